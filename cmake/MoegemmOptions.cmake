@@ -1,0 +1,43 @@
+# What can be switched, and the flags that every target shares.
+include(GNUInstallDirs)
+include(CheckLanguage)
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
+endif()
+
+set(MOEGEMM_CUDA AUTO CACHE STRING "CUDA kernels: AUTO (if nvcc is found), ON or OFF")
+set_property(CACHE MOEGEMM_CUDA PROPERTY STRINGS AUTO ON OFF)
+option(MOEGEMM_BUILD_CLI "Build the program moegemm" ON)
+option(MOEGEMM_BUILD_TESTS "Build the C++ tests" ON)
+option(MOEGEMM_BUILD_TORCH "Build the PyTorch operators (needs an installed torch)" OFF)
+option(MOEGEMM_BUILD_BENCHMARKS "Build the C++ benchmarks" OFF)
+set(MOEGEMM_SANITIZE "" CACHE STRING "Sanitizers to build with, for instance address,undefined")
+
+set(MOEGEMM_HAS_CUDA OFF)
+if(NOT MOEGEMM_CUDA STREQUAL "OFF")
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    set(MOEGEMM_HAS_CUDA ON)
+  elseif(MOEGEMM_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "MOEGEMM_CUDA=ON, but no CUDA compiler was found: put nvcc 13.0 or newer on "
+      "PATH or set CUDACXX, or configure with -DMOEGEMM_CUDA=OFF")
+  endif()
+endif()
+
+# Flags for our own code only: a consumer of the installed package gets none of them.
+add_library(moegemm_flags INTERFACE)
+target_compile_options(moegemm_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor>)
+target_compile_definitions(moegemm_flags INTERFACE MOEGEMM_HAS_CUDA=$<BOOL:${MOEGEMM_HAS_CUDA}>)
+if(MOEGEMM_SANITIZE)
+  target_compile_options(moegemm_flags INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${MOEGEMM_SANITIZE} -fno-omit-frame-pointer
+      -fno-sanitize-recover=all>)
+  target_link_options(moegemm_flags INTERFACE -fsanitize=${MOEGEMM_SANITIZE})
+endif()

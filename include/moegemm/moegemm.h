@@ -1,0 +1,14 @@
+#pragma once
+
+/// Everything: matrix products of Mixture-of-Experts layers, forward and backward, with the token
+/// permutation inside. Start at ops.h and routing.h.
+
+#include "moegemm/config.h"
+#include "moegemm/error.h"
+#include "moegemm/executor.h"
+#include "moegemm/info.h"
+#include "moegemm/ops.h"
+#include "moegemm/plan.h"
+#include "moegemm/problem.h"
+#include "moegemm/routing.h"
+#include "moegemm/tensor.h"

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "moegemm/config.h"
+#include "moegemm/executor.h"
+#include "moegemm/export.h"
+#include "moegemm/plan.h"
+#include "moegemm/problem.h"
+#include "moegemm/tensor.h"
+
+/// The three products of an MoE layer. E experts, T tokens, M = T * topk rows. Expert e owns the
+/// m_sizes[e] consecutive rows that follow those of expert e-1 ("expert order"); flat order is row
+/// t * topk + s for slot s of token t.
+///
+/// Every element of the output is written. Rows at positions >= sum(m_sizes) are zero in Y and dX
+/// and add nothing to dW; an expert without rows gets a zero dW. Negative sizes count as 0,
+/// segments are clipped at M, an index out of range reads as a zero row and its store is skipped.
+namespace moegemm {
+
+/// What the router decided. All views live on the device of X.
+struct RoutingView {
+  TensorView m_sizes;         ///< [E] int32 or int64: rows of each expert
+  TensorView gather_indices;  ///< [M] int32 or int64: flat index of the row at expert-ordered
+                              ///< position r; required by permute_x and permute_y
+  TensorView topk_weights;    ///< [M] (or [T, topk]) fp32 or X's dtype, flat order; required by
+                              ///< fuse_mul
+  std::int64_t topk = 1;
+};
+
+struct GemmOptions {
+  bool permute_x = false;   ///< X (or dX) is in flat order: the first GEMM of the layer
+  bool permute_y = false;   ///< Y (or dY) is in flat order: the second GEMM of the layer
+  bool fuse_mul = false;    ///< scale row r by topk_weights[gather_indices[r]] in fp32 (needs
+                            ///< permute_y). dW: the row's contribution is scaled
+  bool accumulate = false;  ///< dW only: add to the fp32 output instead of overwriting it
+  bool allow_tf32 = false;  ///< fp32 inputs may use TF32 tensor cores
+  bool check = false;       ///< validate m_sizes and indices on the device first: synchronises.
+                            ///< MOEGEMM_CHECK=1 in the environment turns it on everywhere
+  std::optional<BackendKind> backend;  ///< force one; else MOEGEMM_BACKEND, else the best
+  std::optional<KernelConfig> config;  ///< ask for a kernel by hand; else the planner chooses
+};
+
+/// Where a call runs.
+struct ExecutionContext {
+  void* stream = nullptr;        ///< cudaStream_t for CUDA tensors
+  Executor* executor = nullptr;  ///< threads for CPU tensors; null: default_executor()
+};
+
+/// Y_e = X_e W_e^T.  x [T, K] with permute_x, else [M, K]; w [E, N, K]; y [M, N].
+MOEGEMM_API Plan forward(const TensorView& x, const TensorView& w, const TensorView& y,
+                         const RoutingView& routing, const GemmOptions& options = {},
+                         const ExecutionContext& context = {});
+
+/// dX_e = dY_e W_e.  dy [M, N]; w [E, N, K]; dx [M, K].
+MOEGEMM_API Plan backward_dx(const TensorView& dy, const TensorView& w, const TensorView& dx,
+                             const RoutingView& routing, const GemmOptions& options = {},
+                             const ExecutionContext& context = {});
+
+/// dW_e = dY_e^T X_e.  dy [M, N]; x [T, K] with permute_x, else [M, K]; dw [E, N, K].
+MOEGEMM_API Plan backward_dw(const TensorView& dy, const TensorView& x, const TensorView& dw,
+                             const RoutingView& routing, const GemmOptions& options = {},
+                             const ExecutionContext& context = {});
+
+/// The plan that a call with this problem would get, without running it.
+MOEGEMM_API Plan plan(const Problem& problem,
+                      const std::optional<BackendKind>& backend = std::nullopt,
+                      const std::optional<KernelConfig>& config = std::nullopt);
+
+}  // namespace moegemm

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "moegemm/config.h"
+#include "moegemm/export.h"
+#include "moegemm/tensor.h"
+
+namespace moegemm {
+
+enum class Op : std::uint8_t { kForward, kDx, kDw };
+
+/// Which side of the product is in flat (token-major) order instead of expert order.
+enum class Permutation : std::uint8_t { kNone, kX, kY };
+
+/// What a call asks for, as pure data: no pointers, nothing that a device would have to be asked
+/// for. Equal problems get equal plans.
+struct Problem {
+  Op op = Op::kForward;
+  DType dtype = DType::kBFloat16;      ///< of X, W and dY
+  DType out_dtype = DType::kBFloat16;  ///< of Y, dX or dW
+  std::int64_t experts = 0;            ///< E
+  std::int64_t n = 0;                  ///< N: columns of Y and dY, rows of each W_e
+  std::int64_t k = 0;                  ///< K: columns of X, dX and each W_e
+  std::int64_t rows = 0;               ///< M = T * topk
+  std::int64_t topk = 1;
+  Permutation permutation = Permutation::kNone;
+  bool multiply = false;               ///< scale row r by topk_weights[gather_indices[r]]
+  bool accumulate = false;             ///< dW += instead of dW =
+  bool allow_tf32 = false;
+  DType sizes_dtype = DType::kInt32;   ///< of m_sizes
+  DType index_dtype = DType::kInt32;   ///< of gather_indices
+  DType weights_dtype = DType::kFloat32;  ///< of topk_weights
+  /// Largest power of two, at most 16, that divides the base address and the row pitch in bytes of
+  /// every operand of that role.
+  int input_alignment = 16;   ///< the two inputs
+  int output_alignment = 16;  ///< the output
+  Device device;
+
+  std::int64_t tokens() const { return topk > 0 ? rows / topk : 0; }
+  /// Rows read per row of the segment come from flat order.
+  bool gathers_x() const { return permutation == Permutation::kX && op != Op::kDx; }
+  bool gathers_dy() const { return permutation == Permutation::kY && op != Op::kForward; }
+  bool gathers() const { return gathers_x() || gathers_dy(); }
+  /// Result rows are stored in flat order.
+  bool scatters() const {
+    return (op == Op::kForward && permutation == Permutation::kY) ||
+           (op == Op::kDx && permutation == Permutation::kX);
+  }
+  /// What a gathered flat index is divided by to give the row to read: X holds one row per token,
+  /// dY one per token and slot.
+  std::int64_t gather_divisor() const { return gathers_x() ? topk : 1; }
+  double flops() const;  ///< 2 * M * N * K
+  bool operator==(const Problem&) const = default;
+};
+
+MOEGEMM_API const char* to_string(Op op);                    ///< "forward", "dX", "dW"
+MOEGEMM_API const char* to_string(Permutation permutation);  ///< "none", "permute_x", "permute_y"
+MOEGEMM_API std::string to_string(const Problem& problem);
+MOEGEMM_API std::size_t hash_value(const Problem& problem);
+
+}  // namespace moegemm
+
+template <>
+struct std::hash<moegemm::Problem> {
+  std::size_t operator()(const moegemm::Problem& problem) const {
+    return moegemm::hash_value(problem);
+  }
+};

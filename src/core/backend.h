@@ -1,0 +1,90 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "moegemm/info.h"
+#include "moegemm/ops.h"
+#include "moegemm/plan.h"
+#include "moegemm/problem.h"
+
+namespace moegemm {
+
+/// The pointers of one validated call; the shapes are in its Problem. Strides are in elements,
+/// between rows; the experts of W and dW are `n * stride` elements apart.
+struct Operands {
+  const void* x = nullptr;   ///< [T or M, K]; not for dX
+  const void* w = nullptr;   ///< [E, N, K]; not for dW
+  const void* dy = nullptr;  ///< [M, N]; not for forward
+  void* out = nullptr;       ///< Y [M, N], dX [M, K] or dW [E, N, K]
+  std::int64_t x_stride = 0;
+  std::int64_t w_stride = 0;
+  std::int64_t dy_stride = 0;
+  std::int64_t out_stride = 0;
+  const void* m_sizes = nullptr;         ///< [E], Problem::sizes_dtype
+  const void* gather_indices = nullptr;  ///< [M], Problem::index_dtype; null without permutation
+  const void* topk_weights = nullptr;    ///< [M], Problem::weights_dtype; null without multiply
+};
+
+/// One way to run the three products. A backend appears in the planner, in `moegemm info` and in
+/// the conformance suite by being listed in registry.cpp. It never decides policy beyond its own
+/// heuristic and never reads tensor memory while planning.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual BackendKind kind() const = 0;
+
+  /// Empty if this backend can run on `device` at all, else the reason as a clause ("no CUDA
+  /// device: ...").
+  virtual std::string unavailable(Device device) const = 0;
+
+  /// Every compiled kernel, in a fixed order: Plan::kernel indexes it.
+  virtual std::span<const KernelInfo> kernels() const = 0;
+
+  /// The feasibility predicate, shared by heuristic, tuner and manual configs: empty if `kernel`
+  /// runs `problem`, else the reason as a clause ("K = 7 is not a multiple of 8").
+  virtual std::string refuse(const Problem& problem, const KernelInfo& kernel) const = 0;
+
+  /// The plan for `problem` with kernel number `kernel`, which must be feasible.
+  virtual Plan plan_with(const Problem& problem, int kernel) const = 0;
+
+  /// The kernel that should be fastest; at least one must be feasible. Host facts only, no
+  /// allocation worth naming, a few microseconds.
+  virtual int choose(const Problem& problem) const = 0;
+
+  /// Runs it. Nothing is launched if this throws.
+  virtual void launch(const Plan& plan, const Problem& problem, const Operands& operands,
+                      const ExecutionContext& context) const = 0;
+};
+
+/// The first thing wrong with routing data, found by `check`.
+struct RoutingFault {
+  enum class What : std::uint8_t { kNegativeSize, kSizesExceedRows, kIndexOutOfRange } what;
+  std::int64_t position = 0;  ///< expert or row
+  std::int64_t value = 0;     ///< what was found there (kSizesExceedRows: the running sum)
+};
+
+/// The memory-bound companions of the products, one implementation per device type. Arguments are
+/// validated by the callers in routing.cpp and dispatch.cpp.
+class RowKernels {
+ public:
+  virtual ~RowKernels() = default;
+  virtual void route(const TensorView& expert_ids, std::int64_t experts, const TensorView& m_sizes,
+                     const TensorView& gather_indices, const TensorView& inverse, void* workspace,
+                     const ExecutionContext& context) const = 0;
+  virtual std::int64_t route_workspace_bytes(std::int64_t rows, std::int64_t experts) const = 0;
+  virtual void combine(const TensorView& rows, const TensorView& weights, std::int64_t topk,
+                       const TensorView& out, const ExecutionContext& context) const = 0;
+  virtual void scale_rows(const TensorView& product, const TensorView& x,
+                          const RoutingView& routing, const TensorView& scaled,
+                          const TensorView& dot, const TensorView& scaled_x,
+                          const ExecutionContext& context) const = 0;
+  /// Looks at m_sizes and, if given, gather_indices against `rows`; synchronises on a GPU.
+  virtual std::optional<RoutingFault> check(const RoutingView& routing, std::int64_t rows,
+                                            const ExecutionContext& context) const = 0;
+};
+
+}  // namespace moegemm

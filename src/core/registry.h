@@ -1,0 +1,29 @@
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/backend.h"
+#include "moegemm/info.h"
+
+/// Who is compiled in. Each backend folder defines its function; registry.cpp lists them.
+namespace moegemm {
+
+const Backend& reference_backend();
+const Backend& cpu_backend();
+const RowKernels& cpu_row_kernels();
+CpuInfo query_cpu();
+
+#if MOEGEMM_HAS_CUDA
+const Backend& sm90_backend();
+const RowKernels& cuda_row_kernels();
+std::vector<GpuInfo> query_gpus(std::string* why_none);
+#endif
+
+/// Every backend, best first for its device type.
+std::span<const Backend* const> all_backends();
+/// nullptr when nothing compiled serves this device type.
+const RowKernels* row_kernels(DeviceType type);
+
+}  // namespace moegemm
