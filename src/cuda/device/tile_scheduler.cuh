@@ -1,0 +1,94 @@
+#pragma once
+
+#include "cuda/device/segments.cuh"
+#include "cuda/device/tile_counter.h"
+#include "cuda/device/tile_split.h"
+
+/// Which tile a thread block works on next: one atomic counter over the tiles of all experts.
+namespace moegemm::cuda {
+
+/// Hands out tile numbers to one warp of each block. Without a counter the block strides through
+/// the tiles, which is always right and a few percent slower on uneven experts.
+class TileQueue {
+ public:
+  __device__ __forceinline__ TileQueue(TileCounter* counter, int total)
+      : counter_(counter), total_(total), current_(blockIdx.x) {
+    fetch();
+  }
+
+  __device__ __forceinline__ bool done() const { return current_ >= total_; }
+  __device__ __forceinline__ int current() const { return current_; }
+
+  /// Takes the number that was fetched while the last tile was loaded.
+  __device__ __forceinline__ void advance() {
+    current_ = __shfl_sync(kFullMask, next_, 0);
+    if (!done()) fetch();
+  }
+
+  /// Called once, by one lane, when this block has seen the end of the queue.
+  __device__ __forceinline__ void leave() {
+    if (!counter_) return;
+    if (atomicAdd(&counter_->finished, 1u) + 1 == gridDim.x) {
+      counter_->next = 0;
+      counter_->finished = 0;
+      __threadfence();
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void fetch() {
+    if (counter_) {
+      if (threadIdx.x % kWarpSize == 0) {
+        next_ = static_cast<int>(gridDim.x + atomicAdd(&counter_->next, 1u));
+      }
+    } else {
+      next_ = current_ + gridDim.x;
+    }
+  }
+
+  TileCounter* counter_;
+  int total_;
+  int current_;
+  int next_ = 0;
+};
+
+/// Turns tile numbers, which only grow, into tiles: 32 experts are looked at at once and the search
+/// never goes back. Called by one whole warp.
+class TileDecoder {
+ public:
+  __device__ __forceinline__ TileDecoder(const int* row_prefix, const int* tile_prefix, int experts,
+                                         int feature_tiles)
+      : row_prefix_(row_prefix),
+        tile_prefix_(tile_prefix),
+        experts_(experts),
+        feature_tiles_(feature_tiles) {}
+
+  template <int MaxRows, int Granule, int FeatureTile>
+  __device__ __forceinline__ Tile decode(int number) {
+    const int lane = threadIdx.x % kWarpSize;
+    // The expert is the first whose end lies beyond `number`; empty experts end where they begin.
+    while (true) {
+      const int expert = base_ + lane;
+      const bool beyond =
+          expert >= experts_ || tile_prefix_[expert + 1] * feature_tiles_ > number;
+      const unsigned mask = __ballot_sync(kFullMask, beyond);
+      if (mask != 0) {
+        base_ += __ffs(mask) - 1;
+        break;
+      }
+      base_ += kWarpSize;
+    }
+    const int segment = row_prefix_[base_];
+    return decode_tile(number - tile_prefix_[base_] * feature_tiles_, base_, segment,
+                       row_prefix_[base_ + 1] - segment, MaxRows, Granule, FeatureTile);
+  }
+
+ private:
+  const int* row_prefix_;
+  const int* tile_prefix_;
+  int experts_;
+  int feature_tiles_;
+  int base_ = 0;
+};
+
+}  // namespace moegemm::cuda
