@@ -1,0 +1,57 @@
+# CUDA: the language, the toolkit and how our device code is compiled. Included from the top folder
+# because a language must be enabled above every target that uses it.
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES OFF)  # every source names its own, see below
+endif()
+set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+enable_language(CUDA)
+if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know that nvcc has C++20
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+  set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+endif()
+set(CMAKE_CUDA_STANDARD 20)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+set(CMAKE_CUDA_EXTENSIONS OFF)
+if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 13.0)
+  message(FATAL_ERROR "nvcc ${CMAKE_CUDA_COMPILER_VERSION} at ${CMAKE_CUDA_COMPILER} is too old: 13.0 "
+    "or newer is needed; configure with -DMOEGEMM_CUDA=OFF for a build without CUDA")
+endif()
+find_package(CUDAToolkit 13.0 REQUIRED)
+find_package(Python3 REQUIRED COMPONENTS Interpreter)  # runs ptxas_check.py
+
+set(MOEGEMM_CUDA_ARCHS "80;90" CACHE STRING
+  "Compute capabilities that the row kernels are compiled for, ascending; the last one also as PTX")
+
+# Row kernels are plain CUDA: machine code for the listed architectures, and PTX of the newest so
+# that any later GPU can run them.
+set(MOEGEMM_ROW_GENCODE "")
+foreach(arch IN LISTS MOEGEMM_CUDA_ARCHS)
+  list(APPEND MOEGEMM_ROW_GENCODE "-gencode=arch=compute_${arch},code=sm_${arch}")
+endforeach()
+list(GET MOEGEMM_CUDA_ARCHS -1 arch)
+list(APPEND MOEGEMM_ROW_GENCODE "-gencode=arch=compute_${arch},code=compute_${arch}")
+
+# wgmma and setmaxnreg exist in sm_90a alone, which has no forward compatible PTX.
+set(MOEGEMM_SM90_GENCODE "-gencode=arch=compute_90a,code=sm_90a")
+
+# One token per option: CMake removes repeated tokens, and a bare -Xptxas would be one.
+set(MOEGEMM_CUDA_OPTIONS -lineinfo --expt-relaxed-constexpr -Xptxas=-v -Xcompiler=-Wall,-Wextra)
+
+# moegemm_add_cuda_sources(<target> <gencode list variable> <source>...)
+# Adds device sources with their architectures, relative to the current folder.
+function(moegemm_add_cuda_sources target gencode)
+  list(TRANSFORM ARGN PREPEND "${CMAKE_CURRENT_SOURCE_DIR}/" REGEX "^[^/]")
+  target_sources(${target} PRIVATE ${ARGN})
+  set_source_files_properties(${ARGN} TARGET_DIRECTORY ${target} PROPERTIES
+    COMPILE_OPTIONS "${MOEGEMM_CUDA_OPTIONS};${${gencode}}"
+    OBJECT_DEPENDS "${PROJECT_SOURCE_DIR}/cmake/ptxas_check.py")
+endfunction()
+
+# moegemm_check_ptxas(<target>)
+# Compiles the CUDA sources of the target under ptxas_check.py, which fails the build on register
+# spills and serialised wgmma, in front of whatever launcher (ccache) the user asked for. Registers
+# and shared memory of every kernel are summed up in ptxas-report.txt in the build folder.
+function(moegemm_check_ptxas target)
+  set_target_properties(${target} PROPERTIES CUDA_COMPILER_LAUNCHER
+    "${Python3_EXECUTABLE};${PROJECT_SOURCE_DIR}/cmake/ptxas_check.py;--summary=${PROJECT_BINARY_DIR}/ptxas-report.txt;--;${CMAKE_CUDA_COMPILER_LAUNCHER}")
+endfunction()

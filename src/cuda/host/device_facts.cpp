@@ -1,0 +1,133 @@
+#include "cuda/host/device_facts.h"
+
+#include <cuda_runtime_api.h>
+
+#include <cstdlib>
+#include <vector>
+
+#include "core/registry.h"
+#include "cuda/host/error.h"
+
+namespace moegemm::cuda {
+namespace {
+
+std::string version_text(int version) {  // 13010 is 13.1
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+/// Why counting the devices failed, or found none.
+std::string reason_for(cudaError_t status) {
+  int driver = 0;
+  static_cast<void>(cudaDriverGetVersion(&driver));
+  static_cast<void>(cudaGetLastError());
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (driver == 0) {
+    return "no NVIDIA driver is installed";
+  }
+  if (status == cudaErrorInsufficientDriver) {
+    return "the driver is for CUDA " + version_text(driver) + ", this library needs one for CUDA " +
+           version_text(CUDART_VERSION / 1000 * 1000) + " or newer";
+  }
+  if (status == cudaSuccess || status == cudaErrorNoDevice) {
+    return visible ? "none is visible (CUDA_VISIBLE_DEVICES is \"" + std::string(visible) + "\")"
+                   : "the driver sees none";
+  }
+  return describe(status);
+}
+
+struct Facts {
+  std::vector<DeviceFacts> devices;
+  std::string why_none;
+};
+
+Facts read_facts() {
+  Facts facts;
+  int count = 0;
+  cudaError_t status = cudaGetDeviceCount(&count);
+  for (int ordinal = 0; status == cudaSuccess && ordinal < count; ++ordinal) {
+    cudaDeviceProp properties;
+    status = cudaGetDeviceProperties(&properties, ordinal);
+    if (status == cudaSuccess) {
+      facts.devices.push_back({ordinal, properties.name, properties.major, properties.minor,
+                               properties.multiProcessorCount,
+                               static_cast<std::int64_t>(properties.totalGlobalMem),
+                               static_cast<std::int64_t>(properties.sharedMemPerBlockOptin),
+                               static_cast<std::int64_t>(properties.l2CacheSize)});
+    }
+  }
+  if (facts.devices.empty()) {
+    facts.why_none = "no CUDA device: " + reason_for(status);
+  }
+  static_cast<void>(cudaGetLastError());
+  return facts;
+}
+
+const Facts& facts() {
+  static const Facts cached = read_facts();
+  return cached;
+}
+
+}  // namespace
+
+int device_count() { return static_cast<int>(facts().devices.size()); }
+
+const DeviceFacts* device_facts(int ordinal) {
+  const auto& devices = facts().devices;
+  return ordinal >= 0 && ordinal < static_cast<int>(devices.size()) ? &devices[ordinal] : nullptr;
+}
+
+const std::string& why_no_device() { return facts().why_none; }
+
+DeviceGuard::DeviceGuard(int ordinal) {
+  int current = -1;
+  check(cudaGetDevice(&current), "query the current CUDA device");
+  if (current != ordinal) {
+    check(cudaSetDevice(ordinal), "make the tensors' CUDA device current");
+    previous_ = current;
+  }
+}
+
+DeviceGuard::~DeviceGuard() {
+  if (previous_ >= 0) {
+    static_cast<void>(cudaSetDevice(previous_));
+  }
+}
+
+}  // namespace moegemm::cuda
+
+namespace moegemm {
+namespace {
+
+/// The first CUDA backend that takes this device, or why none does.
+std::string backend_for(int ordinal) {
+  std::string refusals;
+  for (const Backend* backend : all_backends()) {
+    if (backend->kind() != BackendKind::kSm90 && backend->kind() != BackendKind::kSm80) {
+      continue;
+    }
+    const std::string refusal = backend->unavailable({DeviceType::kCuda, ordinal});
+    if (refusal.empty()) {
+      return to_string(backend->kind());
+    }
+    refusals +=
+        (refusals.empty() ? "" : "; ") + std::string(to_string(backend->kind())) + ": " + refusal;
+  }
+  return "none (" + (refusals.empty() ? "no CUDA backend is compiled in" : refusals) + ")";
+}
+
+}  // namespace
+
+std::vector<GpuInfo> query_gpus(std::string* why_none) {
+  std::vector<GpuInfo> gpus;
+  for (int ordinal = 0; ordinal < cuda::device_count(); ++ordinal) {
+    const cuda::DeviceFacts& device = *cuda::device_facts(ordinal);
+    gpus.push_back({device.ordinal, device.name, device.major, device.minor, device.multiprocessors,
+                    device.memory_bytes, device.shared_memory_bytes, backend_for(ordinal)});
+  }
+  if (why_none) {
+    *why_none = cuda::why_no_device();
+  }
+  return gpus;
+}
+
+}  // namespace moegemm

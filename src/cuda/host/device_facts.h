@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace moegemm::cuda {
+
+/// What planning needs to know about a GPU.
+struct DeviceFacts {
+  int ordinal = 0;
+  std::string name;
+  int major = 0;  ///< compute capability
+  int minor = 0;
+  int multiprocessors = 0;
+  std::int64_t memory_bytes = 0;
+  std::int64_t shared_memory_bytes = 0;  ///< most that one block may opt in to
+  std::int64_t l2_bytes = 0;
+};
+
+/// Visible devices; 0 when there is no driver. All facts are read once, at the first call of any of
+/// these functions; no context is created for it.
+int device_count();
+
+/// nullptr if there is no such device. The pointer stays valid.
+const DeviceFacts* device_facts(int ordinal);
+
+/// "no CUDA device: " and the reason; empty when there is a device.
+const std::string& why_no_device();
+
+/// Makes a device current for a scope. Free of driver calls beyond one query if it is already.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int ordinal);
+  ~DeviceGuard();
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int previous_ = -1;  ///< to return to; -1: nothing was changed
+};
+
+}  // namespace moegemm::cuda

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+namespace moegemm::cuda {
+
+/// Where a persistent kernel draws its tiles from. Zero before a launch; the last block of the
+/// launch to finish (`finished` counts them) sets both back to zero, so nothing has to be cleared
+/// between launches.
+struct TileCounter {
+  unsigned next;
+  unsigned finished;
+};
+
+/// A counter in device memory for one launch on `stream` of `device`, which no kernel that could
+/// run at the same time uses. nullptr when none is left: the kernel then walks the tiles in a
+/// static stride, which is always right and a few percent slower.
+///
+/// No allocation, no memset, no synchronisation: the counters are a static array of the module.
+///   * Eager launches: one counter for each stream (by cudaStreamGetId, which never repeats,
+///     unlike the handle). Kernels of one stream do not overlap; do not launch with programmatic
+///     stream serialization.
+///   * Launches under stream capture: a fresh counter for every captured launch, since branches of
+///     a graph may overlap, and a graph may be replayed beside any stream and any other graph. The
+///     capture is not disturbed. Launches of one instantiated graph never overlap.
+/// The one limit: a captured graph that is instantiated twice, or cloned, must not have both copies
+/// running at the same time, since they share the counters of their nodes.
+TileCounter* acquire_tile_counter(int device, cudaStream_t stream);
+
+}  // namespace moegemm::cuda
