@@ -19,14 +19,14 @@ MOEGEMM_API std::optional<BackendKind> parse_backend(const std::string& name);
 /// A kernel asked for by hand. Kernels are compiled ahead of time: the exact one runs if it exists,
 /// else the nearest feasible one (`Plan::source` and `Plan::note` say so). Zero means "any".
 struct KernelConfig {
-  int block_rows = 0;   ///< tile extent along the rows of the segments (BLOCK_SIZE_M)
-  int block_cols = 0;   ///< tile extent along the output columns (BLOCK_SIZE_N)
-  int block_depth = 0;  ///< contraction step (BLOCK_SIZE_K)
-  int stages = 0;       ///< pipeline depth
-  std::optional<bool> tma_load_rows;     ///< X (forward, dW) or dY (dX) through TMA
+  int block_rows = 0;                 ///< tile extent along the rows of the segments (BLOCK_SIZE_M)
+  int block_cols = 0;                 ///< tile extent along the output columns (BLOCK_SIZE_N)
+  int block_depth = 0;                ///< contraction step (BLOCK_SIZE_K)
+  int stages = 0;                     ///< pipeline depth
+  std::optional<bool> tma_load_rows;  ///< X (forward, dW) or dY (dX) through TMA
   std::optional<bool> tma_load_weights;  ///< W (forward, dX) or dY (dW) through TMA
   std::optional<bool> tma_store;         ///< output through TMA
-  std::string kernel;   ///< exact kernel name as `moegemm info --kernels` lists it; empty: any
+  std::string kernel;  ///< exact kernel name as `moegemm info --kernels` lists it; empty: any
 
   bool operator==(const KernelConfig&) const = default;
 };

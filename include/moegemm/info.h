@@ -11,10 +11,10 @@
 namespace moegemm {
 
 struct CpuInfo {
-  std::string model;               ///< as the system names it
-  int threads = 0;                 ///< workers of default_executor()
-  std::string isa;                 ///< the instruction set in use: MOEGEMM_CPU_ISA or the best one
-  std::vector<std::string> isas;   ///< those this machine can run, best first
+  std::string model;              ///< as the system names it
+  int threads = 0;                ///< workers of default_executor()
+  std::string isa;                ///< the instruction set in use: MOEGEMM_CPU_ISA or the best one
+  std::vector<std::string> isas;  ///< those this machine can run, best first
 };
 
 struct GpuInfo {

@@ -27,9 +27,9 @@ struct Plan {
   std::string kernel_name;  ///< as listed by kernels()
   TileShape tile;
   int stages = 0;
-  int grid = 0;             ///< thread blocks, or CPU workers
+  int grid = 0;  ///< thread blocks, or CPU workers
   PlanSource source = PlanSource::kHeuristic;
-  std::string note;         ///< for a manual config that was not met exactly: what runs instead
+  std::string note;  ///< for a manual config that was not met exactly: what runs instead
   bool operator==(const Plan&) const = default;
 };
 

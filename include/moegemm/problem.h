@@ -28,11 +28,11 @@ struct Problem {
   std::int64_t rows = 0;               ///< M = T * topk
   std::int64_t topk = 1;
   Permutation permutation = Permutation::kNone;
-  bool multiply = false;               ///< scale row r by topk_weights[gather_indices[r]]
-  bool accumulate = false;             ///< dW += instead of dW =
+  bool multiply = false;    ///< scale row r by topk_weights[gather_indices[r]]
+  bool accumulate = false;  ///< dW += instead of dW =
   bool allow_tf32 = false;
-  DType sizes_dtype = DType::kInt32;   ///< of m_sizes
-  DType index_dtype = DType::kInt32;   ///< of gather_indices
+  DType sizes_dtype = DType::kInt32;      ///< of m_sizes
+  DType index_dtype = DType::kInt32;      ///< of gather_indices
   DType weights_dtype = DType::kFloat32;  ///< of topk_weights
   /// Largest power of two, at most 16, that divides the base address and the row pitch in bytes of
   /// every operand of that role.
@@ -53,7 +53,9 @@ struct Problem {
   /// What a gathered flat index is divided by to give the row to read: X holds one row per token,
   /// dY one per token and slot.
   std::int64_t gather_divisor() const { return gathers_x() ? topk : 1; }
-  double flops() const;  ///< 2 * M * N * K
+  double flops() const {
+    return 2.0 * static_cast<double>(rows) * static_cast<double>(n) * static_cast<double>(k);
+  }
   bool operator==(const Problem&) const = default;
 };
 

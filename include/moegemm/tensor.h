@@ -41,9 +41,9 @@ struct Device {
 struct MOEGEMM_API TensorView {
   void* data = nullptr;
   DType dtype = DType::kFloat32;
-  int rank = 0;                           ///< 1, 2 or 3; 0 when not given
+  int rank = 0;                            ///< 1, 2 or 3; 0 when not given
   std::array<std::int64_t, 3> shape = {};  ///< the first `rank` entries count
-  std::int64_t row_stride = 0;            ///< elements between rows; unused at rank 1
+  std::int64_t row_stride = 0;             ///< elements between rows; unused at rank 1
   Device device;
 
   bool given() const { return rank != 0; }
@@ -59,8 +59,8 @@ struct MOEGEMM_API TensorView {
                           std::int64_t cols, std::int64_t row_stride = 0, Device device = {});
 };
 
-MOEGEMM_API const char* to_string(DType dtype);     ///< "bf16", "fp16", "fp32", "int32", "int64"
-MOEGEMM_API std::string to_string(Device device);   ///< "cpu", "cuda:0"
+MOEGEMM_API const char* to_string(DType dtype);    ///< "bf16", "fp16", "fp32", "int32", "int64"
+MOEGEMM_API std::string to_string(Device device);  ///< "cpu", "cuda:0"
 MOEGEMM_API std::string to_string(const TensorView& view);  ///< "bf16[8, 64] on cpu"
 
 }  // namespace moegemm
