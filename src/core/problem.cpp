@@ -1,0 +1,81 @@
+#include "moegemm/problem.h"
+
+#include "core/hashing.h"
+#include "core/refusal.h"
+
+namespace moegemm {
+
+const char* to_string(Op op) {
+  switch (op) {
+    case Op::kForward:
+      return "forward";
+    case Op::kDx:
+      return "dX";
+    case Op::kDw:
+      return "dW";
+  }
+  return "?";
+}
+
+const char* to_string(Permutation permutation) {
+  switch (permutation) {
+    case Permutation::kNone:
+      return "none";
+    case Permutation::kX:
+      return "permute_x";
+    case Permutation::kY:
+      return "permute_y";
+  }
+  return "?";
+}
+
+std::string to_string(const Problem& problem) {
+  std::string text = join(to_string(problem.op), " ", to_string(problem.dtype));
+  if (problem.out_dtype != problem.dtype) text += join("->", to_string(problem.out_dtype));
+  text += join(" E=", problem.experts, " M=", problem.rows, " N=", problem.n, " K=", problem.k,
+               " topk=", problem.topk);
+  if (problem.permutation != Permutation::kNone) {
+    text += join(" ", to_string(problem.permutation));
+    if (problem.index_dtype != DType::kInt32)
+      text += join("(", to_string(problem.index_dtype), ")");
+  }
+  if (problem.multiply) text += join(" fuse_mul(", to_string(problem.weights_dtype), ")");
+  if (problem.accumulate) text += " accumulate";
+  if (problem.allow_tf32) text += " tf32";
+  if (problem.sizes_dtype != DType::kInt32) {
+    text += join(" m_sizes(", to_string(problem.sizes_dtype), ")");
+  }
+  if (problem.input_alignment != 16 || problem.output_alignment != 16) {
+    text += join(" align=", problem.input_alignment, "/", problem.output_alignment);
+  }
+  return text + " on " + to_string(problem.device);
+}
+
+std::size_t hash_value(const Problem& problem) {
+  // Everything small in one word: each field has more bits here than values.
+  std::uint64_t small = static_cast<std::uint64_t>(problem.op);
+  const auto append = [&small](auto value, int bits) {
+    small = (small << bits) | static_cast<std::uint64_t>(value);
+  };
+  append(problem.dtype, 3);
+  append(problem.out_dtype, 3);
+  append(problem.permutation, 2);
+  append(problem.multiply, 1);
+  append(problem.accumulate, 1);
+  append(problem.allow_tf32, 1);
+  append(problem.sizes_dtype, 3);
+  append(problem.index_dtype, 3);
+  append(problem.weights_dtype, 3);
+  append(problem.input_alignment, 5);
+  append(problem.output_alignment, 5);
+  append(problem.device.type, 1);
+  append(problem.device.index, 16);
+  std::size_t hash = fold_hash(0, small);
+  hash = fold_hash(hash, static_cast<std::uint64_t>(problem.experts));
+  hash = fold_hash(hash, static_cast<std::uint64_t>(problem.n));
+  hash = fold_hash(hash, static_cast<std::uint64_t>(problem.k));
+  hash = fold_hash(hash, static_cast<std::uint64_t>(problem.rows));
+  return fold_hash(hash, static_cast<std::uint64_t>(problem.topk));
+}
+
+}  // namespace moegemm

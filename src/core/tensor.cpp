@@ -1,0 +1,67 @@
+#include "moegemm/tensor.h"
+
+#include "core/refusal.h"
+
+namespace moegemm {
+
+std::int64_t TensorView::numel() const {
+  if (rank == 0) return 0;
+  std::int64_t count = 1;
+  for (int i = 0; i < rank; ++i) count *= shape[i];
+  return count;
+}
+
+TensorView TensorView::vector(const void* data, DType dtype, std::int64_t n, Device device) {
+  return {const_cast<void*>(data), dtype, 1, {n}, n, device};
+}
+
+TensorView TensorView::matrix(const void* data, DType dtype, std::int64_t rows, std::int64_t cols,
+                              std::int64_t row_stride, Device device) {
+  return {
+      const_cast<void*>(data), dtype, 2, {rows, cols}, row_stride == 0 ? cols : row_stride, device};
+}
+
+TensorView TensorView::stack(const void* data, DType dtype, std::int64_t count, std::int64_t rows,
+                             std::int64_t cols, std::int64_t row_stride, Device device) {
+  return {const_cast<void*>(data),
+          dtype,
+          3,
+          {count, rows, cols},
+          row_stride == 0 ? cols : row_stride,
+          device};
+}
+
+const char* to_string(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return "fp32";
+    case DType::kFloat16:
+      return "fp16";
+    case DType::kBFloat16:
+      return "bf16";
+    case DType::kInt32:
+      return "int32";
+    case DType::kInt64:
+      return "int64";
+  }
+  return "?";
+}
+
+std::string to_string(Device device) {
+  return device.type == DeviceType::kCpu ? "cpu" : join("cuda:", device.index);
+}
+
+std::string to_string(const TensorView& view) {
+  if (!view.given()) return "not given";
+  std::string text = join(to_string(view.dtype), "[");
+  for (int i = 0; i < view.rank; ++i) {
+    text += join(i == 0 ? "" : ", ", view.shape[i]);
+  }
+  text += "]";
+  if (view.rank > 1 && view.row_stride != view.shape[view.rank - 1]) {
+    text += join(" with row stride ", view.row_stride);
+  }
+  return text + " on " + to_string(view.device);
+}
+
+}  // namespace moegemm

@@ -1,0 +1,180 @@
+#include "core/tensor_rules.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "core/refusal.h"
+
+namespace moegemm {
+namespace {
+
+std::int64_t columns(const TensorView& view) { return view.shape[view.rank - 1]; }
+
+/// Where a tensor lies, in bytes. Rows of equal length, `pitch` apart; a dense tensor is one row.
+struct Extent {
+  std::uintptr_t begin;
+  std::int64_t span;   // from the first byte to one past the last
+  std::int64_t row;    // bytes of one row
+  std::int64_t pitch;  // bytes from row to row
+};
+
+Extent extent_of(const TensorView& view) {
+  const std::int64_t element = size_bytes(view.dtype);
+  const std::int64_t cols = columns(view);
+  const auto begin = reinterpret_cast<std::uintptr_t>(view.data);
+  if (view.rank == 1 || view.row_stride == cols) {
+    const std::int64_t bytes = view.numel() * element;
+    return {begin, bytes, bytes, bytes};
+  }
+  const std::int64_t rows = view.numel() / cols;
+  return {begin, ((rows - 1) * view.row_stride + cols) * element, cols * element,
+          view.row_stride * element};
+}
+
+bool overlap(const Extent& a, const Extent& b) {
+  if (a.begin > b.begin) return overlap(b, a);
+  const auto distance = static_cast<std::int64_t>(b.begin - a.begin);
+  if (distance >= a.span) return false;
+  const bool a_dense = a.row == a.pitch;
+  const bool b_dense = b.row == b.pitch;
+  if (a_dense && b_dense) return true;
+  if (a.pitch != b.pitch) return false;  // not looked into
+  const std::int64_t column = distance % a.pitch;
+  return column < a.row || column + b.row > a.pitch;
+}
+
+}  // namespace
+
+void require_tensor(const Argument& argument, std::initializer_list<int> ranks) {
+  const TensorView& view = argument.view;
+  const char* name = argument.name;
+  if (!view.given()) refuse_value(name, " is not given, but this call needs it");
+  if (std::find(ranks.begin(), ranks.end(), view.rank) == ranks.end()) {
+    std::string accepted;
+    for (const int rank : ranks) accepted += join(accepted.empty() ? "" : " or ", rank);
+    refuse_value(name, " has rank ", view.rank, "; accepted is rank ", accepted);
+  }
+  std::int64_t elements = 1;
+  for (int i = 0; i < view.rank; ++i) {
+    if (view.shape[i] < 0) {
+      refuse_value(name, " has shape[", i, "] = ", view.shape[i], "; extents must not be negative");
+    }
+    if (__builtin_mul_overflow(elements, view.shape[i], &elements)) {
+      refuse_value(name, " is ", to_string(view), ": its element count does not fit in 64 bits");
+    }
+  }
+  if (elements == 0) return;
+  const std::int64_t cols = columns(view);
+  std::int64_t reach = elements;
+  if (view.rank > 1) {
+    if (view.row_stride < cols) {
+      refuse_value(name, " has row_stride ", view.row_stride,
+                   "; it must be at least the row length ", cols);
+    }
+    if (__builtin_mul_overflow(elements / cols, view.row_stride, &reach)) {
+      reach = std::numeric_limits<std::int64_t>::max();
+    }
+  }
+  if (reach > std::numeric_limits<std::int64_t>::max() / size_bytes(view.dtype)) {
+    refuse_value(name, " is ", to_string(view), ": its byte count does not fit in 64 bits");
+  }
+  if (view.data == nullptr) {
+    refuse_value(name, " is ", to_string(view),
+                 " with a null data pointer; only an empty tensor may have none");
+  }
+}
+
+void require_floating(const Argument& argument) {
+  if (!is_floating(argument.view.dtype)) {
+    refuse_type(argument.name, " has dtype ", to_string(argument.view.dtype),
+                "; accepted are bf16, fp16 and fp32");
+  }
+}
+
+void require_index(const Argument& argument) {
+  if (!is_index(argument.view.dtype)) {
+    refuse_type(argument.name, " has dtype ", to_string(argument.view.dtype),
+                "; accepted are int32 and int64");
+  }
+}
+
+void require_same_dtype(const Argument& argument, const Argument& like) {
+  if (argument.view.dtype != like.view.dtype) {
+    refuse_type(argument.name, " has dtype ", to_string(argument.view.dtype), "; it must be ",
+                like.name, "'s dtype, ", to_string(like.view.dtype));
+  }
+}
+
+void require_dtype_or_float32(const Argument& argument, const Argument& like) {
+  if (argument.view.dtype != like.view.dtype && argument.view.dtype != DType::kFloat32) {
+    refuse_type(argument.name, " has dtype ", to_string(argument.view.dtype), "; it must be ",
+                like.name, "'s dtype, ", to_string(like.view.dtype), ", or fp32");
+  }
+}
+
+void require_same_device(const Argument& argument, const Argument& like) {
+  if (argument.view.device != like.view.device) {
+    refuse_type(argument.name, " is on ", to_string(argument.view.device), "; it must be on ",
+                like.name, "'s device, ", to_string(like.view.device));
+  }
+}
+
+void require_shape(const Argument& argument, std::initializer_list<std::int64_t> shape,
+                   const char* meaning) {
+  const TensorView& view = argument.view;
+  if (view.rank == static_cast<int>(shape.size()) &&
+      std::equal(shape.begin(), shape.end(), view.shape.begin())) {
+    return;
+  }
+  std::string expected;
+  for (const std::int64_t size : shape) {
+    expected += join(expected.empty() ? "[" : ", ", size);
+  }
+  refuse_value(argument.name, " is ", to_string(view), "; its shape must be ", meaning, " = ",
+               expected, "]");
+}
+
+void require_row_weights(const Argument& weights, const Argument& like, std::int64_t rows,
+                         std::int64_t topk) {
+  require_tensor(weights, {1, 2});
+  require_dtype_or_float32(weights, like);
+  require_same_device(weights, like);
+  const TensorView& view = weights.view;
+  if (view.rank == 1) {
+    require_shape(weights, {rows}, "[M]");
+    return;
+  }
+  if (rows % topk != 0) {
+    refuse_value(weights.name, " is ", to_string(view), "; M = ", rows,
+                 " is not a multiple of topk = ", topk, ", so its shape must be [M]");
+  }
+  require_shape(weights, {rows / topk, topk}, "[T, topk]");
+  if (view.row_stride != topk && view.shape[0] > 1) {
+    refuse_value(weights.name, " has row_stride ", view.row_stride,
+                 "; its rows must be dense: row_stride = topk = ", topk);
+  }
+}
+
+void require_disjoint(const Argument& output, const Argument& input) {
+  if (output.view.numel() == 0 || input.view.numel() == 0) return;
+  if (overlap(extent_of(output.view), extent_of(input.view))) {
+    refuse_value(output.name, " overlaps ", input.name,
+                 " in memory; the output must be separate from every input");
+  }
+}
+
+std::int64_t checked_product(std::int64_t a, std::int64_t b, const char* what) {
+  std::int64_t result = 0;
+  if (__builtin_mul_overflow(a, b, &result)) {
+    refuse_value(what, " = ", a, " * ", b, " does not fit in 64 bits");
+  }
+  return result;
+}
+
+int alignment_bytes(const TensorView& view) {
+  std::uint64_t bits = reinterpret_cast<std::uintptr_t>(view.data) | 16u;
+  if (view.rank > 1) bits |= static_cast<std::uint64_t>(view.row_stride * size_bytes(view.dtype));
+  return static_cast<int>(bits & (~bits + 1));  // the lowest set bit
+}
+
+}  // namespace moegemm
