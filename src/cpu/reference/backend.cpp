@@ -1,0 +1,67 @@
+#include <array>
+
+#include "core/refusal.h"
+#include "core/registry.h"
+#include "cpu/reference/products.h"
+
+namespace moegemm {
+namespace {
+
+class ReferenceBackend final : public Backend {
+ public:
+  BackendKind kind() const override { return BackendKind::kReference; }
+
+  std::string unavailable(Device device) const override {
+    if (device.type == DeviceType::kCpu) return {};
+    return join("it runs on the CPU, the tensors are on ", to_string(device));
+  }
+
+  std::span<const KernelInfo> kernels() const override {
+    static const std::array<KernelInfo, 3> list = {
+        KernelInfo{BackendKind::kReference, "reference_forward", Op::kForward, {1, 1, 1}, 1},
+        KernelInfo{BackendKind::kReference, "reference_dX", Op::kDx, {1, 1, 1}, 1},
+        KernelInfo{BackendKind::kReference, "reference_dW", Op::kDw, {1, 1, 1}, 1},
+    };
+    return list;
+  }
+
+  std::string refuse(const Problem& problem, const KernelInfo& kernel) const override {
+    if (kernel.op == problem.op) return {};
+    return join(kernel.name, " computes ", to_string(kernel.op));
+  }
+
+  Plan plan_with(const Problem&, int kernel) const override {
+    const KernelInfo& info = kernels()[kernel];
+    Plan plan;
+    plan.backend = kind();
+    plan.kernel = kernel;
+    plan.kernel_name = info.name;
+    plan.tile = info.tile;
+    plan.stages = info.stages;
+    plan.grid = 1;
+    return plan;
+  }
+
+  int choose(const Problem& problem) const override { return static_cast<int>(problem.op); }
+
+  void launch(const Plan&, const Problem& problem, const Operands& operands,
+              const ExecutionContext&) const override {
+    switch (problem.op) {
+      case Op::kForward:
+        return cpu::reference::forward(problem, operands);
+      case Op::kDx:
+        return cpu::reference::dx(problem, operands);
+      case Op::kDw:
+        return cpu::reference::dw(problem, operands);
+    }
+  }
+};
+
+}  // namespace
+
+const Backend& reference_backend() {
+  static const ReferenceBackend backend;
+  return backend;
+}
+
+}  // namespace moegemm

@@ -1,0 +1,152 @@
+#include "cpu/reference/products.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "cpu/element_type.h"
+#include "cpu/routing_data.h"
+
+namespace moegemm::cpu::reference {
+namespace {
+
+/// Where the row at one expert-ordered position is read and written, and its factor.
+struct Row {
+  bool valid = true;  ///< false: its index is out of range. Reads as zeros, is not stored
+  std::int64_t source = 0;
+  std::int64_t destination = 0;
+  double factor = 1;
+};
+
+Row find_row(const Problem& problem, const Operands& operands, std::int64_t position) {
+  Row row{true, position, position, 1.0};
+  if (problem.permutation == Permutation::kNone) return row;
+  const std::int64_t flat = read_index(operands.gather_indices, problem.index_dtype, position);
+  if (flat < 0 || flat >= problem.rows) {
+    row.valid = false;
+    return row;
+  }
+  if (problem.gathers()) row.source = flat / problem.gather_divisor();
+  if (problem.scatters()) row.destination = flat;
+  if (problem.multiply) {
+    row.factor = read_float(operands.topk_weights, problem.weights_dtype, flat);
+  }
+  return row;
+}
+
+std::vector<std::int64_t> offsets_of(const Problem& problem, const Operands& operands) {
+  return segment_offsets(operands.m_sizes, problem.sizes_dtype, problem.experts, problem.rows);
+}
+
+template <typename T>
+std::vector<double> load_row(const void* matrix, std::int64_t row, std::int64_t stride,
+                             std::int64_t cols) {
+  const T* first = static_cast<const T*>(matrix) + row * stride;
+  std::vector<double> values(cols);
+  for (std::int64_t c = 0; c < cols; ++c) values[c] = to_float(first[c]);
+  return values;
+}
+
+void store_row(const Problem& problem, const Operands& operands, std::int64_t row,
+               const std::vector<double>& values, double factor) {
+  const std::int64_t cols = static_cast<std::int64_t>(values.size());
+  for (std::int64_t c = 0; c < cols; ++c) {
+    write_float(operands.out, problem.out_dtype, row * operands.out_stride + c,
+                static_cast<float>(values[c] * factor));
+  }
+}
+
+/// Rows that no valid position names stay zero, so every element is written whatever the indices.
+void zero_rows(const Problem& problem, const Operands& operands, std::int64_t cols) {
+  const std::vector<double> zeros(cols, 0.0);
+  for (std::int64_t r = 0; r < problem.rows; ++r) store_row(problem, operands, r, zeros, 1.0);
+}
+
+template <typename T>
+void forward_typed(const Problem& problem, const Operands& operands) {
+  const auto offsets = offsets_of(problem, operands);
+  zero_rows(problem, operands, problem.n);
+  std::vector<double> y(problem.n);
+  for (std::int64_t e = 0; e < problem.experts; ++e) {
+    const T* w = static_cast<const T*>(operands.w) + e * problem.n * operands.w_stride;
+    for (std::int64_t r = offsets[e]; r < offsets[e + 1]; ++r) {
+      const Row row = find_row(problem, operands, r);
+      if (!row.valid) continue;
+      const auto x = load_row<T>(operands.x, row.source, operands.x_stride, problem.k);
+      for (std::int64_t n = 0; n < problem.n; ++n) {
+        double sum = 0;
+        for (std::int64_t k = 0; k < problem.k; ++k) {
+          sum += x[k] * to_float(w[n * operands.w_stride + k]);
+        }
+        y[n] = sum;
+      }
+      store_row(problem, operands, row.destination, y, row.factor);
+    }
+  }
+}
+
+template <typename T>
+void dx_typed(const Problem& problem, const Operands& operands) {
+  const auto offsets = offsets_of(problem, operands);
+  zero_rows(problem, operands, problem.k);
+  std::vector<double> dx(problem.k);
+  for (std::int64_t e = 0; e < problem.experts; ++e) {
+    const T* w = static_cast<const T*>(operands.w) + e * problem.n * operands.w_stride;
+    for (std::int64_t r = offsets[e]; r < offsets[e + 1]; ++r) {
+      const Row row = find_row(problem, operands, r);
+      if (!row.valid) continue;
+      const auto dy = load_row<T>(operands.dy, row.source, operands.dy_stride, problem.n);
+      std::fill(dx.begin(), dx.end(), 0.0);
+      for (std::int64_t n = 0; n < problem.n; ++n) {
+        for (std::int64_t k = 0; k < problem.k; ++k) {
+          dx[k] += dy[n] * to_float(w[n * operands.w_stride + k]);
+        }
+      }
+      store_row(problem, operands, row.destination, dx, row.factor);
+    }
+  }
+}
+
+template <typename T>
+void dw_typed(const Problem& problem, const Operands& operands) {
+  const auto offsets = offsets_of(problem, operands);
+  for (std::int64_t e = 0; e < problem.experts; ++e) {
+    std::vector<double> dw(problem.n * problem.k, 0.0);
+    for (std::int64_t r = offsets[e]; r < offsets[e + 1]; ++r) {
+      const Row row = find_row(problem, operands, r);
+      if (!row.valid) continue;
+      const std::int64_t x_row = problem.gathers_x() ? row.source : r;
+      const std::int64_t dy_row = problem.gathers_dy() ? row.source : r;
+      const auto x = load_row<T>(operands.x, x_row, operands.x_stride, problem.k);
+      const auto dy = load_row<T>(operands.dy, dy_row, operands.dy_stride, problem.n);
+      for (std::int64_t n = 0; n < problem.n; ++n) {
+        const double scaled = row.factor * dy[n];
+        for (std::int64_t k = 0; k < problem.k; ++k) dw[n * problem.k + k] += scaled * x[k];
+      }
+    }
+    for (std::int64_t n = 0; n < problem.n; ++n) {
+      for (std::int64_t k = 0; k < problem.k; ++k) {
+        const std::int64_t at = (e * problem.n + n) * operands.out_stride + k;
+        const double before =
+            problem.accumulate ? read_float(operands.out, problem.out_dtype, at) : 0.0;
+        write_float(operands.out, problem.out_dtype, at,
+                    static_cast<float>(before + dw[n * problem.k + k]));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void forward(const Problem& problem, const Operands& operands) {
+  with_element_type(problem.dtype, [&]<typename T>(T*) { forward_typed<T>(problem, operands); });
+}
+
+void dx(const Problem& problem, const Operands& operands) {
+  with_element_type(problem.dtype, [&]<typename T>(T*) { dx_typed<T>(problem, operands); });
+}
+
+void dw(const Problem& problem, const Operands& operands) {
+  with_element_type(problem.dtype, [&]<typename T>(T*) { dw_typed<T>(problem, operands); });
+}
+
+}  // namespace moegemm::cpu::reference
