@@ -18,10 +18,14 @@ MOEGEMM_API std::optional<BackendKind> parse_backend(const std::string& name);
 
 /// A kernel asked for by hand. Kernels are compiled ahead of time: the exact one runs if it exists,
 /// else the nearest feasible one (`Plan::source` and `Plan::note` say so). Zero means "any".
+/// The extents are those of TileShape; in terms of the problem's M, N and K that is
+///   forward: rows along M, cols along N, depth along K
+///   dX:      rows along M, cols along K, depth along N
+///   dW:      rows along N, cols along K, depth along M
 struct KernelConfig {
-  int block_rows = 0;                 ///< tile extent along the rows of the segments (BLOCK_SIZE_M)
-  int block_cols = 0;                 ///< tile extent along the output columns (BLOCK_SIZE_N)
-  int block_depth = 0;                ///< contraction step (BLOCK_SIZE_K)
+  int block_rows = 0;                 ///< tile extent along the rows of the output
+  int block_cols = 0;                 ///< tile extent along the columns of the output
+  int block_depth = 0;                ///< contraction step
   int stages = 0;                     ///< pipeline depth
   std::optional<bool> tma_load_rows;  ///< X (forward, dW) or dY (dX) through TMA
   std::optional<bool> tma_load_weights;  ///< W (forward, dX) or dY (dW) through TMA
