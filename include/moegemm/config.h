@@ -23,11 +23,11 @@ MOEGEMM_API std::optional<BackendKind> parse_backend(const std::string& name);
 ///   dX:      rows along M, cols along K, depth along N
 ///   dW:      rows along N, cols along K, depth along M
 struct KernelConfig {
-  int block_rows = 0;                 ///< tile extent along the rows of the output
-  int block_cols = 0;                 ///< tile extent along the columns of the output
-  int block_depth = 0;                ///< contraction step
-  int stages = 0;                     ///< pipeline depth
-  std::optional<bool> tma_load_rows;  ///< X (forward, dW) or dY (dX) through TMA
+  int block_rows = 0;                    ///< tile extent along the rows of the output
+  int block_cols = 0;                    ///< tile extent along the columns of the output
+  int block_depth = 0;                   ///< contraction step
+  int stages = 0;                        ///< pipeline depth
+  std::optional<bool> tma_load_rows;     ///< X (forward, dW) or dY (dX) through TMA
   std::optional<bool> tma_load_weights;  ///< W (forward, dX) or dY (dW) through TMA
   std::optional<bool> tma_store;         ///< output through TMA
   std::string kernel;  ///< exact kernel name as `moegemm info --kernels` lists it; empty: any

@@ -1,3 +1,5 @@
+#include <utility>
+
 #include "core/environment.h"
 #include "core/planner.h"
 #include "core/refusal.h"
@@ -34,10 +36,10 @@ void check_routing(const Problem& problem, RoutingView routing, const ExecutionC
 
 Plan run(const Call& call, const RoutingView& routing, const GemmOptions& options,
          const ExecutionContext& context) {
-  const Planned planned = plan_problem(call.problem, options.backend, options.config);
+  Planned planned = plan_problem(call.problem, options.backend, options.config);
   if (options.check || environment_check()) check_routing(call.problem, routing, context);
   planned.backend->launch(planned.plan, call.problem, call.operands, context);
-  return planned.plan;
+  return std::move(planned.plan);
 }
 
 }  // namespace

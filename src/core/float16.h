@@ -24,15 +24,16 @@ inline float to_float(BFloat16 value) {
 inline float to_float(Float16 value) {
   const std::uint32_t sign = static_cast<std::uint32_t>(value.bits & 0x8000u) << 16;
   const std::uint32_t magnitude = value.bits & 0x7fffu;
-  if (magnitude >= 0x7c00u) {  // Inf, NaN: all exponent bits of float
-    return std::bit_cast<float>(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
-  }
-  if (magnitude < 0x0400u) {  // zero, subnormal: a multiple of 2^-24, exact in float
-    const float multiple = static_cast<float>(magnitude) * 0x1p-24f;
-    return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(multiple));
-  }
-  // 112 = 127 - 15, the difference of the exponent biases.
-  return std::bit_cast<float>(sign | ((magnitude << 13) + (112u << 23)));
+  // All three cases are computed and one is selected, so that loops over rows vectorise.
+  // 112 = 127 - 15 is the difference of the exponent biases; adding it twice takes the exponent of
+  // Inf and NaN from 31 to 255.
+  const std::uint32_t normal = (magnitude << 13) + (112u << 23);
+  const std::uint32_t special = normal + (112u << 23);
+  // Zero and subnormals are multiples of 2^-24, exact in float.
+  const std::uint32_t tiny =
+      std::bit_cast<std::uint32_t>(static_cast<float>(static_cast<int>(magnitude)) * 0x1p-24f);
+  const std::uint32_t finite = magnitude < 0x0400u ? tiny : normal;
+  return std::bit_cast<float>(sign | (magnitude >= 0x7c00u ? special : finite));
 }
 
 inline BFloat16 to_bfloat16(float value) {

@@ -1,9 +1,29 @@
 #include "moegemm/info.h"
 
+#include <algorithm>
+
 #include "core/refusal.h"
 #include "core/registry.h"
 
 namespace moegemm {
+
+namespace {
+
+/// Empty if some device of this machine runs the backend, the CPU or any GPU; else the reason of
+/// the first device of its type.
+std::string why_unavailable(const Backend& backend) {
+  const BackendKind kind = backend.kind();
+  if (kind == BackendKind::kReference || kind == BackendKind::kCpu) {
+    return backend.unavailable(Device{DeviceType::kCpu, 0});
+  }
+  std::string first_reason = backend.unavailable(Device{DeviceType::kCuda, 0});
+  for (const GpuInfo& gpu : gpus()) {
+    if (backend.unavailable(Device{DeviceType::kCuda, gpu.index}).empty()) return {};
+  }
+  return first_reason;
+}
+
+}  // namespace
 
 std::string version() { return MOEGEMM_VERSION; }
 
@@ -29,17 +49,14 @@ std::vector<GpuInfo> gpus(std::string* why_none) {
 
 std::vector<BackendInfo> backends() {
   std::vector<BackendInfo> result;
-  for (const Backend* backend : all_backends()) {
-    // A backend is available if some device of this machine runs it: the CPU, or any GPU.
-    std::string reason = backend->unavailable(Device{DeviceType::kCpu, 0});
-    if (backend->kind() == BackendKind::kSm90 || backend->kind() == BackendKind::kSm80) {
-      reason = backend->unavailable(Device{DeviceType::kCuda, 0});
-      for (const GpuInfo& gpu : gpus()) {
-        if (reason.empty()) break;
-        reason = backend->unavailable(Device{DeviceType::kCuda, gpu.index});
-      }
-    }
-    result.push_back({backend->kind(), reason.empty(), reason});
+  for (const BackendKind kind :
+       {BackendKind::kSm90, BackendKind::kSm80, BackendKind::kCpu, BackendKind::kReference}) {
+    const auto all = all_backends();
+    const auto found = std::find_if(
+        all.begin(), all.end(), [kind](const Backend* backend) { return backend->kind() == kind; });
+    const std::string reason = found == all.end() ? std::string("not compiled into this library")
+                                                  : why_unavailable(**found);
+    result.push_back({kind, reason.empty(), reason});
   }
   return result;
 }

@@ -2,10 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <mutex>
-#include <shared_mutex>
-#include <unordered_map>
 
 #include "core/environment.h"
 #include "core/hashing.h"
@@ -15,94 +12,22 @@
 namespace moegemm {
 namespace {
 
-/// A server sees a new row count with almost every batch; one entry takes about 300 bytes, so this
-/// is about 1 MiB. When full the cache starts again: planning anew costs microseconds.
-constexpr std::size_t kMaxCachedPlans = 4096;
+void add_reason(std::string& reasons, const Backend& backend, const std::string& reason) {
+  reasons += join(reasons.empty() ? "" : "; ", to_string(backend.kind()), ": ", reason);
+}
 
-struct PlanKey {
-  Problem problem;
-  std::optional<BackendKind> forced;
-  std::optional<KernelConfig> config;
-};
-
-/// Looks up without copying the config's string.
-struct PlanKeyView {
-  const Problem& problem;
-  const std::optional<BackendKind>& forced;
-  const std::optional<KernelConfig>& config;
-};
-
-struct PlanKeyHash {
-  using is_transparent = void;
-  template <typename Key>
-  std::size_t operator()(const Key& key) const {
-    std::size_t hash = hash_value(key.problem);
-    hash = fold_hash(hash, key.forced ? static_cast<std::uint64_t>(*key.forced) + 1 : 0);
-    if (key.config) {
-      hash = fold_hash(hash, static_cast<std::uint64_t>(key.config->block_rows));
-      hash = fold_hash(hash, static_cast<std::uint64_t>(key.config->block_cols));
-      hash = fold_hash(hash, static_cast<std::uint64_t>(key.config->block_depth));
-      hash = fold_hash(hash, static_cast<std::uint64_t>(key.config->stages));
-      hash = fold_hash(hash, std::hash<std::string>{}(key.config->kernel));
-    }
-    return hash;
-  }
-};
-
-struct PlanKeyEqual {
-  using is_transparent = void;
-  template <typename A, typename B>
-  bool operator()(const A& a, const B& b) const {
-    return a.problem == b.problem && a.forced == b.forced && a.config == b.config;
-  }
-};
-
-class PlanCache {
- public:
-  std::optional<Planned> find(const PlanKeyView& key) const {
-    std::shared_lock lock(mutex_);
-    const auto found = plans_.find(key);
-    return found == plans_.end() ? std::nullopt : std::optional(found->second);
-  }
-
-  void insert(const PlanKeyView& key, const Planned& planned) {
-    std::unique_lock lock(mutex_);
-    if (plans_.size() >= kMaxCachedPlans) plans_.clear();
-    plans_.insert_or_assign(PlanKey{key.problem, key.forced, key.config}, planned);
-  }
-
- private:
-  mutable std::shared_mutex mutex_;
-  std::unordered_map<PlanKey, Planned, PlanKeyHash, PlanKeyEqual> plans_;
-};
-
-/// Why a backend cannot run this problem at all; empty if it can.
+/// Why a backend cannot run this problem with any of its kernels; empty if it can. The reason of a
+/// kernel for the same op says more than "this one computes dW".
 std::string why_not(const Backend& backend, const Problem& problem) {
   std::string reason = backend.unavailable(problem.device);
   if (!reason.empty()) return reason;
-  reason = "it has no kernels";
+  reason = join("it has no kernel for ", to_string(problem.op));
   for (const KernelInfo& kernel : backend.kernels()) {
     std::string refusal = backend.refuse(problem, kernel);
     if (refusal.empty()) return {};
-    // A kernel of the same op says more than "this one is for dW".
-    if (kernel.op == problem.op || reason == "it has no kernels") reason = std::move(refusal);
+    if (kernel.op == problem.op) reason = std::move(refusal);
   }
   return reason;
-}
-
-const Backend& find_backend(const Problem& problem, const std::optional<BackendKind>& forced) {
-  std::string reasons;
-  for (const Backend* backend : all_backends()) {
-    if (forced && backend->kind() != *forced) continue;
-    const std::string reason = why_not(*backend, problem);
-    if (reason.empty()) return *backend;
-    reasons += join(reasons.empty() ? "" : "; ", to_string(backend->kind()), ": ", reason);
-  }
-  if (reasons.empty()) {
-    reasons = join(to_string(*forced), ": not compiled into this library");
-  }
-  throw Error(ErrorKind::kNotImplemented, join("no ", forced ? "forced backend" : "backend",
-                                               " runs ", to_string(problem), " (", reasons, ")"));
 }
 
 /// How far a kernel is from what was asked, in doublings summed over the extents that were given.
@@ -115,34 +40,8 @@ double distance(const KernelConfig& wanted, const KernelInfo& kernel) {
          doublings(wanted.block_depth, kernel.tile.depth) + doublings(wanted.stages, kernel.stages);
 }
 
-Planned plan_named(const Problem& problem, const std::optional<BackendKind>& forced,
-                   const std::string& name) {
-  std::string reasons;
-  for (const Backend* backend : all_backends()) {
-    if (forced && backend->kind() != *forced) continue;
-    const auto kernels = backend->kernels();
-    for (std::size_t i = 0; i < kernels.size(); ++i) {
-      if (kernels[i].name != name) continue;
-      std::string reason = backend->unavailable(problem.device);
-      if (reason.empty()) reason = backend->refuse(problem, kernels[i]);
-      if (reason.empty()) {
-        Plan plan = backend->plan_with(problem, static_cast<int>(i));
-        plan.source = PlanSource::kManual;
-        return {backend, std::move(plan)};
-      }
-      reasons += join(reasons.empty() ? "" : "; ", to_string(backend->kind()), ": ", reason);
-    }
-  }
-  if (reasons.empty()) {
-    refuse_value("config.kernel is '", name, "'; no ", forced ? to_string(*forced) : "compiled",
-                 " kernel has that name (`moegemm info --kernels` lists them)");
-  }
-  refuse_value("config.kernel is '", name, "', which does not run ", to_string(problem), " (",
-               reasons, ")");
-}
-
 Plan plan_nearest(const Backend& backend, const Problem& problem, const KernelConfig& config) {
-  // The heuristic's kernel first: it stays unless another one is strictly nearer.
+  // The heuristic's kernel comes first: it stays unless another one is strictly nearer.
   const auto kernels = backend.kernels();
   int nearest = backend.choose(problem);
   double nearest_distance = distance(config, kernels[nearest]);
@@ -157,32 +56,105 @@ Plan plan_nearest(const Backend& backend, const Problem& problem, const KernelCo
   plan.source = PlanSource::kManual;
   if (nearest_distance > 0) {
     const KernelInfo& kernel = kernels[nearest];
-    plan.note = join("asked for ", to_string(config), ", the nearest compiled kernel is ",
-                     kernel.name, " with tile ", kernel.tile.rows, "x", kernel.tile.cols, "x",
-                     kernel.tile.depth, " stages ", kernel.stages);
+    plan.note = join("asked for ", to_string(config), "; the nearest kernel is ", kernel.name,
+                     " with tile ", kernel.tile.rows, "x", kernel.tile.cols, "x", kernel.tile.depth,
+                     " stages ", kernel.stages);
   }
   return plan;
 }
 
-Planned make_plan(const Problem& problem, const std::optional<BackendKind>& forced,
-                  const std::optional<KernelConfig>& config) {
+}  // namespace
+
+std::size_t Planner::KeyHash::operator()(const KeyView& key) const {
+  std::size_t hash = hash_value(key.problem);
+  hash = fold_hash(hash, key.forced ? static_cast<std::uint64_t>(*key.forced) + 1 : 0);
+  if (key.config) {
+    // The TMA flags are left to equality: few calls differ in nothing else.
+    hash = fold_hash(hash, static_cast<std::uint64_t>(key.config->block_rows));
+    hash = fold_hash(hash, static_cast<std::uint64_t>(key.config->block_cols));
+    hash = fold_hash(hash, static_cast<std::uint64_t>(key.config->block_depth));
+    hash = fold_hash(hash, static_cast<std::uint64_t>(key.config->stages));
+    hash = fold_hash(hash, std::hash<std::string>{}(key.config->kernel));
+  }
+  return hash;
+}
+
+std::size_t Planner::KeyHash::operator()(const Key& key) const {
+  return (*this)(KeyView{key.problem, key.forced, key.config});
+}
+
+Planned Planner::plan(const Problem& problem, const std::optional<BackendKind>& forced,
+                      const std::optional<KernelConfig>& config) {
+  {
+    std::shared_lock lock(mutex_);
+    const auto found = cache_.find(KeyView{problem, forced, config});
+    if (found != cache_.end()) return found->second;
+  }
+  Planned planned = make_plan(problem, forced, config);
+  std::unique_lock lock(mutex_);
+  if (cache_.size() >= kMaxCachedPlans) cache_.clear();
+  cache_.insert_or_assign(Key{problem, forced, config}, planned);
+  return planned;
+}
+
+std::size_t Planner::cached_plans() const {
+  std::shared_lock lock(mutex_);
+  return cache_.size();
+}
+
+Planned Planner::make_plan(const Problem& problem, const std::optional<BackendKind>& forced,
+                           const std::optional<KernelConfig>& config) const {
   if (config && !config->kernel.empty()) return plan_named(problem, forced, config->kernel);
   const Backend& backend = find_backend(problem, forced);
   if (config) return {&backend, plan_nearest(backend, problem, *config)};
   return {&backend, backend.plan_with(problem, backend.choose(problem))};
 }
 
-}  // namespace
+const Backend& Planner::find_backend(const Problem& problem,
+                                     const std::optional<BackendKind>& forced) const {
+  std::string reasons;
+  for (const Backend* backend : backends_) {
+    if (forced && backend->kind() != *forced) continue;
+    const std::string reason = why_not(*backend, problem);
+    if (reason.empty()) return *backend;
+    add_reason(reasons, *backend, reason);
+  }
+  if (reasons.empty()) reasons = "not compiled into this library";
+  const std::string who = forced ? join("backend ", to_string(*forced), " does not run ")
+                                 : std::string("no backend runs ");
+  throw Error(ErrorKind::kNotImplemented, join(who, to_string(problem), " (", reasons, ")"));
+}
+
+Planned Planner::plan_named(const Problem& problem, const std::optional<BackendKind>& forced,
+                            const std::string& name) const {
+  std::string reasons;
+  for (const Backend* backend : backends_) {
+    if (forced && backend->kind() != *forced) continue;
+    const auto kernels = backend->kernels();
+    const auto found = std::find_if(kernels.begin(), kernels.end(),
+                                    [&](const KernelInfo& kernel) { return kernel.name == name; });
+    if (found == kernels.end()) continue;
+    std::string reason = backend->unavailable(problem.device);
+    if (reason.empty()) reason = backend->refuse(problem, *found);
+    if (reason.empty()) {
+      Plan plan = backend->plan_with(problem, static_cast<int>(found - kernels.begin()));
+      plan.source = PlanSource::kManual;
+      return {backend, std::move(plan)};
+    }
+    add_reason(reasons, *backend, reason);
+  }
+  if (reasons.empty()) {
+    refuse_value("config.kernel is '", name, "'; no ", forced ? to_string(*forced) : "compiled",
+                 " kernel has that name (`moegemm info --kernels` lists them)");
+  }
+  refuse_value("config.kernel is '", name, "', which does not run ", to_string(problem), " (",
+               reasons, ")");
+}
 
 Planned plan_problem(const Problem& problem, const std::optional<BackendKind>& forced,
                      const std::optional<KernelConfig>& config) {
-  static PlanCache cache;
-  const std::optional<BackendKind> backend = forced ? forced : environment_backend();
-  const PlanKeyView key{problem, backend, config};
-  if (std::optional<Planned> cached = cache.find(key)) return *std::move(cached);
-  Planned planned = make_plan(problem, backend, config);
-  cache.insert(key, planned);
-  return planned;
+  static Planner planner(all_backends());
+  return planner.plan(problem, forced ? forced : environment_backend(), config);
 }
 
 }  // namespace moegemm

@@ -1,6 +1,9 @@
 #pragma once
 
 #include <optional>
+#include <shared_mutex>
+#include <span>
+#include <unordered_map>
 
 #include "core/backend.h"
 #include "moegemm/config.h"
@@ -15,9 +18,60 @@ struct Planned {
   Plan plan;
 };
 
-/// Plans a validated problem, from a bounded cache when the same was asked before. `forced` and
-/// `config` may be empty. Throws kNotImplemented, with every backend's reason, when nothing runs
-/// it.
+/// Chooses among backends, best first, and remembers what it chose. Safe to call from any thread.
+class Planner {
+ public:
+  /// A server sees a new row count with almost every batch; one entry takes about 400 bytes, so
+  /// this is under 2 MiB. When full the cache starts again: planning anew costs microseconds.
+  static constexpr std::size_t kMaxCachedPlans = 4096;
+
+  explicit Planner(std::span<const Backend* const> backends) : backends_(backends) {}
+
+  /// Plans a validated problem. `forced` limits the choice to one backend; `config` asks for a
+  /// kernel by hand. Throws kNotImplemented, with every backend's reason, when nothing runs it.
+  Planned plan(const Problem& problem, const std::optional<BackendKind>& forced,
+               const std::optional<KernelConfig>& config);
+
+  std::size_t cached_plans() const;
+
+ private:
+  struct Key {
+    Problem problem;
+    std::optional<BackendKind> forced;
+    std::optional<KernelConfig> config;
+  };
+  /// Looks up without copying the config's string.
+  struct KeyView {
+    const Problem& problem;
+    const std::optional<BackendKind>& forced;
+    const std::optional<KernelConfig>& config;
+  };
+  struct KeyHash {
+    using is_transparent = void;
+    std::size_t operator()(const KeyView& key) const;
+    std::size_t operator()(const Key& key) const;
+  };
+  struct KeyEqual {
+    using is_transparent = void;
+    template <typename A, typename B>
+    bool operator()(const A& a, const B& b) const {
+      return a.problem == b.problem && a.forced == b.forced && a.config == b.config;
+    }
+  };
+
+  Planned make_plan(const Problem& problem, const std::optional<BackendKind>& forced,
+                    const std::optional<KernelConfig>& config) const;
+  Planned plan_named(const Problem& problem, const std::optional<BackendKind>& forced,
+                     const std::string& name) const;
+  const Backend& find_backend(const Problem& problem,
+                              const std::optional<BackendKind>& forced) const;
+
+  std::span<const Backend* const> backends_;
+  mutable std::shared_mutex mutex_;
+  std::unordered_map<Key, Planned, KeyHash, KeyEqual> cache_;
+};
+
+/// The planner over every compiled backend. An empty `forced` falls back to MOEGEMM_BACKEND.
 Planned plan_problem(const Problem& problem, const std::optional<BackendKind>& forced,
                      const std::optional<KernelConfig>& config);
 
