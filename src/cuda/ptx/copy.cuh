@@ -42,6 +42,35 @@ __device__ __forceinline__ void cp_async_bulk_tensor_store_3d(const CUtensorMap*
       : "memory");
 }
 
+/// The L2 policy for data that nobody reads again soon: its lines are the first to go.
+__device__ __forceinline__ std::uint64_t createpolicy_evict_first() {
+  std::uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+/// The same store with an L2 policy.
+__device__ __forceinline__ void cp_async_bulk_tensor_store_3d(const CUtensorMap* map, int x, int y,
+                                                              int z, const void* shared,
+                                                              std::uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group.L2::cache_hint "
+      "[%0, {%1, %2, %3}], [%4], %5;" ::"l"(map),
+      "r"(x), "r"(y), "r"(z), "r"(shared_address(shared)), "l"(policy)
+      : "memory");
+}
+
+/// Adds to what is in global memory instead of overwriting it, elementwise in the map's type.
+__device__ __forceinline__ void cp_reduce_async_bulk_tensor_add_3d(const CUtensorMap* map, int x,
+                                                                   int y, int z,
+                                                                   const void* shared) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.bulk_group "
+      "[%0, {%1, %2, %3}], [%4];" ::"l"(map),
+      "r"(x), "r"(y), "r"(z), "r"(shared_address(shared))
+      : "memory");
+}
+
 __device__ __forceinline__ void cp_async_bulk_commit_group() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
@@ -73,8 +102,15 @@ __device__ __forceinline__ void fence_proxy_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/// Four 8x8 matrices of 16-bit elements, each transposed on the way; lane l gives the address of
-/// row l % 8 of matrix l / 8.
+/// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void stmatrix_x4(std::uint32_t shared, std::uint32_t m0, std::uint32_t m1,
+                                            std::uint32_t m2, std::uint32_t m3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
+               "r"(m0), "r"(m1), "r"(m2), "r"(m3)
+               : "memory");
+}
+
+/// The same, each matrix transposed on the way.
 __device__ __forceinline__ void stmatrix_x4_trans(std::uint32_t shared, std::uint32_t m0,
                                                   std::uint32_t m1, std::uint32_t m2,
                                                   std::uint32_t m3) {

@@ -67,54 +67,61 @@ __device__ __forceinline__ void wgmma(float* d, std::uint64_t a, std::uint64_t b
 #define MOEGEMM_D30 MOEGEMM_D29 ", " "%116, %117, %118, %119"
 #define MOEGEMM_D31 MOEGEMM_D30 ", " "%120, %121, %122, %123"
 #define MOEGEMM_D32 MOEGEMM_D31 ", " "%124, %125, %126, %127"
-#define MOEGEMM_F4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define MOEGEMM_C1 MOEGEMM_F4(0)
-#define MOEGEMM_C2 MOEGEMM_C1, MOEGEMM_F4(4)
-#define MOEGEMM_C3 MOEGEMM_C2, MOEGEMM_F4(8)
-#define MOEGEMM_C4 MOEGEMM_C3, MOEGEMM_F4(12)
-#define MOEGEMM_C5 MOEGEMM_C4, MOEGEMM_F4(16)
-#define MOEGEMM_C6 MOEGEMM_C5, MOEGEMM_F4(20)
-#define MOEGEMM_C7 MOEGEMM_C6, MOEGEMM_F4(24)
-#define MOEGEMM_C8 MOEGEMM_C7, MOEGEMM_F4(28)
-#define MOEGEMM_C9 MOEGEMM_C8, MOEGEMM_F4(32)
-#define MOEGEMM_C10 MOEGEMM_C9, MOEGEMM_F4(36)
-#define MOEGEMM_C11 MOEGEMM_C10, MOEGEMM_F4(40)
-#define MOEGEMM_C12 MOEGEMM_C11, MOEGEMM_F4(44)
-#define MOEGEMM_C13 MOEGEMM_C12, MOEGEMM_F4(48)
-#define MOEGEMM_C14 MOEGEMM_C13, MOEGEMM_F4(52)
-#define MOEGEMM_C15 MOEGEMM_C14, MOEGEMM_F4(56)
-#define MOEGEMM_C16 MOEGEMM_C15, MOEGEMM_F4(60)
-#define MOEGEMM_C17 MOEGEMM_C16, MOEGEMM_F4(64)
-#define MOEGEMM_C18 MOEGEMM_C17, MOEGEMM_F4(68)
-#define MOEGEMM_C19 MOEGEMM_C18, MOEGEMM_F4(72)
-#define MOEGEMM_C20 MOEGEMM_C19, MOEGEMM_F4(76)
-#define MOEGEMM_C21 MOEGEMM_C20, MOEGEMM_F4(80)
-#define MOEGEMM_C22 MOEGEMM_C21, MOEGEMM_F4(84)
-#define MOEGEMM_C23 MOEGEMM_C22, MOEGEMM_F4(88)
-#define MOEGEMM_C24 MOEGEMM_C23, MOEGEMM_F4(92)
-#define MOEGEMM_C25 MOEGEMM_C24, MOEGEMM_F4(96)
-#define MOEGEMM_C26 MOEGEMM_C25, MOEGEMM_F4(100)
-#define MOEGEMM_C27 MOEGEMM_C26, MOEGEMM_F4(104)
-#define MOEGEMM_C28 MOEGEMM_C27, MOEGEMM_F4(108)
-#define MOEGEMM_C29 MOEGEMM_C28, MOEGEMM_F4(112)
-#define MOEGEMM_C30 MOEGEMM_C29, MOEGEMM_F4(116)
-#define MOEGEMM_C31 MOEGEMM_C30, MOEGEMM_F4(120)
-#define MOEGEMM_C32 MOEGEMM_C31, MOEGEMM_F4(124)
+#define MOEGEMM_F4(m, i) m(d[i]), m(d[i + 1]), m(d[i + 2]), m(d[i + 3])
+#define MOEGEMM_C1(m) MOEGEMM_F4(m, 0)
+#define MOEGEMM_C2(m) MOEGEMM_C1(m), MOEGEMM_F4(m, 4)
+#define MOEGEMM_C3(m) MOEGEMM_C2(m), MOEGEMM_F4(m, 8)
+#define MOEGEMM_C4(m) MOEGEMM_C3(m), MOEGEMM_F4(m, 12)
+#define MOEGEMM_C5(m) MOEGEMM_C4(m), MOEGEMM_F4(m, 16)
+#define MOEGEMM_C6(m) MOEGEMM_C5(m), MOEGEMM_F4(m, 20)
+#define MOEGEMM_C7(m) MOEGEMM_C6(m), MOEGEMM_F4(m, 24)
+#define MOEGEMM_C8(m) MOEGEMM_C7(m), MOEGEMM_F4(m, 28)
+#define MOEGEMM_C9(m) MOEGEMM_C8(m), MOEGEMM_F4(m, 32)
+#define MOEGEMM_C10(m) MOEGEMM_C9(m), MOEGEMM_F4(m, 36)
+#define MOEGEMM_C11(m) MOEGEMM_C10(m), MOEGEMM_F4(m, 40)
+#define MOEGEMM_C12(m) MOEGEMM_C11(m), MOEGEMM_F4(m, 44)
+#define MOEGEMM_C13(m) MOEGEMM_C12(m), MOEGEMM_F4(m, 48)
+#define MOEGEMM_C14(m) MOEGEMM_C13(m), MOEGEMM_F4(m, 52)
+#define MOEGEMM_C15(m) MOEGEMM_C14(m), MOEGEMM_F4(m, 56)
+#define MOEGEMM_C16(m) MOEGEMM_C15(m), MOEGEMM_F4(m, 60)
+#define MOEGEMM_C17(m) MOEGEMM_C16(m), MOEGEMM_F4(m, 64)
+#define MOEGEMM_C18(m) MOEGEMM_C17(m), MOEGEMM_F4(m, 68)
+#define MOEGEMM_C19(m) MOEGEMM_C18(m), MOEGEMM_F4(m, 72)
+#define MOEGEMM_C20(m) MOEGEMM_C19(m), MOEGEMM_F4(m, 76)
+#define MOEGEMM_C21(m) MOEGEMM_C20(m), MOEGEMM_F4(m, 80)
+#define MOEGEMM_C22(m) MOEGEMM_C21(m), MOEGEMM_F4(m, 84)
+#define MOEGEMM_C23(m) MOEGEMM_C22(m), MOEGEMM_F4(m, 88)
+#define MOEGEMM_C24(m) MOEGEMM_C23(m), MOEGEMM_F4(m, 92)
+#define MOEGEMM_C25(m) MOEGEMM_C24(m), MOEGEMM_F4(m, 96)
+#define MOEGEMM_C26(m) MOEGEMM_C25(m), MOEGEMM_F4(m, 100)
+#define MOEGEMM_C27(m) MOEGEMM_C26(m), MOEGEMM_F4(m, 104)
+#define MOEGEMM_C28(m) MOEGEMM_C27(m), MOEGEMM_F4(m, 108)
+#define MOEGEMM_C29(m) MOEGEMM_C28(m), MOEGEMM_F4(m, 112)
+#define MOEGEMM_C30(m) MOEGEMM_C29(m), MOEGEMM_F4(m, 116)
+#define MOEGEMM_C31(m) MOEGEMM_C30(m), MOEGEMM_F4(m, 120)
+#define MOEGEMM_C32(m) MOEGEMM_C31(m), MOEGEMM_F4(m, 124)
 // clang-format on
 
 // One specialisation: N, N / 8, and the numbers of the operands that follow the accumulators.
+#define MOEGEMM_WGMMA_ASM(TYPE, N, G, a_, b_, ta_, tb_)                                    \
+  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" MOEGEMM_D##G        \
+  "}, %" #a_ ", %" #b_ ", p, 1, 1, %" #ta_ ", %" #tb_ ";\n}\n"
 #define MOEGEMM_WGMMA_TYPED(T, TYPE, N, G, a_, b_, p_, ta_, tb_)                                  \
   template <Major A, Major B>                                                                     \
   struct Wgmma<T, N, A, B> {                                                                      \
     static __device__ __forceinline__ void run(float* d, std::uint64_t a, std::uint64_t b,        \
                                                bool accumulate) {                                 \
-      asm volatile(                                                                               \
-          "{\n.reg .pred p;\nsetp.ne.b32 p, %" #p_ ", 0;\n"                                      \
-          "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" MOEGEMM_D##G       \
-          "}, %" #a_ ", %" #b_ ", p, 1, 1, %" #ta_ ", %" #tb_ ";\n}\n"                            \
-          : MOEGEMM_C##G                                                                          \
-          : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(A == Major::kMn),              \
-            "n"(B == Major::kMn));                                                                \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p_ ", 0;\n"                             \
+                   MOEGEMM_WGMMA_ASM(TYPE, N, G, a_, b_, ta_, tb_)                                \
+                   : MOEGEMM_C##G("+f")                                                           \
+                   : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(A == Major::kMn),     \
+                     "n"(B == Major::kMn));                                                       \
+    }                                                                                             \
+    static __device__ __forceinline__ void start(float* d, std::uint64_t a, std::uint64_t b) {    \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p_ ", 0;\n"                             \
+                   MOEGEMM_WGMMA_ASM(TYPE, N, G, a_, b_, ta_, tb_)                                \
+                   : MOEGEMM_C##G("=f")                                                           \
+                   : "l"(a), "l"(b), "n"(0), "n"(A == Major::kMn), "n"(B == Major::kMn));         \
     }                                                                                             \
   };
 #define MOEGEMM_WGMMA(N, G, a_, b_, p_, ta_, tb_)                              \
@@ -148,6 +155,13 @@ MOEGEMM_WGMMA(256, 32, 128, 129, 130, 131, 132)
 template <typename T, int N, Major A, Major B>
 __device__ __forceinline__ void wgmma(float* d, std::uint64_t a, std::uint64_t b, bool accumulate) {
   Wgmma<T, N, A, B>::run(d, a, b, accumulate);
+}
+
+/// D[64, N] = A[64, 16] B[16, N]. Unlike wgmma(..., false) it does not read D as far as the compiler
+/// knows, so the registers of a finished tile are free until here.
+template <typename T, int N, Major A, Major B>
+__device__ __forceinline__ void wgmma_start(float* d, std::uint64_t a, std::uint64_t b) {
+  Wgmma<T, N, A, B>::start(d, a, b);
 }
 
 }  // namespace moegemm::cuda::ptx
