@@ -2,15 +2,9 @@
 
 #include <cuda_runtime_api.h>
 
-namespace moegemm::cuda {
+#include "cuda/device/tile_counter.h"
 
-/// Where a persistent kernel draws its tiles from. Zero before a launch; the last block of the
-/// launch to finish (`finished` counts them) sets both back to zero, so nothing has to be cleared
-/// between launches.
-struct TileCounter {
-  unsigned next;
-  unsigned finished;
-};
+namespace moegemm::cuda {
 
 /// A counter in device memory for one launch on `stream` of `device`, which no kernel that could
 /// run at the same time uses. nullptr when none is left: the kernel then walks the tiles in a
