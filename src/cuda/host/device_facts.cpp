@@ -7,6 +7,7 @@
 
 #include "core/registry.h"
 #include "cuda/host/error.h"
+#include "moegemm/error.h"
 
 namespace moegemm::cuda {
 namespace {
@@ -79,6 +80,12 @@ const DeviceFacts* device_facts(int ordinal) {
 const std::string& why_no_device() { return facts().why_none; }
 
 DeviceGuard::DeviceGuard(int ordinal) {
+  if (!device_facts(ordinal)) {
+    throw Error(ErrorKind::kRuntime, device_count() == 0
+                                         ? why_no_device()
+                                         : "no CUDA device " + std::to_string(ordinal) +
+                                               ": there are " + std::to_string(device_count()));
+  }
   int current = -1;
   check(cudaGetDevice(&current), "query the current CUDA device");
   if (current != ordinal) {

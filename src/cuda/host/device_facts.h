@@ -27,7 +27,8 @@ const DeviceFacts* device_facts(int ordinal);
 /// "no CUDA device: " and the reason; empty when there is a device.
 const std::string& why_no_device();
 
-/// Makes a device current for a scope. Free of driver calls beyond one query if it is already.
+/// Makes a device current for a scope; one cheap query if it is already. Throws Error(kRuntime) if
+/// there is no such device.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int ordinal);

@@ -1,0 +1,143 @@
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "moegemm/tensor.h"
+
+/// Reading and writing tensor elements as fp32. Where the dtype is a run-time value the branch is
+/// the same for the whole grid and costs nothing beside the memory access.
+namespace moegemm::cuda {
+
+__device__ inline float to_float(float value) { return value; }
+__device__ inline float to_float(__half value) { return __half2float(value); }
+__device__ inline float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
+
+__device__ inline float load_float(const void* base, DType dtype, std::int64_t i) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return to_float(static_cast<const __half*>(base)[i]);
+    case DType::kBFloat16:
+      return to_float(static_cast<const __nv_bfloat16*>(base)[i]);
+    default:
+      return static_cast<const float*>(base)[i];
+  }
+}
+
+__device__ inline void store_float(void* base, DType dtype, std::int64_t i, float value) {
+  switch (dtype) {
+    case DType::kFloat16:
+      static_cast<__half*>(base)[i] = __float2half_rn(value);
+      break;
+    case DType::kBFloat16:
+      static_cast<__nv_bfloat16*>(base)[i] = __float2bfloat16_rn(value);
+      break;
+    default:
+      static_cast<float*>(base)[i] = value;
+  }
+}
+
+/// An element of an int32 or int64 tensor.
+__device__ inline std::int64_t load_index(const void* base, bool is_64_bit, std::int64_t i) {
+  return is_64_bit ? static_cast<const std::int64_t*>(base)[i]
+                   : static_cast<std::int64_t>(static_cast<const std::int32_t*>(base)[i]);
+}
+
+__device__ inline void store_index(void* base, bool is_64_bit, std::int64_t i, std::int64_t value) {
+  if (is_64_bit) {
+    static_cast<std::int64_t*>(base)[i] = value;
+  } else {
+    static_cast<std::int32_t*>(base)[i] = static_cast<std::int32_t>(value);
+  }
+}
+
+/// Eight consecutive elements, moved by 16-byte accesses and kept as they are in memory until they
+/// are used, so that many loads are in flight before the first one is waited for.
+constexpr int kPackElems = 8;
+
+template <typename T>
+struct Pack {
+  uint4 bits;
+};
+template <>
+struct Pack<float> {
+  float4 low, high;
+};
+
+/// `source` is 16-byte aligned. Streaming: what the row kernels read they read once.
+template <typename T>
+__device__ inline Pack<T> load_pack(const T* source) {
+  return {__ldcs(reinterpret_cast<const uint4*>(source))};
+}
+template <>
+__device__ inline Pack<float> load_pack(const float* source) {
+  const auto* quads = reinterpret_cast<const float4*>(source);
+  return {__ldcs(quads), __ldcs(quads + 1)};
+}
+
+__device__ inline float2 halves_to_float(unsigned bits, __half) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&bits));
+}
+__device__ inline float2 halves_to_float(unsigned bits, __nv_bfloat16) {
+  return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&bits));
+}
+
+template <typename T>
+__device__ inline void unpack(const Pack<T>& pack, float (&values)[kPackElems]) {
+  const unsigned words[4] = {pack.bits.x, pack.bits.y, pack.bits.z, pack.bits.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = halves_to_float(words[i], T());
+    values[2 * i] = pair.x;
+    values[2 * i + 1] = pair.y;
+  }
+}
+template <>
+__device__ inline void unpack(const Pack<float>& pack, float (&values)[kPackElems]) {
+  values[0] = pack.low.x;
+  values[1] = pack.low.y;
+  values[2] = pack.low.z;
+  values[3] = pack.low.w;
+  values[4] = pack.high.x;
+  values[5] = pack.high.y;
+  values[6] = pack.high.z;
+  values[7] = pack.high.w;
+}
+
+__device__ inline unsigned round_pair(float low, float high, __half) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return *reinterpret_cast<const unsigned*>(&pair);
+}
+__device__ inline unsigned round_pair(float low, float high, __nv_bfloat16) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const unsigned*>(&pair);
+}
+
+template <typename T>
+__device__ inline void store_pack_as(T* target, const float (&v)[kPackElems]) {
+  *reinterpret_cast<uint4*>(target) =
+      make_uint4(round_pair(v[0], v[1], T()), round_pair(v[2], v[3], T()),
+                 round_pair(v[4], v[5], T()), round_pair(v[6], v[7], T()));
+}
+
+/// Elements i to i + 7, whose first is 16-byte aligned.
+__device__ inline void store_pack(void* base, DType dtype, std::int64_t i,
+                                  const float (&v)[kPackElems]) {
+  switch (dtype) {
+    case DType::kFloat16:
+      store_pack_as(static_cast<__half*>(base) + i, v);
+      break;
+    case DType::kBFloat16:
+      store_pack_as(static_cast<__nv_bfloat16*>(base) + i, v);
+      break;
+    default: {
+      auto* quads = reinterpret_cast<float4*>(static_cast<float*>(base) + i);
+      quads[0] = make_float4(v[0], v[1], v[2], v[3]);
+      quads[1] = make_float4(v[4], v[5], v[6], v[7]);
+    }
+  }
+}
+
+}  // namespace moegemm::cuda

@@ -1,0 +1,249 @@
+#include <string>
+
+#include "cuda/host/launch.h"
+#include "cuda/rows/block_sums.cuh"
+#include "cuda/rows/elements.cuh"
+#include "cuda/rows/route.h"
+#include "cuda/rows/route_plan.h"
+#include "moegemm/error.h"
+
+/// A counting sort in two kernels, stable and without atomics on anything that orders rows.
+///
+///   count_rows   block b counts the buckets of its chunk                -> counts[b][bucket]
+///   place_rows   block b adds up the counts of all blocks and of those before it, scans the
+///                buckets, and gives each of its warps, which own consecutive runs of the chunk,
+///                the position of its first row of each bucket; a warp then walks its run in order
+///
+/// Few rows need one block, which counts for itself: one launch.
+namespace moegemm::cuda {
+namespace {
+
+struct RouteArguments {
+  const void* expert_ids;  // [T, topk]
+  bool ids_64_bit;
+  bool ids_dense;
+  unsigned topk;
+  std::int64_t ids_stride;
+  unsigned rows;     // M
+  unsigned buckets;  // E + 1
+  unsigned chunk_rows;
+  unsigned blocks;
+  unsigned ranking_warps;
+  unsigned* counts;      // [blocks, buckets]; null with one block
+  unsigned* counters;    // [blocks, ranking_warps + 2, buckets]; null: in shared memory
+  void* m_sizes;         // [E]
+  void* gather_indices;  // [M]
+  void* inverse;         // [M] or null
+  bool outputs_64_bit;
+};
+
+/// The bucket of flat row i: its expert, or the last bucket for an id that names none.
+__device__ unsigned bucket_of(const RouteArguments& a, unsigned i) {
+  const std::int64_t offset = a.ids_dense ? i : i / a.topk * a.ids_stride + i % a.topk;
+  const auto id = static_cast<std::uint64_t>(load_index(a.expert_ids, a.ids_64_bit, offset));
+  const unsigned experts = a.buckets - 1;
+  return id < experts ? static_cast<unsigned>(id) : experts;
+}
+
+__global__ void __launch_bounds__(kRouteThreads, 1) count_rows(const RouteArguments a) {
+  extern __shared__ unsigned shared[];
+  unsigned* const counts = a.counts + static_cast<std::size_t>(blockIdx.x) * a.buckets;
+  unsigned* const histogram = a.counters ? counts : shared;
+  for (unsigned b = threadIdx.x; b < a.buckets; b += kRouteThreads) {
+    histogram[b] = 0;
+  }
+  __syncthreads();
+  const unsigned first = blockIdx.x * a.chunk_rows;
+  const unsigned last = min(first + a.chunk_rows, a.rows);
+  for (unsigned i = first + threadIdx.x; i < last; i += kRouteThreads) {
+    atomicAdd(&histogram[bucket_of(a, i)], 1u);
+  }
+  if (histogram != counts) {
+    __syncthreads();
+    for (unsigned b = threadIdx.x; b < a.buckets; b += kRouteThreads) {
+      counts[b] = histogram[b];
+    }
+  }
+}
+
+/// totals[bucket] = rows of all blocks, before[bucket] = rows of the blocks before this one. Both
+/// are zero when it starts.
+__device__ void add_up_counts(const RouteArguments& a, unsigned* totals, unsigned* before) {
+  constexpr int kInFlight = 8;
+  const std::size_t count = static_cast<std::size_t>(a.blocks) * a.buckets;
+  unsigned bucket = threadIdx.x % a.buckets;
+  unsigned block = threadIdx.x / a.buckets;
+  const unsigned bucket_step = kRouteThreads % a.buckets;
+  const unsigned block_step = kRouteThreads / a.buckets;
+  for (std::size_t i = threadIdx.x; i < count; i += kInFlight * kRouteThreads) {
+    unsigned loaded[kInFlight];
+#pragma unroll
+    for (int j = 0; j < kInFlight; ++j) {
+      const std::size_t at = i + j * kRouteThreads;
+      loaded[j] = at < count ? a.counts[at] : 0;
+    }
+#pragma unroll
+    for (int j = 0; j < kInFlight; ++j) {
+      if (loaded[j] != 0) {
+        atomicAdd(&totals[bucket], loaded[j]);
+        if (block < blockIdx.x) {
+          atomicAdd(&before[bucket], loaded[j]);
+        }
+      }
+      bucket += bucket_step;
+      block += block_step;
+      if (bucket >= a.buckets) {
+        bucket -= a.buckets;
+        ++block;
+      }
+    }
+  }
+}
+
+/// Turns the warps' counts into the position of each warp's first row of each bucket, and writes
+/// m_sizes.
+__device__ void counts_to_positions(const RouteArguments& a, const unsigned* totals,
+                                    const unsigned* before, unsigned* warp_counters) {
+  __shared__ unsigned warp_sums[32];
+  unsigned start_of_chunk = 0;
+  for (unsigned first = 0; first < a.buckets; first += kRouteThreads) {
+    const unsigned bucket = first + threadIdx.x;
+    unsigned size = 0;
+    if (bucket < a.buckets) {
+      if (a.counts) {
+        size = totals[bucket];
+      } else {
+        for (unsigned w = 0; w < a.ranking_warps; ++w) {
+          size += warp_counters[w * a.buckets + bucket];
+        }
+      }
+    }
+    unsigned chunk_size = 0;
+    unsigned position = start_of_chunk + block_exclusive_sum(size, warp_sums, chunk_size);
+    start_of_chunk += chunk_size;
+    if (bucket < a.buckets) {
+      if (blockIdx.x == 0 && bucket + 1 < a.buckets) {
+        store_index(a.m_sizes, a.outputs_64_bit, bucket, size);
+      }
+      position += before[bucket];
+      for (unsigned w = 0; w < a.ranking_warps; ++w) {
+        const unsigned rows = warp_counters[w * a.buckets + bucket];
+        warp_counters[w * a.buckets + bucket] = position;
+        position += rows;
+      }
+    }
+  }
+}
+
+/// Places rows [first, last), 32 at a time; `next[bucket]` is where this warp's next row of the
+/// bucket goes.
+__device__ void place_run(const RouteArguments& a, unsigned first, unsigned last, unsigned* next) {
+  const unsigned lane = threadIdx.x % 32;
+  unsigned ahead = first + lane < last ? bucket_of(a, first + lane) : a.buckets;
+  for (unsigned base = first; base < last; base += 32) {
+    const unsigned i = base + lane;
+    const bool present = i < last;
+    const unsigned bucket = ahead;  // lanes without a row agree on a bucket that is none
+    ahead = i + 32 < last ? bucket_of(a, i + 32) : a.buckets;
+    const unsigned peers = __match_any_sync(kAllLanes, bucket);
+    const unsigned rank = __popc(peers & ((1u << lane) - 1));
+    const unsigned position = present ? next[bucket] + rank : 0;
+    __syncwarp();
+    if (present && rank == 0) {
+      next[bucket] = position + __popc(peers);
+    }
+    __syncwarp();
+    if (present) {
+      store_index(a.gather_indices, a.outputs_64_bit, position, i);
+      if (a.inverse) {
+        store_index(a.inverse, a.outputs_64_bit, i, position);
+      }
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kRouteThreads, 1) place_rows(const RouteArguments a) {
+  extern __shared__ unsigned shared[];
+  const unsigned counters = (a.ranking_warps + 2) * a.buckets;
+  unsigned* const totals =
+      a.counters ? a.counters + static_cast<std::size_t>(blockIdx.x) * counters : shared;
+  unsigned* const before = totals + a.buckets;
+  unsigned* const warp_counters = before + a.buckets;  // [ranking_warps, buckets]
+  for (unsigned i = threadIdx.x; i < counters; i += kRouteThreads) {
+    totals[i] = 0;
+  }
+  __syncthreads();
+
+  const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const unsigned run_rows = a.chunk_rows / a.ranking_warps;
+  const unsigned chunk_end = min((blockIdx.x + 1) * a.chunk_rows, a.rows);
+  const unsigned first = min(blockIdx.x * a.chunk_rows + warp * run_rows, chunk_end);
+  const unsigned last = min(first + run_rows, chunk_end);
+  unsigned* const mine = warp_counters + warp * a.buckets;
+  if (warp < a.ranking_warps) {
+    for (unsigned i = first + lane; i < last; i += 32) {
+      atomicAdd(&mine[bucket_of(a, i)], 1u);
+    }
+  }
+  if (a.counts) {
+    add_up_counts(a, totals, before);
+  }
+  __syncthreads();
+  counts_to_positions(a, totals, before, warp_counters);
+  __syncthreads();
+  if (warp < a.ranking_warps) {
+    place_run(a, first, last, mine);
+  }
+}
+
+/// Positions and counters are 32-bit, and i + 32 must not wrap.
+constexpr std::int64_t kMaxRows = std::int64_t{1} << 31;
+
+}  // namespace
+
+void launch_route(const TensorView& expert_ids, std::int64_t experts, const TensorView& m_sizes,
+                  const TensorView& gather_indices, const TensorView& inverse, void* workspace,
+                  cudaStream_t stream) {
+  const std::int64_t rows = expert_ids.shape[0] * expert_ids.shape[1];
+  const RoutePlan plan = plan_route(rows, experts);
+  if (rows > kMaxRows || plan.counters_per_block() >= kMaxRows) {
+    throw Error(ErrorKind::kNotImplemented,
+                "route on a GPU takes at most 2^31 rows and 2^27 "
+                "experts, got " +
+                    std::to_string(rows) + " and " + std::to_string(experts));
+  }
+  auto* const counts = static_cast<unsigned*>(workspace);
+  RouteArguments arguments = {
+      .expert_ids = expert_ids.data,
+      .ids_64_bit = expert_ids.dtype == DType::kInt64,
+      .ids_dense = expert_ids.row_stride == expert_ids.shape[1] || expert_ids.shape[0] <= 1,
+      .topk = static_cast<unsigned>(expert_ids.shape[1]),
+      .ids_stride = expert_ids.row_stride,
+      .rows = static_cast<unsigned>(rows),
+      .buckets = static_cast<unsigned>(plan.buckets),
+      .chunk_rows = static_cast<unsigned>(plan.chunk_rows),
+      .blocks = static_cast<unsigned>(plan.blocks),
+      .ranking_warps = static_cast<unsigned>(plan.ranking_warps),
+      .counts = plan.blocks > 1 ? counts : nullptr,
+      .counters = plan.in_shared_memory ? nullptr : counts + plan.shared_counts(),
+      .m_sizes = m_sizes.data,
+      .gather_indices = gather_indices.data,
+      .inverse = inverse.given() ? inverse.data : nullptr,
+      .outputs_64_bit = m_sizes.dtype == DType::kInt64,
+  };
+  void* parameters[] = {&arguments};
+  const dim3 grid(static_cast<unsigned>(plan.blocks)), block(kRouteThreads);
+  const auto shared_bytes = [&](std::int64_t counters) {
+    return plan.in_shared_memory ? static_cast<int>(4 * counters) : 0;
+  };
+  if (plan.blocks > 1) {
+    launch({reinterpret_cast<const void*>(&count_rows), "route count_rows", grid, block,
+            shared_bytes(plan.buckets)},
+           parameters, stream);
+  }
+  launch({reinterpret_cast<const void*>(&place_rows), "route place_rows", grid, block,
+          shared_bytes(plan.counters_per_block())},
+         parameters, stream);
+}
+
+}  // namespace moegemm::cuda

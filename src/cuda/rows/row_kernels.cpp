@@ -1,0 +1,60 @@
+#include <cuda_runtime_api.h>
+
+#include "core/backend.h"
+#include "core/registry.h"
+#include "cuda/host/device_facts.h"
+#include "cuda/rows/check_routing.h"
+#include "cuda/rows/combine.h"
+#include "cuda/rows/route.h"
+#include "cuda/rows/route_plan.h"
+#include "cuda/rows/scale_rows.h"
+
+namespace moegemm {
+namespace {
+
+cudaStream_t stream_of(const ExecutionContext& context) {
+  return static_cast<cudaStream_t>(context.stream);
+}
+
+class CudaRowKernels final : public RowKernels {
+ public:
+  void route(const TensorView& expert_ids, std::int64_t experts, const TensorView& m_sizes,
+             const TensorView& gather_indices, const TensorView& inverse, void* workspace,
+             const ExecutionContext& context) const override {
+    const cuda::DeviceGuard guard(expert_ids.device.index);
+    cuda::launch_route(expert_ids, experts, m_sizes, gather_indices, inverse, workspace,
+                       stream_of(context));
+  }
+
+  std::int64_t route_workspace_bytes(std::int64_t rows, std::int64_t experts) const override {
+    return cuda::plan_route(rows, experts).workspace_bytes();
+  }
+
+  void combine(const TensorView& rows, const TensorView& weights, std::int64_t topk,
+               const TensorView& out, const ExecutionContext& context) const override {
+    const cuda::DeviceGuard guard(rows.device.index);
+    cuda::launch_combine(rows, weights, topk, out, stream_of(context));
+  }
+
+  void scale_rows(const TensorView& product, const TensorView& x, const RoutingView& routing,
+                  const TensorView& scaled, const TensorView& dot, const TensorView& scaled_x,
+                  const ExecutionContext& context) const override {
+    const cuda::DeviceGuard guard(product.device.index);
+    cuda::launch_scale_rows(product, x, routing, scaled, dot, scaled_x, stream_of(context));
+  }
+
+  std::optional<RoutingFault> check(const RoutingView& routing, std::int64_t rows,
+                                    const ExecutionContext& context) const override {
+    const cuda::DeviceGuard guard(routing.m_sizes.device.index);
+    return cuda::check_routing(routing, rows, stream_of(context));
+  }
+};
+
+}  // namespace
+
+const RowKernels& cuda_row_kernels() {
+  static const CudaRowKernels kernels;
+  return kernels;
+}
+
+}  // namespace moegemm

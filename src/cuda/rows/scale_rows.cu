@@ -1,0 +1,221 @@
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/host/device_facts.h"
+#include "cuda/host/error.h"
+#include "cuda/host/launch.h"
+#include "cuda/rows/alignment.h"
+#include "cuda/rows/block_sums.cuh"
+#include "cuda/rows/elements.cuh"
+#include "cuda/rows/scale_rows.h"
+
+/// One warp per row: each lane walks its columns, multiplies, and the lanes' dot products are added
+/// in a fixed tree. An element is read before it is written by the same lane, so `scaled` may be
+/// `product`. Blocks stay for many rows, because each has to add up m_sizes first.
+namespace moegemm::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+
+struct Matrix {  // [rows, columns]
+  void* data;
+  DType dtype;
+  std::int64_t stride;
+};
+
+struct ScaleArguments {
+  Matrix product;
+  Matrix x;
+  Matrix scaled;
+  Matrix scaled_x;  // data null: not asked for
+  const void* m_sizes;
+  bool sizes_64_bit;
+  std::int64_t experts;
+  const void* gather_indices;
+  bool indices_64_bit;
+  const void* weights;  // [rows], flat order
+  DType weights_dtype;
+  void* dot;  // [rows], flat order
+  DType dot_dtype;
+  std::int64_t rows;
+  std::int64_t columns;
+};
+
+/// Where the elements of one row begin.
+struct RowOffsets {
+  std::int64_t product, x, scaled, scaled_x;
+};
+
+__device__ RowOffsets offsets_of(const ScaleArguments& a, std::int64_t row) {
+  return {row * a.product.stride, row * a.x.stride, row * a.scaled.stride, row * a.scaled_x.stride};
+}
+
+/// Columns [first, columns) one at a time; returns this lane's part of the dot product.
+__device__ float scale_elements(const ScaleArguments& a, const RowOffsets& row, float weight,
+                                std::int64_t first) {
+  float sum = 0.0f;
+  for (std::int64_t c = first + threadIdx.x % 32; c < a.columns; c += 32) {
+    const float p = load_float(a.product.data, a.product.dtype, row.product + c);
+    const float x = load_float(a.x.data, a.x.dtype, row.x + c);
+    sum = fmaf(p, x, sum);
+    store_float(a.scaled.data, a.scaled.dtype, row.scaled + c, weight * p);
+    if (a.scaled_x.data) {
+      store_float(a.scaled_x.data, a.scaled_x.dtype, row.scaled_x + c, weight * x);
+    }
+  }
+  return sum;
+}
+
+/// The whole row by 16-byte accesses; columns past the last full pack one at a time.
+template <typename P, typename X>
+__device__ float scale_packs(const ScaleArguments& a, const RowOffsets& row, float weight) {
+  constexpr int kInFlight = 2;  // packs of each operand: 64 to 128 bytes per lane
+  const P* const product = static_cast<const P*>(a.product.data) + row.product;
+  const X* const x = static_cast<const X*>(a.x.data) + row.x;
+  const std::int64_t packs = a.columns / kPackElems;
+  float sum = 0.0f;
+  for (std::int64_t first = threadIdx.x % 32; first < packs; first += 32 * kInFlight) {
+    Pack<P> product_packs[kInFlight];
+    Pack<X> x_packs[kInFlight];
+#pragma unroll
+    for (int j = 0; j < kInFlight; ++j) {
+      if (first + 32 * j < packs) {
+        product_packs[j] = load_pack(product + (first + 32 * j) * kPackElems);
+        x_packs[j] = load_pack(x + (first + 32 * j) * kPackElems);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kInFlight; ++j) {
+      if (first + 32 * j < packs) {
+        float p[kPackElems], v[kPackElems];
+        unpack(product_packs[j], p);
+        unpack(x_packs[j], v);
+#pragma unroll
+        for (int i = 0; i < kPackElems; ++i) {
+          sum = fmaf(p[i], v[i], sum);
+          p[i] *= weight;
+          v[i] *= weight;
+        }
+        const std::int64_t column = (first + 32 * j) * kPackElems;
+        store_pack(a.scaled.data, a.scaled.dtype, row.scaled + column, p);
+        if (a.scaled_x.data) {
+          store_pack(a.scaled_x.data, a.scaled_x.dtype, row.scaled_x + column, v);
+        }
+      }
+    }
+  }
+  return sum + scale_elements(a, row, weight, packs * kPackElems);
+}
+
+__device__ void zero_row(const ScaleArguments& a, const RowOffsets& row) {
+  for (std::int64_t c = threadIdx.x % 32; c < a.columns; c += 32) {
+    store_float(a.scaled.data, a.scaled.dtype, row.scaled + c, 0.0f);
+    if (a.scaled_x.data) {
+      store_float(a.scaled_x.data, a.scaled_x.dtype, row.scaled_x + c, 0.0f);
+    }
+  }
+}
+
+/// Packs: 16-byte accesses, with P and X the dtypes of product and x; else one element at a time.
+template <bool Packs, typename P, typename X>
+__global__ void __launch_bounds__(kThreads, 3) scale_kernel(const ScaleArguments a) {
+  const std::int64_t routed = block_routed_rows(a.m_sizes, a.sizes_64_bit, a.experts, a.rows);
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kWarps;
+  for (std::int64_t r = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+       r < a.rows; r += step) {
+    const RowOffsets row = offsets_of(a, r);
+    const std::int64_t flat =
+        r < routed ? load_index(a.gather_indices, a.indices_64_bit, r) : std::int64_t{-1};
+    if (flat < 0 || flat >= a.rows) {
+      zero_row(a, row);
+      continue;
+    }
+    const float weight = load_float(a.weights, a.weights_dtype, flat);
+    float sum;
+    if constexpr (Packs) {
+      sum = scale_packs<P, X>(a, row, weight);
+    } else {
+      sum = scale_elements(a, row, weight, 0);
+    }
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      sum += __shfl_xor_sync(kAllLanes, sum, distance);
+    }
+    if (threadIdx.x % 32 == 0) {
+      store_float(a.dot, a.dot_dtype, flat, sum);
+    }
+  }
+}
+
+/// The packed kernel for product's and x's dtypes, or null where none is compiled: two different
+/// 16-bit formats do not meet in one layer, nor does a 16-bit product of an fp32 x.
+const void* packed_kernel(DType product, DType x) {
+  using Half = __half;
+  using BFloat = __nv_bfloat16;
+  if (x == DType::kFloat16) {
+    return product == DType::kFloat16
+               ? reinterpret_cast<const void*>(&scale_kernel<true, Half, Half>)
+           : product == DType::kFloat32
+               ? reinterpret_cast<const void*>(&scale_kernel<true, float, Half>)
+               : nullptr;
+  }
+  if (x == DType::kBFloat16) {
+    return product == DType::kBFloat16
+               ? reinterpret_cast<const void*>(&scale_kernel<true, BFloat, BFloat>)
+           : product == DType::kFloat32
+               ? reinterpret_cast<const void*>(&scale_kernel<true, float, BFloat>)
+               : nullptr;
+  }
+  return product == DType::kFloat32
+             ? reinterpret_cast<const void*>(&scale_kernel<true, float, float>)
+             : nullptr;
+}
+
+Matrix matrix_of(const TensorView& view) { return {view.data, view.dtype, view.row_stride}; }
+
+}  // namespace
+
+void launch_scale_rows(const TensorView& product, const TensorView& x, const RoutingView& routing,
+                       const TensorView& scaled, const TensorView& dot, const TensorView& scaled_x,
+                       cudaStream_t stream) {
+  const std::int64_t rows = product.shape[0];
+  if (rows == 0) {
+    return;
+  }
+  ScaleArguments arguments = {
+      .product = matrix_of(product),
+      .x = matrix_of(x),
+      .scaled = matrix_of(scaled),
+      .scaled_x = scaled_x.given() ? matrix_of(scaled_x) : Matrix{},
+      .m_sizes = routing.m_sizes.data,
+      .sizes_64_bit = routing.m_sizes.dtype == DType::kInt64,
+      .experts = routing.m_sizes.shape[0],
+      .gather_indices = routing.gather_indices.data,
+      .indices_64_bit = routing.gather_indices.dtype == DType::kInt64,
+      .weights = routing.topk_weights.data,
+      .weights_dtype = routing.topk_weights.dtype,
+      .dot = dot.data,
+      .dot_dtype = dot.dtype,
+      .rows = rows,
+      .columns = product.shape[1],
+  };
+  const bool aligned = is_16_byte_aligned(product) && is_16_byte_aligned(x) &&
+                       is_16_byte_aligned(scaled) &&
+                       (!scaled_x.given() || is_16_byte_aligned(scaled_x));
+  const void* const packed = aligned ? packed_kernel(product.dtype, x.dtype) : nullptr;
+  // At most 8 blocks of 256 threads are on a multiprocessor; those that wait cost nothing.
+  const std::int64_t resident = 8 * device_facts(product.device.index)->multiprocessors;
+  const std::int64_t blocks = std::min((rows + kWarps - 1) / kWarps, resident);
+  // All zero bits are zero in every floating dtype.
+  check(
+      cudaMemsetAsync(dot.data, 0, static_cast<std::size_t>(rows * size_bytes(dot.dtype)), stream),
+      "clear dot for scale_rows");
+  void* parameters[] = {&arguments};
+  launch({packed ? packed : reinterpret_cast<const void*>(&scale_kernel<false, float, float>),
+          packed ? "scale_rows (packs)" : "scale_rows (elements)",
+          dim3(static_cast<unsigned>(blocks)), dim3(kThreads)},
+         parameters, stream);
+}
+
+}  // namespace moegemm::cuda
