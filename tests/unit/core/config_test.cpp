@@ -1,0 +1,39 @@
+#include "moegemm/config.h"
+
+#include <gtest/gtest.h>
+
+namespace moegemm {
+namespace {
+
+TEST(BackendKind, EveryNameParsesToItself) {
+  for (const BackendKind kind :
+       {BackendKind::kReference, BackendKind::kCpu, BackendKind::kSm90, BackendKind::kSm80}) {
+    EXPECT_EQ(parse_backend(to_string(kind)), kind);
+  }
+}
+
+TEST(BackendKind, OtherWordsDoNotParse) {
+  EXPECT_FALSE(parse_backend(""));
+  EXPECT_FALSE(parse_backend("CPU"));
+  EXPECT_FALSE(parse_backend("cpu "));
+  EXPECT_FALSE(parse_backend("sm100"));
+}
+
+TEST(KernelConfig, PrintsOnlyWhatWasAskedFor) {
+  KernelConfig config;
+  EXPECT_EQ(to_string(config), "any kernel");
+  config.block_rows = 64;
+  config.block_depth = 32;
+  EXPECT_EQ(to_string(config), "tile 64xanyx32");
+  config.block_cols = 128;
+  config.stages = 3;
+  config.tma_load_rows = false;
+  config.tma_store = true;
+  EXPECT_EQ(to_string(config), "tile 64x128x32 stages 3 tma_load_rows=off tma_store=on");
+  KernelConfig named;
+  named.kernel = "fwd_gather";
+  EXPECT_EQ(to_string(named), "kernel fwd_gather");
+}
+
+}  // namespace
+}  // namespace moegemm

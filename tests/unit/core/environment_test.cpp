@@ -1,0 +1,58 @@
+#include "core/environment.h"
+
+#include <gtest/gtest.h>
+
+#include "expect_refusal.h"
+#include "scoped_environment.h"
+
+namespace moegemm {
+namespace {
+
+using testing::expect_refusal;
+using testing::ScopedEnvironment;
+
+TEST(Environment, EmptyMeansNotSet) {
+  const ScopedEnvironment backend("MOEGEMM_BACKEND", "");
+  const ScopedEnvironment check("MOEGEMM_CHECK", "");
+  const ScopedEnvironment threads("MOEGEMM_NUM_THREADS", "");
+  EXPECT_EQ(environment_backend(), std::nullopt);
+  EXPECT_FALSE(environment_check());
+  EXPECT_EQ(environment_num_threads(), std::nullopt);
+}
+
+TEST(Environment, BackendIsReadAtEachCall) {
+  const ScopedEnvironment first("MOEGEMM_BACKEND", "reference");
+  EXPECT_EQ(environment_backend(), BackendKind::kReference);
+  const ScopedEnvironment second("MOEGEMM_BACKEND", "sm90");
+  EXPECT_EQ(environment_backend(), BackendKind::kSm90);
+}
+
+TEST(Environment, UnknownBackendListsTheAcceptedOnes) {
+  const ScopedEnvironment backend("MOEGEMM_BACKEND", "gpu");
+  expect_refusal(ErrorKind::kInvalidValue,
+                 {"MOEGEMM_BACKEND", "'gpu'", "reference, cpu, sm90 and sm80"},
+                 [] { environment_backend(); });
+}
+
+TEST(Environment, CheckIsZeroOrOne) {
+  const ScopedEnvironment on("MOEGEMM_CHECK", "1");
+  EXPECT_TRUE(environment_check());
+  const ScopedEnvironment off("MOEGEMM_CHECK", "0");
+  EXPECT_FALSE(environment_check());
+  const ScopedEnvironment other("MOEGEMM_CHECK", "maybe");
+  expect_refusal(ErrorKind::kInvalidValue, {"MOEGEMM_CHECK", "'maybe'", "0 and 1"},
+                 [] { environment_check(); });
+}
+
+TEST(Environment, ThreadCountMustBeAPositiveNumber) {
+  const ScopedEnvironment good("MOEGEMM_NUM_THREADS", "3");
+  EXPECT_EQ(environment_num_threads(), 3);
+  for (const char* word : {"0", "-1", "2x", "many", "4097", "99999999999"}) {
+    const ScopedEnvironment bad("MOEGEMM_NUM_THREADS", word);
+    expect_refusal(ErrorKind::kInvalidValue, {"MOEGEMM_NUM_THREADS", word, "1 to 4096"},
+                   [] { environment_num_threads(); });
+  }
+}
+
+}  // namespace
+}  // namespace moegemm
