@@ -4,7 +4,7 @@
 #include "core/planner.h"
 #include "core/refusal.h"
 #include "core/registry.h"
-#include "core/validate.h"
+#include "core/validation/validate.h"
 #include "moegemm/ops.h"
 
 namespace moegemm {

@@ -5,9 +5,9 @@
 #include <mutex>
 
 #include "core/environment.h"
-#include "core/hashing.h"
 #include "core/refusal.h"
 #include "core/registry.h"
+#include "core/types/hashing.h"
 
 namespace moegemm {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "core/refusal.h"
 #include "core/registry.h"
-#include "core/tensor_rules.h"
+#include "core/validation/tensor_rules.h"
 
 namespace moegemm {
 namespace {

@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "expect_refusal.h"
 #include "moegemm/moegemm.h"
-#include "scoped_environment.h"
+#include "unit/core/expect_refusal.h"
+#include "unit/core/scoped_environment.h"
 
 namespace moegemm {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include "expect_refusal.h"
-#include "scoped_environment.h"
+#include "unit/core/expect_refusal.h"
+#include "unit/core/scoped_environment.h"
 
 namespace moegemm {
 namespace {

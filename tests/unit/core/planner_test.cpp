@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "core/refusal.h"
-#include "expect_refusal.h"
 #include "moegemm/moegemm.h"
-#include "scoped_environment.h"
+#include "unit/core/expect_refusal.h"
+#include "unit/core/scoped_environment.h"
 
 namespace moegemm {
 namespace {

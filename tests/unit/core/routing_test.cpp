@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "expect_refusal.h"
+#include "unit/core/expect_refusal.h"
 
 namespace moegemm {
 namespace {

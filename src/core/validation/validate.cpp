@@ -1,9 +1,9 @@
-#include "core/validate.h"
+#include "core/validation/validate.h"
 
 #include <algorithm>
 
 #include "core/refusal.h"
-#include "core/tensor_rules.h"
+#include "core/validation/tensor_rules.h"
 
 namespace moegemm {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <functional>
 
-#include "core/hashing.h"
 #include "core/refusal.h"
+#include "core/types/hashing.h"
 
 namespace moegemm {
 

@@ -1,7 +1,7 @@
 #include "moegemm/problem.h"
 
-#include "core/hashing.h"
 #include "core/refusal.h"
+#include "core/types/hashing.h"
 
 namespace moegemm {
 

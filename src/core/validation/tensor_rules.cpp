@@ -1,4 +1,4 @@
-#include "core/tensor_rules.h"
+#include "core/validation/tensor_rules.h"
 
 #include <algorithm>
 #include <limits>
