@@ -1,0 +1,203 @@
+#include "arguments.h"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <array>
+
+namespace moegemm::torch_ops {
+namespace {
+
+/// torch's numbers for the dtypes we know: asked for once, they are only fixed within one torch.
+struct DTypeNumbers {
+  std::int32_t float32 = aoti_torch_dtype_float32();
+  std::int32_t float16 = aoti_torch_dtype_float16();
+  std::int32_t bfloat16 = aoti_torch_dtype_bfloat16();
+  std::int32_t int32 = aoti_torch_dtype_int32();
+  std::int32_t int64 = aoti_torch_dtype_int64();
+  std::int32_t uint8 = aoti_torch_dtype_uint8();
+  std::int32_t cpu = aoti_torch_device_type_cpu();
+  std::int32_t cuda = aoti_torch_device_type_cuda();
+};
+
+const DTypeNumbers& numbers() {
+  static const DTypeNumbers known;
+  return known;
+}
+
+std::int32_t torch_dtype(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return numbers().float32;
+    case DType::kFloat16:
+      return numbers().float16;
+    case DType::kBFloat16:
+      return numbers().bfloat16;
+    case DType::kInt32:
+      return numbers().int32;
+    case DType::kInt64:
+      return numbers().int64;
+  }
+  return numbers().float32;
+}
+
+DType library_dtype(const char* name, const Tensor& tensor) {
+  std::int32_t number = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &number));
+  const DTypeNumbers& known = numbers();
+  if (number == known.float32) return DType::kFloat32;
+  if (number == known.bfloat16) return DType::kBFloat16;
+  if (number == known.float16) return DType::kFloat16;
+  if (number == known.int32) return DType::kInt32;
+  if (number == known.int64) return DType::kInt64;
+  refuse_type(name, " has dtype ", torch::headeronly::toString(tensor.scalar_type()),
+              "; accepted are bfloat16, float16 and float32 for values, int32 and int64 for sizes "
+              "and indices");
+}
+
+Device library_device(const char* name, const Tensor& tensor) {
+  std::int32_t type = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));
+  if (type == numbers().cpu) return {DeviceType::kCpu, 0};
+  if (type != numbers().cuda) {
+    refuse_type(name, " is on a device of type number ", type, "; accepted are cpu and cuda");
+  }
+  return {DeviceType::kCuda, tensor.get_device_index()};
+}
+
+Tensor allocate_torch(std::int64_t rank, const std::int64_t* shape, std::int32_t dtype,
+                      Device device) {
+  std::array<std::int64_t, 3> strides = {1, 1, 1};
+  for (std::int64_t dim = rank - 2; dim >= 0; --dim) {
+    strides[dim] = strides[dim + 1] * (shape[dim + 1] > 0 ? shape[dim + 1] : 1);
+  }
+  const bool cuda = device.type == DeviceType::kCuda;
+  AtenTensorHandle handle = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(rank, shape, strides.data(), dtype,
+                                                         cuda ? numbers().cuda : numbers().cpu,
+                                                         cuda ? device.index : 0, &handle));
+  return Tensor(handle);
+}
+
+}  // namespace
+
+Argument::Argument(const char* name, const Tensor& tensor) : name_(name), tensor_(tensor) {
+  const torch::headeronly::IntHeaderOnlyArrayRef sizes = tensor.sizes();
+  if (sizes.empty() || sizes.size() > 3) {
+    refuse_value(name, " has ", sizes.size(), " dimensions; between 1 and 3 are accepted");
+  }
+  view_.rank = static_cast<int>(sizes.size());
+  for (int dim = 0; dim < view_.rank; ++dim) view_.shape[dim] = sizes[dim];
+  view_.dtype = library_dtype(name, tensor);
+  view_.device = library_device(name, tensor);
+}
+
+Argument::Argument(const char* name, const std::optional<Tensor>& tensor) : name_(name) {
+  if (tensor) *this = Argument(name, *tensor);
+}
+
+void Argument::require_rank(int rank, const char* shape) const {
+  if (view_.rank != rank) refuse_value(name_, " is ", describe(), "; its shape must be ", shape);
+}
+
+void Argument::require_floating() const {
+  if (!is_floating(dtype())) {
+    refuse_type(name_, " has dtype ", to_string(dtype()), "; accepted are bf16, fp16 and fp32");
+  }
+}
+
+void Argument::require_index() const {
+  if (!is_index(dtype())) {
+    refuse_type(name_, " has dtype ", to_string(dtype()), "; accepted are int32 and int64");
+  }
+}
+
+void Argument::require_same_device(const Argument& lead) const {
+  if (device() != lead.device()) {
+    refuse_type(name_, " is on ", to_string(device()), "; it must be on ", to_string(lead.device()),
+                ", where ", lead.name(), " is");
+  }
+}
+
+void Argument::require_same_dtype(const Argument& lead) const {
+  if (dtype() != lead.dtype()) {
+    refuse_type(name_, " has dtype ", to_string(dtype()), "; it must have ",
+                to_string(lead.dtype()), ", the dtype of ", lead.name());
+  }
+}
+
+void Argument::require_dtype_or_float32(const Argument& lead) const {
+  if (dtype() != lead.dtype() && dtype() != DType::kFloat32) {
+    refuse_type(name_, " has dtype ", to_string(dtype()), "; accepted are fp32 and ",
+                to_string(lead.dtype()), ", the dtype of ", lead.name());
+  }
+}
+
+bool Argument::walkable() {
+  const torch::headeronly::IntHeaderOnlyArrayRef strides = tensor_->strides();
+  const auto& shape = view_.shape;
+  const int last = view_.rank - 1;
+  if (numel() == 0) {
+    view_.row_stride = shape[last];
+    return true;
+  }
+  if (shape[last] > 1 && strides[last] != 1) return false;
+  if (view_.rank == 1) return true;
+  // The stride of a dimension of length 1 is never walked and may be anything.
+  std::int64_t row_stride = shape[last - 1] > 1 ? strides[last - 1] : shape[last];
+  if (view_.rank == 3 && shape[0] > 1) {
+    if (shape[1] == 1) row_stride = strides[0];
+    if (strides[0] != shape[1] * row_stride) return false;
+  }
+  view_.row_stride = row_stride;
+  return row_stride >= shape[last];
+}
+
+const TensorView& Argument::readable() {
+  if (!walkable()) {
+    tensor_ = torch::stable::contiguous(*tensor_);
+    view_.row_stride = view_.shape[view_.rank - 1];
+  }
+  view_.data = const_cast<void*>(tensor_->const_data_ptr());
+  return view_;
+}
+
+TensorView Argument::readable_vector() {
+  readable();
+  if (view_.rank > 1 && view_.row_stride != view_.shape[view_.rank - 1]) {
+    tensor_ = torch::stable::contiguous(*tensor_);
+    view_.data = const_cast<void*>(tensor_->const_data_ptr());
+  }
+  return TensorView::vector(view_.data, view_.dtype, numel(), view_.device);
+}
+
+const TensorView& Argument::writable() {
+  if (!walkable()) {
+    refuse_value(
+        name_, " is ", describe(),
+        " with strides that overlap or skip; its last dimension must be contiguous and its "
+        "rows at least that far apart");
+  }
+  view_.data = tensor_->mutable_data_ptr();
+  return view_;
+}
+
+Output allocate(std::initializer_list<std::int64_t> shape, DType dtype, Device device) {
+  Output output{allocate_torch(static_cast<std::int64_t>(shape.size()), shape.begin(),
+                               torch_dtype(dtype), device),
+                {}};
+  TensorView& view = output.view;
+  view.data = output.tensor.mutable_data_ptr();
+  view.dtype = dtype;
+  view.rank = static_cast<int>(shape.size());
+  std::copy(shape.begin(), shape.end(), view.shape.begin());
+  view.row_stride = view.shape[view.rank - 1];
+  view.device = device;
+  return output;
+}
+
+Tensor allocate_bytes(std::int64_t bytes, Device device) {
+  return allocate_torch(1, &bytes, numbers().uint8, device);
+}
+
+}  // namespace moegemm::torch_ops

@@ -1,0 +1,79 @@
+#include "execution.h"
+
+#include <dlfcn.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <mutex>
+#include <unordered_set>
+
+#include "moegemm/error.h"
+
+namespace moegemm::torch_ops {
+namespace {
+
+class TorchExecutor final : public Executor {
+ public:
+  int concurrency() const override { return static_cast<int>(torch::stable::get_num_threads()); }
+
+  void run(int workers, const std::function<void(int)>& work) override {
+    if (workers == 1) {
+      work(0);
+      return;
+    }
+    torch::stable::parallel_for(0, workers, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t worker = begin; worker < end; ++worker) work(static_cast<int>(worker));
+    });
+  }
+};
+
+using CurrentStream = AOTITorchError (*)(std::int32_t, void**);
+
+/// The only function of libtorch_cuda we call. A CPU-only torch lacks it, so it is looked up in the
+/// library that the process has loaded instead of being linked.
+CurrentStream find_current_stream() {
+  constexpr const char* kName = "aoti_torch_get_current_cuda_stream";
+  void* symbol = dlsym(RTLD_DEFAULT, kName);
+  if (symbol == nullptr) {
+    // Extension modules are loaded without RTLD_GLOBAL, which hides what they bring along.
+    if (void* cuda = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD)) {
+      symbol = dlsym(cuda, kName);
+    }
+  }
+  return reinterpret_cast<CurrentStream>(symbol);
+}
+
+void* current_stream(int device_index) {
+  static const CurrentStream get = find_current_stream();
+  if (get == nullptr) {
+    throw Error(ErrorKind::kRuntime,
+                "libtorch_cuda.so of this torch has no aoti_torch_get_current_cuda_stream; CUDA "
+                "tensors need a CUDA build of torch 2.10 or newer");
+  }
+  void* stream = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(get(device_index, &stream));
+  return stream;
+}
+
+}  // namespace
+
+Execution::Execution(Device device) {
+  if (device.type == DeviceType::kCuda) {
+    guard_.emplace(device.index);
+    context_.stream = current_stream(device.index);
+  } else {
+    static TorchExecutor executor;
+    context_.executor = &executor;
+  }
+}
+
+void warn_once(const std::string& note) {
+  static std::mutex mutex;
+  static std::unordered_set<std::string> seen;
+  {
+    const std::lock_guard lock(mutex);
+    if (!seen.insert(note).second) return;
+  }
+  aoti_torch_warn("plan", "moegemm", 0, ("moegemm: " + note).c_str());
+}
+
+}  // namespace moegemm::torch_ops

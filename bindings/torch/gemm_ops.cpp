@@ -1,0 +1,130 @@
+#include <vector>
+
+#include "execution.h"
+#include "gemm_rules.h"
+#include "operators.h"
+
+namespace moegemm::torch_ops {
+namespace {
+
+/// A kernel asked for by hand, as a list of seven: rows, columns, depth, stages, then TMA for the
+/// row operand, the weight operand and the store (1 asked for, 0 not asked for).
+void read_config(const Config& numbers, GemmOptions& options) {
+  if (!numbers) return;
+  if (numbers->size() != 7) {
+    refuse_value("config has ", numbers->size(), " numbers; it must have 7");
+  }
+  const auto asked = [&](int i) {
+    return (*numbers)[i] != 0 ? std::optional<bool>(true) : std::nullopt;
+  };
+  KernelConfig config;
+  config.block_rows = static_cast<int>((*numbers)[0]);
+  config.block_cols = static_cast<int>((*numbers)[1]);
+  config.block_depth = static_cast<int>((*numbers)[2]);
+  config.stages = static_cast<int>((*numbers)[3]);
+  config.tma_load_rows = asked(4);
+  config.tma_load_weights = asked(5);
+  config.tma_store = asked(6);
+  options.config = config;
+}
+
+void run(Op op, GemmArguments& arguments, const TensorView& out) {
+  const RoutingView routing = arguments.routing.readable();
+  const TensorView& first = arguments.first.readable();
+  const TensorView& second = arguments.second.readable();
+  const Execution execution(arguments.device());
+  constexpr auto kLibraryCall = [](Op which) {
+    return which == Op::kForward ? &moegemm::forward
+           : which == Op::kDx    ? &backward_dx
+                                 : &backward_dw;
+  };
+  const Plan plan =
+      kLibraryCall(op)(first, second, out, routing, arguments.options, execution.context());
+  if (!plan.note.empty()) warn_once(plan.note);
+}
+
+Output allocate_result(Op op, const GemmArguments& arguments) {
+  const GemmShape& shape = arguments.shape();
+  const DType dtype = arguments.output_dtype();
+  const Device device = arguments.device();
+  switch (op) {
+    case Op::kForward:
+      return allocate({shape.rows, shape.n}, dtype, device);
+    case Op::kDx:
+      return allocate({shape.rows, shape.k}, dtype, device);
+    case Op::kDw:
+      break;
+  }
+  return allocate({shape.experts, shape.n, shape.k}, dtype, device);
+}
+
+template <Op op>
+Tensor product(const Tensor& first, const Tensor& second, const Tensor& m_sizes,
+               const std::optional<Tensor>& gather_indices,
+               const std::optional<Tensor>& topk_weights, std::int64_t topk, std::int64_t flags,
+               const Config& config) {
+  return raising([&] {
+    GemmArguments arguments(op, first, second, m_sizes, gather_indices, topk_weights, topk, flags);
+    if (arguments.options.accumulate) {
+      refuse_value("accumulate is True without out; there is nothing to add to");
+    }
+    read_config(config, arguments.options);
+    Output result = allocate_result(op, arguments);
+    run(op, arguments, result.view);
+    return result.tensor;
+  });
+}
+
+template <Op op>
+void product_out(const Tensor& first, const Tensor& second, const Tensor& m_sizes,
+                 const std::optional<Tensor>& gather_indices,
+                 const std::optional<Tensor>& topk_weights, std::int64_t topk, std::int64_t flags,
+                 const Config& config, const Tensor& out) {
+  raising([&] {
+    GemmArguments arguments(op, first, second, m_sizes, gather_indices, topk_weights, topk, flags);
+    read_config(config, arguments.options);
+    Argument output("out", out);
+    arguments.check_output(output);
+    run(op, arguments, output.writable());
+  });
+}
+
+}  // namespace
+
+Tensor forward(Tensor x, Tensor w, Tensor m_sizes, std::optional<Tensor> gather_indices,
+               std::optional<Tensor> topk_weights, std::int64_t topk, std::int64_t flags,
+               Config config) {
+  return product<Op::kForward>(x, w, m_sizes, gather_indices, topk_weights, topk, flags, config);
+}
+
+Tensor dx(Tensor dy, Tensor w, Tensor m_sizes, std::optional<Tensor> gather_indices,
+          std::optional<Tensor> topk_weights, std::int64_t topk, std::int64_t flags,
+          Config config) {
+  return product<Op::kDx>(dy, w, m_sizes, gather_indices, topk_weights, topk, flags, config);
+}
+
+Tensor dw(Tensor dy, Tensor x, Tensor m_sizes, std::optional<Tensor> gather_indices,
+          std::optional<Tensor> topk_weights, std::int64_t topk, std::int64_t flags,
+          Config config) {
+  return product<Op::kDw>(dy, x, m_sizes, gather_indices, topk_weights, topk, flags, config);
+}
+
+void forward_out(Tensor x, Tensor w, Tensor m_sizes, std::optional<Tensor> gather_indices,
+                 std::optional<Tensor> topk_weights, std::int64_t topk, std::int64_t flags,
+                 Config config, Tensor out) {
+  product_out<Op::kForward>(x, w, m_sizes, gather_indices, topk_weights, topk, flags, config, out);
+}
+
+void dx_out(Tensor dy, Tensor w, Tensor m_sizes, std::optional<Tensor> gather_indices,
+            std::optional<Tensor> topk_weights, std::int64_t topk, std::int64_t flags,
+            Config config, Tensor out) {
+  product_out<Op::kDx>(dy, w, m_sizes, gather_indices, topk_weights, topk, flags, config, out);
+}
+
+void dw_out(Tensor dy, Tensor x, Tensor m_sizes, std::optional<Tensor> gather_indices,
+            std::optional<Tensor> topk_weights, std::int64_t topk, std::int64_t flags,
+            Config config, Tensor out) {
+  product_out<Op::kDw>(dy, x, m_sizes, gather_indices, topk_weights, topk, flags, config, out);
+}
+
+}  // namespace moegemm::torch_ops

@@ -1,0 +1,57 @@
+#include <torch/csrc/stable/library.h>
+
+#include "operators.h"
+
+STABLE_TORCH_LIBRARY(moegemm, m) {
+  // `flags` are the bits of gemm_rules.h, `config` the seven numbers of gemm_ops.cpp: fewer and
+  // smaller boxed arguments are what keeps a tiny call cheap.
+  m.def(
+      "forward(Tensor x, Tensor w, Tensor m_sizes, Tensor? gather_indices, Tensor? topk_weights, "
+      "int topk, int flags, int[]? config=None) -> Tensor");
+  m.def(
+      "dx(Tensor dy, Tensor w, Tensor m_sizes, Tensor? gather_indices, Tensor? topk_weights, "
+      "int topk, int flags, int[]? config=None) -> Tensor");
+  m.def(
+      "dw(Tensor dy, Tensor x, Tensor m_sizes, Tensor? gather_indices, Tensor? topk_weights, "
+      "int topk, int flags, int[]? config=None) -> Tensor");
+  m.def(
+      "forward_out(Tensor x, Tensor w, Tensor m_sizes, Tensor? gather_indices, "
+      "Tensor? topk_weights, int topk, int flags, int[]? config, Tensor(a!) out) -> ()");
+  m.def(
+      "dx_out(Tensor dy, Tensor w, Tensor m_sizes, Tensor? gather_indices, "
+      "Tensor? topk_weights, int topk, int flags, int[]? config, Tensor(a!) out) -> ()");
+  m.def(
+      "dw_out(Tensor dy, Tensor x, Tensor m_sizes, Tensor? gather_indices, "
+      "Tensor? topk_weights, int topk, int flags, int[]? config, Tensor(a!) out) -> ()");
+  m.def(
+      "route(Tensor expert_ids, int experts, bool wide, bool with_inverse) -> (Tensor, Tensor, "
+      "Tensor)");
+  m.def("combine(Tensor rows, Tensor? weights, int topk, bool float32_output) -> Tensor");
+  m.def(
+      "scale_rows(Tensor(a!) product, Tensor x, Tensor m_sizes, Tensor gather_indices, "
+      "Tensor topk_weights, int topk) -> Tensor");
+  m.def("info() -> str");
+}
+
+namespace {
+
+void implement(torch::stable::detail::StableLibrary& m) {
+  using namespace moegemm;
+  m.impl("forward", TORCH_BOX(&torch_ops::forward));
+  m.impl("dx", TORCH_BOX(&torch_ops::dx));
+  m.impl("dw", TORCH_BOX(&torch_ops::dw));
+  m.impl("forward_out", TORCH_BOX(&torch_ops::forward_out));
+  m.impl("dx_out", TORCH_BOX(&torch_ops::dx_out));
+  m.impl("dw_out", TORCH_BOX(&torch_ops::dw_out));
+  m.impl("route", TORCH_BOX(&torch_ops::route));
+  m.impl("combine", TORCH_BOX(&torch_ops::combine));
+  m.impl("scale_rows", TORCH_BOX(&torch_ops::scale_rows));
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(moegemm, CPU, m) { implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(moegemm, CUDA, m) { implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(moegemm, CompositeExplicitAutograd, m) {
+  m.impl("info", TORCH_BOX(&moegemm::torch_ops::info));
+}

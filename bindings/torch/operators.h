@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "arguments.h"
+
+/// The operators behind torch.ops.moegemm; library.cpp has their schemas. All of them run on CPU
+/// and CUDA tensors alike.
+namespace moegemm::torch_ops {
+
+using Config = std::optional<std::vector<std::int64_t>>;
+
+Tensor forward(Tensor x, Tensor w, Tensor m_sizes, std::optional<Tensor> gather_indices,
+               std::optional<Tensor> topk_weights, std::int64_t topk, std::int64_t flags,
+               Config config);
+Tensor dx(Tensor dy, Tensor w, Tensor m_sizes, std::optional<Tensor> gather_indices,
+          std::optional<Tensor> topk_weights, std::int64_t topk, std::int64_t flags, Config config);
+Tensor dw(Tensor dy, Tensor x, Tensor m_sizes, std::optional<Tensor> gather_indices,
+          std::optional<Tensor> topk_weights, std::int64_t topk, std::int64_t flags, Config config);
+
+void forward_out(Tensor x, Tensor w, Tensor m_sizes, std::optional<Tensor> gather_indices,
+                 std::optional<Tensor> topk_weights, std::int64_t topk, std::int64_t flags,
+                 Config config, Tensor out);
+void dx_out(Tensor dy, Tensor w, Tensor m_sizes, std::optional<Tensor> gather_indices,
+            std::optional<Tensor> topk_weights, std::int64_t topk, std::int64_t flags,
+            Config config, Tensor out);
+void dw_out(Tensor dy, Tensor x, Tensor m_sizes, std::optional<Tensor> gather_indices,
+            std::optional<Tensor> topk_weights, std::int64_t topk, std::int64_t flags,
+            Config config, Tensor out);
+
+/// m_sizes, gather_indices and (empty unless asked for) the inverse permutation.
+std::tuple<Tensor, Tensor, Tensor> route(Tensor expert_ids, std::int64_t experts, bool wide,
+                                         bool with_inverse);
+Tensor combine(Tensor rows, std::optional<Tensor> weights, std::int64_t topk, bool float32_output);
+/// Scales `product` in place and returns the dot products; see moegemm::scale_rows.
+Tensor scale_rows(Tensor product, Tensor x, Tensor m_sizes, Tensor gather_indices,
+                  Tensor topk_weights, std::int64_t topk);
+
+/// What moegemm.info() shows, as JSON.
+std::string info();
+
+/// Runs `body` and rethrows the library's errors as ones that torch can carry: a std::runtime_error
+/// whose text starts with the Python type to raise, which python/moegemm/errors.py puts back.
+template <class Body>
+auto raising(Body&& body) {
+  try {
+    return body();
+  } catch (const Error& error) {
+    const char* type = "RuntimeError";
+    switch (error.kind()) {
+      case ErrorKind::kInvalidValue:
+        type = "ValueError";
+        break;
+      case ErrorKind::kInvalidType:
+        type = "TypeError";
+        break;
+      case ErrorKind::kNotImplemented:
+        type = "NotImplementedError";
+        break;
+      case ErrorKind::kRuntime:
+        break;
+    }
+    throw std::runtime_error(std::string("[") + type + "] " + error.what());
+  }
+}
+
+}  // namespace moegemm::torch_ops
