@@ -88,6 +88,7 @@ Argument::Argument(const char* name, const Tensor& tensor) : name_(name), tensor
   }
   view_.rank = static_cast<int>(sizes.size());
   for (int dim = 0; dim < view_.rank; ++dim) view_.shape[dim] = sizes[dim];
+  view_.row_stride = view_.shape[view_.rank - 1];
   view_.dtype = library_dtype(name, tensor);
   view_.device = library_device(name, tensor);
 }

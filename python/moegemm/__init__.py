@@ -1,0 +1,48 @@
+"""Matrix products of Mixture-of-Experts layers, forward and backward, with the token permutation inside.
+
+>>> import torch, moegemm
+>>> tokens, experts = torch.randn(6, 16), torch.randn(4, 32, 16)      # [T, K], [E, N, K]
+>>> weights, ids = torch.randn(6, 4).softmax(-1).topk(2)              # [T, topk]
+>>> m_sizes, gather_indices = moegemm.route(ids, 4)
+>>> moegemm.grouped_gemm(tokens, experts, m_sizes, 2, gather_indices, permute_x=True).shape
+torch.Size([12, 32])
+"""
+
+from moegemm.loading import load as _load
+
+_load()
+
+from moegemm import kernels_meta as _kernels_meta  # noqa: E402 - the operators must be there first
+
+_kernels_meta.register()
+
+from moegemm.autograd import GroupedGemm  # noqa: E402
+from moegemm.information import info  # noqa: E402
+from moegemm.interface import (  # noqa: E402
+    grouped_gemm,
+    grouped_gemm_dW,
+    grouped_gemm_dX,
+    grouped_gemm_forward,
+)
+from moegemm.routing import combine, route  # noqa: E402
+from moegemm.tuning import (  # noqa: E402
+    KernelConfigBackward_dW,
+    KernelConfigBackward_dX,
+    KernelConfigForward,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "GroupedGemm",
+    "KernelConfigBackward_dW",
+    "KernelConfigBackward_dX",
+    "KernelConfigForward",
+    "combine",
+    "grouped_gemm",
+    "grouped_gemm_dW",
+    "grouped_gemm_dX",
+    "grouped_gemm_forward",
+    "info",
+    "route",
+]

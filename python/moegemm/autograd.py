@@ -1,0 +1,168 @@
+"""The gradient of a grouped product with respect to X, W and topk_weights."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from moegemm import flags as bits
+
+_ops: Any = torch.ops.moegemm
+_forward: Callable[..., Tensor] = _ops.forward.default
+_dx: Callable[..., Tensor] = _ops.dx.default
+_dw: Callable[..., Tensor] = _ops.dw.default
+_dw_out: Callable[..., None] = _ops.dw_out.default
+_combine: Callable[..., Tensor] = _ops.combine.default
+_scale_rows: Callable[..., Tensor] = _ops.scale_rows.default
+
+_FORWARD_ONLY = bits.CHECK  # the same routing is not validated again in backward
+
+
+class Settings(NamedTuple):
+    """What a call asks for beyond the defaults."""
+
+    config_forward: list[int] | None = None
+    config_dx: list[int] | None = None
+    config_dw: list[int] | None = None
+    dx_only: bool = False
+    dw_only: bool = False
+    main_grad: Tensor | None = None  # [E, N, K] or flattened, fp32: dW is added here
+    parameter: Tensor | None = None  # the W that main_grad belongs to
+
+
+DEFAULTS = Settings()
+
+
+class _SecondDerivative(torch.autograd.Function):
+    """Passes a gradient through and refuses to be differentiated; `sources` is what it depends on."""
+
+    @staticmethod
+    def forward(gradient: Tensor, *sources: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise RuntimeError("grouped_gemm can be differentiated once only; it has no second derivative")
+
+
+_refuse_second_derivative: Callable[..., Tensor] = _SecondDerivative.apply
+
+
+class GroupedGemm(torch.autograd.Function):
+    """The product with its gradients; `grouped_gemm` is the checked way in.
+
+    Arguments of `apply`: X, W, m_sizes, gather_indices, topk_weights, topk, flags (bits of moegemm.flags) and
+    settings (Settings). Nothing but those tensors is saved, and each only if a wanted gradient reads it.
+
+    >>> import torch, moegemm
+    >>> X, W = torch.ones(3, 4), torch.ones(2, 5, 4, requires_grad=True)        # [M, K], [E, N, K]
+    >>> m_sizes = torch.tensor([1, 2])
+    >>> moegemm.GroupedGemm.apply(X, W, m_sizes, None, None, 1, 0, moegemm.autograd.DEFAULTS).sum().backward()
+    >>> W.grad[:, 0, 0]
+    tensor([1., 2.])
+    """
+
+    @staticmethod
+    def forward(
+        X: Tensor,
+        W: Tensor,
+        m_sizes: Tensor,
+        gather_indices: Tensor | None,
+        topk_weights: Tensor | None,
+        topk: int,
+        flags: int,
+        settings: Settings,
+    ) -> Tensor:
+        config = settings.config_forward
+        if config is None:
+            return _forward(X, W, m_sizes, gather_indices, topk_weights, topk, flags)
+        return _forward(X, W, m_sizes, gather_indices, topk_weights, topk, flags, config)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        X, W, m_sizes, gather_indices, topk_weights, topk, flags, settings = inputs
+        need_x, need_w, _, _, need_weights, *_ = ctx.needs_input_grad
+        if settings is not DEFAULTS:
+            need_w = need_w and not settings.dx_only
+            if settings.dw_only:
+                need_x = need_weights = False
+        need_weights = need_weights and bool(flags & bits.FUSE_MUL)
+        ctx.save_for_backward(
+            X if need_w or need_weights else None,
+            W if need_x or need_weights else None,
+            m_sizes,
+            gather_indices,
+            topk_weights,
+        )
+        ctx.call = (need_x, need_w, need_weights, topk, flags & ~_FORWARD_ONLY, settings, W.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        (dY,) = gradients
+        need_x, need_w, need_weights, topk, flags, settings, w_shape = ctx.call
+        saved = ctx.saved_tensors
+        X, W, m_sizes, gather_indices, topk_weights = saved
+        dX = dW = d_weights = None
+        with torch.no_grad():
+            if need_weights:
+                # The unscaled product serves both: its dot with X is d topk_weights, scaled it is dX.
+                product = _dx(dY, W, m_sizes, gather_indices, None, topk, flags & ~bits.FUSE_MUL, settings.config_dx)
+                dots = _scale_rows(product, X, m_sizes, gather_indices, topk_weights, topk)
+                d_weights = dots.view(topk_weights.shape)
+                dX = product if need_x else None
+            elif need_x:
+                dX = _dx(dY, W, m_sizes, gather_indices, topk_weights, topk, flags, settings.config_dx)
+                if flags & bits.PERMUTE_X and topk > 1:
+                    dX = _combine(dX, None, topk, False)
+            if need_w and settings.main_grad is not None:
+                dW = _accumulate(settings, dY, X, m_sizes, gather_indices, topk_weights, topk, flags)
+            elif need_w:
+                dW = _dw(dY, X, m_sizes, gather_indices, topk_weights, topk, flags, settings.config_dw)
+                dW = dW.view(w_shape)
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            sources = [t for t in (dY, X, W, topk_weights) if t is not None]
+            dX, dW, d_weights = (
+                None if g is None else _refuse_second_derivative(g, *sources) for g in (dX, dW, d_weights)
+            )
+        return dX, dW, None, None, d_weights, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        raise NotImplementedError(
+            "grouped_gemm cannot be vmapped: its rows are already grouped by expert; put the batch into the rows"
+        )
+
+
+def _accumulate(
+    settings: Settings,
+    dY: Tensor,
+    X: Tensor,
+    m_sizes: Tensor,
+    gather_indices: Tensor | None,
+    topk_weights: Tensor | None,
+    topk: int,
+    flags: int,
+) -> Tensor | None:
+    """Adds dW to main_grad. Frameworks that wait for a gradient hook mark the parameter with
+    `grad_added_to_main_grad`: the flag is set and a zero gradient (of one stored element) makes the hook run."""
+    assert settings.main_grad is not None
+    _dw_out(
+        dY, X, m_sizes, gather_indices, topk_weights, topk, flags | bits.ACCUMULATE, settings.config_dw,
+        settings.main_grad,
+    )  # fmt: skip
+    parameter = settings.parameter
+    if parameter is None or not hasattr(parameter, "grad_added_to_main_grad"):
+        return None
+    parameter.grad_added_to_main_grad = True
+    return parameter.new_zeros(()).expand(parameter.shape)
+
+
+# Function.apply spends as long on functorch's wrappers and argument binding as the rest of a tiny call takes. The
+# apply below it does the same when no transform is active; GroupedGemm.apply stays the way in for those.
+apply_with_transforms: Callable[..., Tensor] = GroupedGemm.apply
+apply_without_transforms: Callable[..., Tensor] = super(torch.autograd.Function, GroupedGemm).apply

@@ -1,0 +1,11 @@
+"""Bits of the operators' `flags` argument; bindings/torch/gemm_rules.h has the same list."""
+
+from typing import Final
+
+PERMUTE_X: Final = 1
+PERMUTE_Y: Final = 2
+FUSE_MUL: Final = 4
+ALLOW_TF32: Final = 8
+CHECK: Final = 16
+ACCUMULATE: Final = 32
+FLOAT32_OUTPUT: Final = 64

@@ -1,0 +1,312 @@
+"""The seeds' interface: the differentiable product and its three raw parts.
+
+E experts, T tokens, M = T * topk rows. Flat order: row t * topk + s is slot s of token t. Expert order: the same
+rows sorted by expert, expert e owning m_sizes[e] consecutive rows.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moegemm import flags as bits
+from moegemm.autograd import DEFAULTS, Settings, apply_with_transforms, apply_without_transforms
+from moegemm.errors import explain
+from moegemm.raw import RawArguments, raw_flags, run_raw, torch_allows_tf32
+from moegemm.rules import require_no_fuse_mul_pre, require_valid_flags, require_valid_role
+from moegemm.tuning import (
+    DEFAULT_BLOCK,
+    DEFAULT_STAGES,
+    DEFAULT_WARPS,
+    KernelConfig,
+    KernelConfigBackward_dW,
+    KernelConfigBackward_dX,
+    KernelConfigForward,
+)
+
+_ops: Any = torch.ops.moegemm
+_forward: Callable[..., Tensor] = _ops.forward.default
+
+_is_compiling = torch.compiler.is_compiling
+_transforms_active = torch._C._are_functorch_transforms_active
+_is_autocast_enabled = torch.is_autocast_enabled
+_is_grad_enabled = torch.is_grad_enabled
+
+
+def grouped_gemm(
+    X: Tensor,
+    W: Tensor,
+    m_sizes: Tensor,
+    topk: int,
+    gather_indices: Tensor | None = None,
+    permute_x: bool = False,
+    permute_y: bool = False,
+    topk_weights: Tensor | None = None,
+    fuse_mul_post: bool = False,
+    kernel_config_fwd: KernelConfigForward | None = None,
+    kernel_config_bwd_dX: KernelConfigBackward_dX | None = None,
+    kernel_config_bwd_dW: KernelConfigBackward_dW | None = None,
+    autotune: bool = False,
+    is_first_gemm: bool = True,
+    dX_only: bool = False,
+    dW_only: bool = False,
+    *,
+    check: bool = False,
+    accumulate: bool = False,
+    allow_tf32: bool | None = None,
+) -> Tensor:
+    """Y_e = X_e W_e^T for every expert e in one call, differentiable in X, W and topk_weights.
+
+    Shapes:
+        X: [T, K] with permute_x, else [M, K]; bf16, fp16 or fp32. W: [E, N, K] or [E * N, K], same dtype.
+        m_sizes: [E]; gather_indices: [M]; int32 or int64. topk_weights: [M] or [T, topk], fp32 or X's dtype.
+        Returns [M, N]: expert order, or flat order with permute_y.
+
+    permute_x reads X in flat order (first GEMM of a layer), permute_y stores Y in flat order (second GEMM), and
+    fuse_mul_post multiplies row r by topk_weights[gather_indices[r]] before the one rounding.
+    dX_only and dW_only skip the other gradients (dW_only also that of topk_weights, which needs dX's product).
+    autotune asks for measured instead of predicted kernels where the library has measurements.
+    check validates m_sizes and gather_indices on the device first, which synchronises.
+    accumulate adds dW to `W.main_grad`, a fp32 tensor of W's shape, in backward; W.grad is left alone.
+    allow_tf32 permits TF32 for fp32 tensors on CUDA; None means torch.backends.cuda.matmul decides.
+
+    >>> import torch, moegemm
+    >>> X, W = torch.randn(6, 16), torch.randn(4, 8, 16)
+    >>> moegemm.grouped_gemm(X, W, m_sizes=torch.tensor([3, 0, 1, 2]), topk=1).shape
+    torch.Size([6, 8])
+    """
+    try:
+        flags = 0
+        settings = DEFAULTS
+        parameter = W
+        if _is_autocast_enabled("cuda" if X.is_cuda else "cpu"):
+            X, W = _autocast(X), _autocast(W)
+        if permute_x or permute_y or fuse_mul_post or not is_first_gemm or dX_only or dW_only:
+            require_valid_flags(permute_x, permute_y, fuse_mul_post, gather_indices, topk_weights)
+            require_valid_role(permute_x, permute_y, fuse_mul_post, is_first_gemm, dX_only, dW_only)
+            flags = (
+                (bits.PERMUTE_X if permute_x else 0)
+                | (bits.PERMUTE_Y if permute_y else 0)
+                | (bits.FUSE_MUL if fuse_mul_post else 0)
+            )
+        if check:
+            flags |= bits.CHECK
+        if allow_tf32 or (allow_tf32 is None and X.is_cuda and torch_allows_tf32()):
+            flags |= bits.ALLOW_TF32
+        if (
+            dX_only
+            or dW_only
+            or accumulate
+            or kernel_config_fwd is not None
+            or kernel_config_bwd_dX is not None
+            or kernel_config_bwd_dW is not None
+        ):
+            settings = Settings(
+                _numbers("kernel_config_fwd", kernel_config_fwd, KernelConfigForward, flags),
+                _numbers("kernel_config_bwd_dX", kernel_config_bwd_dX, KernelConfigBackward_dX, flags),
+                _numbers("kernel_config_bwd_dW", kernel_config_bwd_dW, KernelConfigBackward_dW, flags),
+                dX_only,
+                dW_only,
+                _main_grad(parameter) if accumulate else None,
+                parameter if accumulate else None,
+            )
+        if not (
+            _is_grad_enabled()
+            and (X.requires_grad or W.requires_grad or (topk_weights is not None and topk_weights.requires_grad))
+        ):
+            config = settings.config_forward
+            return _forward(X, W, m_sizes, gather_indices, topk_weights, topk, flags, config)
+        if _is_compiling() or _transforms_active():
+            return apply_with_transforms(X, W, m_sizes, gather_indices, topk_weights, topk, flags, settings)
+        return apply_without_transforms(X, W, m_sizes, gather_indices, topk_weights, topk, flags, settings)
+    except (RuntimeError, AttributeError) as error:
+        tensors = {"X": X, "W": W, "m_sizes": m_sizes, "gather_indices": gather_indices, "topk_weights": topk_weights}
+        raise explain(error, tensors, topk) from None
+
+
+def grouped_gemm_forward(
+    X: Tensor,
+    W: Tensor,
+    topk: int,
+    m_sizes: Tensor,
+    gather_indices: Tensor | None = None,
+    topk_weights: Tensor | None = None,
+    permute_x: bool = False,
+    permute_y: bool = False,
+    fuse_mul_post: bool = False,
+    autotune: bool = False,
+    BLOCK_SIZE_M: int = DEFAULT_BLOCK,
+    BLOCK_SIZE_N: int = DEFAULT_BLOCK,
+    BLOCK_SIZE_K: int = DEFAULT_BLOCK,
+    num_warps: int = DEFAULT_WARPS,
+    num_stages: int = DEFAULT_STAGES,
+    use_tma_load_w: bool = False,
+    use_tma_load_x: bool = False,
+    use_tma_store: bool = False,
+    flatten: bool = True,
+    debug: bool = False,
+    *,
+    check: bool = False,
+    out: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    allow_tf32: bool | None = None,
+) -> Tensor:
+    """Y_e = X_e W_e^T, without autograd.
+
+    Shapes as in grouped_gemm. Returns Y [M, N]: `out` if given, else a new tensor of `out_dtype` (X's dtype or fp32).
+    debug validates the routing as check does.
+
+    >>> import torch, moegemm
+    >>> X, W = torch.randn(6, 16), torch.randn(4, 8, 16)
+    >>> moegemm.grouped_gemm_forward(X, W, 1, torch.tensor([3, 0, 1, 2])).shape
+    torch.Size([6, 8])
+    """
+    require_valid_flags(permute_x, permute_y, fuse_mul_post, gather_indices, topk_weights)
+    config = KernelConfigForward(
+        BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages, flatten,
+        use_tma_store=use_tma_store, use_tma_load_w=use_tma_load_w, use_tma_load_x=use_tma_load_x,
+    )  # fmt: skip
+    arguments = RawArguments(X, W, m_sizes, gather_indices, topk_weights, topk, ("X", "W"))
+    flags = raw_flags(X, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32)
+    return run_raw("forward", arguments, flags, config, out, out_dtype)
+
+
+def grouped_gemm_dX(
+    dY: Tensor,
+    W: Tensor,
+    gather_indices: Tensor | None,
+    m_sizes: Tensor,
+    topk: int,
+    BLOCK_SIZE_M: int = DEFAULT_BLOCK,
+    BLOCK_SIZE_N: int = DEFAULT_BLOCK,
+    BLOCK_SIZE_K: int = DEFAULT_BLOCK,
+    debug: bool = False,
+    permute_x: bool = False,
+    permute_y: bool = False,
+    use_tma_load_w: bool = False,
+    use_tma_load_dy: bool = False,
+    use_tma_store: bool = False,
+    num_warps: int = DEFAULT_WARPS,
+    num_stages: int = DEFAULT_STAGES,
+    flatten: bool = True,
+    fuse_mul_pre: bool = False,
+    fuse_mul_post: bool = False,
+    autotune: bool = False,
+    *,
+    topk_weights: Tensor | None = None,
+    check: bool = False,
+    out: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    allow_tf32: bool | None = None,
+) -> Tensor:
+    """dX_e = dY_e W_e.
+
+    Shapes:
+        dY: [M, N], flat order with permute_y, else expert order. W: [E, N, K] or [E * N, K].
+        Returns dX [M, K]: flat order with permute_x (not yet summed over a token's slots), else expert order.
+
+    fuse_mul_post multiplies row r by topk_weights[gather_indices[r]]. fuse_mul_pre is not offered: no product of an
+    MoE layer multiplies before its GEMM.
+
+    >>> import torch, moegemm
+    >>> dY, W = torch.randn(6, 8), torch.randn(4, 8, 16)
+    >>> moegemm.grouped_gemm_dX(dY, W, None, torch.tensor([3, 0, 1, 2]), topk=1).shape
+    torch.Size([6, 16])
+    """
+    require_valid_flags(permute_x, permute_y, fuse_mul_post, gather_indices, topk_weights)
+    require_no_fuse_mul_pre(fuse_mul_pre)
+    config = KernelConfigBackward_dX(
+        BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages, flatten,
+        use_tma_store=use_tma_store, use_tma_load_w=use_tma_load_w, use_tma_load_dy=use_tma_load_dy,
+    )  # fmt: skip
+    arguments = RawArguments(dY, W, m_sizes, gather_indices, topk_weights, topk, ("dY", "W"))
+    flags = raw_flags(dY, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32)
+    return run_raw("dx", arguments, flags, config, out, out_dtype)
+
+
+def grouped_gemm_dW(
+    X: Tensor,
+    dY: Tensor,
+    m_sizes: Tensor,
+    gather_indices: Tensor | None,
+    topk: int,
+    BLOCK_SIZE_M: int = DEFAULT_BLOCK,
+    BLOCK_SIZE_N: int = DEFAULT_BLOCK,
+    BLOCK_SIZE_K: int = DEFAULT_BLOCK,
+    permute_x: bool = False,
+    permute_y: bool = False,
+    use_tma_load_dy: bool = False,
+    use_tma_load_x: bool = False,
+    use_tma_store: bool = False,
+    fuse_mul_pre: bool = False,
+    fuse_mul_post: bool = False,
+    num_warps: int = DEFAULT_WARPS,
+    num_stages: int = DEFAULT_STAGES,
+    flatten: bool = True,
+    autotune: bool = False,
+    debug: bool = False,
+    *,
+    topk_weights: Tensor | None = None,
+    check: bool = False,
+    out: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    accumulate: bool = False,
+    allow_tf32: bool | None = None,
+) -> Tensor:
+    """dW_e = dY_e^T X_e.
+
+    Shapes:
+        X: [T, K] with permute_x, else [M, K]. dY: [M, N], flat order with permute_y, else expert order.
+        Returns dW [E, N, K]; an expert without rows gets zeros.
+
+    out_dtype=torch.float32 keeps the full accumulator. accumulate adds to `out`, which must be fp32 (the main_grad of
+    training frameworks). fuse_mul_post scales row r's contribution by topk_weights[gather_indices[r]].
+
+    >>> import torch, moegemm
+    >>> X, dY = torch.randn(6, 16), torch.randn(6, 8)
+    >>> moegemm.grouped_gemm_dW(X, dY, torch.tensor([3, 0, 1, 2]), None, topk=1).shape
+    torch.Size([4, 8, 16])
+    """
+    require_valid_flags(permute_x, permute_y, fuse_mul_post, gather_indices, topk_weights)
+    require_no_fuse_mul_pre(fuse_mul_pre)
+    if accumulate and out is None:
+        raise ValueError("accumulate=True with out=None; out must hold the fp32 tensor to add to")
+    config = KernelConfigBackward_dW(
+        BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages, flatten,
+        use_tma_store=use_tma_store, use_tma_load_dy=use_tma_load_dy, use_tma_load_x=use_tma_load_x,
+    )  # fmt: skip
+    arguments = RawArguments(dY, X, m_sizes, gather_indices, topk_weights, topk, ("dY", "X"))
+    flags = raw_flags(X, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32)
+    return run_raw("dw", arguments, flags | (bits.ACCUMULATE if accumulate else 0), config, out, out_dtype)
+
+
+def _autocast(tensor: Tensor) -> Tensor:
+    """What autocast does to the operands of torch.mm: floating tensors but float64 take its dtype."""
+    if not tensor.is_floating_point() or tensor.dtype == torch.float64:
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(tensor.device.type))
+
+
+def _numbers(argument: str, config: KernelConfig | None, expected: type[KernelConfig], flags: int) -> list[int] | None:
+    if config is None:
+        return None
+    if not isinstance(config, expected):
+        raise TypeError(f"{argument} is {config!r}; a {expected.__name__} is accepted")
+    config.require_valid(
+        argument, bool(flags & bits.PERMUTE_X), bool(flags & bits.PERMUTE_Y), bool(flags & bits.FUSE_MUL)
+    )
+    return config.numbers()
+
+
+def _main_grad(W: Tensor) -> Tensor:
+    main_grad: object = getattr(W, "main_grad", None)
+    if not isinstance(main_grad, Tensor):
+        raise ValueError(f"W.main_grad is {main_grad!r}; accumulate=True needs a fp32 tensor of W's shape there")
+    if main_grad.dtype != torch.float32:
+        raise TypeError(f"W.main_grad has dtype {main_grad.dtype}; accumulate=True needs torch.float32")
+    if main_grad.shape != W.shape or main_grad.device != W.device:
+        raise ValueError(
+            f"W.main_grad is {list(main_grad.shape)} on {main_grad.device}; it must be {list(W.shape)} on {W.device}"
+        )
+    return main_grad

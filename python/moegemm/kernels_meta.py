@@ -1,0 +1,141 @@
+"""What torch has to know of the operators besides how to run them: the shapes of their results (for
+torch.compile), the gradient of `combine`, and that none of them can be vmapped."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moegemm import flags as bits
+
+Config = list[int] | None
+
+# Unlike a plain `if`, this leaves sizes symbolic and only records what must hold.
+_check: Callable[..., None] = torch._check
+
+
+def _dtype(lead: Tensor, flags: int) -> torch.dtype:
+    return torch.float32 if flags & bits.FLOAT32_OUTPUT else lead.dtype
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+def _forward(
+    x: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, topk_weights: Tensor | None,
+    topk: int, flags: int, config: Config = None,
+) -> Tensor:  # fmt: skip
+    _require(x.dim() == 2, f"X has {x.dim()} dimensions; its shape must be [T, K] or [M, K]")
+    _require(w.dim() in (2, 3), f"W has {w.dim()} dimensions; its shape must be [E, N, K] or [E * N, K]")
+    _require(x.dtype == w.dtype, f"W has dtype {w.dtype}; it must have {x.dtype}, the dtype of X")
+    _check(x.size(1) == w.size(-1), lambda: f"X is {list(x.shape)}; K must be that of W, {list(w.shape)}")
+    rows = x.size(0)
+    if flags & bits.PERMUTE_X:
+        assert gather_indices is not None
+        rows = gather_indices.size(0)
+        _check(
+            x.size(0) * topk == rows,
+            lambda: f"X is {list(x.shape)}; with permute_x it must have T = M / topk rows, M = {rows}, topk = {topk}",
+        )
+    n = w.size(1) if w.dim() == 3 else w.size(0) // m_sizes.size(0)
+    return x.new_empty((rows, n), dtype=_dtype(x, flags))
+
+
+def _dx(
+    dy: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, topk_weights: Tensor | None,
+    topk: int, flags: int, config: Config = None,
+) -> Tensor:  # fmt: skip
+    return dy.new_empty((dy.size(0), w.size(-1)), dtype=_dtype(dy, flags))
+
+
+def _dw(
+    dy: Tensor, x: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, topk_weights: Tensor | None,
+    topk: int, flags: int, config: Config = None,
+) -> Tensor:  # fmt: skip
+    return dy.new_empty((m_sizes.size(0), dy.size(1), x.size(1)), dtype=_dtype(dy, flags))
+
+
+def _writes_out(
+    first: Tensor, second: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, topk_weights: Tensor | None,
+    topk: int, flags: int, config: Config, out: Tensor,
+) -> None:  # fmt: skip
+    """Nothing to create: the result goes into `out`."""
+
+
+def _route(expert_ids: Tensor, experts: int, wide: bool, with_inverse: bool) -> tuple[Tensor, Tensor, Tensor]:
+    dtype = torch.int64 if wide else torch.int32
+    rows = expert_ids.numel()
+    return (
+        expert_ids.new_empty((experts,), dtype=dtype),
+        expert_ids.new_empty((rows,), dtype=dtype),
+        expert_ids.new_empty((rows if with_inverse else 0,), dtype=dtype),
+    )
+
+
+def _combine(rows: Tensor, weights: Tensor | None, topk: int, float32_output: bool) -> Tensor:
+    shape = (rows.size(0) // topk, rows.size(1))
+    return rows.new_empty(shape, dtype=torch.float32 if float32_output else rows.dtype)
+
+
+def _scale_rows(
+    product: Tensor, x: Tensor, m_sizes: Tensor, gather_indices: Tensor, topk_weights: Tensor, topk: int
+) -> Tensor:
+    return topk_weights.new_empty((product.size(0),))
+
+
+_FAKES: dict[str, Callable[..., Any]] = {
+    "forward": _forward,
+    "dx": _dx,
+    "dw": _dw,
+    "route": _route,
+    "combine": _combine,
+    "scale_rows": _scale_rows,
+    "forward_out": _writes_out,
+    "dx_out": _writes_out,
+    "dw_out": _writes_out,
+}
+
+
+def _combine_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    rows, weights, topk, _ = inputs
+    weights_need_grad = weights is not None and ctx.needs_input_grad[1]
+    ctx.save_for_backward(rows if weights_need_grad else None, weights)
+    ctx.topk = topk
+    ctx.rows_dtype = rows.dtype
+
+
+def _combine_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    rows, weights = ctx.saved_tensors
+    topk = ctx.topk
+    tokens, columns = gradient.shape
+    d_rows = d_weights = None
+    if ctx.needs_input_grad[0]:
+        spread = gradient.unsqueeze(1).expand(tokens, topk, columns)
+        if weights is not None:
+            spread = spread.float() * weights.reshape(tokens, topk, 1).float()
+        d_rows = spread.to(ctx.rows_dtype).reshape(tokens * topk, columns)
+    if rows is not None:
+        products = rows.reshape(tokens, topk, columns).float() * gradient.unsqueeze(1).float()
+        d_weights = products.sum(-1).to(weights.dtype).reshape(weights.shape)
+    return d_rows, d_weights, None, None
+
+
+def _refusing_vmap(name: str) -> Callable[..., Any]:
+    def refuse(info: Any, in_dims: Any, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(
+            f"moegemm::{name} cannot be vmapped: its rows are already grouped by expert; put the batch into the rows"
+        )
+
+    return refuse
+
+
+def register() -> None:
+    """Tells torch all of it; once per process."""
+    library: Any = torch.library
+    for name, fake in _FAKES.items():
+        library.register_fake(f"moegemm::{name}", fake)
+        library.register_vmap(f"moegemm::{name}", _refusing_vmap(name))
+    library.register_autograd("moegemm::combine", _combine_backward, setup_context=_combine_setup)

@@ -1,0 +1,51 @@
+"""Finds the compiled operators and hands them to torch, or says in one sentence why it cannot."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+OLDEST_TORCH = (2, 10)
+LIBRARY_NAME = "libmoegemm_torch.so"
+PATH_VARIABLE = "MOEGEMM_TORCH_LIBRARY"
+
+
+def candidates() -> list[Path]:
+    """Where the operators may be: named by hand, installed with the package, built in a checkout."""
+    package = Path(__file__).parent
+    named = os.environ.get(PATH_VARIABLE)
+    if named:
+        return [Path(named)]
+    return [package / LIBRARY_NAME, package / "lib" / LIBRARY_NAME]
+
+
+def torch_release(version: str) -> tuple[int, int]:
+    """The first two numbers of a version like "2.11.0+cu130"."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def load() -> None:
+    """Loads the operators; ImportError says what was found and what is needed."""
+    needed = ".".join(map(str, OLDEST_TORCH))
+    if torch_release(torch.__version__) < OLDEST_TORCH:
+        raise ImportError(f"moegemm found torch {torch.__version__}; torch {needed} or newer is needed")
+    paths = candidates()
+    library = next((path for path in paths if path.is_file()), None)
+    if library is None:
+        looked = " nor ".join(map(str, paths))
+        raise ImportError(
+            f"moegemm found no compiled operators (neither {looked}); install the wheel, or in a checkout "
+            f"build with -DMOEGEMM_BUILD_TORCH=ON, or set {PATH_VARIABLE} to the path of {LIBRARY_NAME}"
+        )
+    try:
+        operators: Any = torch.ops
+        operators.load_library(library)
+    except (OSError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ImportError(
+            f"moegemm found {library}, which does not load with torch {torch.__version__} ({reason}); needed "
+            f"are torch {needed} or newer and a build of moegemm for this system"
+        ) from None

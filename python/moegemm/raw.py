@@ -1,0 +1,90 @@
+"""Running one operator from the arguments of a raw (not differentiable) function."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from moegemm import flags as bits
+from moegemm.errors import explain
+from moegemm.tuning import KernelConfig
+
+_ops: Any = torch.ops.moegemm
+_OPERATORS: dict[str, tuple[Any, Any]] = {
+    "forward": (_ops.forward.default, _ops.forward_out.default),
+    "dx": (_ops.dx.default, _ops.dx_out.default),
+    "dw": (_ops.dw.default, _ops.dw_out.default),
+}
+
+
+class RawArguments(NamedTuple):
+    """The operators' tensors, in their order; `names` is what the caller knows the first two as."""
+
+    first: Tensor
+    second: Tensor
+    m_sizes: Tensor
+    gather_indices: Tensor | None
+    topk_weights: Tensor | None
+    topk: int
+    names: tuple[str, str]
+
+
+def torch_allows_tf32() -> bool:
+    """What the user told torch about fp32 matrix products on CUDA."""
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
+
+
+def raw_flags(
+    lead: Tensor, permute_x: bool, permute_y: bool, fuse_mul_post: bool, check: bool, allow_tf32: bool | None
+) -> int:
+    """The operators' `flags`."""
+    if allow_tf32 is None:
+        allow_tf32 = isinstance(lead, Tensor) and lead.is_cuda and torch_allows_tf32()
+    return (
+        (bits.PERMUTE_X if permute_x else 0)
+        | (bits.PERMUTE_Y if permute_y else 0)
+        | (bits.FUSE_MUL if fuse_mul_post else 0)
+        | (bits.CHECK if check else 0)
+        | (bits.ALLOW_TF32 if allow_tf32 else 0)
+    )
+
+
+def run_raw(
+    name: str,
+    arguments: RawArguments,
+    flags: int,
+    config: KernelConfig,
+    out: Tensor | None,
+    out_dtype: torch.dtype | None,
+) -> Tensor:
+    """Runs operator `name`; the result is `out` or a new tensor of `out_dtype`."""
+    config.require_valid(
+        type(config).__name__,
+        bool(flags & bits.PERMUTE_X),
+        bool(flags & bits.PERMUTE_Y),
+        bool(flags & bits.FUSE_MUL),
+    )
+    numbers = None if config.all_defaults() else config.numbers()
+    functional, into_out = _OPERATORS[name]
+    try:
+        if out is not None:
+            if out_dtype not in (None, out.dtype):
+                raise TypeError(f"out_dtype is {out_dtype}, but out has dtype {out.dtype}; give one of them")
+            into_out(*arguments[:6], flags, numbers, out)
+            return out
+        if out_dtype == torch.float32:
+            flags |= bits.FLOAT32_OUTPUT
+        elif out_dtype not in (None, arguments.first.dtype):
+            raise TypeError(
+                f"out_dtype is {out_dtype}; accepted are torch.float32 and {arguments.first.dtype}, the inputs' dtype"
+            )
+        result: Tensor = functional(*arguments[:6], flags, numbers)
+        return result
+    except (RuntimeError, AttributeError) as error:
+        tensors: dict[str, object] = dict(zip(arguments.names, arguments[:2], strict=True))
+        tensors |= {
+            "m_sizes": arguments.m_sizes,
+            "gather_indices": arguments.gather_indices,
+            "topk_weights": arguments.topk_weights,
+        }
+        raise explain(error, tensors, arguments.topk) from None

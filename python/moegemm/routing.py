@@ -1,0 +1,64 @@
+"""What happens around the products: sorting rows by expert, and bringing a token's rows back together."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moegemm.errors import explain
+
+_ops: Any = torch.ops.moegemm
+
+
+def route(
+    expert_ids: Tensor, num_experts: int, *, dtype: torch.dtype = torch.int32, return_inverse: bool = False
+) -> tuple[Tensor, ...]:
+    """Sorts the M = T * topk routed rows by expert, stably, on their device and without synchronising.
+
+    Shapes:
+        expert_ids: [T, topk], int32 or int64; ids outside [0, num_experts) sort behind all segments.
+        Returns m_sizes [E] and gather_indices [M] of `dtype` (int32 or int64), and with return_inverse also the
+        position [M] that each flat row got.
+
+    >>> import torch, moegemm
+    >>> moegemm.route(torch.tensor([[2, 0], [0, 1]]), 3)
+    (tensor([2, 1, 1], dtype=torch.int32), tensor([1, 2, 3, 0], dtype=torch.int32))
+    """
+    if dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"dtype is {dtype}; torch.int32 and torch.int64 are accepted")
+    if not isinstance(num_experts, int):
+        raise TypeError(f"num_experts is {num_experts!r}; an int is accepted")
+    try:
+        m_sizes, gather_indices, inverse = _ops.route.default(
+            expert_ids, num_experts, dtype == torch.int64, return_inverse
+        )
+    except RuntimeError as error:
+        raise explain(error, {"expert_ids": expert_ids}) from None
+    return (m_sizes, gather_indices, inverse) if return_inverse else (m_sizes, gather_indices)
+
+
+def combine(
+    rows: Tensor, weights: Tensor | None = None, topk: int | None = None, *, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """Sums each token's rows, weighted: out[t] = sum over s of weights[t, s] * rows[t * topk + s]. Differentiable.
+
+    Shapes:
+        rows: [M, C] in flat order. weights: [T, topk], or [M] with topk given; fp32 or rows' dtype; None: plain sum.
+        Returns [T, C] in rows' dtype or, with out_dtype, fp32. The sum is in fp32, slots in order, rounded once.
+
+    >>> import torch, moegemm
+    >>> moegemm.combine(torch.ones(4, 2), torch.tensor([[0.25, 0.75], [1.0, 2.0]]))
+    tensor([[1., 1.],
+            [3., 3.]])
+    """
+    if topk is None:
+        if not isinstance(weights, Tensor) or weights.dim() != 2:
+            raise ValueError("topk is None; it is needed unless weights is [T, topk]")
+        topk = weights.size(1)
+    if out_dtype not in (None, torch.float32, getattr(rows, "dtype", None)):
+        raise TypeError(f"out_dtype is {out_dtype}; torch.float32 and {rows.dtype}, the dtype of rows, are accepted")
+    try:
+        result: Tensor = _ops.combine.default(rows, weights, topk, out_dtype == torch.float32)
+    except RuntimeError as error:
+        raise explain(error, {"rows": rows, "weights": weights}, topk) from None
+    return result

@@ -1,0 +1,61 @@
+"""Which combinations of arguments make sense, from the flags alone. Shapes, dtypes and devices are checked by
+the operators (bindings/torch/gemm_rules.cpp), where reading them costs nothing."""
+
+from collections.abc import Mapping
+
+
+def require_valid_flags(
+    permute_x: bool,
+    permute_y: bool,
+    fuse_mul_post: bool,
+    gather_indices: object,
+    topk_weights: object,
+) -> None:
+    """The rules that every product shares."""
+    if permute_x and permute_y:
+        raise ValueError("permute_x=True and permute_y=True; at most one of them is accepted")
+    if (permute_x or permute_y) and gather_indices is None:
+        raise ValueError(f"gather_indices is None; {'permute_x' if permute_x else 'permute_y'}=True needs it")
+    if fuse_mul_post and not permute_y:
+        raise ValueError("fuse_mul_post=True with permute_y=False; it needs permute_y=True")
+    if fuse_mul_post and topk_weights is None:
+        raise ValueError("topk_weights is None; fuse_mul_post=True needs it")
+
+
+def require_valid_role(
+    permute_x: bool, permute_y: bool, fuse_mul_post: bool, is_first_gemm: bool, dX_only: bool, dW_only: bool
+) -> None:
+    """The rules of grouped_gemm on top: which GEMM of the layer it is, and which gradients are wanted."""
+    if permute_x and not is_first_gemm:
+        raise ValueError("permute_x=True with is_first_gemm=False; only the first GEMM of a layer gathers X")
+    if permute_y and is_first_gemm:
+        raise ValueError("permute_y=True with is_first_gemm=True; only the second GEMM of a layer scatters Y")
+    if fuse_mul_post and is_first_gemm:
+        raise ValueError("fuse_mul_post=True with is_first_gemm=True; only the second GEMM multiplies by weights")
+    if dX_only and dW_only:
+        raise ValueError("dX_only=True and dW_only=True; at most one of them is accepted")
+
+
+def require_no_fuse_mul_pre(fuse_mul_pre: bool) -> None:
+    if fuse_mul_pre:
+        raise NotImplementedError("fuse_mul_pre=True; only False is accepted (fuse_mul_post multiplies after the GEMM)")
+
+
+def require_feasible_tma(prefix: str, permute_x: bool, permute_y: bool, tma: Mapping[str, bool]) -> None:
+    """Refuses TMA where rows are gathered or scattered: a bulk copy moves whole boxes of consecutive rows.
+
+    `tma` holds the use_tma_* flags of one product; which flags are there tells which product it is.
+    """
+    forward = "use_tma_load_dy" not in tma
+    dx = "use_tma_load_dy" in tma and "use_tma_load_w" in tma
+    hindered = {
+        "use_tma_load_x": (permute_x, "permute_x", "gathers X"),
+        "use_tma_load_dy": (permute_y, "permute_y", "gathers dY"),
+    }
+    if forward:
+        hindered["use_tma_store"] = (permute_y, "permute_y", "scatters Y")
+    elif dx:
+        hindered["use_tma_store"] = (permute_x, "permute_x", "scatters dX")
+    for name, (permuted, flag, doing) in hindered.items():
+        if tma.get(name) and permuted:
+            raise ValueError(f"{prefix}{name}=True with {flag}=True, which {doing}; TMA moves whole boxes of rows only")

@@ -1,0 +1,151 @@
+"""Kernels asked for by hand: the config objects of the seeds' interface.
+
+Kernels are compiled ahead of time. A config runs exactly the kernel it describes when there is one, else the
+nearest one, with one warning that names both. `num_warps` and `flatten` describe a code generator that is not
+used here: they are accepted and kept. A `use_tma_*` of False leaves the choice to the kernel.
+"""
+
+from dataclasses import dataclass, fields
+
+from moegemm.rules import require_feasible_tma
+
+DEFAULT_BLOCK = 32
+DEFAULT_WARPS = 4
+DEFAULT_STAGES = 2
+
+
+@dataclass
+class KernelConfig:
+    """What the three products' configs share."""
+
+    BLOCK_SIZE_M: int = DEFAULT_BLOCK
+    BLOCK_SIZE_N: int = DEFAULT_BLOCK
+    BLOCK_SIZE_K: int = DEFAULT_BLOCK
+    num_warps: int = DEFAULT_WARPS
+    num_stages: int = DEFAULT_STAGES
+    flatten: bool = True
+    permute_x: bool = False
+    permute_y: bool = False
+    fuse_mul_post: bool = False
+    use_tma_store: bool = False
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            name = f"{type(self).__name__}.{field.name}"
+            if field.type is bool:
+                if not isinstance(value, bool):
+                    raise TypeError(f"{name} is {value!r}; True or False is accepted")
+            elif isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name} is {value!r}; an int is accepted")
+            elif not 1 <= value <= 65536:
+                raise ValueError(f"{name} is {value}; it must be between 1 and 65536")
+
+    def extents(self) -> list[int]:
+        """The tile along the result's rows and columns and along the contraction."""
+        raise NotImplementedError
+
+    @property
+    def tma_rows(self) -> bool:
+        """TMA for the operand with one row per routed row: X (forward, dW) or dY (dX)."""
+        raise NotImplementedError
+
+    @property
+    def tma_weights(self) -> bool:
+        """TMA for the other operand: W (forward, dX) or dY (dW)."""
+        raise NotImplementedError
+
+    def require_valid(self, argument: str, permute_x: bool, permute_y: bool, fuse_mul_post: bool) -> None:
+        """Refuses a config for another permutation than the call's, or one the hardware cannot run."""
+        asked = {"permute_x": permute_x, "permute_y": permute_y, "fuse_mul_post": fuse_mul_post}
+        for name, called in asked.items():
+            if getattr(self, name) and not called:
+                raise ValueError(f"{argument}.{name} is True, but the call has {name}=False; they must agree")
+        require_feasible_tma(argument + ".", permute_x, permute_y, self.tma_flags())
+
+    def tma_flags(self) -> dict[str, bool]:
+        """The use_tma_* fields by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name.startswith("use_tma")}
+
+    def numbers(self) -> list[int]:
+        """The operators' `config` argument."""
+        return [
+            *self.extents(),
+            self.num_stages,
+            int(self.tma_rows),
+            int(self.tma_weights),
+            int(self.use_tma_store),
+        ]
+
+    def all_defaults(self) -> bool:
+        """True if nothing asks for a particular kernel."""
+        return self.numbers() == [DEFAULT_BLOCK] * 3 + [DEFAULT_STAGES, 0, 0, 0]
+
+
+@dataclass
+class KernelConfigForward(KernelConfig):
+    """A kernel for Y = X W^T.
+
+    >>> KernelConfigForward(BLOCK_SIZE_M=64, BLOCK_SIZE_N=128, BLOCK_SIZE_K=64).num_stages
+    2
+    """
+
+    use_tma_load_w: bool = False
+    use_tma_load_x: bool = False
+
+    def extents(self) -> list[int]:
+        return [self.BLOCK_SIZE_M, self.BLOCK_SIZE_N, self.BLOCK_SIZE_K]
+
+    @property
+    def tma_rows(self) -> bool:
+        return self.use_tma_load_x
+
+    @property
+    def tma_weights(self) -> bool:
+        return self.use_tma_load_w
+
+
+@dataclass
+class KernelConfigBackward_dX(KernelConfig):  # noqa: N801 - the seeds' name
+    """A kernel for dX = dY W.
+
+    >>> KernelConfigBackward_dX(use_tma_load_w=True).use_tma_load_dy
+    False
+    """
+
+    use_tma_load_dy: bool = False
+    use_tma_load_w: bool = False
+
+    def extents(self) -> list[int]:
+        return [self.BLOCK_SIZE_M, self.BLOCK_SIZE_K, self.BLOCK_SIZE_N]
+
+    @property
+    def tma_rows(self) -> bool:
+        return self.use_tma_load_dy
+
+    @property
+    def tma_weights(self) -> bool:
+        return self.use_tma_load_w
+
+
+@dataclass
+class KernelConfigBackward_dW(KernelConfig):  # noqa: N801 - the seeds' name
+    """A kernel for dW = dY^T X.
+
+    >>> KernelConfigBackward_dW(BLOCK_SIZE_M=128).BLOCK_SIZE_M
+    128
+    """
+
+    use_tma_load_dy: bool = False
+    use_tma_load_x: bool = False
+
+    def extents(self) -> list[int]:
+        return [self.BLOCK_SIZE_N, self.BLOCK_SIZE_K, self.BLOCK_SIZE_M]
+
+    @property
+    def tma_rows(self) -> bool:
+        return self.use_tma_load_x
+
+    @property
+    def tma_weights(self) -> bool:
+        return self.use_tma_load_dy

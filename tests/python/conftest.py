@@ -1,0 +1,73 @@
+"""Devices, and cases to run on them."""
+
+import pytest
+import torch
+from reference import Case
+
+NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=NO_CUDA)]
+FLAGS = {
+    "plain": {},
+    "permute_x": {"permute_x": True},
+    "permute_y": {"permute_y": True},
+    "permute_y_mul": {"permute_y": True, "fuse_mul_post": True},
+}
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item):
+    """A CUDA kernel that is not compiled in is a gap to report, not a wrong result."""
+    try:
+        return (yield)
+    except NotImplementedError as error:
+        if "cuda" in str(error) and getattr(item, "callspec", None) and item.callspec.params.get("device") == "cuda":
+            pytest.skip(f"not compiled: {error}")
+        raise
+
+
+def make_case(
+    device: str = "cpu",
+    flags: str = "plain",
+    dtype: torch.dtype = torch.float32,
+    index_dtype: torch.dtype = torch.int32,
+    tokens: int = 13,
+    topk: int = 2,
+    experts: int = 5,
+    n: int = 24,
+    k: int = 40,
+    weights_dtype: torch.dtype = torch.float32,
+    expert_ids: torch.Tensor | None = None,
+    unrouted: int = 0,
+) -> Case:
+    """A random routed case; the last `unrouted` routed rows belong to no expert of this rank."""
+    named = FLAGS[flags]
+    if expert_ids is None:
+        # Expert 1 stays empty.
+        choice = torch.tensor([e for e in range(experts) if e != 1 or experts < 3])
+        expert_ids = choice[torch.randint(len(choice), (tokens, topk))]
+        if unrouted:
+            expert_ids.view(-1)[-unrouted:] = -1
+    flat = expert_ids.reshape(-1)
+    order = torch.where(flat < 0, experts, flat).sort(stable=True).indices
+    rows = tokens if named.get("permute_x") else tokens * topk
+    case = Case(
+        X=torch.randn(rows, k),
+        W=torch.randn(experts, n, k) * k**-0.5,
+        m_sizes=torch.bincount(flat[flat >= 0], minlength=experts)[:experts].to(device, index_dtype),
+        topk=topk,
+        gather_indices=order.to(device, index_dtype) if named else None,
+        topk_weights=torch.rand(tokens, topk).to(device, weights_dtype) if "fuse_mul_post" in named else None,
+        **named,
+    )
+    case.X, case.W = case.X.to(device, dtype), case.W.to(device, dtype)
+    return case
