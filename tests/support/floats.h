@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "moegemm/tensor.h"
+
+/// Floating-point formats of the tests, written apart from the library's own conversions so that a
+/// mistake there cannot hide here.
+namespace moegemm::testing {
+
+/// The element's value; exact, since every format is a subset of fp32.
+float decode(DType dtype, const void* data, std::int64_t index);
+/// Rounds to nearest, ties to even, and stores.
+void encode(DType dtype, void* data, std::int64_t index, float value);
+
+/// Half the distance between neighbours of `dtype` around this magnitude: the most that one
+/// rounding to nearest can be off.
+double half_ulp(DType dtype, double magnitude);
+/// Relative error of one rounding to nearest of a normal number: 2^-24, 2^-11, 2^-9.
+double unit_roundoff(DType dtype);
+/// Whether every bit of the element is set: the NaN that outputs are filled with beforehand.
+bool is_poison(DType dtype, const void* data, std::int64_t index);
+
+inline constexpr std::uint8_t kPoisonByte = 0xFF;
+inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+inline constexpr float kInf = std::numeric_limits<float>::infinity();
+
+std::int64_t decode_index(DType dtype, const void* data, std::int64_t index);
+void encode_index(DType dtype, void* data, std::int64_t index, std::int64_t value);
+
+}  // namespace moegemm::testing

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "moegemm/ops.h"
+#include "moegemm/tensor.h"
+
+namespace moegemm::testing {
+
+/// Where a test's tensors live. The same test code serves the CPU and a GPU through this interface;
+/// a failed call throws std::runtime_error.
+class Memory {
+ public:
+  virtual ~Memory() = default;
+  virtual Device device() const = 0;
+  virtual void* allocate(std::size_t bytes) = 0;  ///< aligned to 64 bytes or more
+  virtual void release(void* data) noexcept = 0;
+  virtual void copy_in(void* to, const void* from, std::size_t bytes) = 0;
+  virtual void copy_out(void* to, const void* from, std::size_t bytes) = 0;
+  virtual void fill(void* to, std::uint8_t byte, std::size_t bytes) = 0;
+  /// Returns when every call made so far with context() has finished.
+  virtual void synchronize() = 0;
+  virtual std::int64_t available_bytes() = 0;
+  virtual ExecutionContext context() = 0;
+};
+
+Memory& cpu_memory();
+/// The first CUDA device; nullptr when there is none, and then `why_none` says why.
+Memory* cuda_memory(std::string* why_none);
+
+/// One allocation. `guarded` puts poisoned bytes around it that `guards_intact` looks at: outputs
+/// have them. Inputs have none, so that address sanitizers see a read past the end.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(Memory& memory, std::size_t bytes, bool guarded = false);
+  Buffer(Buffer&& other) noexcept { swap(other); }
+  Buffer& operator=(Buffer&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~Buffer();
+
+  /// nullptr when it has no bytes, as a framework passes an empty tensor.
+  void* data() const { return bytes_ == 0 ? nullptr : static_cast<char*>(base_) + guard_; }
+  std::size_t bytes() const { return bytes_; }
+  void upload(const void* from);
+  void fill(std::uint8_t byte);
+  std::vector<unsigned char> download() const;
+  bool guards_intact() const;
+
+ private:
+  void swap(Buffer& other) noexcept;
+
+  Memory* memory_ = nullptr;
+  void* base_ = nullptr;
+  std::size_t bytes_ = 0;
+  std::size_t guard_ = 0;
+};
+
+}  // namespace moegemm::testing

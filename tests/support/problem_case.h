@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "moegemm/problem.h"
+#include "moegemm/tensor.h"
+
+namespace moegemm::testing {
+
+/// One situation that every backend must get right, for each product and dtype. Plain data: what is
+/// not listed here (values, permutation) follows from the name and the run's seed.
+struct ProblemCase {
+  std::string name;
+  std::vector<std::int64_t> m_sizes;  ///< as passed, also when they make no sense
+  std::int64_t rows = 0;              ///< M = T * topk
+  std::int64_t n = 48;
+  std::int64_t k = 64;
+  std::int64_t topk = 1;
+  Permutation permutation = Permutation::kNone;
+  bool multiply = false;
+  bool weights_in_fp32 = true;  ///< topk_weights in fp32, else in X's dtype
+  bool output_in_fp32 = false;  ///< else in X's dtype
+  bool accumulate = false;      ///< dW only; the output is fp32
+  DType sizes_dtype = DType::kInt32;
+  DType index_dtype = DType::kInt32;
+
+  /// Elements between rows that belong to nobody: NaN in inputs, untouched in the output.
+  std::int64_t x_padding = 0;
+  std::int64_t w_padding = 0;
+  std::int64_t dy_padding = 0;
+  std::int64_t out_padding = 0;
+  std::int64_t base_offset = 0;  ///< elements that every tensor starts behind its allocation
+
+  std::vector<std::int64_t> bad_indices;  ///< replace as many entries of gather_indices
+  std::vector<std::int64_t> bad_rows;     ///< positions whose input rows hold NaN or infinities
+  bool bad_tail = false;                  ///< as bad_rows, for every position past the segments
+  std::vector<std::int64_t> bad_experts;  ///< whose W holds NaN
+  bool bad_tail_weights = false;          ///< NaN in topk_weights of rows past the segments
+
+  std::int64_t experts() const { return static_cast<std::int64_t>(m_sizes.size()); }
+  std::int64_t tokens() const { return rows / topk; }
+  bool permuted() const { return permutation != Permutation::kNone; }
+  /// Multiply-adds of one product, at most.
+  double work() const {
+    return static_cast<double>(rows) * static_cast<double>(n) * static_cast<double>(k);
+  }
+};
+
+std::string to_string(const ProblemCase& problem);
+
+/// Whether the case asks `op` in `dtype` anything that it does not ask elsewhere.
+bool applies(const ProblemCase& problem, Op op, DType dtype);
+
+/// Rows of each segment by the rules: negative sizes count as 0, segments are clipped at M.
+std::vector<std::int64_t> clipped_sizes(const std::vector<std::int64_t>& m_sizes,
+                                        std::int64_t rows);
+
+}  // namespace moegemm::testing
