@@ -1,0 +1,20 @@
+#pragma once
+
+#include <vector>
+
+#include "support/problem_case.h"
+
+/// The one list of cases, in order of subject. Every backend runs all of them for each product and
+/// dtype. Shapes stay small: what matters is which edges they touch.
+namespace moegemm::testing {
+
+std::vector<ProblemCase> zero_size_cases();  ///< no rows, no tokens, experts without rows
+std::vector<ProblemCase> segment_cases();    ///< how rows spread over experts, every tail length
+std::vector<ProblemCase> shape_cases();      ///< N and K from 1 to large
+std::vector<ProblemCase> option_cases();     ///< permutation, multiply, dtypes, accumulation
+std::vector<ProblemCase> stride_cases();     ///< strided and unaligned tensors
+std::vector<ProblemCase> hazard_cases();     ///< bad sizes, bad indices, NaN and infinities
+
+std::vector<ProblemCase> all_cases();
+
+}  // namespace moegemm::testing

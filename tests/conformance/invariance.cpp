@@ -1,0 +1,214 @@
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "conformance/suites.h"
+#include "moegemm/error.h"
+#include "moegemm/info.h"
+#include "support/device_problem.h"
+#include "support/random.h"
+#include "support/targets.h"
+
+namespace moegemm::testing {
+namespace {
+
+using Bytes = std::vector<unsigned char>;
+
+/// Runs `workers` calls one after another, the last one first: legal by the interface, fatal for
+/// work whose parts wait for each other.
+class SerialExecutor final : public Executor {
+ public:
+  explicit SerialExecutor(int workers) : workers_(workers) {}
+  int concurrency() const override { return workers_; }
+  void run(int workers, const std::function<void(int)>& work) override {
+    for (int worker = workers - 1; worker >= 0; --worker) work(worker);
+  }
+
+ private:
+  int workers_;
+};
+
+/// Empty when the backend or the kernel does not take this problem.
+Bytes run_bits(const Target& target, const HostProblem& host, const std::string& kernel = "",
+               Executor* executor = nullptr) {
+  DeviceProblem device(*target.memory, host);
+  GemmOptions options = device.options();
+  options.backend = target.backend;
+  if (!kernel.empty()) options.config.emplace().kernel = kernel;
+  ExecutionContext context = target.memory->context();
+  context.executor = executor;
+  try {
+    if (device.call(options, context).kernel_name != kernel && !kernel.empty()) return {};
+  } catch (const Error& error) {
+    const bool refusal = error.kind() == ErrorKind::kNotImplemented ||
+                         (!kernel.empty() && error.kind() == ErrorKind::kInvalidValue);
+    if (refusal && (target.may_refuse || !kernel.empty())) return {};
+    throw;
+  }
+  target.memory->synchronize();
+  return device.output();
+}
+
+/// The problem that has only these positions (ascending) of another one; no permutation.
+HostProblem select_positions(const HostProblem& whole, const std::vector<std::int64_t>& positions) {
+  HostProblem part = whole;
+  part.spec.m_sizes.assign(whole.spec.experts(), 0);
+  part.spec.rows = static_cast<std::int64_t>(positions.size());
+  const HostMatrix& from = whole.op == Op::kForward ? whole.x : whole.dy;
+  HostMatrix rows = poisoned_matrix(from.dtype, part.spec.rows, from.cols, 0, 0);
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    ++part.spec.m_sizes[whole.owners[positions[i]]];
+    for (std::int64_t c = 0; c < from.cols; ++c) {
+      rows.set(static_cast<std::int64_t>(i), c, from.row(positions[i])[c]);
+    }
+  }
+  (whole.op == Op::kForward ? part.x : part.dy) = std::move(rows);
+  part.out = poisoned_matrix(whole.out_dtype, part.spec.rows, whole.out.cols, 0, 0);
+  return part;
+}
+
+/// The same rows with one side in flat order; the result's row for a position moves with it if the
+/// product scatters.
+HostProblem permute(const HostProblem& whole, Permutation permutation, std::uint64_t seed) {
+  HostProblem moved = build_problem(
+      [&] {
+        ProblemCase spec = whole.spec;
+        spec.permutation = permutation;
+        return spec;
+      }(),
+      whole.op, whole.dtype, seed);
+  moved.w = whole.w;
+  const bool forward = whole.op == Op::kForward;
+  const HostMatrix& from = forward ? whole.x : whole.dy;
+  HostMatrix& to = forward ? moved.x : moved.dy;
+  for (std::int64_t r = 0; r < whole.spec.rows; ++r) {
+    const std::int64_t row = forward ? moved.x_row(r) : moved.dy_row(r);
+    for (std::int64_t c = 0; c < from.cols; ++c) to.set(row, c, from.row(r)[c]);
+  }
+  return moved;
+}
+
+bool same_row(const HostProblem& host, const Bytes& a, std::int64_t row_a, const Bytes& b,
+              std::int64_t row_b) {
+  const std::int64_t bytes = host.out.cols * size_bytes(host.out_dtype);
+  return std::memcmp(a.data() + row_a * bytes, b.data() + row_b * bytes, bytes) == 0;
+}
+
+ProblemCase invariance_case(std::int64_t n, std::int64_t k) {
+  ProblemCase c;
+  c.name = "Invariance";
+  c.m_sizes = {37, 0, 150, 1, 260, 64};
+  c.rows = 512;
+  c.n = n;
+  c.k = k;
+  return c;
+}
+
+void expect_batch_invariance(const Target& target, const HostProblem& whole) {
+  const Bytes expected = run_bits(target, whole);
+  if (expected.empty()) GTEST_SKIP() << target.name() << " leaves this problem to another backend";
+
+  std::vector<std::vector<std::int64_t>> batches;
+  for (const std::int64_t alone : {0, 36, 37, 100, 186, 187, 188, 300, 447, 448, 511}) {
+    batches.push_back({alone});
+  }
+  for (const std::int64_t step : {2, 3, 7, 16, 31, 64}) {
+    batches.emplace_back();
+    for (std::int64_t r = step / 2; r < 512; r += step) batches.back().push_back(r);
+  }
+  for (const std::int64_t count : {5, 8, 9, 17, 33, 65, 129, 200, 256}) {
+    std::vector<std::int64_t> run(count);
+    std::iota(run.begin(), run.end(), 188);  // of the largest expert
+    batches.push_back(std::move(run));
+  }
+  for (const auto& positions : batches) {
+    const HostProblem part = select_positions(whole, positions);
+    const Bytes bits = run_bits(target, part);
+    ASSERT_FALSE(bits.empty());
+    for (std::size_t i = 0; i < positions.size(); ++i) {
+      ASSERT_TRUE(same_row(whole, bits, static_cast<std::int64_t>(i), expected, positions[i]))
+          << "the bits of position " << positions[i] << " change in a batch of "
+          << positions.size();
+    }
+  }
+
+  for (const Permutation permutation : {Permutation::kX, Permutation::kY}) {
+    const HostProblem moved = permute(whole, permutation, 5);
+    const Bytes bits = run_bits(target, moved);
+    for (std::int64_t r = 0; r < whole.spec.rows && !bits.empty(); ++r) {
+      const std::int64_t row = moved.scatters() ? moved.gather_indices[r] : r;
+      ASSERT_TRUE(same_row(whole, bits, row, expected, r))
+          << "the bits of position " << r << " change with " << to_string(permutation);
+    }
+  }
+
+  int kernels_run = 0;
+  for (const KernelInfo& kernel : kernels()) {
+    if (kernel.backend != target.backend || kernel.op != whole.op) continue;
+    const Bytes bits = run_bits(target, whole, kernel.name);
+    if (bits.empty()) continue;
+    ++kernels_run;
+    ASSERT_EQ(bits, expected) << "the bits change with kernel " << kernel.name;
+  }
+  ::testing::Test::RecordProperty("kernels_run", kernels_run);
+
+  if (target.memory->device().type == DeviceType::kCpu) {
+    for (const int workers : {1, 3, 16}) {
+      SerialExecutor executor(workers);
+      ASSERT_EQ(run_bits(target, whole, "", &executor), expected)
+          << "the bits change with " << workers << " workers";
+    }
+  }
+}
+
+void expect_determinism(const Target& target, Op op, DType dtype, Permutation permutation) {
+  ProblemCase spec = invariance_case(136, 72);
+  spec.permutation = permutation;
+  spec.multiply = permutation == Permutation::kY;
+  spec.topk = permutation == Permutation::kNone ? 1 : 4;
+  const HostProblem host = build_problem(spec, op, dtype, run_seed());
+  const Bytes first = run_bits(target, host);
+  if (first.empty()) GTEST_SKIP() << target.name() << " leaves this problem to another backend";
+  for (int repeat = 0; repeat < 5; ++repeat) {
+    ASSERT_EQ(run_bits(target, host), first) << "repetition " << repeat;
+  }
+}
+
+}  // namespace
+
+void add_invariance_tests() {
+  const std::pair<std::int64_t, std::int64_t> shapes[] = {
+      {136, 264}, {64, 64}, {33, 1000}, {17, 53}, {200, 24}};
+  for (const Target& target : targets()) {
+    for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+      for (const Op op : {Op::kForward, Op::kDx}) {
+        for (const auto& [n, k] : shapes) {
+          if (trimmed_run() && n != 17) continue;
+          add_test(target.name() + "/BatchInvariance",
+                   std::string(to_string(op)) + "_" + to_string(dtype) + "_N" + std::to_string(n) +
+                       "K" + std::to_string(k),
+                   [&target, dtype, op, n = n, k = k] {
+                     expect_batch_invariance(
+                         target, build_problem(invariance_case(n, k), op, dtype, run_seed()));
+                   });
+        }
+      }
+      for (const Op op : {Op::kForward, Op::kDx, Op::kDw}) {
+        for (const Permutation permutation :
+             {Permutation::kNone, Permutation::kX, Permutation::kY}) {
+          add_test(
+              target.name() + "/Determinism",
+              std::string(to_string(op)) + "_" + to_string(dtype) + "_" + to_string(permutation),
+              [&target, op, dtype, permutation] {
+                expect_determinism(target, op, dtype, permutation);
+              });
+        }
+      }
+    }
+  }
+}
+
+}  // namespace moegemm::testing

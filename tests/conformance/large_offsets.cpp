@@ -1,0 +1,67 @@
+#include <string>
+#include <utility>
+
+#include "conformance/suites.h"
+#include "support/large_problem.h"
+
+namespace moegemm::testing {
+namespace {
+
+/// 1026 * 2048 * 2056 = 4.32e9 elements > 2^32. Rows on a few experts, the first and last included.
+LargeProblem many_weights(std::string name, Op op, Permutation permutation) {
+  LargeProblem p;
+  p.name = std::move(name);
+  p.op = op;
+  p.experts = 1026;
+  p.n = 2048;
+  p.k = 2056;
+  p.permutation = permutation;
+  p.m_sizes.assign(p.experts, 0);
+  for (const std::int64_t e : {0, 1, 509, 510, 511, 1020, 1025}) p.m_sizes[e] = 1 + e % 3;
+  p.rows = 0;
+  for (const std::int64_t size : p.m_sizes) p.rows += size;
+  return p;
+}
+
+/// 1,048,640 rows of 2056 elements = 2.16e9 > 2^31 on one side, 8 on the other.
+LargeProblem many_rows(std::string name, Op op, bool wide_n, Permutation permutation) {
+  return {.name = std::move(name),
+          .op = op,
+          .experts = 7,
+          .n = wide_n ? 2056 : 8,
+          .k = wide_n ? 8 : 2056,
+          .rows = 1'048'640,
+          .permutation = permutation,
+          .m_sizes = {}};
+}
+
+}  // namespace
+
+void add_large_offset_tests() {
+  if (trimmed_run()) return;
+  static const LargeProblem problems[] = {
+      many_weights("ForwardReadsWeightsBeyond2To32", Op::kForward, Permutation::kNone),
+      many_weights("DxReadsWeightsBeyond2To32", Op::kDx, Permutation::kNone),
+      many_weights("DwWritesBeyond2To32", Op::kDw, Permutation::kNone),
+      many_rows("ForwardWritesBeyond2To31", Op::kForward, true, Permutation::kNone),
+      many_rows("ForwardScattersBeyond2To31", Op::kForward, true, Permutation::kY),
+      many_rows("ForwardGathersBeyond2To31", Op::kForward, false, Permutation::kX),
+      many_rows("DxScattersBeyond2To31", Op::kDx, false, Permutation::kX),
+      many_rows("DxGathersBeyond2To31", Op::kDx, true, Permutation::kY),
+      many_rows("DwGathersXBeyond2To31", Op::kDw, false, Permutation::kX),
+      many_rows("DwGathersDyBeyond2To31", Op::kDw, true, Permutation::kY),
+  };
+  for (const Target& target : targets()) {
+    for (const LargeProblem& problem : problems) {
+      // The reference's plain loops would take minutes over a million rows.
+      if (target.backend == BackendKind::kReference && problem.work() > 1e9) continue;
+      // A row of dW sums a whole segment: fewer of them cost as much as many of Y.
+      const std::int64_t sampled = problem.op == Op::kDw && problem.rows > 1'000'000 ? 8 : 64;
+      add_test(target.name() + "/slow", problem.name, [&target, &problem, sampled] {
+        expect_large_conformance(target, problem, sampled);
+      });
+    }
+  }
+}
+
+}  // namespace moegemm::testing

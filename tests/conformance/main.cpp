@@ -1,0 +1,61 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <string>
+
+#include "conformance/suites.h"
+#include "moegemm/error.h"
+#include "moegemm/info.h"
+#include "support/targets.h"
+
+namespace {
+
+constexpr int kSkipped = 77;  // CTest's SKIP_RETURN_CODE
+
+/// Whether MOEGEMM_CPU_ISA asks for an instruction set that this CPU lacks: there is nothing to
+/// test then.
+bool isa_missing(const std::string& isa) {
+  try {
+    const auto known = moegemm::cpu_info().isas;
+    if (std::ranges::find(known, isa) != known.end()) return false;
+    std::printf("Skipped: this CPU cannot run %s; it has", isa.c_str());
+    for (const std::string& name : known) std::printf(" %s", name.c_str());
+    std::printf("\n");
+  } catch (const moegemm::Error& error) {
+    std::printf("Skipped: %s\n", error.what());
+  }
+  return true;
+}
+
+void add_all_tests() {
+  using namespace moegemm::testing;
+  add_unavailable_tests();
+  add_product_tests();
+  add_random_tests();
+  add_invariance_tests();
+  add_check_tests();
+  add_route_tests();
+  add_row_tests();
+  add_large_offset_tests();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  try {
+    const char* isa = std::getenv("MOEGEMM_CPU_ISA");
+    if (isa != nullptr && isa_missing(isa)) return kSkipped;
+    add_all_tests();
+    std::printf("MOEGEMM_TEST_SEED=%llu\nCPU instruction set: %s\n",
+                static_cast<unsigned long long>(moegemm::testing::run_seed()),
+                moegemm::cpu_info().isa.c_str());
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "cannot list the tests: %s\n", error.what());
+    return 1;
+  }
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,48 @@
+#include <string>
+#include <vector>
+
+#include "conformance/cases.h"
+#include "conformance/suites.h"
+#include "support/random.h"
+#include "support/run_case.h"
+#include "support/targets.h"
+
+namespace moegemm::testing {
+namespace {
+
+constexpr Op kOps[] = {Op::kForward, Op::kDx, Op::kDw};
+constexpr DType kDtypes[] = {DType::kBFloat16, DType::kFloat16, DType::kFloat32};
+
+/// A trimmed run takes each case once, with product and dtype in turn, and leaves out those whose
+/// work a sanitizer turns into seconds.
+bool kept_when_trimmed(const ProblemCase& problem, std::size_t case_number, int combination) {
+  return problem.work() < 4e6 && combination == static_cast<int>(case_number * 5 % 9);
+}
+
+}  // namespace
+
+void add_product_tests() {
+  static const std::vector<ProblemCase> cases = all_cases();
+  for (const Target& target : targets()) {
+    for (int op = 0; op < 3; ++op) {
+      for (int dtype = 0; dtype < 3; ++dtype) {
+        const std::string suite =
+            target.name() + "/" + to_string(kOps[op]) + "/" + to_string(kDtypes[dtype]);
+        for (std::size_t i = 0; i < cases.size(); ++i) {
+          const ProblemCase& problem = cases[i];
+          if (!applies(problem, kOps[op], kDtypes[dtype])) continue;
+          if (trimmed_run() && !problem.accumulate &&
+              !kept_when_trimmed(problem, i, op * 3 + dtype)) {
+            continue;
+          }
+          add_test(suite, problem.name, [&target, &problem, op, dtype] {
+            expect_conformance(target, problem, kOps[op], kDtypes[dtype],
+                               seed_from(problem.name) + run_seed());
+          });
+        }
+      }
+    }
+  }
+}
+
+}  // namespace moegemm::testing

@@ -1,0 +1,167 @@
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <string>
+
+#include "conformance/suites.h"
+#include "moegemm/routing.h"
+#include "support/device_vector.h"
+#include "support/random.h"
+#include "support/targets.h"
+
+namespace moegemm::testing {
+namespace {
+
+struct RouteCase {
+  std::string name;
+  std::int64_t tokens = 0;
+  std::int64_t topk = 1;
+  std::int64_t experts = 1;
+  enum class Ids {
+    kUniform,
+    kSomeInvalid,
+    kAllInvalid,
+    kOneExpert,
+    kDescending
+  } ids = Ids::kUniform;
+  std::int64_t padding = 0;  ///< between the rows of expert_ids; holds ids that would count
+  bool with_inverse = true;
+};
+
+std::vector<RouteCase> route_cases() {
+  using Ids = RouteCase::Ids;
+  std::vector<RouteCase> cases = {
+      {"NoTokens", 0, 4, 8},
+      {"OneTokenOneExpert", 1, 1, 1},
+      {"OneTokenManyExperts", 1, 8, 1024},
+      {"AllInvalid", 50, 3, 8, Ids::kAllInvalid},
+      {"SomeInvalid", 333, 4, 16, Ids::kSomeInvalid},
+      {"OneHotExpert", 1000, 2, 64, Ids::kOneExpert},
+      {"Descending", 257, 1, 257, Ids::kDescending},
+      {"StridedIds", 100, 3, 7, Ids::kUniform, 5},
+      {"StridedIdsSomeInvalid", 77, 2, 5, Ids::kSomeInvalid, 1},
+      {"WithoutInverse", 100, 4, 32, Ids::kUniform, 0, false},
+      {"OddExpertCount", 999, 3, 129, Ids::kSomeInvalid},
+      {"ThousandExperts", 3000, 8, 1024, Ids::kSomeInvalid},
+      {"Layer8192x8Over128", 8192, 8, 128},
+      {"Layer8192x10Over512", 8192, 10, 512, Ids::kSomeInvalid},
+  };
+  for (std::int64_t topk = 1; topk <= 10; ++topk) {
+    cases.push_back({"Topk" + std::to_string(topk), 61, topk, 12, Ids::kSomeInvalid});
+  }
+  for (const std::int64_t tokens : {2, 31, 32, 33, 63, 127, 128, 129, 255, 256, 511, 1023, 1025}) {
+    cases.push_back({"Tokens" + std::to_string(tokens), tokens, 1, 9, Ids::kSomeInvalid});
+  }
+  if (!trimmed_run()) cases.push_back({"HundredThousandTokens", 100'000, 8, 256});
+  return cases;
+}
+
+std::int64_t choose_id(const RouteCase& c, DType dtype, std::int64_t flat, Random& random) {
+  using Ids = RouteCase::Ids;
+  const std::int64_t two32 = std::int64_t{1} << 32;
+  const std::int64_t narrow[] = {-1,
+                                 c.experts,
+                                 -c.experts,
+                                 std::numeric_limits<std::int32_t>::max(),
+                                 std::numeric_limits<std::int32_t>::min(),
+                                 c.experts + 1};
+  const std::int64_t wide[] = {two32,
+                               -two32,
+                               two32 + c.experts - 1,
+                               std::numeric_limits<std::int64_t>::max(),
+                               std::numeric_limits<std::int64_t>::min(),
+                               -two32 + 1};
+  const auto invalid = [&] {
+    return dtype == DType::kInt64 && random.chance(2) ? wide[random.below(6)]
+                                                      : narrow[random.below(6)];
+  };
+  switch (c.ids) {
+    case Ids::kSomeInvalid:
+      return random.chance(4) ? invalid() : random.below(c.experts);
+    case Ids::kAllInvalid:
+      return invalid();
+    case Ids::kOneExpert:
+      return c.experts / 2;
+    case Ids::kDescending:
+      return c.experts - 1 - flat % c.experts;
+    case Ids::kUniform:
+      break;
+  }
+  return random.below(c.experts);
+}
+
+struct Routed {
+  std::vector<std::int64_t> m_sizes, gather_indices, inverse;
+};
+
+/// The definition: experts in order, each with its rows in flat order, the rest behind.
+Routed expected_routing(const std::vector<std::int64_t>& ids, std::int64_t experts) {
+  const auto valid = [&](std::int64_t id) { return id >= 0 && id < experts; };
+  std::vector<std::vector<std::int64_t>> rows_of(experts + 1);
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    rows_of[valid(ids[i]) ? ids[i] : experts].push_back(static_cast<std::int64_t>(i));
+  }
+  Routed routed;
+  routed.inverse.resize(ids.size());
+  for (std::int64_t e = 0; e <= experts; ++e) {
+    if (e < experts) routed.m_sizes.push_back(static_cast<std::int64_t>(rows_of[e].size()));
+    for (const std::int64_t row : rows_of[e]) {
+      routed.inverse[row] = static_cast<std::int64_t>(routed.gather_indices.size());
+      routed.gather_indices.push_back(row);
+    }
+  }
+  return routed;
+}
+
+void expect_route(const RowTarget& target, const RouteCase& c, DType ids_dtype, DType out_dtype) {
+  Memory& memory = *target.memory;
+  Random random(seed_from(c.name) + run_seed());
+  const std::int64_t rows = c.tokens * c.topk;
+  const std::int64_t stride = c.topk + c.padding;
+  std::vector<std::int64_t> ids;
+  std::vector<std::int64_t> stored(c.tokens > 0 ? (c.tokens - 1) * stride + c.topk : 0, 0);
+  for (std::int64_t i = 0; i < rows; ++i) {
+    ids.push_back(choose_id(c, ids_dtype, i, random));
+    stored[i / c.topk * stride + i % c.topk] = ids.back();
+  }
+  const DeviceVector device_ids(memory, ids_dtype, stored);
+  const TensorView ids_view = TensorView::matrix(device_ids.view().data, ids_dtype, c.tokens,
+                                                 c.topk, stride, memory.device());
+  const DeviceVector m_sizes(memory, out_dtype, c.experts);
+  const DeviceVector indices(memory, out_dtype, rows);
+  const DeviceVector inverse(memory, out_dtype, rows);
+  const Routed want = expected_routing(ids, c.experts);
+  // Poisoned, and then used as the first call left it: any contents must do.
+  const DeviceVector workspace(memory, DType::kInt32,
+                               (route_workspace_bytes(rows, c.experts, memory.device()) + 3) / 4);
+  for (int repeat = 0; repeat < 2; ++repeat) {
+    route(ids_view, c.experts, m_sizes.view(), indices.view(),
+          c.with_inverse ? inverse.view() : TensorView{}, workspace.view().data, memory.context());
+    memory.synchronize();
+    EXPECT_EQ(m_sizes.integers(), want.m_sizes);
+    EXPECT_EQ(indices.integers(), want.gather_indices);
+    if (c.with_inverse) {
+      EXPECT_EQ(inverse.integers(), want.inverse);
+    }
+  }
+  EXPECT_TRUE(m_sizes.guards_intact() && indices.guards_intact() && inverse.guards_intact() &&
+              workspace.guards_intact());
+}
+
+}  // namespace
+
+void add_route_tests() {
+  static const std::vector<RouteCase> cases = route_cases();
+  for (const RowTarget& target : row_targets()) {
+    for (const RouteCase& c : cases) {
+      for (const DType ids : {DType::kInt32, DType::kInt64}) {
+        for (const DType out : {DType::kInt32, DType::kInt64}) {
+          add_test(target.name + "/Route", c.name + "_" + to_string(ids) + "_to_" + to_string(out),
+                   [&target, &c, ids, out] { expect_route(target, c, ids, out); });
+        }
+      }
+    }
+  }
+}
+
+}  // namespace moegemm::testing

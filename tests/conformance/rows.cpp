@@ -1,0 +1,271 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <optional>
+#include <string>
+
+#include "conformance/suites.h"
+#include "moegemm/routing.h"
+#include "support/device_vector.h"
+#include "support/problem_case.h"
+#include "support/random.h"
+#include "support/targets.h"
+
+namespace moegemm::testing {
+namespace {
+
+constexpr double kFp32Roundoff = 0x1p-24;
+
+/// fp32 arithmetic over `length` terms with this sum of squares, then one rounding: the bound of
+/// support/comparison.h.
+double sum_bound(DType out, std::int64_t length, double value, double squares) {
+  const double computed = 8 * kFp32Roundoff * static_cast<double>(length) * std::sqrt(squares) +
+                          kFp32Roundoff * std::fabs(value);
+  return computed + half_ulp(out, std::fabs(value) + computed);
+}
+
+void expect_close(DType dtype, const std::vector<unsigned char>& bytes, std::int64_t at,
+                  double want, double bound, const std::string& where) {
+  ASSERT_FALSE(is_poison(dtype, bytes.data(), at)) << where << " was not written";
+  const double got = decode(dtype, bytes.data(), at);
+  if (std::isnan(want)) {
+    ASSERT_TRUE(std::isnan(got)) << where << " is " << got << ", expected NaN";
+  } else {
+    ASSERT_LE(std::fabs(got - want), bound) << where << " is " << got << ", expected " << want;
+  }
+}
+
+std::string at(const char* name, std::int64_t row, std::int64_t col) {
+  return std::string(name) + "[" + std::to_string(row) + ", " + std::to_string(col) + "]";
+}
+
+void expect_untouched_padding(const HostMatrix& m, const std::vector<unsigned char>& bytes) {
+  for (std::int64_t r = 0; r + 1 < m.rows; ++r) {
+    for (std::int64_t c = m.cols; c < m.stride; ++c) {
+      ASSERT_TRUE(is_poison(m.dtype, bytes.data(), m.position(r, c))) << at("padding", r, c);
+    }
+  }
+}
+
+std::vector<float> random_weights(DType dtype, std::int64_t count, Random& random) {
+  std::vector<float> weights(count);
+  for (float& weight : weights) {
+    encode(dtype, &weight, 0, random.symmetric());
+    weight = decode(dtype, &weight, 0);
+  }
+  return weights;
+}
+
+struct CombineCase {
+  std::string name;
+  std::int64_t tokens = 33;
+  std::int64_t topk = 4;
+  std::int64_t cols = 64;
+  std::int64_t padding = 0;
+  bool fp32_output = false;
+  enum class Weights { kNone, kFp32, kSame, kMatrix } weights = Weights::kFp32;
+  bool nan_row = false;
+};
+
+std::vector<CombineCase> combine_cases() {
+  using Weights = CombineCase::Weights;
+  std::vector<CombineCase> cases = {
+      {.name = "NoTokens", .tokens = 0},
+      {.name = "OneToken", .tokens = 1},
+      {.name = "PlainSum", .weights = Weights::kNone},
+      {.name = "WeightsInTheRowsDtype", .weights = Weights::kSame},
+      {.name = "WeightsAsMatrix", .weights = Weights::kMatrix},
+      {.name = "Fp32Output", .fp32_output = true},
+      {.name = "Strided", .padding = 8},
+      {.name = "StridedUnaligned", .cols = 37, .padding = 3},
+      {.name = "NanStaysInItsToken", .nan_row = true},
+      {.name = "ManyTokens", .tokens = 3000, .topk = 8, .cols = 128},
+      {.name = "WideRows", .tokens = 5, .topk = 2, .cols = 7168},
+  };
+  for (const std::int64_t cols : {1, 2, 3, 7, 8, 9, 15, 31, 33, 63, 65, 127, 129, 255, 256, 1000}) {
+    cases.push_back({.name = "Cols" + std::to_string(cols), .cols = cols});
+  }
+  for (std::int64_t topk = 1; topk <= 10; ++topk) {
+    cases.push_back({.name = "Topk" + std::to_string(topk), .topk = topk, .cols = 40});
+  }
+  return cases;
+}
+
+void expect_combine(const RowTarget& target, const CombineCase& c, DType dtype) {
+  Memory& memory = *target.memory;
+  Random random(seed_from(c.name) + run_seed());
+  const std::int64_t count = c.tokens * c.topk;
+  HostMatrix rows = random_matrix(dtype, count, c.cols, c.padding, 0, random);
+  if (c.nan_row) rows.set(2 * c.topk + 1, c.cols / 2, kNan);
+  const DType out_dtype = c.fp32_output ? DType::kFloat32 : dtype;
+  const DType weights_dtype = c.weights == CombineCase::Weights::kSame ? dtype : DType::kFloat32;
+  const std::vector<float> weights = random_weights(weights_dtype, count, random);
+  const HostMatrix out = poisoned_matrix(out_dtype, c.tokens, c.cols, c.padding, 0);
+
+  const DeviceMatrix device_rows(memory, rows);
+  const DeviceMatrix device_out(memory, out);
+  const DeviceVector device_weights(memory, weights_dtype, weights);
+  TensorView weights_view = device_weights.view();
+  if (c.weights == CombineCase::Weights::kNone) weights_view = {};
+  if (c.weights == CombineCase::Weights::kMatrix) {
+    weights_view =
+        TensorView::matrix(weights_view.data, weights_dtype, c.tokens, c.topk, 0, memory.device());
+  }
+  combine(device_rows.view(), weights_view, c.topk, device_out.view(), memory.context());
+  memory.synchronize();
+
+  const std::vector<unsigned char> bytes = device_out.download();
+  for (std::int64_t t = 0; t < c.tokens; ++t) {
+    for (std::int64_t col = 0; col < c.cols; ++col) {
+      double sum = 0;
+      double squares = 0;
+      for (std::int64_t s = 0; s < c.topk; ++s) {
+        const std::int64_t row = t * c.topk + s;
+        const double weight = c.weights == CombineCase::Weights::kNone ? 1.0 : weights[row];
+        const double term = weight * rows.row(row)[col];
+        sum += term;
+        squares += term * term;
+      }
+      expect_close(out_dtype, bytes, out.position(t, col), sum,
+                   sum_bound(out_dtype, c.topk, sum, squares), at("out", t, col));
+      if (::testing::Test::HasFatalFailure()) return;
+    }
+  }
+  expect_untouched_padding(out, bytes);
+  EXPECT_TRUE(device_out.guards_intact());
+}
+
+struct ScaleCase {
+  std::string name;
+  std::vector<std::int64_t> m_sizes = {20, 0, 33, 1, 6};
+  std::int64_t rows = 72;  ///< 12 of them past the segments
+  std::int64_t cols = 64;
+  std::int64_t topk = 2;
+  std::int64_t padding = 0;
+  bool with_scaled_x = true;
+  bool in_place = false;
+  bool fp32_product = false;
+  bool same_weights = false;
+  std::vector<std::int64_t> bad_indices = {};
+  bool nan_tail = false;
+  DType index_dtype = DType::kInt32;
+};
+
+std::vector<ScaleCase> scale_cases() {
+  std::vector<ScaleCase> cases = {
+      {.name = "NoRows", .m_sizes = {0, 0}, .rows = 0},
+      {.name = "Plain"},
+      {.name = "WithoutScaledX", .with_scaled_x = false},
+      {.name = "InPlace", .in_place = true},
+      {.name = "Fp32Product", .fp32_product = true},
+      {.name = "WeightsInXsDtype", .same_weights = true},
+      {.name = "Int64Indices", .index_dtype = DType::kInt64},
+      {.name = "Strided", .padding = 8},
+      {.name = "StridedUnaligned", .cols = 37, .padding = 3},
+      {.name = "NanPastTheSegments", .nan_tail = true},
+      {.name = "SizesExceedRows", .m_sizes = {30, 100, 7}, .rows = 72},
+      {.name = "NegativeSizes", .m_sizes = {-3, 30, -9, 7}, .rows = 72},
+      {.name = "IndicesOutOfRange", .bad_indices = {-1, 72, 1000, -100, 2147483647}},
+      {.name = "Indices64BitTruncate",
+       .bad_indices = {std::int64_t{1} << 32, (std::int64_t{1} << 32) + 5},
+       .index_dtype = DType::kInt64},
+      {.name = "Wide", .cols = 7168},
+      {.name = "Many", .m_sizes = {2000, 0, 1000}, .rows = 3072, .cols = 72, .topk = 8},
+  };
+  for (const std::int64_t cols : {1, 2, 3, 7, 8, 9, 31, 33, 65, 127, 257, 1000}) {
+    cases.push_back({.name = "Cols" + std::to_string(cols), .cols = cols});
+  }
+  return cases;
+}
+
+void expect_scale_rows(const RowTarget& target, const ScaleCase& c, DType dtype) {
+  Memory& memory = *target.memory;
+  ProblemCase spec;  // builds segments and indices
+  spec.name = c.name;
+  spec.m_sizes = c.m_sizes;
+  spec.rows = c.rows;
+  spec.n = spec.k = c.cols;
+  spec.topk = c.topk;
+  spec.permutation = Permutation::kY;
+  spec.multiply = true;
+  spec.weights_in_fp32 = !c.same_weights;
+  spec.bad_indices = c.bad_indices;
+  spec.x_padding = c.padding;
+  HostProblem p = build_problem(spec, Op::kForward, dtype, seed_from(c.name) + run_seed());
+  Random random(run_seed());
+  const DType product_dtype = c.fp32_product ? DType::kFloat32 : dtype;
+  HostMatrix product = random_matrix(product_dtype, c.rows, c.cols, c.padding, 0, random);
+  for (std::int64_t r = p.begins.back(); c.nan_tail && r < c.rows; ++r) {
+    p.x.set(r, 0, kNan);
+    product.set(r, c.cols - 1, kInf);
+  }
+
+  const HostMatrix blank = poisoned_matrix(dtype, c.rows, c.cols, c.padding, 0);
+  const DeviceMatrix device_product(memory, product), device_x(memory, p.x);
+  const DeviceMatrix device_scaled(memory, c.in_place ? product : blank);
+  const DeviceMatrix device_scaled_x(memory, blank);
+  const DeviceVector device_dot(memory, dtype, c.rows);
+  const DeviceVector sizes(memory, DType::kInt32, c.m_sizes);
+  const DeviceVector indices(memory, c.index_dtype, p.gather_indices);
+  const DeviceVector weights(memory, p.weights_dtype, p.topk_weights);
+  const RoutingView routing{sizes.view(), indices.view(), weights.view(), c.topk};
+  const TensorView& source = c.in_place ? device_scaled.view() : device_product.view();
+  scale_rows(source, device_x.view(), routing, device_scaled.view(), device_dot.view(),
+             c.with_scaled_x ? device_scaled_x.view() : TensorView{}, memory.context());
+  memory.synchronize();
+
+  const DType scaled_dtype = device_scaled.view().dtype;
+  const std::vector<unsigned char> scaled = device_scaled.download();
+  const std::vector<unsigned char> scaled_x = device_scaled_x.download();
+  const std::vector<unsigned char> dot = device_dot.download();
+  std::vector<double> dots(c.rows, 0.0), squares(c.rows, 0.0);
+  for (std::int64_t r = 0; r < c.rows; ++r) {
+    const bool used = p.owners[r] >= 0 && p.index_valid(r);
+    const double weight = used ? p.scale(r) : 0.0;
+    for (std::int64_t col = 0; col < c.cols; ++col) {
+      const double g = used ? product.row(r)[col] : 0.0;
+      const double x = used ? p.x.row(r)[col] : 0.0;
+      expect_close(scaled_dtype, scaled, blank.position(r, col), weight * g,
+                   sum_bound(scaled_dtype, 1, weight * g, 0), at("scaled", r, col));
+      if (c.with_scaled_x) {
+        expect_close(dtype, scaled_x, blank.position(r, col), weight * x,
+                     sum_bound(dtype, 1, weight * x, 0), at("scaled_x", r, col));
+      }
+      if (::testing::Test::HasFatalFailure()) return;
+      if (used) {
+        dots[p.gather_indices[r]] += g * x;
+        squares[p.gather_indices[r]] += g * x * g * x;
+      }
+    }
+  }
+  for (std::int64_t i = 0; i < c.rows; ++i) {
+    expect_close(dtype, dot, i, dots[i], sum_bound(dtype, c.cols, dots[i], squares[i]),
+                 at("dot", i, 0));
+    if (::testing::Test::HasFatalFailure()) return;
+  }
+  if (!c.in_place) expect_untouched_padding(blank, scaled);
+  expect_untouched_padding(blank, scaled_x);
+  EXPECT_TRUE(device_scaled.guards_intact() && device_scaled_x.guards_intact() &&
+              device_dot.guards_intact());
+}
+
+}  // namespace
+
+void add_row_tests() {
+  static const std::vector<CombineCase> combines = combine_cases();
+  static const std::vector<ScaleCase> scales = scale_cases();
+  for (const RowTarget& target : row_targets()) {
+    for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+      for (const CombineCase& c : combines) {
+        add_test(target.name + "/Combine", c.name + "_" + to_string(dtype),
+                 [&target, &c, dtype] { expect_combine(target, c, dtype); });
+      }
+      for (const ScaleCase& c : scales) {
+        add_test(target.name + "/ScaleRows", c.name + "_" + to_string(dtype),
+                 [&target, &c, dtype] { expect_scale_rows(target, c, dtype); });
+      }
+    }
+  }
+}
+
+}  // namespace moegemm::testing

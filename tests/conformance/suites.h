@@ -1,0 +1,15 @@
+#pragma once
+
+/// Each subject registers its tests, once per backend or device type that this machine runs. Suites
+/// are called after the backend, so that `--gtest_filter=sm90*` runs one backend.
+namespace moegemm::testing {
+
+void add_product_tests();       ///< the list of cases
+void add_random_tests();        ///< cases drawn from the run's seed
+void add_invariance_tests();    ///< same bits: again, alone, in any batch, with any kernel
+void add_large_offset_tests();  ///< more than 2^31 and 2^32 elements ("slow")
+void add_check_tests();         ///< GemmOptions::check
+void add_route_tests();
+void add_row_tests();  ///< combine and scale_rows
+
+}  // namespace moegemm::testing
