@@ -62,7 +62,9 @@ def demangle(names: list[str]) -> list[str]:
     tool = shutil.which("cu++filt") or shutil.which("c++filt")
     if not tool or not names:
         return names
-    result = subprocess.run([tool], input="\n".join(names), capture_output=True, text=True)
+    result = subprocess.run(
+        [tool], input="\n".join(names), capture_output=True, check=False, text=True
+    )
     demangled = result.stdout.splitlines()
     return demangled if len(demangled) == len(names) else names
 
@@ -98,7 +100,7 @@ def main(arguments: list[str]) -> int:
     summary = next((Path(o.split("=", 1)[1]) for o in options if o.startswith("--summary=")), None)
     target = Path(command[command.index("-o") + 1]) if "-o" in command else None
 
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = subprocess.run(command, capture_output=True, check=False, text=True)
     output = result.stderr + result.stdout  # nvcc passes ptxas' messages through either
     if result.returncode != 0 or target is None or "-Xptxas=-v" not in command:
         sys.stderr.write(output)
