@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cuda.h>
+
+#include "cuda/device/fast_divide.h"
+#include "cuda/device/segments.cuh"
+#include "cuda/device/tile_counter.h"
+#include "cuda/sm90/weight_tiles.h"
+
+namespace moegemm::cuda::sm90 {
+
+enum class WeightOutput : int {
+  kInputType,     ///< rounded to the type of X and dY
+  kFloat32,       ///< fp32, overwritten
+  kAddToFloat32,  ///< fp32, dW +=
+};
+
+/// What the dW kernel is launched with.
+struct WeightGemmParams {
+  /// Inputs: 3-D maps {columns, stage rows, M} whose dimensions 1 and 2 have the same stride, box
+  /// {64, stage rows, 1}. A stage with v rows is read at (column, v - stage rows, first row): rows
+  /// before the segment's part have negative coordinates and come out zero.
+  CUtensorMap a_map;  ///< not used when A is gathered
+  CUtensorMap b_map;
+  CUtensorMap out_map;  ///< {K, N, E}, box {128 bytes, 64, 1}
+
+  IndexArray m_sizes;         ///< [E]
+  IndexArray gather_indices;  ///< [M]; data is null when no operand is gathered
+  const unsigned char* gathered;        ///< operand A when it is gathered
+  long long gathered_row_bytes;         ///< its row pitch
+  FastDivisor gather_divisor;           ///< flat index -> row of the gathered operand
+
+  WeightTiling tiling;
+  int experts;
+  int total_rows;  ///< M
+  WeightOutput output;
+  TileCounter* counter;  ///< null: static stride
+};
+
+}  // namespace moegemm::cuda::sm90

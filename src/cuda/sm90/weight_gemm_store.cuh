@@ -1,0 +1,165 @@
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "cuda/device/swizzle.h"
+#include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/warpgroup.cuh"
+#include "cuda/sm90/weight_gemm_shape.cuh"
+
+/// The store role of the dW kernel: a warpgroup's block of 64 A columns by BCols B columns, from
+/// accumulators through a staging buffer of its own to a tensor-map store, which clips at the
+/// edges of dW.
+///
+/// Accumulator 4 j + 2 h + i of a lane is A column 16 * warp + lane / 4 + 8 h, B column
+/// 8 j + 2 (lane % 4) + i. dW is [N, K]: if A is X, the columns of A run along the output rows and
+/// the block is transposed on its way into the staging buffer; else it is stored as it is. Either
+/// way the buffer holds slabs of 64 output rows by 128 bytes, 128-byte swizzled.
+namespace moegemm::cuda::sm90 {
+
+__device__ __forceinline__ std::uint32_t round_pair(float low, float high, __nv_bfloat16) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const std::uint32_t&>(pair);
+}
+__device__ __forceinline__ std::uint32_t round_pair(float low, float high, __half) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return reinterpret_cast<const std::uint32_t&>(pair);
+}
+
+template <typename Shape>
+class WeightStore {
+ public:
+  static constexpr int kAccumulators = Shape::kBCols / 2;
+  static constexpr int kSlabOutputRows = 64;
+  static constexpr int kSlabBytes = kSlabOutputRows * 128;
+
+  __device__ __forceinline__ WeightStore(const WeightGemmParams& params, unsigned char* staging,
+                                         int group)
+      : params_(params), staging_(staging), group_(group) {}
+
+  /// packed[2 j + h] holds accumulators 4 j + 2 h and the next.
+  static __device__ __forceinline__ void pack(const float (&acc)[kAccumulators],
+                                              std::uint32_t (&packed)[kAccumulators / 2]) {
+#pragma unroll
+    for (int i = 0; i < kAccumulators / 2; ++i) {
+      packed[i] = round_pair(acc[2 * i], acc[2 * i + 1], typename Shape::Element{});
+    }
+  }
+
+  /// Stores block 0 or 1 of the warpgroup in the input type.
+  __device__ __forceinline__ void store_packed(const std::uint32_t (&packed)[kAccumulators / 2],
+                                               const WeightTile& tile, int block) const {
+    begin();
+    const int lane = threadIdx.x % kWarpSize;
+    const int warp = threadIdx.x % kWarpgroupSize / kWarpSize;
+    const std::uint32_t staging = ptx::shared_address(staging_);
+    if (params_.tiling.a_is_x) {
+      // Output rows 8 j .. 8 j + 15 (B columns), this warp's two 16-byte chunks of each.
+      const std::uint32_t target =
+          staging + swizzle_128b(lane % 8 + 8 * (lane / 16), warp * 2 + lane / 8 % 2);
+#pragma unroll
+      for (int j = 0; j < Shape::kBCols / 8; j += 2) {
+        ptx::stmatrix_x4_trans(target + j * 1024, packed[2 * j], packed[2 * j + 1],
+                               packed[2 * j + 2], packed[2 * j + 3]);
+      }
+    } else {
+      // This warp's 16 output rows (A columns), chunks j and j + 1 of each.
+      const std::uint32_t target = staging + swizzle_128b(warp * 16 + lane % 16, lane / 16);
+#pragma unroll
+      for (int j = 0; j < Shape::kBCols / 8; j += 2) {
+        ptx::stmatrix_x4((target + j / 8 * kSlabBytes) ^ (j % 8 << 4), packed[2 * j],
+                         packed[2 * j + 1], packed[2 * j + 2], packed[2 * j + 3]);
+      }
+    }
+    end(tile, block, 0, kSlabCols);
+  }
+
+  /// Stores block 0 or 1 in fp32 (or adds it): twice the bytes, so in two halves.
+  __device__ __forceinline__ void store_float(const float (&acc)[kAccumulators],
+                                              const WeightTile& tile, int block) const {
+    const int lane = threadIdx.x % kWarpSize;
+    const int warp = threadIdx.x % kWarpgroupSize / kWarpSize;
+    constexpr int kSlabFloats = 32;
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+      begin();
+      if (params_.tiling.a_is_x) {
+        // All output rows (B columns), floats 32 * half .. + 31 (A columns) of each: two warps'.
+        if (warp / 2 == half) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const int col = warp % 2 * 16 + lane / 4 + i / 2 * 8;
+            unsigned char* target =
+                staging_ + swizzle_128b(lane % 4 * 2 + i % 2, col / 4) + col % 4 * 4;
+#pragma unroll
+            for (int j = 0; j < Shape::kBCols / 8; ++j) {
+              *reinterpret_cast<float*>(target + j * 1024) = acc[4 * j + i];
+            }
+          }
+        }
+      } else {
+        // All output rows (A columns), half of the B columns in slabs of 32: 8 chunks of 16 bytes,
+        // two for each j.
+        const int target = swizzle_128b(warp * 16 + lane / 4, lane % 4 / 2) + lane % 2 * 8;
+#pragma unroll
+        for (int i = 0; i < kAccumulators / 2; i += 2) {
+          const int j = i / 4;
+          const int offset = (target ^ (j % 4 * 2 << 4)) + j / 4 * kSlabBytes + i / 2 % 2 * 1024;
+          const bool upper = half == 1;
+          *reinterpret_cast<float2*>(staging_ + offset) =
+              make_float2(upper ? acc[kAccumulators / 2 + i] : acc[i],
+                          upper ? acc[kAccumulators / 2 + i + 1] : acc[i + 1]);
+        }
+      }
+      end(tile, block, half, kSlabFloats);
+    }
+  }
+
+  /// Until the last store has left shared memory, which must outlive it.
+  __device__ __forceinline__ void finish() const {
+    if (leads()) ptx::cp_async_bulk_wait_group_read<0>();
+  }
+
+ private:
+  __device__ __forceinline__ bool leads() const { return threadIdx.x % kWarpgroupSize == 0; }
+  /// Barrier 0 is __syncthreads'.
+  __device__ __forceinline__ void sync() const { ptx::bar_sync(1 + group_, kWarpgroupSize); }
+
+  /// The staging buffer is free.
+  __device__ __forceinline__ void begin() const {
+    if (leads()) ptx::cp_async_bulk_wait_group_read<0>();
+    sync();
+  }
+
+  /// The staging buffer is full: one thread stores it, slab by slab.
+  __device__ __forceinline__ void end(const WeightTile& tile, int block, int half,
+                                      int slab_cols) const {
+    ptx::fence_proxy_async_shared();
+    sync();
+    if (!leads()) return;
+    const bool a_is_x = params_.tiling.a_is_x;
+    const int a_col = tile.a_col + (group_ * 2 + block) * kSlabCols;
+    constexpr int kSlabs = Shape::kStagingBytes / kSlabBytes;
+    int col = a_is_x ? a_col + half * slab_cols : tile.b_col + half * kSlabs * slab_cols;
+    int row = a_is_x ? tile.b_col : a_col;
+    const std::uint64_t policy = ptx::createpolicy_evict_first();
+#pragma unroll
+    for (int slab = 0; slab < kSlabs; ++slab) {
+      const unsigned char* source = staging_ + slab * kSlabBytes;
+      if (params_.output == WeightOutput::kAddToFloat32) {
+        ptx::cp_reduce_async_bulk_tensor_add_3d(&params_.out_map, col, row, tile.expert, source);
+      } else {
+        ptx::cp_async_bulk_tensor_store_3d(&params_.out_map, col, row, tile.expert, source, policy);
+      }
+      (a_is_x ? row : col) += a_is_x ? kSlabOutputRows : slab_cols;
+    }
+    ptx::cp_async_bulk_commit_group();
+  }
+
+  const WeightGemmParams& params_;
+  unsigned char* staging_;
+  int group_;
+};
+
+}  // namespace moegemm::cuda::sm90
