@@ -39,6 +39,12 @@ void add_all_tests() {
   add_check_tests();
   add_route_tests();
   add_row_tests();
+#if MOEGEMM_HAS_CUDA
+  add_graph_tests();
+  add_concurrency_tests();
+  add_layer_tests();
+  add_stress_tests();
+#endif
   add_large_offset_tests();
 }
 

@@ -1,3 +1,5 @@
+#include "conformance/random_cases.h"
+
 #include <algorithm>
 #include <string>
 
@@ -33,9 +35,9 @@ std::vector<std::int64_t> random_sizes(Random& random, std::int64_t experts, std
   return sizes;
 }
 
-ProblemCase random_case(Random& random, int number) {
+ProblemCase random_problem(Random& random) {
   ProblemCase c;
-  c.name = "Random" + std::to_string(number);
+  c.name = "Random";
   c.topk = random.between(1, 10);
   c.rows = random.below(60) * c.topk;
   c.m_sizes = random_sizes(
@@ -63,7 +65,26 @@ ProblemCase random_case(Random& random, int number) {
   return c;
 }
 
+std::int64_t round_up(std::int64_t value) { return (value + 7) / 8 * 8; }
+
 }  // namespace
+
+RandomCase random_case(Random& random, bool aligned) {
+  RandomCase drawn;
+  ProblemCase& c = drawn.problem;
+  c = random_problem(random);
+  drawn.op = static_cast<Op>(random.below(3));
+  drawn.dtype = static_cast<DType>(random.below(3));
+  c.accumulate = drawn.op == Op::kDw && random.chance(3);
+  if (aligned) {
+    for (std::int64_t* extent :
+         {&c.n, &c.k, &c.x_padding, &c.w_padding, &c.dy_padding, &c.out_padding, &c.base_offset}) {
+      *extent = round_up(*extent);
+    }
+    if (drawn.dtype == DType::kFloat32) drawn.dtype = DType::kBFloat16;
+  }
+  return drawn;
+}
 
 void add_random_tests() {
   const std::int64_t count = environment_number("MOEGEMM_TEST_RANDOM", trimmed_run() ? 20 : 60);
@@ -73,11 +94,8 @@ void add_random_tests() {
         // Each case has a seed of its own: one can be run alone.
         const std::uint64_t seed = run_seed() * 1'000'003 + static_cast<std::uint64_t>(i);
         Random random(seed);
-        ProblemCase problem = random_case(random, i);
-        const Op op = static_cast<Op>(random.below(3));
-        const DType dtype = static_cast<DType>(random.below(3));
-        problem.accumulate = op == Op::kDw && random.chance(3);
-        expect_conformance(target, problem, op, dtype, seed);
+        const RandomCase drawn = random_case(random, false);
+        expect_conformance(target, drawn.problem, drawn.op, drawn.dtype, seed);
       });
     }
   }

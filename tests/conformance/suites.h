@@ -12,4 +12,10 @@ void add_check_tests();         ///< GemmOptions::check
 void add_route_tests();
 void add_row_tests();  ///< combine and scale_rows
 
+/// Only a GPU has streams and graphs; without one these are skipped with the reason.
+void add_graph_tests();
+void add_concurrency_tests();
+void add_layer_tests();
+void add_stress_tests();
+
 }  // namespace moegemm::testing

@@ -16,6 +16,10 @@ class DeviceProblem {
 
   /// Puts the output back to what it was before the first call.
   void reset_output();
+  /// Fills the output with NaN in the order of that memory's stream; can be captured.
+  void poison_output(Memory& memory) {
+    if (out_.bytes() > 0) memory.fill(out_.data(), kPoisonByte, out_.bytes());
+  }
   /// Replaces the routing of an equally shaped problem, in place: what a captured graph reads.
   void upload_routing(const HostProblem& host);
 

@@ -36,6 +36,14 @@ void choose_indices(HostProblem& p, Random& random) {
   }
 }
 
+void choose_weights(HostProblem& p, Random& random) {
+  p.topk_weights.resize(p.spec.rows);
+  for (float& weight : p.topk_weights) {
+    encode(p.weights_dtype, &weight, 0, random.symmetric());
+    weight = decode(p.weights_dtype, &weight, 0);
+  }
+}
+
 /// Whole rows of NaN, and single infinities of either sign, in turn.
 void spoil_row(HostMatrix& matrix, std::int64_t row, int kind) {
   if (row < 0 || matrix.cols == 0) return;
@@ -135,11 +143,7 @@ HostProblem build_problem(const ProblemCase& spec, Op op, DType dtype, std::uint
   if (op != Op::kForward) {
     p.dy = random_matrix(dtype, spec.rows, spec.n, spec.dy_padding, offset, random);
   }
-  p.topk_weights.resize(spec.rows);
-  for (float& weight : p.topk_weights) {
-    encode(p.weights_dtype, &weight, 0, random.symmetric());
-    weight = decode(p.weights_dtype, &weight, 0);
-  }
+  choose_weights(p, random);
   const std::int64_t out_rows = op == Op::kDw ? w_rows : spec.rows;
   const std::int64_t out_cols = op == Op::kForward ? spec.n : spec.k;
   p.out = spec.accumulate
@@ -147,6 +151,14 @@ HostProblem build_problem(const ProblemCase& spec, Op op, DType dtype, std::uint
               : poisoned_matrix(p.out_dtype, out_rows, out_cols, spec.out_padding, offset);
   spoil(p);
   return p;
+}
+
+void reroute(HostProblem& problem, const std::vector<std::int64_t>& m_sizes, std::uint64_t seed) {
+  Random random(seed);
+  problem.spec.m_sizes = m_sizes;
+  lay_out_segments(problem);
+  choose_indices(problem, random);
+  choose_weights(problem, random);
 }
 
 }  // namespace moegemm::testing

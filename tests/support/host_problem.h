@@ -69,4 +69,8 @@ struct HostProblem {
 
 HostProblem build_problem(const ProblemCase& spec, Op op, DType dtype, std::uint64_t seed);
 
+/// Gives the same operands other sizes, indices and weights: what changes between two replays of a
+/// captured graph.
+void reroute(HostProblem& problem, const std::vector<std::int64_t>& m_sizes, std::uint64_t seed);
+
 }  // namespace moegemm::testing

@@ -25,6 +25,9 @@ class CpuMemory final : public Memory {
   void copy_out(void* to, const void* from, std::size_t bytes) override {
     std::memcpy(to, from, bytes);
   }
+  void copy_within(void* to, const void* from, std::size_t bytes) override {
+    std::memcpy(to, from, bytes);
+  }
   void fill(void* to, std::uint8_t byte, std::size_t bytes) override {
     std::memset(to, byte, bytes);
   }

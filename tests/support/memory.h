@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@ class Memory {
   virtual void release(void* data) noexcept = 0;
   virtual void copy_in(void* to, const void* from, std::size_t bytes) = 0;
   virtual void copy_out(void* to, const void* from, std::size_t bytes) = 0;
+  virtual void copy_within(void* to, const void* from, std::size_t bytes) = 0;
   virtual void fill(void* to, std::uint8_t byte, std::size_t bytes) = 0;
   /// Returns when every call made so far with context() has finished.
   virtual void synchronize() = 0;
@@ -30,6 +32,10 @@ class Memory {
 Memory& cpu_memory();
 /// The first CUDA device; nullptr when there is none, and then `why_none` says why.
 Memory* cuda_memory(std::string* why_none);
+#if MOEGEMM_HAS_CUDA
+/// The same device with a stream of its own; there must be one.
+std::unique_ptr<Memory> another_cuda_stream();
+#endif
 
 /// One allocation. `guarded` puts poisoned bytes around it that `guards_intact` looks at: outputs
 /// have them. Inputs have none, so that address sanitizers see a read past the end.

@@ -19,6 +19,9 @@ class CudaMemory final : public Memory {
   CudaMemory() {
     require(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
   }
+  ~CudaMemory() override { cudaStreamDestroy(stream_); }
+  CudaMemory(const CudaMemory&) = delete;
+  CudaMemory& operator=(const CudaMemory&) = delete;
   Device device() const override { return {DeviceType::kCuda, 0}; }
   void* allocate(std::size_t bytes) override {
     void* data = nullptr;
@@ -33,6 +36,10 @@ class CudaMemory final : public Memory {
   void copy_out(void* to, const void* from, std::size_t bytes) override {
     require(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_), "copy from the GPU");
     synchronize();
+  }
+  void copy_within(void* to, const void* from, std::size_t bytes) override {
+    require(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_),
+            "copy within the GPU");
   }
   void fill(void* to, std::uint8_t byte, std::size_t bytes) override {
     require(cudaMemsetAsync(to, byte, bytes, stream_), "cudaMemset");
@@ -64,5 +71,7 @@ Memory* cuda_memory(std::string* why_none) {
   static CudaMemory* memory = new CudaMemory;
   return memory;
 }
+
+std::unique_ptr<Memory> another_cuda_stream() { return std::make_unique<CudaMemory>(); }
 
 }  // namespace moegemm::testing

@@ -23,16 +23,24 @@ PeriodicMatrix::PeriodicMatrix(DType dtype, std::int64_t rows, std::int64_t cols
 
 void PeriodicMatrix::allocate(Memory& memory) {
   buffer_ = Buffer(memory, bytes());
-  const std::int64_t block_bytes = static_cast<std::int64_t>(block_bytes_.size());
-  for (std::int64_t begin = 0; begin < bytes(); begin += block_bytes) {
-    memory.copy_in(static_cast<char*>(buffer_.data()) + begin, block_bytes_.data(),
-                   std::min(block_bytes, bytes() - begin));
+  if (bytes() == 0) return;
+  char* data = static_cast<char*>(buffer_.data());
+  std::int64_t filled = std::min(static_cast<std::int64_t>(block_bytes_.size()), bytes());
+  memory.copy_in(data, block_bytes_.data(), filled);
+  // Whole periods are doubled in place: gigabytes need not cross from the host.
+  for (; filled < bytes(); filled = std::min(2 * filled, bytes())) {
+    memory.copy_within(data + filled, data, std::min(filled, bytes() - filled));
   }
 }
 
 std::vector<float> PeriodicMatrix::row(std::int64_t r) const {
   std::vector<float> values(cols_);
-  for (std::int64_t c = 0; c < cols_; ++c) values[c] = at(r, c);
+  for (std::int64_t c = 0; c < cols_;) {
+    const std::int64_t from = (r * cols_ + c) % kPeriod;
+    const std::int64_t count = std::min(kPeriod - from, cols_ - c);
+    std::copy_n(block_.begin() + from, count, values.begin() + c);
+    c += count;
+  }
   return values;
 }
 

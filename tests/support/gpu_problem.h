@@ -1,0 +1,27 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "support/device_problem.h"
+#include "support/targets.h"
+
+namespace moegemm::testing {
+
+/// A problem that keeps a GPU busy for some microseconds: several tiles each way, empty experts,
+/// rows past the segments; with the first permutation or the second and the multiply.
+ProblemCase busy_case(Permutation permutation, std::int64_t scale = 1);
+
+/// The targets that run on a GPU.
+std::vector<Target> gpu_targets();
+
+/// Poisons the output and calls, both ordered on the memory's stream.
+void relaunch(const Target& target, Memory& memory, DeviceProblem& problem);
+
+/// The result of a call alone on the device, checked against the oracle; empty when the backend
+/// leaves the problem to another.
+std::optional<std::vector<unsigned char>> checked_result(const Target& target, Memory& memory,
+                                                         const HostProblem& host,
+                                                         DeviceProblem& problem);
+
+}  // namespace moegemm::testing
