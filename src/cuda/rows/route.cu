@@ -30,7 +30,7 @@ struct RouteArguments {
   unsigned blocks;
   unsigned ranking_warps;
   unsigned* counts;      // [blocks, buckets]; null with one block
-  unsigned* counters;    // [blocks, ranking_warps + 2, buckets]; null: in shared memory
+  unsigned* counters;    // [blocks, ranking_warps + 2, buckets], unless in shared memory
   void* m_sizes;         // [E]
   void* gather_indices;  // [M]
   void* inverse;         // [M] or null
@@ -45,10 +45,13 @@ __device__ unsigned bucket_of(const RouteArguments& a, unsigned i) {
   return id < experts ? static_cast<unsigned>(id) : experts;
 }
 
+/// InShared: the block's counters are in shared memory, else in the workspace. A template
+/// parameter, because atomics are only fast where the compiler knows the kind of memory.
+template <bool InShared>
 __global__ void __launch_bounds__(kRouteThreads, 1) count_rows(const RouteArguments a) {
   extern __shared__ unsigned shared[];
   unsigned* const counts = a.counts + static_cast<std::size_t>(blockIdx.x) * a.buckets;
-  unsigned* const histogram = a.counters ? counts : shared;
+  unsigned* const histogram = InShared ? shared : counts;
   for (unsigned b = threadIdx.x; b < a.buckets; b += kRouteThreads) {
     histogram[b] = 0;
   }
@@ -58,7 +61,7 @@ __global__ void __launch_bounds__(kRouteThreads, 1) count_rows(const RouteArgume
   for (unsigned i = first + threadIdx.x; i < last; i += kRouteThreads) {
     atomicAdd(&histogram[bucket_of(a, i)], 1u);
   }
-  if (histogram != counts) {
+  if constexpr (InShared) {
     __syncthreads();
     for (unsigned b = threadIdx.x; b < a.buckets; b += kRouteThreads) {
       counts[b] = histogram[b];
@@ -162,11 +165,12 @@ __device__ void place_run(const RouteArguments& a, unsigned first, unsigned last
   }
 }
 
+template <bool InShared>
 __global__ void __launch_bounds__(kRouteThreads, 1) place_rows(const RouteArguments a) {
   extern __shared__ unsigned shared[];
   const unsigned counters = (a.ranking_warps + 2) * a.buckets;
   unsigned* const totals =
-      a.counters ? a.counters + static_cast<std::size_t>(blockIdx.x) * counters : shared;
+      InShared ? shared : a.counters + static_cast<std::size_t>(blockIdx.x) * counters;
   unsigned* const before = totals + a.buckets;
   unsigned* const warp_counters = before + a.buckets;  // [ranking_warps, buckets]
   for (unsigned i = threadIdx.x; i < counters; i += kRouteThreads) {
@@ -233,17 +237,17 @@ void launch_route(const TensorView& expert_ids, std::int64_t experts, const Tens
   };
   void* parameters[] = {&arguments};
   const dim3 grid(static_cast<unsigned>(plan.blocks)), block(kRouteThreads);
-  const auto shared_bytes = [&](std::int64_t counters) {
-    return plan.in_shared_memory ? static_cast<int>(4 * counters) : 0;
+  const auto start = [&](auto* kernel, const char* name, std::int64_t counters) {
+    launch({reinterpret_cast<const void*>(kernel), name, grid, block,
+            plan.in_shared_memory ? static_cast<int>(4 * counters) : 0},
+           parameters, stream);
   };
   if (plan.blocks > 1) {
-    launch({reinterpret_cast<const void*>(&count_rows), "route count_rows", grid, block,
-            shared_bytes(plan.buckets)},
-           parameters, stream);
+    start(plan.in_shared_memory ? &count_rows<true> : &count_rows<false>, "route count_rows",
+          plan.buckets);
   }
-  launch({reinterpret_cast<const void*>(&place_rows), "route place_rows", grid, block,
-          shared_bytes(plan.counters_per_block())},
-         parameters, stream);
+  start(plan.in_shared_memory ? &place_rows<true> : &place_rows<false>, "route place_rows",
+        plan.counters_per_block());
 }
 
 }  // namespace moegemm::cuda

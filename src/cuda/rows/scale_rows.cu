@@ -119,7 +119,8 @@ __device__ void zero_row(const ScaleArguments& a, const RowOffsets& row) {
 
 /// Packs: 16-byte accesses, with P and X the dtypes of product and x; else one element at a time.
 template <bool Packs, typename P, typename X>
-__global__ void __launch_bounds__(kThreads, 3) scale_kernel(const ScaleArguments a) {
+__global__ void __launch_bounds__(kThreads, sizeof(P) == 2 ? 4 : 3)
+    scale_kernel(const ScaleArguments a) {
   const std::int64_t routed = block_routed_rows(a.m_sizes, a.sizes_64_bit, a.experts, a.rows);
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kWarps;
   for (std::int64_t r = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
