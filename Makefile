@@ -1,0 +1,102 @@
+# Every command sets up what it needs (system packages, virtual environment, build) and reuses it the
+# next time. Long steps print one line; their output is in build/logs/.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+JOBS ?= $(shell nproc)
+PYTHON ?= python3
+# AUTO compiles the CUDA parts when nvcc is found; ON insists, OFF leaves them out.
+CUDA ?= AUTO
+
+VENV := .venv
+VENV_PYTHON := $(CURDIR)/$(VENV)/bin/python
+STAMPS := build/stamps
+LOGS := build/logs
+STEP := scripts/step
+export PYTHON
+
+LAUNCHER := $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
+TORCH := $(if $(wildcard bindings/torch/CMakeLists.txt),ON,OFF)
+RELEASE_OPTIONS := $(LAUNCHER) -DMOEGEMM_CUDA=$(CUDA) -DMOEGEMM_BUILD_TORCH=$(TORCH) -DPython3_EXECUTABLE=$(VENV_PYTHON)
+SANITIZER_OPTIONS := $(LAUNCHER) -DMOEGEMM_BUILD_CLI=OFF
+
+.PHONY: help
+help: ## List the commands
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "Variables: CUDA=AUTO|ON|OFF, JOBS=$(JOBS), PYTHON=$(PYTHON)"
+
+.PHONY: demo
+demo: build ## Build, then run and check one MoE layer on this machine
+	@echo
+	@build/release/src/cli/moegemm run demo
+	@if [ -f examples/train_moe.py ]; then echo; PYTHONPATH=python $(VENV_PYTHON) examples/train_moe.py; fi
+
+.PHONY: test
+test: build build-sanitizers ## Build, then run every test that this machine can run
+	@scripts/run_tests
+
+.PHONY: test-gpu
+test-gpu: ## Run every test that can use the GPU, and say so when there is none
+	@scripts/run_gpu_tests
+
+.PHONY: bench
+bench: build ## Compare with torch on the CPU, and on the GPU when there is one
+	@scripts/run_benchmarks
+
+.PHONY: lint
+lint: $(STAMPS)/lint-tools build ## Check formatting and run the static analysers
+	@scripts/lint
+
+.PHONY: wheel
+wheel: $(STAMPS)/wheel-tools ## Build the Python wheel into dist/
+	@$(STEP) "Build the wheel" $(LOGS)/wheel.log $(VENV_PYTHON) -m build --wheel --no-isolation --outdir dist .
+	@ls -1 dist/*.whl
+
+.PHONY: build
+build: build/release/build.ninja ## Set up and compile, release
+	@$(STEP) "Compile (release)" $(LOGS)/compile-release.log cmake --build build/release -j $(JOBS)
+
+.PHONY: build-sanitizers
+build-sanitizers: build/asan/build.ninja build/tsan/build.ninja
+	@for preset in asan tsan; do \
+	  $(STEP) "Compile ($$preset)" $(LOGS)/compile-$$preset.log cmake --build build/$$preset -j $(JOBS); \
+	done
+
+.PHONY: clean
+clean: ## Remove the builds and the virtual environment
+	rm -rf build $(VENV) dist
+
+$(STAMPS)/system: requirements/system.txt scripts/install_system_packages
+	@$(STEP) "System packages" $(LOGS)/system-packages.log scripts/install_system_packages $<
+	@mkdir -p $(@D) && touch $@
+
+$(STAMPS)/venv: requirements/torch.txt requirements/dev.txt scripts/make_venv | $(STAMPS)/system
+	@$(STEP) "Virtual environment" $(LOGS)/venv.log scripts/make_venv $(VENV)
+	@mkdir -p $(@D) && touch $@
+
+$(STAMPS)/lint-tools: requirements/lint.txt requirements/system-lint.txt $(STAMPS)/venv
+	@$(STEP) "Lint: system packages" $(LOGS)/lint-packages.log scripts/install_system_packages requirements/system-lint.txt
+	@$(STEP) "Lint: Python packages" $(LOGS)/lint-venv.log $(VENV_PYTHON) -m pip install -r requirements/lint.txt
+	@touch $@
+
+$(STAMPS)/wheel-tools: requirements/wheel.txt $(STAMPS)/venv
+	@$(STEP) "Wheel: Python packages" $(LOGS)/wheel-venv.log $(VENV_PYTHON) -m pip install -r requirements/wheel.txt
+	@touch $@
+
+# Reconfigured when the options change; CMake itself follows changes to its own files.
+$(STAMPS)/options-release: force
+	@scripts/remember $@ "$(RELEASE_OPTIONS)"
+$(STAMPS)/options-sanitizers: force
+	@scripts/remember $@ "$(SANITIZER_OPTIONS)"
+.PHONY: force
+force:
+
+build/release/build.ninja: $(STAMPS)/system $(STAMPS)/venv $(STAMPS)/options-release
+	@$(STEP) "Configure (release)" $(LOGS)/configure-release.log cmake --preset release $(RELEASE_OPTIONS)
+	@touch $@
+
+build/asan/build.ninja build/tsan/build.ninja: build/%/build.ninja: $(STAMPS)/system $(STAMPS)/options-sanitizers
+	@$(STEP) "Configure ($*)" $(LOGS)/configure-$*.log cmake --preset $* $(SANITIZER_OPTIONS)
+	@touch $@

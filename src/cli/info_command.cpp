@@ -1,0 +1,117 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "commands.h"
+#include "moegemm/info.h"
+#include "report.h"
+
+namespace moegemm::cli {
+namespace {
+
+struct InfoOptions {
+  bool kernels = false;
+  bool json = false;
+};
+
+std::string tile_text(const TileShape& tile) {
+  return tile.rows > 0 ? fmt::format("{}x{}x{}", tile.rows, tile.cols, tile.depth) : "";
+}
+
+void print_json(const InfoOptions& options) {
+  const CpuInfo cpu = cpu_info();
+  std::string why_no_gpu;
+  nlohmann::json gpu_list = nlohmann::json::array();
+  for (const GpuInfo& gpu : gpus(&why_no_gpu)) {
+    gpu_list.push_back(
+        {{"index", gpu.index},
+         {"name", gpu.name},
+         {"compute_capability", fmt::format("{}.{}", gpu.compute_major, gpu.compute_minor)},
+         {"multiprocessors", gpu.multiprocessors},
+         {"memory_bytes", gpu.memory_bytes},
+         {"shared_memory_bytes", gpu.shared_memory_bytes},
+         {"backend", gpu.backend}});
+  }
+  nlohmann::json backend_list = nlohmann::json::array();
+  for (const BackendInfo& backend : backends()) {
+    backend_list.push_back({{"name", to_string(backend.kind)},
+                            {"available", backend.available},
+                            {"reason", backend.reason}});
+  }
+  nlohmann::json document = {
+      {"version", version()},
+      {"build", build_description()},
+      {"cpu",
+       {{"model", cpu.model}, {"threads", cpu.threads}, {"isa", cpu.isa}, {"isas", cpu.isas}}},
+      {"gpus", gpu_list},
+      {"why_no_gpu", why_no_gpu},
+      {"backends", backend_list}};
+  if (options.kernels) {
+    nlohmann::json kernel_list = nlohmann::json::array();
+    for (const KernelInfo& kernel : kernels()) {
+      kernel_list.push_back(
+          {{"backend", to_string(kernel.backend)},
+           {"name", kernel.name},
+           {"op", to_string(kernel.op)},
+           {"tile",
+            {{"rows", kernel.tile.rows}, {"cols", kernel.tile.cols}, {"depth", kernel.tile.depth}}},
+           {"stages", kernel.stages}});
+    }
+    document["kernels"] = kernel_list;
+  }
+  fmt::print("{}\n", document.dump(2));
+}
+
+void print_kernels() {
+  std::vector<std::vector<std::string>> rows;
+  for (const KernelInfo& kernel : kernels()) {
+    rows.push_back({to_string(kernel.backend), to_string(kernel.op), kernel.name,
+                    tile_text(kernel.tile),
+                    kernel.stages > 0 ? std::to_string(kernel.stages) : ""});
+  }
+  fmt::print("\n{}", format_table({"backend", "op", "kernel", "tile", "stages"}, rows,
+                                  {false, false, false, false, true}));
+}
+
+void print_text(const InfoOptions& options) {
+  const CpuInfo cpu = cpu_info();
+  fmt::print("moegemm {}\nbuild    {}\n", version(), build_description());
+  fmt::print("cpu      {}, {} threads\n", cpu.model, cpu.threads);
+  fmt::print("isa      {} (this machine runs: {})\n", cpu.isa, fmt::join(cpu.isas, ", "));
+  std::string why_no_gpu;
+  const std::vector<GpuInfo> found = gpus(&why_no_gpu);
+  if (found.empty()) fmt::print("gpu      none: {}\n", why_no_gpu);
+  for (const GpuInfo& gpu : found) {
+    fmt::print(
+        "gpu {}    {}, compute capability {}.{}, {} multiprocessors, {:.1f} GiB; backend: {}\n",
+        gpu.index, gpu.name, gpu.compute_major, gpu.compute_minor, gpu.multiprocessors,
+        static_cast<double>(gpu.memory_bytes) / (1 << 30), gpu.backend);
+  }
+  for (const BackendInfo& backend : backends()) {
+    fmt::print("backend  {}: {}\n", to_string(backend.kind),
+               backend.available ? "available" : "not available: " + backend.reason);
+  }
+  if (options.kernels) print_kernels();
+}
+
+}  // namespace
+
+Command add_info_command(CLI::App& app) {
+  CLI::App* command =
+      app.add_subcommand("info", "Show version, build, CPU, GPUs, backends and kernels.");
+  auto options = std::make_shared<InfoOptions>();
+  command->add_flag("--kernels", options->kernels, "List every compiled kernel");
+  command->add_flag("--json", options->json, "Print as JSON");
+  return [options] {
+    if (options->json) {
+      print_json(*options);
+    } else {
+      print_text(*options);
+    }
+    return int{kSuccess};
+  };
+}
+
+}  // namespace moegemm::cli

@@ -1,0 +1,442 @@
+#include "layer/layer_run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "layer/device_memory.h"
+#include "layer/progress.h"
+#include "layer/random_tensor.h"
+#include "moegemm/ops.h"
+#include "moegemm/routing.h"
+
+namespace moegemm::cli {
+namespace {
+
+// Rows of each output that the oracle recomputes.
+constexpr std::int64_t kSampledRows = 16;
+
+/// Device memory and the view of it.
+struct Tensor {
+  DeviceMemory::Buffer buffer;
+  TensorView view;
+};
+
+Tensor make_matrix(DeviceMemory& memory, DType dtype, std::int64_t rows, std::int64_t cols) {
+  Tensor tensor{memory.allocate(rows * cols * size_bytes(dtype)), {}};
+  tensor.view = TensorView::matrix(tensor.buffer.get(), dtype, rows, cols, 0, memory.device());
+  return tensor;
+}
+
+Tensor make_stack(DeviceMemory& memory, DType dtype, std::int64_t count, std::int64_t rows,
+                  std::int64_t cols) {
+  Tensor tensor{memory.allocate(count * rows * cols * size_bytes(dtype)), {}};
+  tensor.view =
+      TensorView::stack(tensor.buffer.get(), dtype, count, rows, cols, 0, memory.device());
+  return tensor;
+}
+
+template <typename T>
+Tensor upload(DeviceMemory& memory, DType dtype, const std::vector<T>& values) {
+  const auto count = static_cast<std::int64_t>(values.size());
+  Tensor tensor{memory.allocate(count * size_bytes(dtype)), {}};
+  tensor.view = TensorView::vector(tensor.buffer.get(), dtype, count, memory.device());
+  memory.copy_in(tensor.buffer.get(), values.data(), count * size_bytes(dtype));
+  return tensor;
+}
+
+void poison(DeviceMemory& memory, const Tensor& tensor) {
+  memory.poison(tensor.buffer.get(), tensor.view.numel() * size_bytes(tensor.view.dtype));
+}
+
+/// Runs the operations of one layer and remembers what they reported.
+class Layer {
+ public:
+  Layer(const LayerSpec& spec, DeviceMemory& memory, Progress& progress)
+      : spec_(spec),
+        memory_(memory),
+        progress_(progress),
+        host_(make_routing(spec.pattern, spec.tokens, spec.topk, spec.experts, spec.seed)),
+        expert_ids_(upload(memory, DType::kInt32, host_.expert_ids)),
+        weights_(upload(memory, DType::kFloat32, host_.weights)),
+        m_sizes_(upload(memory, DType::kInt32, host_.m_sizes)),
+        gather_indices_(upload(memory, DType::kInt32, host_.gather_indices)) {}
+
+  std::vector<OpReport> run() {
+    route_tokens();
+    first_gemm();
+    second_gemm();
+    return std::move(reports_);
+  }
+
+ private:
+  RandomTensor random(std::uint64_t stream, std::int64_t fan_in) const {
+    // Variance 1 / fan_in keeps every product's outputs near 1, far from the ends of fp16.
+    const auto amplitude = static_cast<float>(std::sqrt(3.0 / static_cast<double>(fan_in)));
+    return {spec_.seed * 16 + stream, spec_.dtype, amplitude};
+  }
+
+  Tensor random_matrix(const RandomTensor& values, std::int64_t rows, std::int64_t cols) {
+    Tensor tensor = make_matrix(memory_, values.dtype(), rows, cols);
+    values.fill(memory_, tensor.buffer.get(), rows * cols);
+    return tensor;
+  }
+
+  Tensor random_weights(const RandomTensor& values, std::int64_t rows, std::int64_t cols) {
+    Tensor tensor = make_stack(memory_, values.dtype(), spec_.experts, rows, cols);
+    values.fill(memory_, tensor.buffer.get(), spec_.experts * rows * cols);
+    return tensor;
+  }
+
+  RoutingView routing() const {
+    return {m_sizes_.view, gather_indices_.view, weights_.view, spec_.topk};
+  }
+
+  GemmOptions options(LayerGemm gemm) const {
+    GemmOptions options;
+    options.permute_x = gemm == LayerGemm::kFirst;
+    options.permute_y = gemm == LayerGemm::kSecond;
+    options.backend = spec_.backend;
+    return options;
+  }
+
+  /// Poisons `outputs`, runs once to warm up and `repeat` times for the clock.
+  OpReport& measure(const std::string& op, std::initializer_list<const Tensor*> outputs,
+                    const std::function<std::optional<Plan>()>& work) {
+    progress_.step(op);
+    for (const Tensor* output : outputs) poison(memory_, *output);
+    OpReport report;
+    report.op = op;
+    report.plan = work();
+    std::vector<double> times;
+    for (int i = 0; i < spec_.repeat; ++i) times.push_back(memory_.time_ms([&] { work(); }));
+    std::sort(times.begin(), times.end());
+    report.median_ms = times[times.size() / 2];
+    report.best_ms = times.front();
+    reports_.push_back(std::move(report));
+    return reports_.back();
+  }
+
+  double product_flops(std::int64_t n, std::int64_t k) const {
+    return 2.0 * static_cast<double>(spec_.rows()) * static_cast<double>(n) *
+           static_cast<double>(k);
+  }
+
+  std::int64_t flat(std::int64_t row) const {
+    return host_.gather_indices[static_cast<std::size_t>(row)];
+  }
+  std::int64_t expert(std::int64_t row) const {
+    return host_.expert_of_row[static_cast<std::size_t>(row)];
+  }
+  double weight(std::int64_t flat_row) const {
+    return host_.weights[static_cast<std::size_t>(flat_row)];
+  }
+
+  /// Elements [row, 0..cols) of a random matrix.
+  static std::vector<double> row_of(const RandomTensor& values, std::int64_t row,
+                                    std::int64_t cols) {
+    std::vector<double> elements(static_cast<std::size_t>(cols));
+    for (std::int64_t c = 0; c < cols; ++c) {
+      elements[static_cast<std::size_t>(c)] = values.at(row * cols + c);
+    }
+    return elements;
+  }
+
+  /// Rows of Y = X W^T: `x_row` and `out_row` map an expert-ordered row.
+  void check_forward(OpReport& report, const Tensor& y, const RandomTensor& x,
+                     const RandomTensor& w, std::int64_t n, std::int64_t k,
+                     const std::function<std::int64_t(std::int64_t)>& x_row,
+                     const std::function<std::int64_t(std::int64_t)>& out_row, bool multiply) {
+    std::vector<OracleRow> rows;
+    for (const std::int64_t r : spread(spec_.rows(), kSampledRows)) {
+      const std::int64_t first = expert(r) * n * k;
+      rows.push_back({out_row(r), row_of(x, x_row(r), k),
+                      [&w, first, k](std::int64_t col, std::int64_t l) {
+                        return double{w.at(first + col * k + l)};
+                      },
+                      multiply ? weight(flat(r)) : 1.0});
+    }
+    report.check = check_products(memory_, y.view, rows, spec_.tolerance);
+  }
+
+  /// Rows of dX = dY W: `dy_row` and `out_row` map an expert-ordered row.
+  void check_dx(OpReport& report, const Tensor& dx, const RandomTensor& dy, const RandomTensor& w,
+                std::int64_t n, std::int64_t k,
+                const std::function<std::int64_t(std::int64_t)>& dy_row,
+                const std::function<std::int64_t(std::int64_t)>& out_row) {
+    std::vector<OracleRow> rows;
+    for (const std::int64_t r : spread(spec_.rows(), kSampledRows)) {
+      const std::int64_t first = expert(r) * n * k;
+      rows.push_back(
+          {out_row(r), row_of(dy, dy_row(r), n), [&w, first, k](std::int64_t col, std::int64_t l) {
+             return double{w.at(first + l * k + col)};
+           }});
+    }
+    report.check = check_products(memory_, dx.view, rows, spec_.tolerance);
+  }
+
+  /// Rows of dW = dY^T X: `dy_row` maps an expert-ordered row, `x` gives its elements.
+  void check_dw(OpReport& report, const Tensor& dw, const RandomTensor& dy, std::int64_t n,
+                const std::function<std::int64_t(std::int64_t)>& dy_row,
+                const std::function<double(std::int64_t row, std::int64_t col)>& x) {
+    std::vector<OracleRow> rows;
+    for (const std::int64_t out_row : spread(spec_.experts * n, kSampledRows)) {
+      const auto e = static_cast<std::size_t>(out_row / n);
+      const std::int64_t begin = host_.segment_begin[e];
+      std::vector<double> column;
+      for (std::int64_t r = begin; r < host_.segment_begin[e + 1]; ++r) {
+        column.push_back(dy.at(dy_row(r) * n + out_row % n));
+      }
+      rows.push_back({out_row, std::move(column),
+                      [&x, begin](std::int64_t col, std::int64_t l) { return x(begin + l, col); }});
+    }
+    report.check = check_products(memory_, dw.view, rows, spec_.tolerance);
+  }
+
+  /// Rows of out[t] = sum of the topk rows of token t, read back from the device.
+  void check_token_sums(OpReport& report, const Tensor& out, const Tensor& rows) {
+    Comparison comparison(out.view.dtype, spec_.tolerance);
+    for (const std::int64_t t : spread(spec_.tokens, kSampledRows)) {
+      const std::vector<double> got = read_row(memory_, out.view, t);
+      std::vector<double> sum(got.size(), 0.0);
+      std::vector<double> magnitude(got.size(), 0.0);
+      for (std::int64_t s = 0; s < spec_.topk; ++s) {
+        const std::vector<double> row = read_row(memory_, rows.view, t * spec_.topk + s);
+        for (std::size_t c = 0; c < row.size(); ++c) {
+          sum[c] += row[c];
+          magnitude[c] += std::fabs(row[c]);
+        }
+      }
+      for (std::size_t c = 0; c < got.size(); ++c) {
+        comparison.add(t, static_cast<std::int64_t>(c), got[c], sum[c], magnitude[c], spec_.topk);
+      }
+    }
+    report.check = comparison.result();
+  }
+
+  void route_tokens() {
+    const std::int64_t workspace_bytes =
+        route_workspace_bytes(spec_.rows(), spec_.experts, memory_.device());
+    const DeviceMemory::Buffer workspace = memory_.allocate(workspace_bytes);
+    const TensorView ids = TensorView::matrix(expert_ids_.buffer.get(), DType::kInt32, spec_.tokens,
+                                              spec_.topk, 0, memory_.device());
+    OpReport& report = measure("route", {&m_sizes_, &gather_indices_}, [&] {
+      route(ids, spec_.experts, m_sizes_.view, gather_indices_.view, {}, workspace.get());
+      return std::nullopt;
+    });
+    // Integers: every one of them, exactly.
+    report.check.elements = m_sizes_.view.numel() + gather_indices_.view.numel();
+    compare_integers(report.check, "m_sizes", m_sizes_, host_.m_sizes);
+    compare_integers(report.check, "gather_indices", gather_indices_, host_.gather_indices);
+  }
+
+  void compare_integers(CheckResult& check, const char* name, const Tensor& tensor,
+                        const std::vector<std::int32_t>& expected) {
+    std::vector<std::int32_t> got(expected.size());
+    memory_.copy_out(got.data(), tensor.buffer.get(),
+                     static_cast<std::int64_t>(got.size() * sizeof(std::int32_t)));
+    const auto [wrong, right] = std::mismatch(got.begin(), got.end(), expected.begin());
+    if (wrong == got.end() || !check.fault.empty()) return;
+    check.error = 1;
+    check.fault = std::string(name) + "[" + std::to_string(wrong - got.begin()) + "] is " +
+                  std::to_string(*wrong) + ", expected " + std::to_string(*right);
+  }
+
+  void first_gemm() {
+    const std::int64_t n = 2 * spec_.intermediate;
+    const std::int64_t k = spec_.hidden;
+    const auto expert_order = [](std::int64_t r) { return r; };
+    const auto flat_order = [this](std::int64_t r) { return flat(r); };
+    const auto token_order = [this](std::int64_t r) { return flat(r) / spec_.topk; };
+    const RandomTensor x_values = random(0, 3);
+    const RandomTensor w_values = random(1, k);
+    const RandomTensor dy_values = random(2, n);
+    const GemmOptions gemm_options = options(LayerGemm::kFirst);
+
+    const Tensor x = random_matrix(x_values, spec_.tokens, k);
+    {
+      const Tensor w = random_weights(w_values, n, k);
+      {
+        const Tensor y = make_matrix(memory_, spec_.dtype, spec_.rows(), n);
+        OpReport& report = measure("forward 1: gather", {&y}, [&] {
+          return forward(x.view, w.view, y.view, routing(), gemm_options);
+        });
+        report.flops = product_flops(n, k);
+        check_forward(report, y, x_values, w_values, n, k, token_order, expert_order, false);
+      }
+      const Tensor dy = random_matrix(dy_values, spec_.rows(), n);
+      const Tensor dx = make_matrix(memory_, spec_.dtype, spec_.rows(), k);
+      OpReport& report = measure("dX 1: scatter", {&dx}, [&] {
+        return backward_dx(dy.view, w.view, dx.view, routing(), gemm_options);
+      });
+      report.flops = product_flops(n, k);
+      check_dx(report, dx, dy_values, w_values, n, k, expert_order, flat_order);
+      sum_per_token("sum dX 1", dx);
+    }
+    const Tensor dy = random_matrix(dy_values, spec_.rows(), n);
+    const Tensor dw = make_stack(memory_, spec_.dtype, spec_.experts, n, k);
+    OpReport& report = measure("dW 1: gather", {&dw}, [&] {
+      return backward_dw(dy.view, x.view, dw.view, routing(), gemm_options);
+    });
+    report.flops = product_flops(n, k);
+    check_dw(report, dw, dy_values, n, expert_order, [&](std::int64_t r, std::int64_t col) {
+      return double{x_values.at(token_order(r) * k + col)};
+    });
+  }
+
+  void second_gemm() {
+    const std::int64_t n = spec_.hidden;
+    const std::int64_t k = spec_.intermediate;
+    const auto expert_order = [](std::int64_t r) { return r; };
+    const auto flat_order = [this](std::int64_t r) { return flat(r); };
+    const RandomTensor x_values = random(3, 3);
+    const RandomTensor w_values = random(4, k);
+    const RandomTensor dy_values = random(5, n);
+    const GemmOptions gemm_options = options(LayerGemm::kSecond);
+
+    const Tensor x = random_matrix(x_values, spec_.rows(), k);
+    const Tensor scaled_x = make_matrix(memory_, spec_.dtype, spec_.rows(), k);
+    {
+      const Tensor w = random_weights(w_values, n, k);
+      {
+        const Tensor y = make_matrix(memory_, spec_.dtype, spec_.rows(), n);
+        GemmOptions multiply = gemm_options;
+        multiply.fuse_mul = true;
+        OpReport& report = measure("forward 2: multiply, scatter", {&y}, [&] {
+          return forward(x.view, w.view, y.view, routing(), multiply);
+        });
+        report.flops = product_flops(n, k);
+        check_forward(report, y, x_values, w_values, n, k, expert_order, flat_order, true);
+        sum_per_token("combine", y);
+      }
+      const Tensor dy = random_matrix(dy_values, spec_.rows(), n);
+      const Tensor dx = make_matrix(memory_, spec_.dtype, spec_.rows(), k);
+      OpReport& report = measure("dX 2: gather", {&dx}, [&] {
+        return backward_dx(dy.view, w.view, dx.view, routing(), gemm_options);
+      });
+      report.flops = product_flops(n, k);
+      check_dx(report, dx, dy_values, w_values, n, k, flat_order, expert_order);
+      scale_by_weights(dx, x, x_values, scaled_x);
+    }
+    const Tensor dy = random_matrix(dy_values, spec_.rows(), n);
+    const Tensor dw = make_stack(memory_, spec_.dtype, spec_.experts, n, k);
+    OpReport& report = measure("dW 2: gather", {&dw}, [&] {
+      return backward_dw(dy.view, scaled_x.view, dw.view, routing(), gemm_options);
+    });
+    report.flops = product_flops(n, k);
+    check_dw(report, dw, dy_values, n, flat_order, [&](std::int64_t r, std::int64_t col) {
+      return double{scaled_element(x_values, r, col)};
+    });
+  }
+
+  void sum_per_token(const std::string& op, const Tensor& rows) {
+    const Tensor out = make_matrix(memory_, spec_.dtype, spec_.tokens, rows.view.shape[1]);
+    OpReport& report = measure(op, {&out}, [&] {
+      combine(rows.view, {}, spec_.topk, out.view);
+      return std::nullopt;
+    });
+    check_token_sums(report, out, rows);
+  }
+
+  /// Element of scaled_x: the row's weight times x, rounded once to x's type.
+  float scaled_element(const RandomTensor& x_values, std::int64_t row, std::int64_t col) const {
+    const float weight = host_.weights[static_cast<std::size_t>(flat(row))];
+    return round_to(spec_.dtype, weight * x_values.at(row * spec_.intermediate + col));
+  }
+
+  /// The gradient of the fused multiply: per row a dot product and two scaled copies.
+  void scale_by_weights(const Tensor& product, const Tensor& x, const RandomTensor& x_values,
+                        const Tensor& scaled_x) {
+    const std::int64_t k = spec_.intermediate;
+    const Tensor scaled = make_matrix(memory_, spec_.dtype, spec_.rows(), k);
+    Tensor dot{memory_.allocate(spec_.rows() * size_bytes(DType::kFloat32)), {}};
+    dot.view =
+        TensorView::vector(dot.buffer.get(), DType::kFloat32, spec_.rows(), memory_.device());
+    OpReport& report = measure("scale rows", {&scaled, &dot, &scaled_x}, [&] {
+      scale_rows(product.view, x.view, routing(), scaled.view, dot.view, scaled_x.view);
+      return std::nullopt;
+    });
+
+    Comparison scaled_comparison(spec_.dtype, spec_.tolerance);
+    Comparison dot_comparison(DType::kFloat32, std::nullopt);
+    std::vector<float> dots(static_cast<std::size_t>(spec_.rows()));
+    memory_.copy_out(dots.data(), dot.buffer.get(), spec_.rows() * size_bytes(DType::kFloat32));
+    for (const std::int64_t r : spread(spec_.rows(), kSampledRows)) {
+      const std::vector<double> product_row = read_row(memory_, product.view, r);
+      const std::vector<double> scaled_row = read_row(memory_, scaled.view, r);
+      const std::vector<double> scaled_x_row = read_row(memory_, scaled_x.view, r);
+      double sum = 0;
+      double magnitude = 0;
+      for (std::int64_t c = 0; c < k; ++c) {
+        const auto i = static_cast<std::size_t>(c);
+        const double x_element = x_values.at(r * k + c);
+        sum += product_row[i] * x_element;
+        magnitude += std::fabs(product_row[i] * x_element);
+        const double w = weight(flat(r));
+        scaled_comparison.add(r, c, scaled_row[i], w * product_row[i],
+                              std::fabs(w * product_row[i]), 1);
+        scaled_comparison.add(r, c, scaled_x_row[i], w * x_element, std::fabs(w * x_element), 1);
+      }
+      dot_comparison.add(flat(r), 0, dots[static_cast<std::size_t>(flat(r))], sum, magnitude, k);
+    }
+    report.check = scaled_comparison.result();
+    const CheckResult dot_check = dot_comparison.result();
+    report.check.elements += dot_check.elements;
+    if (report.check.passed() && !dot_check.passed())
+      report.check.fault = "dot: " + dot_check.fault;
+  }
+
+  const LayerSpec& spec_;
+  DeviceMemory& memory_;
+  Progress& progress_;
+  TokenRouting host_;
+  Tensor expert_ids_;
+  Tensor weights_;
+  Tensor m_sizes_;
+  Tensor gather_indices_;
+  std::vector<OpReport> reports_;
+};
+
+}  // namespace
+
+Problem layer_problem(const LayerSpec& spec, LayerGemm gemm, Op op) {
+  const bool first = gemm == LayerGemm::kFirst;
+  Problem problem;
+  problem.op = op;
+  problem.dtype = spec.dtype;
+  problem.out_dtype = spec.dtype;
+  problem.experts = spec.experts;
+  problem.n = first ? 2 * spec.intermediate : spec.hidden;
+  problem.k = first ? spec.hidden : spec.intermediate;
+  problem.rows = spec.rows();
+  problem.topk = spec.topk;
+  problem.permutation = first ? Permutation::kX : Permutation::kY;
+  problem.multiply = !first && op == Op::kForward;
+  problem.device = spec.device;
+  // Dense rows in an aligned allocation: what divides the row pitches is all that matters.
+  const auto alignment = [&](std::int64_t cols) {
+    const std::int64_t bytes = cols * size_bytes(spec.dtype);
+    return static_cast<int>(std::min<std::int64_t>(16, bytes & -bytes));
+  };
+  const int n_alignment = alignment(problem.n);
+  const int k_alignment = alignment(problem.k);
+  problem.input_alignment = op == Op::kForward ? k_alignment : std::min(n_alignment, k_alignment);
+  problem.output_alignment = op == Op::kForward ? n_alignment : k_alignment;
+  return problem;
+}
+
+std::int64_t layer_bytes(const LayerSpec& spec) {
+  const std::int64_t weights = spec.experts * spec.hidden * spec.intermediate;
+  const std::int64_t wide = std::max(2 * spec.intermediate, spec.hidden);
+  // The larger of the two products at a time: its weights or their gradient, and at most four
+  // matrices of M rows.
+  const std::int64_t elements =
+      2 * weights + spec.rows() * 4 * wide + 2 * spec.tokens * spec.hidden;
+  return elements * size_bytes(spec.dtype) + spec.rows() * 64;
+}
+
+std::vector<OpReport> run_layer(const LayerSpec& spec, DeviceMemory& memory, Progress& progress) {
+  return Layer(spec, memory, progress).run();
+}
+
+}  // namespace moegemm::cli

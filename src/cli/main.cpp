@@ -1,0 +1,78 @@
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <exception>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "commands.h"
+#include "moegemm/error.h"
+#include "moegemm/info.h"
+
+namespace {
+
+using namespace moegemm::cli;
+
+int exit_code(const moegemm::Error& error) {
+  switch (error.kind()) {
+    case moegemm::ErrorKind::kInvalidValue:
+    case moegemm::ErrorKind::kInvalidType:
+      return kBadUsage;
+    default:
+      return kCannotRun;
+  }
+}
+
+int report_usage_error(const CLI::App& app, const CLI::ParseError& error) {
+  std::string command = app.get_name();
+  const auto chosen = app.get_subcommands();
+  if (!chosen.empty()) command += " " + chosen.front()->get_name();
+  fmt::print(stderr, "{}: {}\nRun '{} --help' for the options and the values they accept.\n",
+             command, error.what(), command);
+  return kBadUsage;
+}
+
+int run_program(int argc, char** argv) {
+  CLI::App app(
+      "Matrix products of Mixture-of-Experts layers: what this build and machine offer, which\n"
+      "kernel a layer gets, and a checked run of a whole layer.\n\n"
+      "Exit codes: 0 success, 1 a check failed, 2 the command line was refused, 3 this machine or\n"
+      "build cannot run it.",
+      "moegemm");
+  app.set_version_flag("-V,--version", "moegemm " + moegemm::version());
+  app.require_subcommand(1);
+  const std::vector<std::pair<std::string, Command>> commands = {
+      {"info", add_info_command(app)},
+      {"plan", add_plan_command(app)},
+      {"run", add_run_command(app)},
+  };
+  try {
+    app.parse(argc, argv);
+    for (const auto& [name, command] : commands) {
+      if (app.got_subcommand(name)) return command();
+    }
+  } catch (const CLI::ParseError& error) {
+    // --help and --version arrive here too, as successes.
+    return error.get_exit_code() == 0 ? app.exit(error) : report_usage_error(app, error);
+  }
+  return kBadUsage;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run_program(argc, argv);
+  } catch (const moegemm::Error& error) {
+    fmt::print(stderr, "moegemm: {}\n", error.what());
+    return exit_code(error);
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "moegemm: out of memory\n");
+    return kCannotRun;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "moegemm: {}\n", error.what());
+    return kCannotRun;
+  }
+}

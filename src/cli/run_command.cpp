@@ -1,0 +1,168 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "commands.h"
+#include "layer/device_memory.h"
+#include "layer/layer_run.h"
+#include "layer/progress.h"
+#include "layer_options.h"
+#include "moegemm/error.h"
+#include "moegemm/info.h"
+#include "report.h"
+
+namespace moegemm::cli {
+namespace {
+
+struct RunOptions {
+  std::unique_ptr<LayerOptions> layer;
+  std::string routing = "uniform";
+  std::uint64_t seed = 0;
+  int repeat = 5;
+  double tolerance = -1;
+  bool json = false;
+};
+
+double gib(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
+
+/// The device in words; throws when there is none.
+std::string describe_device(Device device) {
+  if (device.type == DeviceType::kCpu) {
+    const CpuInfo cpu = cpu_info();
+    return fmt::format("{} ({}, {} threads)", cpu.model, cpu.isa, cpu.threads);
+  }
+  std::string why_none;
+  const std::vector<GpuInfo> found = gpus(&why_none);
+  if (found.empty()) {
+    throw Error(ErrorKind::kRuntime,
+                fmt::format("--device {}: {}; accepted here: cpu", to_string(device), why_none));
+  }
+  if (device.index >= static_cast<int>(found.size())) {
+    throw Error(ErrorKind::kRuntime,
+                fmt::format("--device {}: accepted here: cpu, cuda:0 to cuda:{}", to_string(device),
+                            found.size() - 1));
+  }
+  return found[static_cast<std::size_t>(device.index)].name;
+}
+
+void require_memory(const LayerSpec& spec, const DeviceMemory& memory) {
+  const std::int64_t needed = layer_bytes(spec);
+  const std::int64_t available = memory.available_bytes();
+  if (needed <= available) return;
+  throw Error(ErrorKind::kRuntime,
+              fmt::format("this layer needs about {:.1f} GiB on {}, {:.1f} GiB are available: take "
+                          "fewer --experts or --tokens, or a smaller preset",
+                          gib(needed), to_string(spec.device), gib(available)));
+}
+
+std::string headline(const LayerSpec& spec, const std::string& device_words) {
+  return fmt::format(
+      "{}: {} experts, top {}, hidden {}, intermediate {}; {} tokens ({} rows), {}, {} routing, "
+      "seed {}\non {}: {}\n",
+      spec.name, spec.experts, spec.topk, spec.hidden, spec.intermediate, spec.tokens, spec.rows(),
+      to_string(spec.dtype), to_string(spec.pattern), spec.seed, to_string(spec.device),
+      device_words);
+}
+
+std::string results_table(const std::vector<OpReport>& reports) {
+  std::vector<std::vector<std::string>> rows;
+  for (const OpReport& report : reports) {
+    rows.push_back(
+        {report.op, report.plan ? plan_summary(*report.plan) : "",
+         fmt::format("{:.3f}", report.median_ms),
+         report.flops > 0 ? fmt::format("{:.1f}", report.flops / report.median_ms * 1e-6) : "",
+         fmt::format("{:.1e}", report.check.error), report.check.passed() ? "ok" : "WRONG"});
+  }
+  return format_table({"op", "plan", "ms", "GFLOP/s", "error", "check"}, rows,
+                      {false, false, true, true, true, false});
+}
+
+void print_text(const LayerSpec& spec, const std::string& device_words,
+                const std::vector<OpReport>& reports) {
+  fmt::print("{}\n{}\n", headline(spec, device_words), results_table(reports));
+  std::int64_t elements = 0;
+  for (const OpReport& report : reports) elements += report.check.elements;
+  for (const OpReport& report : reports) {
+    if (!report.check.passed()) fmt::print("WRONG {}: {}\n", report.op, report.check.fault);
+  }
+  const auto failures = std::count_if(reports.begin(), reports.end(),
+                                      [](const OpReport& r) { return !r.check.passed(); });
+  fmt::print(
+      "time: median of {}; error: ||out - expected|| / ||expected|| in float64 over {} "
+      "sampled elements; {}\n",
+      spec.repeat, elements,
+      failures == 0 ? std::string("all checks passed")
+                    : fmt::format("{} of {} checks failed", failures, reports.size()));
+}
+
+void print_json(const LayerSpec& spec, const std::string& device_words,
+                const std::vector<OpReport>& reports, bool passed) {
+  nlohmann::json ops = nlohmann::json::array();
+  for (const OpReport& report : reports) ops.push_back(to_json(report));
+  const nlohmann::json document = {{"version", version()},
+                                   {"layer", to_json(spec)},
+                                   {"device", device_words},
+                                   {"ops", ops},
+                                   {"passed", passed}};
+  fmt::print("{}\n", document.dump(2));
+}
+
+int run(const RunOptions& options) {
+  LayerSpec spec = options.layer->layer();
+  spec.pattern = *parse_routing_pattern(options.routing);
+  spec.seed = options.seed;
+  spec.repeat = options.repeat;
+  if (options.tolerance >= 0) spec.tolerance = options.tolerance;
+
+  const std::string device_words = describe_device(spec.device);
+  const std::unique_ptr<DeviceMemory> memory = open_device(spec.device);
+  require_memory(spec, *memory);
+  std::vector<OpReport> reports;
+  {
+    Progress progress(kLayerOps);
+    reports = run_layer(spec, *memory, progress);
+  }
+  const bool passed = std::all_of(reports.begin(), reports.end(),
+                                  [](const OpReport& r) { return r.check.passed(); });
+  if (options.json) {
+    print_json(spec, device_words, reports, passed);
+  } else {
+    print_text(spec, device_words, reports);
+  }
+  return passed ? kSuccess : kCheckFailed;
+}
+
+}  // namespace
+
+Command add_run_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand(
+      "run",
+      "Run and check one MoE layer: routing, both products forward, combine, dX and dW of both.\n"
+      "Flags override the preset's numbers.");
+  auto options = std::make_shared<RunOptions>();
+  options->layer = std::make_unique<LayerOptions>(*command);
+  command->add_option("--routing", options->routing, "How tokens choose experts")
+      ->check(CLI::IsMember({"uniform", "zipf", "balanced"}))
+      ->type_name("")
+      ->capture_default_str();
+  command->add_option("--seed", options->seed, "Seed of tokens, weights and routing")
+      ->type_name("N")
+      ->capture_default_str();
+  command->add_option("--repeat", options->repeat, "Timed runs of each operation")
+      ->check(CLI::Range(1, 1'000'000))
+      ->type_name("N")
+      ->capture_default_str();
+  command
+      ->add_option("--tolerance", options->tolerance,
+                   "Largest relative error that passes; default: what one rounding of the dtype "
+                   "and fp32 accumulation explain")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("X");
+  command->add_flag("--json", options->json, "Print the results as JSON");
+  return [options] { return run(*options); };
+}
+
+}  // namespace moegemm::cli
