@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <charconv>
 #include <limits>
 #include <optional>
@@ -14,6 +15,9 @@
 
 namespace moegemm::cli {
 namespace {
+
+// Products of three extents stay far from the end of 64 bits.
+constexpr std::int64_t kLargestExtent = 1'000'000'000;
 
 std::optional<Device> parse_device(const std::string& text) {
   if (text == "cpu") return Device{};
@@ -32,6 +36,15 @@ std::string refuse_device(const std::string& text) {
   return fmt::format("{} is not a device; accepted: cpu, cuda, cuda:0, cuda:1, ...", text);
 }
 
+const Model& require_model(const std::string& name) {
+  const std::vector<std::string> names = model_names();
+  if (std::find(names.begin(), names.end(), name) == names.end()) {
+    throw CLI::ValidationError(
+        "preset", fmt::format("no model is called {}; accepted: {}", name, fmt::join(names, ", ")));
+  }
+  return find_model(name);
+}
+
 DType parse_dtype(const std::string& name) {
   for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
     if (name == to_string(dtype)) return dtype;
@@ -46,14 +59,24 @@ std::vector<std::string> backend_names() {
 
 }  // namespace
 
+CLI::Validator whole_number(std::int64_t least, std::int64_t most) {
+  const auto refuse = [least, most](const std::string& text) -> std::string {
+    std::int64_t value = 0;
+    const char* end = text.data() + text.size();
+    const auto parsed = std::from_chars(text.data(), end, value);
+    if (parsed.ec == std::errc() && parsed.ptr == end && value >= least && value <= most) return {};
+    return fmt::format("got {}; accepted: a whole number from {} to {}", text, least, most);
+  };
+  return {refuse, ""};
+}
+
 LayerOptions::LayerOptions(CLI::App& command) : preset_(model_catalogue().front().name) {
-  const auto positive = CLI::Range(std::int64_t{1}, std::int64_t{1} << 40);
-  const auto not_negative = CLI::Range(std::int64_t{0}, std::int64_t{1} << 31);
+  const auto positive = whole_number(1, kLargestExtent);
+  const auto not_negative = whole_number(0, kLargestExtent);
   command
       .add_option(
           "preset", preset_,
           fmt::format("Model whose expert layer to take: {}", fmt::join(model_names(), ", ")))
-      ->check(CLI::IsMember(model_names()).description(""))
       ->type_name("PRESET")
       ->capture_default_str();
   command.add_option("--experts", experts_, "Number of experts")->check(positive)->type_name("E");
@@ -79,7 +102,7 @@ LayerOptions::LayerOptions(CLI::App& command) : preset_(model_catalogue().front(
 }
 
 LayerSpec LayerOptions::layer() const {
-  const Model& model = find_model(preset_);
+  const Model& model = require_model(preset_);
   LayerSpec spec;
   spec.name = model.name;
   spec.experts = experts_ > 0 ? experts_ : model.experts;

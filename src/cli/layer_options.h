@@ -1,12 +1,15 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
-#include <memory>
+#include <cstdint>
 #include <string>
 
 #include "layer/layer_run.h"
 
 namespace moegemm::cli {
+
+/// Accepts decimal integers of that range and says so when it refuses.
+CLI::Validator whole_number(std::int64_t least, std::int64_t most);
 
 /// The flags that describe a layer, shared by the subcommands that take one.
 class LayerOptions {

@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <exception>
@@ -25,12 +26,33 @@ int exit_code(const moegemm::Error& error) {
   }
 }
 
+/// What went wrong, with what would have been accepted instead.
+std::string explain(const CLI::App& app, const CLI::App& chosen, const CLI::ParseError& error) {
+  const std::vector<std::string> unknown = app.remaining(true);
+  if (&app == &chosen) {
+    std::vector<std::string> names;
+    for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+    return unknown.empty()
+               ? fmt::format("a command is required; accepted: {}", fmt::join(names, ", "))
+               : fmt::format("unknown command {}; accepted: {}", unknown.front(),
+                             fmt::join(names, ", "));
+  }
+  if (!unknown.empty()) {
+    std::vector<std::string> names;
+    for (const CLI::Option* option : chosen.get_options()) names.push_back(option->get_name());
+    return fmt::format("unknown argument {}; accepted: {}", unknown.front(),
+                       fmt::join(names, ", "));
+  }
+  return error.what();
+}
+
 int report_usage_error(const CLI::App& app, const CLI::ParseError& error) {
-  std::string command = app.get_name();
-  const auto chosen = app.get_subcommands();
-  if (!chosen.empty()) command += " " + chosen.front()->get_name();
-  fmt::print(stderr, "{}: {}\nRun '{} --help' for the options and the values they accept.\n",
-             command, error.what(), command);
+  const auto subcommands = app.get_subcommands();
+  const CLI::App& chosen = subcommands.empty() ? app : *subcommands.front();
+  const std::string command =
+      &chosen == &app ? app.get_name() : app.get_name() + " " + chosen.get_name();
+  fmt::print(stderr, "{}: {}\nRun '{} --help' for what each option means.\n", command,
+             explain(app, chosen, error), command);
   return kBadUsage;
 }
 
@@ -43,6 +65,8 @@ int run_program(int argc, char** argv) {
       "moegemm");
   app.set_version_flag("-V,--version", "moegemm " + moegemm::version());
   app.require_subcommand(1);
+  // A flag given twice: the last one counts, so that a script's defaults can be overridden.
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   const std::vector<std::pair<std::string, Command>> commands = {
       {"info", add_info_command(app)},
       {"plan", add_plan_command(app)},

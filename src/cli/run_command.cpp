@@ -1,7 +1,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <cstdint>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -25,6 +26,12 @@ struct RunOptions {
   double tolerance = -1;
   bool json = false;
 };
+
+std::string refuse_tolerance(const std::string& text) {
+  double value = -1;
+  if (CLI::detail::lexical_cast(text, value) && value >= 0) return {};
+  return fmt::format("got {}; accepted: a number from 0 up", text);
+}
 
 double gib(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 
@@ -149,17 +156,18 @@ Command add_run_command(CLI::App& app) {
       ->type_name("")
       ->capture_default_str();
   command->add_option("--seed", options->seed, "Seed of tokens, weights and routing")
+      ->check(whole_number(0, std::numeric_limits<std::int64_t>::max()))
       ->type_name("N")
       ->capture_default_str();
   command->add_option("--repeat", options->repeat, "Timed runs of each operation")
-      ->check(CLI::Range(1, 1'000'000))
+      ->check(whole_number(1, 1'000'000))
       ->type_name("N")
       ->capture_default_str();
   command
       ->add_option("--tolerance", options->tolerance,
                    "Largest relative error that passes; default: what one rounding of the dtype "
                    "and fp32 accumulation explain")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Validator(refuse_tolerance, ""))
       ->type_name("X");
   command->add_flag("--json", options->json, "Print the results as JSON");
   return [options] { return run(*options); };

@@ -1,0 +1,37 @@
+#include <gtest/gtest.h>
+
+#include "cli/program.h"
+
+namespace moegemm::test {
+namespace {
+
+TEST(ProgramPlan, GivesTheSixProductsOfTheLayer) {
+  const ProgramResult result = run_program("plan qwen3-30b-a3b --tokens 64 --json");
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const auto document = result.json();
+  EXPECT_EQ(document.at("layer").at("experts"), 128);
+  const auto& plans = document.at("plans");
+  ASSERT_EQ(plans.size(), 6);
+  const auto& first = plans[0].at("problem");
+  EXPECT_EQ(first.at("op"), "forward");
+  EXPECT_EQ(first.at("n"), 2 * 768);
+  EXPECT_EQ(first.at("k"), 2048);
+  EXPECT_EQ(first.at("rows"), 64 * 8);
+  EXPECT_EQ(first.at("permutation"), "permute_x");
+  const auto& last = plans[5].at("problem");
+  EXPECT_EQ(last.at("op"), "dW");
+  EXPECT_EQ(last.at("n"), 2048);
+  EXPECT_EQ(last.at("k"), 768);
+  EXPECT_EQ(last.at("permutation"), "permute_y");
+  for (const auto& entry : plans) EXPECT_NE(entry.at("plan").at("kernel"), "");
+}
+
+TEST(ProgramPlan, ForcedBackendIsTheOnePlanned) {
+  const auto document = run_program("plan --backend reference --json").json();
+  for (const auto& entry : document.at("plans")) {
+    EXPECT_EQ(entry.at("plan").at("backend"), "reference");
+  }
+}
+
+}  // namespace
+}  // namespace moegemm::test

@@ -1,0 +1,79 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "cli/program.h"
+#include "moegemm/info.h"
+
+namespace moegemm::test {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+TEST(ProgramUsage, HelpListsTheCommandsAndTheExitCodes) {
+  const ProgramResult result = run_program("--help");
+  EXPECT_EQ(result.exit_code, 0);
+  for (const char* word : {"info", "plan", "run", "Exit codes"}) {
+    EXPECT_THAT(result.out, HasSubstr(word));
+  }
+}
+
+TEST(ProgramUsage, HelpOfRunNamesEveryPreset) {
+  const ProgramResult result = run_program("run --help");
+  EXPECT_EQ(result.exit_code, 0);
+  for (const char* preset : {"demo", "mixtral-8x7b", "deepseek-v3", "gpt-oss-120b", "kimi-k2"}) {
+    EXPECT_THAT(result.out, HasSubstr(preset));
+  }
+}
+
+TEST(ProgramUsage, VersionIsTheLibrarysVersion) {
+  const ProgramResult result = run_program("--version");
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.out, "moegemm " + version() + "\n");
+}
+
+struct Refusal {
+  const char* name;
+  const char* arguments;
+  const char* named;     ///< the flag or word the message must name
+  const char* accepted;  ///< what the message must offer instead
+};
+
+class ProgramRefuses : public ::testing::TestWithParam<Refusal> {};
+
+TEST_P(ProgramRefuses, WithTheAcceptedValuesOnStderrAndExitCode2) {
+  const ProgramResult result = run_program(GetParam().arguments);
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.out, IsEmpty());
+  EXPECT_THAT(result.err, HasSubstr(GetParam().named));
+  EXPECT_THAT(result.err, HasSubstr(GetParam().accepted));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    BadCommandLines, ProgramRefuses,
+    ::testing::Values(
+        Refusal{"NoCommand", "", "command", "info, plan, run"},
+        Refusal{"UnknownCommand", "paint", "paint", "info, plan, run"},
+        Refusal{"UnknownFlag", "run --colour red", "--colour", "--experts"},
+        Refusal{"Preset", "run gpt-2", "gpt-2", "mixtral-8x7b"},
+        Refusal{"DType", "run --dtype fp8", "--dtype", "bf16,fp16,fp32"},
+        Refusal{"Routing", "run --routing random", "--routing", "uniform,zipf,balanced"},
+        Refusal{"Device", "run --device tpu", "--device", "cpu, cuda"},
+        Refusal{"DeviceIndex", "run --device cuda:x", "--device", "cuda:0"},
+        Refusal{"Backend", "run --backend fast", "--backend", "reference,cpu,sm90,sm80"},
+        Refusal{"NoExperts", "run --experts 0", "--experts", "from 1 to"},
+        Refusal{"ExpertsInWords", "run --experts many", "--experts", "a whole number"},
+        Refusal{"FractionOfAnExpert", "run --experts 1.5", "--experts", "a whole number"},
+        Refusal{"NegativeTokens", "run --tokens -1", "--tokens", "from 0 to"},
+        Refusal{"TopkAboveExperts", "run --experts 4 --topk 5", "--topk", "1 to 4"},
+        Refusal{"TooManyRows", "run --tokens 1000000000 --topk 8", "--tokens", "up to"},
+        Refusal{"NoRepeat", "run --repeat 0", "--repeat", "from 1 to"},
+        Refusal{"NegativeTolerance", "run --tolerance -1", "--tolerance", "from 0 up"},
+        Refusal{"MissingValue", "run --seed", "--seed", "--help"},
+        Refusal{"PlanTopk", "plan --experts 4 --topk 5", "--topk", "1 to 4"}),
+    [](const auto& refusal) { return std::string(refusal.param.name); });
+
+}  // namespace
+}  // namespace moegemm::test
