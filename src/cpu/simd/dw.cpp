@@ -1,0 +1,130 @@
+#include <algorithm>
+#include <cstring>
+
+#include "cpu/parallel.h"
+#include "cpu/simd/drivers.h"
+#include "cpu/simd/huge_pages.h"
+#include "cpu/simd/row_block.h"
+
+namespace moegemm::cpu::simd {
+namespace {
+
+/// Rows of a segment that are packed at a time; even, so that pairs never straddle chunks.
+constexpr std::int64_t kChunkRows = 1024;
+/// Rows of dW in a block: packing X once costs about ten of them.
+constexpr std::int64_t kMinWeightRows = 64;
+/// Output elements of a block whose sums are kept between chunks: 1 MiB of fp32.
+constexpr std::int64_t kMaxKeptSums = 256 * 1024;
+
+std::int64_t round_up(std::int64_t value, std::int64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
+std::int64_t chunk_steps(std::int64_t segment_rows, int terms_per_step) {
+  const std::int64_t rows = std::clamp<std::int64_t>(segment_rows, 1, kChunkRows);
+  return (rows + terms_per_step - 1) / terms_per_step;
+}
+
+/// Columns of a block, in whole panels, so that the packed X of one chunk fits kPanelWords.
+std::int64_t block_cols(std::int64_t k, std::int64_t steps) {
+  static_assert(kChunkRows * kMaxPanelCols <= kPanelWords);
+  return std::min(kPanelWords / steps / kMaxPanelCols * kMaxPanelCols, round_up(k, kMaxPanelCols));
+}
+
+/// An expert without rows: its gradient is zero.
+void clear_block(const Problem& problem, const Operands& operands, const Block& block, void* out) {
+  if (problem.accumulate) return;
+  const std::int64_t element = size_bytes(problem.out_dtype);
+  for (std::int64_t n = 0; n < block.rows; ++n) {
+    std::memset(static_cast<char*>(out) + n * operands.out_stride * element, 0,
+                block.cols * element);
+  }
+}
+
+}  // namespace
+
+void run_dw(const KernelTable& kernels, bool stream, const Problem& problem,
+            const Operands& operands, const ExecutionContext& context) {
+  const std::int64_t in_element = size_bytes(problem.dtype);
+  const std::int64_t out_element = size_bytes(problem.out_dtype);
+  if (!problem.accumulate) {
+    advise_huge_pages(operands.out,
+                      problem.experts * problem.n * operands.out_stride * out_element);
+  }
+  const RowLocator locator(problem, operands);
+  const DTypeKernels& typed = kernels_for(kernels, problem.dtype);
+  const DwFn kernel = problem.multiply ? typed.dw_scaled : typed.dw;
+  const int terms_per_step = problem.multiply ? 1 : typed.terms_per_step;
+
+  // Writing an element costs about as much as eight rows of arithmetic.
+  const std::int64_t share = balanced_share((locator.end() + problem.experts * 8) * problem.n,
+                                            executor_of(context).concurrency());
+  WorkList work;
+  std::int64_t panel_words = 0;
+  std::int64_t kept_sums = 0;
+  for (std::int64_t e = 0; e < problem.experts; ++e) {
+    const std::int64_t rows = locator.size(e);
+    const std::int64_t max_cols = block_cols(problem.k, chunk_steps(rows, terms_per_step));
+    std::int64_t max_rows = share * problem.k / max_cols / (rows + 8);
+    if (rows > kChunkRows) max_rows = std::min(max_rows, kMaxKeptSums / max_cols);
+    max_rows = std::max(max_rows / kDyPanelCols * kDyPanelCols, kMinWeightRows);
+    work.add(e, problem.n, problem.k, max_rows, max_cols, kMaxPanelCols);
+    panel_words = std::max(panel_words, chunk_steps(rows, terms_per_step) * max_cols);
+    if (rows > kChunkRows) {
+      kept_sums = std::max(kept_sums, (max_rows + kDyPanelCols) * max_cols);
+    }
+  }
+
+  const std::int64_t scratch_bytes = 2 * Scratch::bytes_of<void*>(kChunkRows) +
+                                     Scratch::bytes_of<float>(kChunkRows) +
+                                     Scratch::bytes_of<std::uint32_t>(panel_words) +
+                                     Scratch::bytes_of<std::uint32_t>(kChunkRows * kDyPanelCols) +
+                                     Scratch::bytes_of<float>(kept_sums);
+  work.run(context, [&](const Block& block, const Block&) {
+    void* out =
+        static_cast<char*>(operands.out) +
+        ((block.expert * problem.n + block.first_row) * operands.out_stride + block.first_col) *
+            out_element;
+    const std::int64_t begin = locator.begin(block.expert);
+    const std::int64_t end = begin + locator.size(block.expert);
+    Scratch& scratch = Scratch::of_this_thread();
+    scratch.reserve(scratch_bytes);
+    const void** dy = scratch.take<const void*>(kChunkRows);
+    const void** x = scratch.take<const void*>(kChunkRows);
+    float* scales = scratch.take<float>(kChunkRows);
+    DwTask task;
+    task.dy = dy;
+    task.x = x;
+    task.scales = problem.multiply ? scales : nullptr;
+    task.n_rows = block.rows;
+    task.cols = block.cols;
+    task.first = true;
+    task.out = out;
+    task.out_stride = operands.out_stride;
+    task.out_dtype = problem.out_dtype;
+    task.accumulate = problem.accumulate;
+    task.stream = stream;
+    task.x_panels = scratch.take<std::uint32_t>(panel_words);
+    task.dy_panels = scratch.take<std::uint32_t>(kChunkRows * kDyPanelCols);
+    task.totals = scratch.take<float>(kept_sums);
+    // Rows with a bad index contribute nothing: they are left out of the list.
+    for (std::int64_t position = begin; position < end;) {
+      task.rows = 0;
+      for (; position < end && task.rows < kChunkRows; ++position) {
+        const RowLocator::Row row = locator.locate(position);
+        if (row.source == nullptr) continue;
+        dy[task.rows] = row.dy + block.first_row * in_element;
+        x[task.rows] = row.source + block.first_col * in_element;
+        scales[task.rows] = row.scale;
+        ++task.rows;
+      }
+      task.last = position == end;
+      if (task.rows == 0 && task.first) break;
+      kernel(task);
+      task.first = false;
+    }
+    if (task.first) clear_block(problem, operands, block, out);
+  });
+}
+
+}  // namespace moegemm::cpu::simd

@@ -1,0 +1,97 @@
+#include <algorithm>
+
+#include "cpu/parallel.h"
+#include "cpu/simd/drivers.h"
+#include "cpu/simd/huge_pages.h"
+#include "cpu/simd/row_block.h"
+
+namespace moegemm::cpu::simd {
+namespace {
+
+/// Columns of a packed block, in whole panels.
+constexpr std::int64_t kMaxPackedCols = 256;
+/// Rows that a packed block should serve at least: packing costs about 30 rows of arithmetic.
+constexpr std::int64_t kMinPackedRows = 192;
+/// Columns of a block that reads weights in place, in whole tiles.
+constexpr std::int64_t kMaxInPlaceCols = 1024;
+
+std::int64_t packed_cols(const Problem& problem, int terms_per_step) {
+  const std::int64_t steps = (problem.n + terms_per_step - 1) / terms_per_step;
+  return std::clamp(kPanelWords / steps / kMaxPanelCols * kMaxPanelCols, kMaxPanelCols,
+                    kMaxPackedCols);
+}
+
+}  // namespace
+
+void run_dx(const KernelTable& kernels, DxPath path, const Problem& problem,
+            const Operands& operands, const ExecutionContext& context) {
+  if (problem.rows == 0) return;
+  const std::int64_t element = size_bytes(problem.dtype);
+  advise_huge_pages(operands.out,
+                    problem.rows * operands.out_stride * size_bytes(problem.out_dtype));
+  const RowLocator locator(problem, operands);
+  const DTypeKernels& typed = kernels_for(kernels, problem.dtype);
+  const int workers = executor_of(context).concurrency();
+  const auto in_place = [path](std::int64_t expert_rows) {
+    return path == DxPath::kInPlace ||
+           (path == DxPath::kAdaptive && expert_rows <= kMaxRowsInPlace);
+  };
+
+  std::int64_t active = 0;
+  for (std::int64_t e = 0; e < problem.experts; ++e) active += locator.size(e) > 0 ? 1 : 0;
+  const std::int64_t share = balanced_share((locator.end() + active * 6) * problem.k, workers);
+  const std::int64_t max_cols = packed_cols(problem, typed.terms_per_step);
+  const std::int64_t packed_rows = std::clamp(share / max_cols, kMinPackedRows, RowBlock::kMaxRows);
+  WorkList work;
+  for (std::int64_t e = 0; e < problem.experts; ++e) {
+    if (in_place(locator.size(e))) {
+      const std::int64_t rows = std::min(locator.size(e), kMaxRowsInPlace);
+      const std::int64_t tile_cols = rows > 0 ? kernels.in_place_cols[rows - 1] : 1;
+      const std::int64_t cols = std::clamp(share / (rows + 6), tile_cols, kMaxInPlaceCols);
+      work.add(e, locator.size(e), problem.k, kMaxRowsInPlace, cols, tile_cols);
+    } else {
+      work.add(e, locator.size(e), problem.k, packed_rows, max_cols, kMaxPanelCols);
+    }
+  }
+
+  const auto weights_of = [&](const Block& block) {
+    return static_cast<const char*>(operands.w) +
+           (block.expert * problem.n * operands.w_stride + block.first_col) * element;
+  };
+  const std::int64_t words = kMaxTileRows * kPanelWords / kMaxPanelCols;
+  const std::int64_t totals =
+      std::max(packed_rows * max_cols, kMaxRowsInPlace * 2 * kMaxInPlaceCols);
+  const std::int64_t scratch_bytes =
+      RowBlock::scratch_bytes(std::max(packed_rows, kMaxRowsInPlace)) +
+      Scratch::bytes_of<std::uint32_t>(kPanelWords) + Scratch::bytes_of<std::uint32_t>(words) +
+      Scratch::bytes_of<float>(totals);
+  work.run(context, [&](const Block& block, const Block& next) {
+    Scratch& scratch = Scratch::of_this_thread();
+    scratch.reserve(scratch_bytes);
+    // Any N elements of the expert's weights stand in for a dY row that reads as zeros.
+    const void* stand_in = static_cast<const char*>(operands.w) +
+                           block.expert * problem.n * operands.w_stride * element;
+    const RowBlock rows(locator, problem, block, stand_in, scratch);
+    DxTask task;
+    task.dy = rows.sources();
+    task.rows = block.rows;
+    task.w = weights_of(block);
+    task.w_stride = operands.w_stride;
+    task.cols = block.cols;
+    task.n = problem.n;
+    task.out = rows.output();
+    if (next.expert >= 0) {
+      task.next_w = weights_of(next);
+      task.next_cols = next.cols;
+    }
+    task.panel_words = kPanelWords;
+    task.panels = scratch.take<std::uint32_t>(kPanelWords);
+    task.words = scratch.take<std::uint32_t>(words);
+    task.totals = scratch.take<float>(totals);
+    (in_place(locator.size(block.expert)) ? typed.dx_in_place : typed.dx_packed)(task);
+    rows.clear_zero_rows();
+  });
+  clear_unwritten_rows(locator, problem, context);
+}
+
+}  // namespace moegemm::cpu::simd

@@ -1,0 +1,76 @@
+#include <algorithm>
+
+#include "cpu/parallel.h"
+#include "cpu/simd/drivers.h"
+#include "cpu/simd/huge_pages.h"
+#include "cpu/simd/row_block.h"
+
+namespace moegemm::cpu::simd {
+namespace {
+
+/// The X rows of a block stay in L2 while its weights pass by.
+constexpr std::int64_t kRowBlockBytes = 256 * 1024;
+/// Fewer rows than this would make the weights pass by too often.
+constexpr std::int64_t kMinRowBlock = 48;
+/// Weight rows of a block: each is read once per block, so this only sets how often workers meet.
+constexpr std::int64_t kMinWeightRows = 16;
+constexpr std::int64_t kMaxWeightRows = 128;
+
+}  // namespace
+
+void run_forward(const KernelTable& kernels, const Problem& problem, const Operands& operands,
+                 const ExecutionContext& context) {
+  if (problem.rows == 0) return;
+  const std::int64_t element = size_bytes(problem.dtype);
+  advise_huge_pages(operands.out,
+                    problem.rows * operands.out_stride * size_bytes(problem.out_dtype));
+  const RowLocator locator(problem, operands);
+  const std::int64_t max_rows =
+      std::clamp(kRowBlockBytes / (problem.k * element), kMinRowBlock, RowBlock::kMaxRows);
+  // A block of few rows still costs the reading of its weights, about six rows of arithmetic.
+  std::int64_t cost = 0;
+  for (std::int64_t e = 0; e < problem.experts; ++e) {
+    if (locator.size(e) > 0) cost += locator.size(e) + 6;
+  }
+  const std::int64_t share = balanced_share(cost * problem.n, executor_of(context).concurrency());
+  WorkList work;
+  std::int64_t rows_of_largest_block = 0;
+  for (std::int64_t e = 0; e < problem.experts; ++e) {
+    const std::int64_t rows = std::min(locator.size(e), max_rows);
+    rows_of_largest_block = std::max(rows_of_largest_block, rows);
+    const std::int64_t weight_rows = std::clamp(share / (rows + 6), kMinWeightRows, kMaxWeightRows);
+    work.add(e, locator.size(e), problem.n, max_rows, weight_rows, 4);
+  }
+
+  const ForwardFn kernel = kernels_for(kernels, problem.dtype).forward;
+  const auto weights_of = [&](const Block& block) {
+    return static_cast<const char*>(operands.w) +
+           (block.expert * problem.n + block.first_col) * operands.w_stride * element;
+  };
+  const std::int64_t parked = kParkedFloatsPerRow * rows_of_largest_block;
+  const std::int64_t scratch_bytes =
+      RowBlock::scratch_bytes(rows_of_largest_block) + Scratch::bytes_of<float>(parked);
+  work.run(context, [&](const Block& block, const Block& next) {
+    Scratch& scratch = Scratch::of_this_thread();
+    scratch.reserve(scratch_bytes);
+    const RowBlock rows(locator, problem, block, weights_of(block), scratch);
+    ForwardTask task;
+    task.x = rows.sources();
+    task.rows = block.rows;
+    task.w = weights_of(block);
+    task.w_stride = operands.w_stride;
+    task.w_rows = block.cols;
+    task.k = problem.k;
+    task.out = rows.output();
+    if (next.expert >= 0) {
+      task.next_w = weights_of(next);
+      task.next_w_rows = next.cols;
+    }
+    task.parked = scratch.take<float>(parked);
+    kernel(task);
+    rows.clear_zero_rows();
+  });
+  clear_unwritten_rows(locator, problem, context);
+}
+
+}  // namespace moegemm::cpu::simd

@@ -1,0 +1,128 @@
+#include "cpu/simd/instruction_set.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <fstream>
+
+#include "core/refusal.h"
+#include "core/registry.h"
+#include "moegemm/executor.h"
+
+namespace moegemm::cpu::simd {
+namespace {
+
+constexpr std::array kAll = {InstructionSet::kAvx512Bf16, InstructionSet::kAvx512,
+                             InstructionSet::kAvx2, InstructionSet::kPortable};
+
+const KernelTable* compiled_kernels(InstructionSet isa) {
+  switch (isa) {
+    case InstructionSet::kAvx512Bf16:
+      return avx512bf16_kernels();
+    case InstructionSet::kAvx512:
+      return avx512_kernels();
+    case InstructionSet::kAvx2:
+      return avx2_kernels();
+    case InstructionSet::kPortable:
+      return portable_kernels();
+  }
+  return nullptr;
+}
+
+/// What the processor has and the operating system saves.
+bool machine_runs(InstructionSet isa) {
+#if defined(__x86_64__)
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("f16c");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512dq");
+  switch (isa) {
+    case InstructionSet::kAvx512Bf16:
+      return avx512 && __builtin_cpu_supports("avx512bf16");
+    case InstructionSet::kAvx512:
+      return avx512;
+    case InstructionSet::kAvx2:
+      return avx2;
+    case InstructionSet::kPortable:
+      return true;
+  }
+#endif
+  return isa == InstructionSet::kPortable;
+}
+
+std::string processor_name() {
+  std::ifstream file("/proc/cpuinfo");
+  std::string line;
+  while (std::getline(file, line)) {
+    if (line.rfind("model name", 0) != 0 && line.rfind("Model", 0) != 0) continue;
+    const std::size_t colon = line.find(':');
+    if (colon == std::string::npos) continue;
+    const std::size_t name = line.find_first_not_of(" \t", colon + 1);
+    if (name != std::string::npos) return line.substr(name);
+  }
+  return "unknown processor";
+}
+
+}  // namespace
+
+const char* to_string(InstructionSet isa) {
+  switch (isa) {
+    case InstructionSet::kAvx512Bf16:
+      return "avx512bf16";
+    case InstructionSet::kAvx512:
+      return "avx512";
+    case InstructionSet::kAvx2:
+      return "avx2";
+    case InstructionSet::kPortable:
+      return "portable";
+  }
+  return "?";
+}
+
+std::vector<InstructionSet> usable_instruction_sets() {
+  std::vector<InstructionSet> usable;
+  for (InstructionSet isa : kAll) {
+    if (compiled_kernels(isa) != nullptr && machine_runs(isa)) usable.push_back(isa);
+  }
+  return usable;
+}
+
+InstructionSet select_instruction_set(const char* requested) {
+  const std::vector<InstructionSet> usable = usable_instruction_sets();
+  if (requested == nullptr || *requested == '\0') return usable.front();
+  std::string accepted;
+  for (InstructionSet isa : usable) {
+    if (requested == std::string(to_string(isa))) return isa;
+    accepted += join(accepted.empty() ? "" : ", ", to_string(isa));
+  }
+  const bool known = std::any_of(kAll.begin(), kAll.end(), [requested](InstructionSet isa) {
+    return requested == std::string(to_string(isa));
+  });
+  refuse_value("MOEGEMM_CPU_ISA is '", requested, "'",
+               known ? ", which this machine or this build does not have" : "",
+               "; accepted here: ", accepted);
+}
+
+InstructionSet active_instruction_set() {
+  // A value that was refused throws again at the next call.
+  static const InstructionSet isa = select_instruction_set(std::getenv("MOEGEMM_CPU_ISA"));
+  return isa;
+}
+
+const KernelTable& kernels_of(InstructionSet isa) { return *compiled_kernels(isa); }
+
+}  // namespace moegemm::cpu::simd
+
+namespace moegemm {
+
+CpuInfo query_cpu() {
+  CpuInfo info;
+  info.model = cpu::simd::processor_name();
+  info.threads = default_executor().concurrency();
+  info.isa = to_string(cpu::simd::active_instruction_set());
+  for (auto isa : cpu::simd::usable_instruction_sets()) info.isas.emplace_back(to_string(isa));
+  return info;
+}
+
+}  // namespace moegemm

@@ -1,0 +1,184 @@
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "cpu/simd/kernels/element.h"
+
+/// AVX-512 (F, BW, VL, DQ) for the two files compiled with it.
+namespace moegemm::cpu::simd {
+namespace {
+
+struct Avx512 {
+  using Vec = __m512;
+  using Quad = __m128;
+  static constexpr std::int64_t kLanes = 16;
+  // 32 registers. 6 x 4 dot: 24 accumulators, 6 of X, 1 of W. 6 x 4 broadcast: 24 + 4 + 1.
+  static constexpr int kDotRows = 6;
+  static constexpr int kTileRows = 6;
+  static constexpr int kTileVecs = 4;
+  static constexpr int kOuterRows = 8;
+  static constexpr int kOuterVecs = 2;
+  static constexpr int kInPlaceVecs[4] = {12, 8, 6, 4};  // by rows: accumulators and B in registers
+  static constexpr bool kStreams = true;
+
+  static Vec zero() { return _mm512_setzero_ps(); }
+  static Vec broadcast(float value) { return _mm512_set1_ps(value); }
+  static Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
+  static Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
+  static Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+  static void prefetch_l1(const void* at) {
+    _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T0);
+  }
+  static void prefetch_l2(const void* at) {
+    _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T1);
+  }
+
+  static __mmask16 first(std::int64_t count) { return static_cast<__mmask16>((1u << count) - 1u); }
+
+  static Vec load(const float* at) { return _mm512_loadu_ps(at); }
+  static Vec load(const Bf16* at) { return widen_bf16(_mm256_loadu_si256(half(at))); }
+  static Vec load(const Fp16* at) { return _mm512_cvtph_ps(_mm256_loadu_si256(half(at))); }
+  static Vec load_partial(const float* at, std::int64_t count) {
+    return _mm512_maskz_loadu_ps(first(count), at);
+  }
+  static Vec load_partial(const Bf16* at, std::int64_t count) {
+    return widen_bf16(_mm256_maskz_loadu_epi16(first(count), at));
+  }
+  static Vec load_partial(const Fp16* at, std::int64_t count) {
+    return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(count), at));
+  }
+
+  static void store(float* at, Vec v) { _mm512_storeu_ps(at, v); }
+  static void store(Bf16* at, Vec v) { _mm256_storeu_si256(half(at), round_bf16(v)); }
+  static void store(Fp16* at, Vec v) { _mm256_storeu_si256(half(at), round_fp16(v)); }
+  static void store_partial(float* at, Vec v, std::int64_t count) {
+    _mm512_mask_storeu_ps(at, first(count), v);
+  }
+  static void store_partial(Bf16* at, Vec v, std::int64_t count) {
+    _mm256_mask_storeu_epi16(at, first(count), round_bf16(v));
+  }
+  static void store_partial(Fp16* at, Vec v, std::int64_t count) {
+    _mm256_mask_storeu_epi16(at, first(count), round_fp16(v));
+  }
+
+  /// One 64-byte line of rounded sums, written around the caches; `at` starts the line.
+  static void stream_line(float* at, const float* sums) { _mm512_stream_ps(at, load(sums)); }
+  static void stream_line(Bf16* at, const float* sums) {
+    stream_halves(at, round_bf16(load(sums)), round_bf16(load(sums + 16)));
+  }
+  static void stream_line(Fp16* at, const float* sums) {
+    stream_halves(at, round_fp16(load(sums)), round_fp16(load(sums + 16)));
+  }
+  static void stream_fence() { _mm_sfence(); }
+
+  /// The sums over the lanes of four vectors.
+  static Quad reduce4(Vec a, Vec b, Vec c, Vec d) {
+    const Vec ab = add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    const Vec cd = add(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    const __m512d abd = _mm512_castps_pd(ab);
+    const __m512d cdd = _mm512_castps_pd(cd);
+    const Vec abcd = add(_mm512_castpd_ps(_mm512_unpacklo_pd(abd, cdd)),
+                         _mm512_castpd_ps(_mm512_unpackhi_pd(abd, cdd)));
+    const __m256 halves =
+        _mm256_add_ps(_mm512_castps512_ps256(abcd), _mm512_extractf32x8_ps(abcd, 1));
+    return _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
+  }
+  static Quad load_quad(const float* at) { return _mm_loadu_ps(at); }
+  static Quad scale_quad(Quad v, float factor) { return _mm_mul_ps(v, _mm_set1_ps(factor)); }
+  static void store_quad(float* at, Quad v) { _mm_storeu_ps(at, v); }
+  static void store_quad(Bf16* at, Quad v) {
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(at),
+                     _mm256_castsi256_si128(round_bf16(_mm512_castps128_ps512(v))));
+  }
+  static void store_quad(Fp16* at, Quad v) {
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(at), _mm_cvtps_ph(v, kNearest));
+  }
+
+  static constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+
+  static Vec widen_bf16(__m256i bits) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+  }
+  static __m256i round_fp16(Vec v) { return _mm512_cvtps_ph(v, kNearest); }
+  static __m256i round_bf16(Vec v) {
+#ifdef __AVX512BF16__
+    // Flushes denormals (below 1.2e-38) to zero, as the products of this instruction set do.
+    return (__m256i)_mm512_cvtneps_pbh(v);
+#else
+    const __m512i bits = _mm512_castps_si512(v);
+    const __m512i top = _mm512_srli_epi32(bits, 16);
+    const __m512i tie_to_even = _mm512_and_si512(top, _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_srli_epi32(
+        _mm512_add_epi32(bits, _mm512_add_epi32(tie_to_even, _mm512_set1_epi32(0x7fff))), 16);
+    // Rounding could carry a NaN into Inf or zero.
+    const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    const __m512i quiet = _mm512_or_si512(top, _mm512_set1_epi32(0x40));
+    return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, nan, quiet));
+#endif
+  }
+  static void stream_halves(void* at, __m256i low, __m256i high) {
+    _mm512_stream_si512(static_cast<__m512i*>(at),
+                        _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1));
+  }
+
+  template <class T>
+  static const __m256i* half(const T* at) {
+    return reinterpret_cast<const __m256i*>(at);
+  }
+  template <class T>
+  static __m256i* half(T* at) {
+    return reinterpret_cast<__m256i*>(at);
+  }
+
+  /// Steps of the forward kernel: floats as they are, fp16 widened.
+  template <class T>
+  struct Dot {
+    using Reg = Vec;
+    static constexpr std::int64_t kStep = kLanes;
+    static constexpr int kPasses = 1;
+    template <int Pass>
+    static Reg load(const T* at) {
+      return Avx512::load(at);
+    }
+    template <int Pass>
+    static Reg load_partial(const T* at, std::int64_t count) {
+      return Avx512::load_partial(at, count);
+    }
+    static Vec accumulate(Vec acc, Reg a, Reg b) { return fma(a, b, acc); }
+  };
+};
+
+/// 32 bf16 of one line, the even ones in one pass and the odd ones in another: a shift or a mask
+/// makes floats of them.
+struct Avx512SplitBf16Dot {
+  using Vec = __m512;
+  using Reg = __m512;
+  static constexpr std::int64_t kStep = 32;
+  static constexpr int kPasses = 2;
+  template <int Pass>
+  static Reg load(const Bf16* at) {
+    return split<Pass>(_mm512_loadu_si512(at));
+  }
+  template <int Pass>
+  static Reg load_partial(const Bf16* at, std::int64_t count) {
+    const __mmask32 mask = static_cast<__mmask32>((std::uint64_t{1} << count) - 1);
+    return split<Pass>(_mm512_maskz_loadu_epi16(mask, at));
+  }
+  static Vec accumulate(Vec acc, Reg a, Reg b) { return _mm512_fmadd_ps(a, b, acc); }
+
+  template <int Pass>
+  static Reg split(__m512i pairs) {
+    if constexpr (Pass == 0) return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+    return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(~0xffff)));
+  }
+};
+
+#ifndef __AVX512BF16__
+template <>
+struct Avx512::Dot<Bf16> : Avx512SplitBf16Dot {};
+#endif
+
+}  // namespace
+}  // namespace moegemm::cpu::simd

@@ -1,0 +1,117 @@
+#pragma once
+
+#include <cstdint>
+
+#include "moegemm/tensor.h"
+
+/// What the instruction-set files offer to the rest of the backend: plain functions over plain
+/// structs. Those files are compiled for wider machines than the one this library may run on, so
+/// nothing inline crosses this border in either direction: the linker could keep the wide copy of a
+/// shared inline function for everybody.
+namespace moegemm::cpu::simd {
+
+/// Where the rows of a task go. Columns [first_col, first_col + columns of the task) are written.
+struct OutputRows {
+  void* const* rows = nullptr;    ///< [rows] start of each output row; null: not stored
+  const float* scales = nullptr;  ///< [rows] factors of the fp32 result; null: none
+  std::int64_t first_col = 0;
+  DType dtype = DType::kFloat32;
+};
+
+/// Y[rows, w_rows] = X W^T for some rows of one expert and a block of its weight rows.
+struct ForwardTask {
+  const void* const* x = nullptr;  ///< [rows] pointers to K elements
+  std::int64_t rows = 0;
+  const void* w = nullptr;  ///< first weight row of the block
+  std::int64_t w_stride = 0;
+  std::int64_t w_rows = 0;
+  std::int64_t k = 0;
+  OutputRows out;
+  const void* next_w = nullptr;  ///< the block this worker reads next; null: none
+  std::int64_t next_w_rows = 0;
+  float* parked = nullptr;  ///< scratch: kParkedFloatsPerRow * rows
+};
+
+/// dX[rows, cols] = dY W for some rows of one expert and a block of its weight columns.
+struct DxTask {
+  const void* const* dy = nullptr;  ///< [rows] pointers to N elements
+  std::int64_t rows = 0;
+  const void* w = nullptr;  ///< weight row 0 of the expert, at the first column of the block
+  std::int64_t w_stride = 0;
+  std::int64_t cols = 0;
+  std::int64_t n = 0;
+  OutputRows out;
+  const void* next_w = nullptr;  ///< the same of the block this worker packs next; null: none
+  std::int64_t next_cols = 0;
+  std::uint32_t* panels = nullptr;  ///< scratch: packed weights, panel_words
+  std::int64_t panel_words = 0;
+  std::uint32_t* words = nullptr;  ///< scratch: copies of dY rows, kMaxTileRows * panel_words / 64
+  float* totals = nullptr;         ///< scratch: rows * padded cols floats
+};
+
+/// Part of dW_e[n_rows, cols] = sum over rows of scale * dY^T X: one chunk of the segment's rows.
+struct DwTask {
+  const void* const* dy = nullptr;  ///< [rows] at the first column of the block of N
+  const void* const* x = nullptr;   ///< [rows] at the first column of the block of K
+  const float* scales = nullptr;    ///< [rows] factors of the contributions; null: none
+  std::int64_t rows = 0;            ///< of this chunk; even unless it is the last
+  std::int64_t n_rows = 0;
+  std::int64_t cols = 0;
+  bool first = false;   ///< the chunk starts the sums
+  bool last = false;    ///< the chunk ends them: write the output
+  void* out = nullptr;  ///< element (0, 0) of the block
+  std::int64_t out_stride = 0;
+  DType out_dtype = DType::kFloat32;
+  bool accumulate = false;
+  bool stream = false;                 ///< store past the caches where alignment allows
+  std::uint32_t* x_panels = nullptr;   ///< scratch: rows * padded cols words
+  std::uint32_t* dy_panels = nullptr;  ///< scratch: rows * kDyPanelCols words
+  float* totals = nullptr;             ///< scratch, if not (first and last): n_rows * padded cols
+};
+
+/// Upper limits over all instruction sets, for the owner of the scratch memory.
+constexpr std::int64_t kMaxTileRows = 6;              ///< rows of a forward or dX tile
+constexpr std::int64_t kParkedFloatsPerRow = 4 * 16;  ///< 4 accumulators of at most 16 lanes
+constexpr std::int64_t kMaxPanelCols = 64;            ///< columns are padded to this in scratch
+constexpr std::int64_t kDyPanelCols = 32;             ///< columns of dY packed at a time for dW
+/// dX reads weights in place up to this many rows: 2 to 8 measured equal.
+constexpr std::int64_t kMaxRowsInPlace = 4;
+/// Steps (terms, or pairs of terms) that a broadcast kernel sums serially before it folds the sum
+/// into the total. Every dX kernel folds at the same steps: that makes their bits equal. One fold
+/// costs about 1% at 128.
+constexpr std::int64_t kFoldSteps = 128;
+
+using ForwardFn = void (*)(const ForwardTask&);
+using DxFn = void (*)(const DxTask&);
+using DwFn = void (*)(const DwTask&);
+
+/// The kernels of one instruction set for one input dtype.
+struct DTypeKernels {
+  ForwardFn forward = nullptr;
+  DxFn dx_packed = nullptr;    ///< any number of rows
+  DxFn dx_in_place = nullptr;  ///< at most kMaxRowsInPlace rows
+  DwFn dw = nullptr;
+  DwFn dw_scaled = nullptr;  ///< with scales: sums of fp32 products
+  int terms_per_step = 1;    ///< of all but dw_scaled, which has 1
+};
+
+struct KernelTable {
+  DTypeKernels float32;
+  DTypeKernels float16;
+  DTypeKernels bfloat16;
+  int lanes = 0;      ///< fp32 lanes of a vector
+  int dot_rows = 0;   ///< forward tile: dot_rows x 4
+  int tile_rows = 0;  ///< dX tile: tile_rows x tile_cols
+  int tile_cols = 0;
+  int outer_rows = 0;  ///< dW tile: outer_rows x outer_cols
+  int outer_cols = 0;
+  int in_place_cols[kMaxRowsInPlace] = {};  ///< columns of a dX tile in place, by rows - 1
+};
+
+/// One per instruction-set file; null when the compiler could not build it for this machine type.
+const KernelTable* avx512bf16_kernels();
+const KernelTable* avx512_kernels();
+const KernelTable* avx2_kernels();
+const KernelTable* portable_kernels();
+
+}  // namespace moegemm::cpu::simd

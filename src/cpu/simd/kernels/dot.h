@@ -1,0 +1,193 @@
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/simd/kernel_table.h"
+#include "cpu/simd/kernels/element.h"
+#include "cpu/simd/kernels/finish.h"
+
+/// Forward: Y[r, n] is the dot product of an X row and a W row, both read in place along K.
+///
+/// Order of summation, the same for every tile and every number of rows: lane l of the accumulator
+/// sums the elements k = l (mod lanes of a step) with k ascending, then reduce4 adds the lanes in
+/// one fixed tree. A row's bits therefore depend on nothing but that row and the weights.
+namespace moegemm::cpu::simd {
+namespace {
+
+template <class T>
+struct DotTile {
+  const T* const* x;  // [Rows]
+  const T* w[4];
+  const T* prefetch[4];  // rows to bring into L2 meanwhile
+  std::int64_t begin;    // first element of this part of K
+  std::int64_t steps;    // whole steps
+  std::int64_t tail;     // elements after them, fewer than a step
+  float* parked;         // accumulators between the parts of K: [Rows * 4][lanes]
+  bool resume;           // start from parked instead of zero
+  bool park;             // leave them there instead of reducing
+};
+
+/// One step at element k of every row; of a partial step `count` elements exist and the others read
+/// as zero in both operands, so whatever lies past K, NaN included, adds 0 * 0.
+template <class Isa, class T, int Rows, int Pass, bool Partial>
+[[gnu::always_inline]] inline void dot_step(typename Isa::Vec (&acc)[Rows][4],
+                                            const T* const (&x_rows)[Rows],
+                                            const T* const (&w_rows)[4], std::int64_t k,
+                                            std::int64_t count) {
+  using Dot = typename Isa::template Dot<T>;
+  const auto load = [ k, count ](const T* row) __attribute__((always_inline)) {
+    if constexpr (Partial)
+      return Dot::template load_partial<Pass>(row + k, count);
+    else
+      return Dot::template load<Pass>(row + k);
+  };
+  typename Dot::Reg x[Rows];
+#pragma GCC unroll 8
+  for (int i = 0; i < Rows; ++i) x[i] = load(x_rows[i]);
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    const typename Dot::Reg w = load(w_rows[j]);
+#pragma GCC unroll 8
+    for (int i = 0; i < Rows; ++i) acc[i][j] = Dot::accumulate(acc[i][j], x[i], w);
+  }
+}
+
+template <class Isa, class T, int Rows, int Prefetch>
+[[gnu::noinline]] void dot_tile(const DotTile<T>& tile, float* quads) {
+  using Vec = typename Isa::Vec;
+  using Dot = typename Isa::template Dot<T>;
+  Vec acc[Rows][4];
+  if (tile.resume) {
+#pragma GCC unroll 8
+    for (int i = 0; i < Rows; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) acc[i][j] = Isa::load(tile.parked + (i * 4 + j) * Isa::kLanes);
+    }
+  } else {
+#pragma GCC unroll 8
+    for (int i = 0; i < Rows; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) acc[i][j] = Isa::zero();
+    }
+  }
+
+  const T* x[Rows];
+  const T* w[4];
+  const T* ahead[Prefetch > 0 ? Prefetch : 1];
+#pragma GCC unroll 8
+  for (int i = 0; i < Rows; ++i) x[i] = tile.x[i] + tile.begin;
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) w[j] = tile.w[j] + tile.begin;
+#pragma GCC unroll 4
+  for (int p = 0; p < Prefetch; ++p) ahead[p] = tile.prefetch[p] + tile.begin;
+
+  const std::int64_t end = tile.steps * Dot::kStep;
+  for (std::int64_t k = 0; k < end; k += Dot::kStep) {
+#pragma GCC unroll 4
+    for (int p = 0; p < Prefetch; ++p) Isa::prefetch_l2(ahead[p] + k);
+    dot_step<Isa, T, Rows, 0, false>(acc, x, w, k, 0);
+    if constexpr (Dot::kPasses == 2) dot_step<Isa, T, Rows, 1, false>(acc, x, w, k, 0);
+  }
+  if (tile.tail > 0) {
+    dot_step<Isa, T, Rows, 0, true>(acc, x, w, end, tile.tail);
+    if constexpr (Dot::kPasses == 2) dot_step<Isa, T, Rows, 1, true>(acc, x, w, end, tile.tail);
+  }
+
+  if (tile.park) {
+#pragma GCC unroll 8
+    for (int i = 0; i < Rows; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) Isa::store(tile.parked + (i * 4 + j) * Isa::kLanes, acc[i][j]);
+    }
+  } else {
+#pragma GCC unroll 8
+    for (int i = 0; i < Rows; ++i) {
+      Isa::store_quad(quads + 4 * i, Isa::reduce4(acc[i][0], acc[i][1], acc[i][2], acc[i][3]));
+    }
+  }
+}
+
+template <class T>
+using DotTileFn = void (*)(const DotTile<T>&, float*);
+
+/// dot_tile for `rows` rows that prefetches `prefetch` lines per step (0, 1, 2 or 4).
+template <class Isa, class T, int Rows = Isa::kDotRows>
+DotTileFn<T> select_dot_tile(std::int64_t rows, int prefetch) {
+  if constexpr (Rows > 1) {
+    if (rows < Rows) return select_dot_tile<Isa, T, Rows - 1>(rows, prefetch);
+  }
+  if (prefetch == 0) return dot_tile<Isa, T, Rows, 0>;
+  if (prefetch == 1) return dot_tile<Isa, T, Rows, 1>;
+  return prefetch == 2 ? dot_tile<Isa, T, Rows, 2> : dot_tile<Isa, T, Rows, 4>;
+}
+
+/// Row `group` * 4 + j of the weights that this worker reads: the block's own rows, then those of
+/// its next block; null after that.
+template <class T>
+const T* weight_row_ahead(const ForwardTask& task, std::int64_t row) {
+  if (row < task.w_rows) return static_cast<const T*>(task.w) + row * task.w_stride;
+  row -= (task.w_rows + 3) / 4 * 4;
+  if (row < 0 || row >= task.next_w_rows) return nullptr;
+  return static_cast<const T*>(task.next_w) + row * task.w_stride;
+}
+
+/// Four weight rows stay in L1 while all rows of the task pass by from L2. K is cut so that 4 + 6
+/// rows of a part fit L1 (10 x 2 KiB of 32 KiB); with a single chunk of rows nothing is read twice
+/// and K stays whole.
+constexpr std::int64_t kDotPartBytes = 2048;
+
+template <class Isa, class T>
+void forward_task(const ForwardTask& task) {
+  using Dot = typename Isa::template Dot<T>;
+  constexpr std::int64_t kRows = Isa::kDotRows;
+  const T* const* x = reinterpret_cast<const T* const*>(task.x);
+  const std::int64_t chunks = (task.rows + kRows - 1) / kRows;
+  const std::int64_t chunk_rows = task.rows / chunks;  // the first chunks take one more
+  const std::int64_t longer_chunks = task.rows % chunks;
+  const std::int64_t steps = task.k / Dot::kStep;
+  const std::int64_t part_steps_max = kDotPartBytes / (Dot::kStep * std::int64_t{sizeof(T)});
+  const std::int64_t parts = chunks == 1 ? 1 : (steps + part_steps_max - 1) / part_steps_max;
+  const std::int64_t part_steps = parts > 0 ? (steps + parts - 1) / parts : 0;
+
+  alignas(64) float quads[kRows * 4];
+  DotTile<T> tile = {};
+  for (std::int64_t n = 0; n < task.w_rows; n += 4) {
+    // Past the last weight row the last one is computed again and not stored.
+    const std::int64_t valid = task.w_rows - n < 4 ? task.w_rows - n : 4;
+    for (std::int64_t j = 0; j < 4; ++j) {
+      tile.w[j] = static_cast<const T*>(task.w) + (n + (j < valid ? j : valid - 1)) * task.w_stride;
+    }
+    // Two groups ahead: one is too late, eight measured worse.
+    const T* ahead[4];
+    int ahead_rows = 0;
+    for (int j = 0; j < 4; ++j) {
+      const T* row = weight_row_ahead<T>(task, n + 8 + j);
+      if (row != nullptr) ahead[ahead_rows++] = row;
+    }
+
+    for (std::int64_t part = 0; part < (parts > 0 ? parts : 1); ++part) {
+      tile.begin = part * part_steps * Dot::kStep;
+      const bool last = part + 1 >= parts;
+      tile.steps = last ? steps - part * part_steps : part_steps;
+      tile.tail = last ? task.k - steps * Dot::kStep : 0;
+      tile.resume = part > 0;
+      tile.park = !last;
+      std::int64_t row = 0;
+      for (std::int64_t c = 0; c < chunks; ++c) {
+        const std::int64_t rows = chunk_rows + (c < longer_chunks ? 1 : 0);
+        tile.x = x + row;
+        tile.parked = task.parked + row * 4 * Isa::kLanes;
+        // The rows ahead are shared out over the chunks.
+        int prefetch = 0;
+        for (std::int64_t j = c; j < ahead_rows; j += chunks) tile.prefetch[prefetch++] = ahead[j];
+        if (prefetch == 3) prefetch = 2;
+        select_dot_tile<Isa, T>(rows, prefetch)(tile, quads);
+        if (last) finish_quads<Isa>(quads, task.out, row, rows, n, valid);
+        row += rows;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace moegemm::cpu::simd

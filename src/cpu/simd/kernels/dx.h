@@ -1,0 +1,247 @@
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cpu/simd/kernel_table.h"
+#include "cpu/simd/kernels/broadcast.h"
+#include "cpu/simd/kernels/finish.h"
+#include "cpu/simd/kernels/pack.h"
+
+/// dX rows = dY rows times W_e: the contraction runs down the weight rows, lanes along K.
+///   dx_packed    packs a block of weight columns once, then all rows of the task pass over it
+///   dx_in_place  few rows: the weights are read once, straight from memory
+/// Both sum in the order of broadcast.h from weight row 0, so their bits are equal.
+namespace moegemm::cpu::simd {
+namespace {
+
+constexpr std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+constexpr std::int64_t round_up(std::int64_t value, std::int64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
+/// Hands out the next task's weights in runs that one fold of a tile can prefetch: two lines of
+/// kFoldSteps weight rows each.
+class BlockPrefetch {
+ public:
+  BlockPrefetch(const void* block, std::int64_t row_bytes, std::int64_t stride_bytes,
+                std::int64_t rows)
+      : block_(static_cast<const char*>(block)), stride_bytes_(stride_bytes), rows_(rows) {
+    if (block_ != nullptr) {
+      row_runs_ = rows_ / kFoldSteps;
+      runs_ = row_runs_ * ((row_bytes + 127) / 128);
+    }
+  }
+  PrefetchRun next() {
+    if (given_ >= runs_) return {};
+    const std::int64_t line_pair = given_ / row_runs_;
+    const std::int64_t row = given_ % row_runs_ * kFoldSteps;
+    ++given_;
+    return {block_ + row * stride_bytes_ + line_pair * 128, stride_bytes_};
+  }
+
+ private:
+  const char* block_;
+  std::int64_t stride_bytes_;
+  std::int64_t rows_;
+  std::int64_t row_runs_ = 0;
+  std::int64_t runs_ = 0;
+  std::int64_t given_ = 0;
+};
+
+template <class Math, int Rows, int Vecs>
+[[gnu::noinline]] void packed_tile(const typename Math::Word* const* rows,
+                                   const typename Math::Word* panel, std::int64_t steps,
+                                   float* total, std::int64_t total_stride, bool first,
+                                   BlockPrefetch& prefetch) {
+  WordRows<Math, Rows> a;
+#pragma GCC unroll 8
+  for (int i = 0; i < Rows; ++i) a.rows[i] = rows[i];
+  const PackedSteps<Math, Vecs> b{panel};
+  for (std::int64_t step = 0; step < steps; step += kFoldSteps) {
+    broadcast_fold<Math, Rows, Vecs>(a, b, step, smaller(step + kFoldSteps, steps), total,
+                                     total_stride, first, prefetch.next());
+    first = false;
+  }
+}
+
+template <class Math, int Rows>
+void packed_tile_of(std::int64_t row_count, const typename Math::Word* const* rows,
+                    const typename Math::Word* panel, std::int64_t steps, float* total,
+                    std::int64_t total_stride, bool first, BlockPrefetch& prefetch) {
+  if constexpr (Rows > 1) {
+    if (row_count < Rows) {
+      return packed_tile_of<Math, Rows - 1>(row_count, rows, panel, steps, total, total_stride,
+                                            first, prefetch);
+    }
+  }
+  packed_tile<Math, Rows, Math::Isa::kTileVecs>(rows, panel, steps, total, total_stride, first,
+                                                prefetch);
+}
+
+template <class Math, class T>
+void dx_packed(const DxTask& task) {
+  using Isa = typename Math::Isa;
+  using Word = typename Math::Word;
+  static_assert(sizeof(Word) == sizeof(std::uint32_t));
+  constexpr std::int64_t kPanelCols = Isa::kTileVecs * Isa::kLanes;
+  constexpr std::int64_t kRows = Isa::kTileRows;
+  const T* const* dy = reinterpret_cast<const T* const*>(task.dy);
+  const T* w = static_cast<const T*>(task.w);
+  Word* panels = reinterpret_cast<Word*>(task.panels);
+  Word* words = reinterpret_cast<Word*>(task.words);
+
+  // The contraction is cut where the packed block would outgrow its scratch, at a fold.
+  const std::int64_t padded_cols = round_up(task.cols, kPanelCols);
+  const std::int64_t widest = padded_cols > kMaxPanelCols ? padded_cols : kMaxPanelCols;
+  const std::int64_t chunk_steps_max = task.panel_words / widest / kFoldSteps * kFoldSteps;
+  const std::int64_t chunk_terms = chunk_steps_max * Math::kTerms;
+  const std::int64_t tiles = (task.rows + kRows - 1) / kRows;
+  // Sums of rows outlive a tile only when the contraction is cut.
+  const std::int64_t total_row_stride = task.n <= chunk_terms ? 0 : padded_cols;
+
+  for (std::int64_t term = 0; term < task.n; term += chunk_terms) {
+    const std::int64_t terms = smaller(chunk_terms, task.n - term);
+    const std::int64_t steps = (terms + Math::kTerms - 1) / Math::kTerms;
+    const bool first = term == 0;
+    const bool last = term + terms == task.n;
+    pack_panels<Math, T, Isa::kTileVecs>(StridedRows<T>{w + term * task.w_stride, task.w_stride},
+                                         terms, task.cols, nullptr, panels);
+    BlockPrefetch prefetch(last ? task.next_w : nullptr, task.next_cols * std::int64_t{sizeof(T)},
+                           task.w_stride * std::int64_t{sizeof(T)}, task.n);
+    // A word that would reach past the row, or that is not the stored number itself, is copied.
+    const bool copies = !std::is_same_v<T, typename Math::Stored> || terms % Math::kTerms != 0;
+    for (std::int64_t t = 0; t < tiles; ++t) {
+      const std::int64_t row = t * task.rows / tiles;
+      const std::int64_t rows = (t + 1) * task.rows / tiles - row;
+      const Word* a[kRows] = {};
+      for (std::int64_t i = 0; i < rows; ++i) {
+        if (copies) {
+          Math::copy_words(dy[row + i] + term, terms, words + i * steps);
+          a[i] = words + i * steps;
+        } else {
+          a[i] = reinterpret_cast<const Word*>(dy[row + i] + term);
+        }
+      }
+      float* totals = task.totals + row * total_row_stride;
+      for (std::int64_t c = 0; c < task.cols; c += kPanelCols) {
+        packed_tile_of<Math, kRows>(rows, a, panels + c * steps, steps, totals + c, padded_cols,
+                                    first, prefetch);
+      }
+      if (!last) continue;
+      for (std::int64_t i = 0; i < rows; ++i) {
+        if (task.out.rows[row + i] == nullptr) continue;
+        finish_row<Isa>(totals + i * padded_cols, task.out.rows[row + i], task.out.dtype,
+                        task.out.first_col, task.cols,
+                        task.out.scales != nullptr ? task.out.scales + row + i : nullptr);
+      }
+    }
+  }
+}
+
+/// Steps of B from weight rows in memory. The rows some steps ahead are fetched meanwhile, and at
+/// the end of a run those that the next run starts with.
+template <class Math, class T, int Vecs, bool Masked>
+struct InPlaceSteps {
+  const T* w;  // row 0 of the run, first column
+  std::int64_t stride;
+  std::int64_t terms;  // rows of the run
+  std::int64_t valid;  // columns, if Masked
+  std::int64_t steps;
+  const T* next;  // row 0 of the next run; null: none
+
+  [[gnu::always_inline]] void load(typename Math::Step (&b)[Vecs], std::int64_t step) const {
+    using Isa = typename Math::Isa;
+    constexpr std::int64_t kAhead = 8;  // steps
+    constexpr std::int64_t kLineElems = 64 / std::int64_t{sizeof(T)};
+    const std::int64_t term = step * Math::kTerms;
+    const T* ahead = step + kAhead < steps ? w + (step + kAhead) * Math::kTerms * stride
+                     : next != nullptr     ? next + (step + kAhead - steps) * Math::kTerms * stride
+                                           : nullptr;
+    if (ahead != nullptr) {
+#pragma GCC unroll 2
+      for (std::int64_t t = 0; t < Math::kTerms; ++t) {
+#pragma GCC unroll 16
+        for (std::int64_t c = 0; c < Vecs * Isa::kLanes; c += kLineElems) {
+          Isa::prefetch_l1(reinterpret_cast<const char*>(ahead) +
+                           (t * stride + c) * std::int64_t{sizeof(T)});
+        }
+      }
+    }
+    const T* row = w + term * stride;
+    const T* second = Math::kTerms == 2 && term + 1 < terms ? row + stride : nullptr;
+    Math::template load_in_place<T, Vecs, Masked>(b, row, second, valid);
+  }
+};
+
+template <class Math, class T, int Rows, int Vecs, bool Masked>
+[[gnu::noinline]] void in_place_tile(const typename Math::Word* words, std::int64_t words_stride,
+                                     const InPlaceSteps<Math, T, Vecs, Masked>& b, float* total,
+                                     std::int64_t total_stride, bool first) {
+  WordRows<Math, Rows> a;
+#pragma GCC unroll 4
+  for (int i = 0; i < Rows; ++i) a.rows[i] = words + i * words_stride;
+  broadcast_fold<Math, Rows, Vecs>(a, b, 0, b.steps, total, total_stride, first, {});
+}
+
+template <class Math, class T, int Rows>
+void dx_in_place_rows(const DxTask& task) {
+  using Isa = typename Math::Isa;
+  using Word = typename Math::Word;
+  constexpr int kVecs = Isa::kInPlaceVecs[Rows - 1];
+  constexpr std::int64_t kCols = kVecs * Isa::kLanes;
+  constexpr std::int64_t kTerms = kFoldSteps * Math::kTerms;
+  const T* const* dy = reinterpret_cast<const T* const*>(task.dy);
+  const T* w = static_cast<const T*>(task.w);
+  const std::int64_t padded_cols = round_up(task.cols, kCols);
+
+  alignas(64) Word words[Rows][kFoldSteps];
+  for (std::int64_t term = 0; term < task.n; term += kTerms) {
+    const std::int64_t terms = smaller(kTerms, task.n - term);
+    const std::int64_t steps = (terms + Math::kTerms - 1) / Math::kTerms;
+    for (int i = 0; i < Rows; ++i) Math::copy_words(dy[i] + term, terms, words[i]);
+    for (std::int64_t c = 0; c < task.cols; c += kCols) {
+      const T* block = w + term * task.w_stride + c;
+      const T* next = c + kCols < task.cols    ? block + kCols
+                      : term + terms < task.n  ? w + (term + terms) * task.w_stride
+                      : task.next_w != nullptr ? static_cast<const T*>(task.next_w)
+                                               : nullptr;
+      if (c + kCols <= task.cols) {
+        in_place_tile<Math, T, Rows, kVecs, false>(
+            words[0], kFoldSteps, {block, task.w_stride, terms, kCols, steps, next},
+            task.totals + c, padded_cols, term == 0);
+      } else {
+        in_place_tile<Math, T, Rows, kVecs, true>(
+            words[0], kFoldSteps, {block, task.w_stride, terms, task.cols - c, steps, next},
+            task.totals + c, padded_cols, term == 0);
+      }
+    }
+  }
+  for (std::int64_t i = 0; i < Rows; ++i) {
+    if (task.out.rows[i] == nullptr) continue;
+    float* total = task.totals + i * padded_cols;
+    for (std::int64_t c = 0; c < task.cols; c += kCols) {
+      Math::template restore_column_order<kVecs>(total + c);
+    }
+    finish_row<Isa>(total, task.out.rows[i], task.out.dtype, task.out.first_col, task.cols,
+                    task.out.scales != nullptr ? task.out.scales + i : nullptr);
+  }
+}
+
+template <class Math, class T>
+void dx_in_place(const DxTask& task) {
+  static_assert(kMaxRowsInPlace == 4);
+  switch (task.rows) {
+    case 1:
+      return dx_in_place_rows<Math, T, 1>(task);
+    case 2:
+      return dx_in_place_rows<Math, T, 2>(task);
+    case 3:
+      return dx_in_place_rows<Math, T, 3>(task);
+    default:
+      return dx_in_place_rows<Math, T, 4>(task);
+  }
+}
+
+}  // namespace
+}  // namespace moegemm::cpu::simd

@@ -1,0 +1,49 @@
+#pragma once
+
+#include "cpu/simd/kernel_table.h"
+#include "cpu/simd/kernels/dot.h"
+#include "cpu/simd/kernels/dw.h"
+#include "cpu/simd/kernels/dx.h"
+#include "cpu/simd/kernels/float_math.h"
+
+namespace moegemm::cpu::simd {
+namespace {
+
+/// The kernels of one dtype; `Math` multiplies in dX and dW.
+template <class Isa, class T, class Math = FloatMath<Isa>>
+constexpr DTypeKernels dtype_kernels() {
+  DTypeKernels kernels;
+  kernels.forward = forward_task<Isa, T>;
+  kernels.dx_packed = dx_packed<Math, T>;
+  kernels.dx_in_place = dx_in_place<Math, T>;
+  kernels.dw = dw_chunk<Math, T>;
+  // A scaled dY row is no longer a 16-bit number: products and sums in fp32.
+  kernels.dw_scaled = dw_chunk<FloatMath<Isa>, T>;
+  kernels.terms_per_step = Math::kTerms;
+  return kernels;
+}
+
+template <class Isa, class Bf16Math = FloatMath<Isa>>
+constexpr KernelTable kernel_table() {
+  static_assert(Isa::kDotRows <= kMaxTileRows && Isa::kTileRows <= kMaxTileRows);
+  static_assert(Isa::kLanes * 4 <= kParkedFloatsPerRow);
+  static_assert(Isa::kTileVecs * Isa::kLanes <= kMaxPanelCols);
+  static_assert(Isa::kOuterVecs * Isa::kLanes <= kMaxPanelCols);
+  KernelTable table;
+  table.float32 = dtype_kernels<Isa, float>();
+  table.float16 = dtype_kernels<Isa, Fp16>();
+  table.bfloat16 = dtype_kernels<Isa, Bf16, Bf16Math>();
+  table.lanes = Isa::kLanes;
+  table.dot_rows = Isa::kDotRows;
+  table.tile_rows = Isa::kTileRows;
+  table.tile_cols = Isa::kTileVecs * Isa::kLanes;
+  table.outer_rows = Isa::kOuterRows;
+  table.outer_cols = Isa::kOuterVecs * Isa::kLanes;
+  for (int i = 0; i < kMaxRowsInPlace; ++i) {
+    table.in_place_cols[i] = Isa::kInPlaceVecs[i] * Isa::kLanes;
+  }
+  return table;
+}
+
+}  // namespace
+}  // namespace moegemm::cpu::simd

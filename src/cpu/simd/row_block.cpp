@@ -1,0 +1,62 @@
+#include "cpu/simd/row_block.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "cpu/parallel.h"
+
+namespace moegemm::cpu::simd {
+
+RowBlock::RowBlock(const RowLocator& locator, const Problem& problem, const Block& block,
+                   const void* stand_in, Scratch& scratch)
+    : locator_(locator),
+      problem_(problem),
+      block_(block),
+      first_position_(locator.begin(block.expert) + block.first_row),
+      sources_(scratch.take<const void*>(block.rows)),
+      destinations_(scratch.take<void*>(block.rows)),
+      scales_(problem.multiply ? scratch.take<float>(block.rows) : nullptr) {
+  for (std::int64_t i = 0; i < block.rows; ++i) {
+    const RowLocator::Row row = locator.locate(first_position_ + i);
+    sources_[i] = row.source != nullptr ? row.source : stand_in;
+    destinations_[i] = row.destination;
+    if (scales_ != nullptr) scales_[i] = row.scale;
+    has_zero_rows_ |= row.source == nullptr;
+  }
+}
+
+OutputRows RowBlock::output() const {
+  return {destinations_, scales_, block_.first_col, problem_.out_dtype};
+}
+
+void RowBlock::clear_zero_rows() const {
+  if (!has_zero_rows_) return;
+  const std::int64_t element = size_bytes(problem_.out_dtype);
+  for (std::int64_t i = 0; i < block_.rows; ++i) {
+    if (destinations_[i] == nullptr || locator_.locate(first_position_ + i).source != nullptr) {
+      continue;
+    }
+    std::memset(static_cast<char*>(destinations_[i]) + block_.first_col * element, 0,
+                block_.cols * element);
+  }
+}
+
+void clear_unwritten_rows(const RowLocator& locator, const Problem& problem,
+                          const ExecutionContext& context) {
+  const std::int64_t cols = problem.op == Op::kForward ? problem.n : problem.k;
+  const std::int64_t row_bytes = cols * size_bytes(problem.out_dtype);
+  // 1 MiB per worker at least: less is written before another thread wakes up.
+  const std::int64_t grain = std::max<std::int64_t>(1, (1 << 20) / row_bytes);
+  for_each_range(context, locator.unwritten_rows(), grain,
+                 [&](std::int64_t begin, std::int64_t end) {
+                   for (std::int64_t i = begin; i < end; ++i) {
+                     std::memset(locator.unwritten_row(i), 0, row_bytes);
+                   }
+                 });
+}
+
+std::int64_t balanced_share(std::int64_t total, int workers) {
+  return std::max<std::int64_t>(1, total / (std::int64_t{8} * workers));
+}
+
+}  // namespace moegemm::cpu::simd

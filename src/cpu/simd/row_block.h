@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/simd/kernel_table.h"
+#include "cpu/simd/row_locator.h"
+#include "cpu/simd/scratch.h"
+#include "cpu/simd/work_list.h"
+
+namespace moegemm::cpu::simd {
+
+/// The rows of one block of Y or dX as the kernels take them.
+class RowBlock {
+ public:
+  /// Most rows of a block: bounds the scratch memory of their pointers.
+  static constexpr std::int64_t kMaxRows = 512;
+
+  static constexpr std::int64_t scratch_bytes(std::int64_t rows) {
+    return 2 * Scratch::bytes_of<void*>(rows) + Scratch::bytes_of<float>(rows);
+  }
+
+  /// `stand_in` is memory as long as a source row: a row that reads as zeros is computed from it
+  /// and the result replaced by zeros, so that no kernel has to know.
+  RowBlock(const RowLocator& locator, const Problem& problem, const Block& block,
+           const void* stand_in, Scratch& scratch);
+
+  const void* const* sources() const { return sources_; }
+  OutputRows output() const;
+
+  /// Zeroes the block's columns of the rows that read as zeros. Call it after the kernel.
+  void clear_zero_rows() const;
+
+ private:
+  const RowLocator& locator_;
+  const Problem& problem_;
+  const Block& block_;
+  std::int64_t first_position_;
+  const void** sources_;
+  void** destinations_;
+  float* scales_;
+  bool has_zero_rows_ = false;
+};
+
+/// Rows of Y or dX that nothing stores become zero, in parallel.
+void clear_unwritten_rows(const RowLocator& locator, const Problem& problem,
+                          const ExecutionContext& context);
+
+/// Smallest block that is still worth a turn, such that the `total` work (in any unit) makes about
+/// eight turns per worker: then the last turns, of unequal length, cost little.
+std::int64_t balanced_share(std::int64_t total, int workers);
+
+}  // namespace moegemm::cpu::simd

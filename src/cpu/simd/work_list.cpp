@@ -1,0 +1,68 @@
+#include "cpu/simd/work_list.h"
+
+#include <algorithm>
+
+#include "cpu/parallel.h"
+
+namespace moegemm::cpu::simd {
+namespace {
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+void WorkList::add(std::int64_t expert, std::int64_t rows, std::int64_t cols, std::int64_t max_rows,
+                   std::int64_t max_cols, std::int64_t col_unit) {
+  if (rows <= 0 || cols <= 0) return;
+  const std::int64_t max_units = std::max<std::int64_t>(1, max_cols / col_unit);
+  Entry entry{expert,
+              total_,
+              rows,
+              ceil_div(rows, max_rows),
+              cols,
+              col_unit,
+              ceil_div(ceil_div(cols, col_unit), max_units)};
+  total_ += entry.row_blocks * entry.col_blocks;
+  entries_.push_back(entry);
+}
+
+Block WorkList::block(std::int64_t index) const {
+  if (index >= total_) return {};
+  const auto after = std::upper_bound(
+      entries_.begin(), entries_.end(), index,
+      [](std::int64_t value, const Entry& entry) { return value < entry.first_block; });
+  const Entry& entry = *(after - 1);
+  const std::int64_t local = index - entry.first_block;
+  const std::int64_t r = local / entry.col_blocks;
+  const std::int64_t c = local % entry.col_blocks;
+  const std::int64_t units = ceil_div(entry.cols, entry.col_unit);
+  Block block;
+  block.expert = entry.expert;
+  block.first_row = r * entry.rows / entry.row_blocks;
+  block.rows = (r + 1) * entry.rows / entry.row_blocks - block.first_row;
+  block.first_col = c * units / entry.col_blocks * entry.col_unit;
+  block.cols =
+      std::min((c + 1) * units / entry.col_blocks * entry.col_unit, entry.cols) - block.first_col;
+  return block;
+}
+
+void WorkList::run(const ExecutionContext& context,
+                   const std::function<void(const Block&, const Block&)>& body) const {
+  if (total_ == 0) return;
+  std::atomic<std::int64_t> counter = 0;
+  const auto work = [&](int) {
+    std::int64_t index = counter++;
+    while (index < total_) {
+      const std::int64_t next = counter++;
+      body(block(index), block(next));
+      index = next;
+    }
+  };
+  // Do not even start the threads for work that one of them should do.
+  const std::int64_t workers =
+      total_ == 1 ? 1 : std::min<std::int64_t>(executor_of(context).concurrency(), total_);
+  if (workers == 1) return work(0);
+  executor_of(context).run(static_cast<int>(workers), work);
+}
+
+}  // namespace moegemm::cpu::simd

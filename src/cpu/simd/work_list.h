@@ -1,0 +1,54 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "moegemm/ops.h"
+
+namespace moegemm::cpu::simd {
+
+/// A rectangle of one expert's output: `rows` of its segment (of N for dW) by `cols`.
+struct Block {
+  std::int64_t expert = -1;  ///< -1: none
+  std::int64_t first_row = 0;
+  std::int64_t rows = 0;
+  std::int64_t first_col = 0;
+  std::int64_t cols = 0;
+};
+
+/// All blocks of all experts, handed out through one counter: an expert with most of the rows is
+/// shared by all workers. Blocks of one expert differ by at most one unit in either extent.
+class WorkList {
+ public:
+  /// Cuts `rows` x `cols` of an expert into blocks of at most max_rows x max_cols, whose columns
+  /// start at multiples of col_unit.
+  void add(std::int64_t expert, std::int64_t rows, std::int64_t cols, std::int64_t max_rows,
+           std::int64_t max_cols, std::int64_t col_unit);
+
+  std::int64_t size() const { return total_; }
+
+  /// Columns vary fastest, so that neighbours share their rows.
+  Block block(std::int64_t index) const;
+
+  /// Calls body(block, next) for every block on the workers of `context`; `next` is what the same
+  /// worker gets afterwards, so that it can fetch ahead.
+  void run(const ExecutionContext& context,
+           const std::function<void(const Block& block, const Block& next)>& body) const;
+
+ private:
+  struct Entry {
+    std::int64_t expert;
+    std::int64_t first_block;
+    std::int64_t rows;
+    std::int64_t row_blocks;
+    std::int64_t cols;
+    std::int64_t col_unit;
+    std::int64_t col_blocks;
+  };
+  std::vector<Entry> entries_;
+  std::int64_t total_ = 0;
+};
+
+}  // namespace moegemm::cpu::simd
