@@ -1,0 +1,246 @@
+"""What autograd promises besides the right numbers: no needless work, nothing extra saved, clear refusals."""
+
+import moegemm
+import pytest
+import torch
+from conftest import FLAGS, make_case
+from moegemm.autograd import DEFAULTS
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+
+class Launches(TorchDispatchMode):
+    """Records which of our operators run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "moegemm":
+            self.names.append(func._schema.name.removeprefix("moegemm::"))
+        return func(*args, **(kwargs or {}))
+
+
+def leaves(case, need=("X", "W", "topk_weights")) -> dict:
+    named = case.arguments()
+    for name in need:
+        if named[name] is not None:
+            named[name] = named[name].detach().clone().requires_grad_()
+    return named
+
+
+def launches_of_backward(arguments: dict) -> list[str]:
+    Y = moegemm.grouped_gemm(**arguments)
+    with Launches() as launches:
+        Y.sum().backward()
+    return sorted(launches.names)
+
+
+@pytest.mark.parametrize(
+    ("flags", "need", "expected"),
+    [
+        ("plain", ["X", "W"], ["dw", "dx"]),
+        ("plain", ["X"], ["dx"]),
+        ("plain", ["W"], ["dw"]),
+        ("permute_x", ["X", "W"], ["combine", "dw", "dx"]),
+        ("permute_x", ["W"], ["dw"]),
+        ("permute_y", ["X"], ["dx"]),
+        ("permute_y_mul", ["X", "W", "topk_weights"], ["dw", "dx", "scale_rows"]),
+        ("permute_y_mul", ["X", "W"], ["dw", "dx"]),
+        ("permute_y_mul", ["topk_weights"], ["dx", "scale_rows"]),
+        ("permute_y_mul", ["W"], ["dw"]),
+    ],
+)
+def test_backward_runs_only_what_is_needed(device, flags, need, expected):
+    assert launches_of_backward(leaves(make_case(device, flags), need)) == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "only", "expected"),
+    [
+        ("plain", "dX_only", ["dx"]),
+        ("plain", "dW_only", ["dw"]),
+        ("permute_y_mul", "dX_only", ["dx", "scale_rows"]),
+        ("permute_y_mul", "dW_only", ["dw"]),
+    ],
+)
+def test_dX_only_and_dW_only_skip_work(device, flags, only, expected):
+    arguments = {**leaves(make_case(device, flags)), only: True}
+    assert launches_of_backward(arguments) == expected
+    assert (arguments["X"].grad is None) == (only == "dW_only")
+    assert (arguments["W"].grad is None) == (only == "dX_only")
+
+
+def saved_by(call) -> list[torch.Tensor]:
+    saved = []
+
+    def keep(tensor):
+        saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        call()
+    return saved
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+def test_only_the_named_tensors_are_saved_and_never_copied(device, flags):
+    arguments = leaves(make_case(device, flags))
+    saved = saved_by(lambda: moegemm.grouped_gemm(**arguments))
+    named = {t.data_ptr() for t in arguments.values() if isinstance(t, torch.Tensor)}
+    assert {t.data_ptr() for t in saved} <= named
+    assert len(saved) <= 5
+
+
+def test_activations_are_not_kept_for_frozen_weights(device):
+    arguments = leaves(make_case(device), ["X"])
+    saved = saved_by(lambda: moegemm.grouped_gemm(**arguments))
+    assert arguments["X"].data_ptr() not in {t.data_ptr() for t in saved}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_nothing_is_saved_without_grad(device, mode):
+    arguments = leaves(make_case(device))
+
+    def call():
+        with mode():
+            assert moegemm.grouped_gemm(**arguments).grad_fn is None
+
+    assert saved_by(call) == []
+
+
+def test_inference_mode_tensors_are_accepted(device):
+    with torch.inference_mode():
+        case = make_case(device, "permute_x")
+        expected = moegemm.grouped_gemm(**case.arguments())
+    assert torch.equal(moegemm.grouped_gemm(**case.arguments()), expected)
+
+
+def test_changing_a_saved_tensor_is_noticed(device):
+    arguments = leaves(make_case(device), ["W"])
+    Y = moegemm.grouped_gemm(**arguments)
+    arguments["X"].add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        Y.sum().backward()
+
+
+def test_double_backward_refuses_clearly(device):
+    arguments = leaves(make_case(device))
+    Y = moegemm.grouped_gemm(**arguments)
+    (dX,) = torch.autograd.grad(Y.square().sum(), arguments["X"], create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiated once only"):
+        dX.square().sum().backward()
+
+
+def test_create_graph_alone_changes_nothing(device):
+    arguments = leaves(make_case(device, "permute_y_mul"))
+    wanted = [arguments[name] for name in ("X", "W", "topk_weights")]
+    plain = torch.autograd.grad(moegemm.grouped_gemm(**arguments).sum(), wanted)
+    graphed = torch.autograd.grad(moegemm.grouped_gemm(**arguments).sum(), wanted, create_graph=True)
+    assert all(torch.equal(a, b) for a, b in zip(plain, graphed, strict=True))
+
+
+def test_grouped_gemm_class_is_the_same_function(device):
+    case = make_case(device)
+    X = case.X.requires_grad_()
+    Y = moegemm.GroupedGemm.apply(X, case.W, case.m_sizes, None, None, case.topk, 0, DEFAULTS)
+    assert torch.equal(Y, moegemm.grouped_gemm(**case.arguments()))
+    Y.sum().backward()
+    assert X.grad is not None
+
+
+def test_accumulate_adds_to_main_grad(device):
+    arguments = leaves(make_case(device, "permute_x", torch.bfloat16))
+    W = arguments["W"]
+    moegemm.grouped_gemm(**arguments).sum().backward()
+    expected = W.grad.float()
+    W.grad = None
+    W.main_grad = torch.ones(W.shape, device=device)
+    for _ in range(2):
+        moegemm.grouped_gemm(**arguments, accumulate=True).sum().backward()
+    assert W.grad is None
+    torch.testing.assert_close(W.main_grad, 1 + 2 * expected, rtol=2**-8, atol=2**-7)
+
+
+def test_accumulate_tells_frameworks_that_wait_for_a_hook(device):
+    arguments = leaves(make_case(device))
+    W = arguments["W"]
+    W.main_grad = torch.zeros_like(W, requires_grad=False)
+    W.grad_added_to_main_grad = False
+    fired = []
+    W.register_post_accumulate_grad_hook(lambda p: fired.append(p.grad.abs().max().item()))
+    moegemm.grouped_gemm(**arguments, accumulate=True).sum().backward()
+    assert W.grad_added_to_main_grad
+    assert fired == [0.0]
+    assert W.main_grad.any()
+
+
+@pytest.mark.parametrize(
+    ("main_grad", "kind"),
+    [
+        (None, ValueError),
+        (torch.zeros(5, 24, 40, dtype=torch.bfloat16), TypeError),
+        (torch.zeros(5, 24, 39), ValueError),
+    ],
+)
+def test_accumulate_needs_a_fitting_main_grad(main_grad, kind):
+    arguments = leaves(make_case())
+    if main_grad is not None:
+        arguments["W"].main_grad = main_grad
+    with pytest.raises(kind, match=r"W\.main_grad"):
+        moegemm.grouped_gemm(**arguments, accumulate=True)
+
+
+def test_autocast_casts_like_mm(device):
+    arguments = leaves(make_case(device, "permute_y_mul"))
+    with torch.autocast(device, dtype=torch.bfloat16):
+        Y = moegemm.grouped_gemm(**arguments)
+        assert Y.dtype == torch.mm(torch.ones(2, 2, device=device), torch.ones(2, 2, device=device)).dtype
+    Y.sum().backward()
+    for name in ("X", "W", "topk_weights"):
+        assert arguments[name].grad.dtype == torch.float32
+
+
+def test_activation_checkpointing(device):
+    case = make_case(device, "permute_x")
+    plain, recomputed = leaves(case), leaves(case)
+    moegemm.grouped_gemm(**plain).square().sum().backward()
+
+    def layer(X, W):
+        return moegemm.grouped_gemm(**{**recomputed, "X": X, "W": W}).square().sum()
+
+    checkpoint(layer, recomputed["X"], recomputed["W"], use_reentrant=False).backward()
+    for name in ("X", "W"):
+        assert torch.equal(plain[name].grad, recomputed[name].grad)
+
+
+def test_vmap_refuses_clearly(device):
+    case = make_case(device)
+    with pytest.raises(NotImplementedError, match="cannot be vmapped"):
+        torch.func.vmap(lambda x: moegemm.grouped_gemm(**{**case.arguments(), "X": x}))(case.X.expand(3, -1, -1))
+    W = case.W.requires_grad_()
+    with pytest.raises(NotImplementedError, match="cannot be vmapped"):
+        torch.func.vmap(lambda x: moegemm.grouped_gemm(**{**case.arguments(), "X": x, "W": W}))(
+            case.X.expand(3, -1, -1)
+        )
+
+
+def test_functional_gradients(device):
+    arguments = leaves(make_case(device, "permute_x"))
+    moegemm.grouped_gemm(**arguments).square().sum().backward()
+    plain = {**arguments, "X": arguments["X"].detach(), "W": arguments["W"].detach()}
+    gradient = torch.func.grad(lambda w: moegemm.grouped_gemm(**{**plain, "W": w}).square().sum())(plain["W"])
+    assert torch.equal(gradient, arguments["W"].grad)
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+def test_the_same_call_gives_the_same_bits(device, flags):
+    case = make_case(device, flags, torch.bfloat16, tokens=50)
+    results = []
+    for _ in range(2):
+        arguments = leaves(case)
+        Y = moegemm.grouped_gemm(**arguments)
+        Y.sum().backward()
+        results.append([Y, arguments["X"].grad, arguments["W"].grad])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

@@ -1,0 +1,96 @@
+"""torch.compile(fullgraph=True): the same results as eager, one graph for all token counts."""
+
+import moegemm
+import pytest
+import torch
+from conftest import FLAGS, make_case
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def train_step(arguments: dict) -> torch.Tensor:
+    Y = moegemm.grouped_gemm(**arguments)
+    return (Y.float() * 0.5).square().sum()
+
+
+def leaves(case) -> dict:
+    named = case.arguments()
+    for name in ("X", "W", "topk_weights"):
+        if named[name] is not None:
+            named[name] = named[name].detach().clone().requires_grad_()
+    return named
+
+
+def gradients(arguments: dict) -> list:
+    return [arguments[name].grad for name in ("X", "W", "topk_weights") if arguments[name] is not None]
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+def test_forward_and_backward_match_eager(device, flags):
+    case = make_case(device, flags, torch.bfloat16)
+    eager, compiled = leaves(case), leaves(case)
+    loss = train_step(eager)
+    loss.backward()
+    compiled_loss = torch.compile(train_step, fullgraph=True, backend="aot_eager")(compiled)
+    compiled_loss.backward()
+    assert torch.equal(loss, compiled_loss)
+    for mine, theirs in zip(gradients(compiled), gradients(eager), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_whole_layer_compiles_with_inductor(device):
+    E, K, N, topk = 4, 32, 48, 2
+    W1 = (torch.randn(E, N, K, device=device) * K**-0.5).requires_grad_()
+    W2 = (torch.randn(E, K, N, device=device) * N**-0.5).requires_grad_()
+
+    def layer(x, logits):
+        weights, ids = logits.softmax(-1).topk(topk)
+        m_sizes, gather_indices = moegemm.route(ids, E)
+        h = moegemm.grouped_gemm(x, W1, m_sizes, topk, gather_indices, permute_x=True)
+        y = moegemm.grouped_gemm(
+            torch.nn.functional.silu(h), W2, m_sizes, topk, gather_indices,
+            permute_y=True, topk_weights=weights, fuse_mul_post=True, is_first_gemm=False,
+        )  # fmt: skip
+        return moegemm.combine(y, topk=topk)
+
+    compiled = torch.compile(layer, fullgraph=True, backend="inductor")
+    x = torch.randn(10, K, device=device, requires_grad=True)
+    logits = torch.randn(10, E, device=device, requires_grad=True)
+    results = []
+    for run in (layer, compiled):
+        out = run(x, logits)
+        results.append([out, *torch.autograd.grad(out.square().sum(), [x, logits, W1, W2])])
+    for mine, theirs in zip(*results, strict=True):
+        # Inductor's silu and softmax round differently.
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+def test_token_counts_do_not_recompile(device, flags):
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(train_step, fullgraph=True, backend=counter, dynamic=True)
+    for tokens in (13, 17, 4, 29):
+        arguments = leaves(make_case(device, flags, tokens=tokens))
+        compiled(arguments).backward()
+    assert counter.frame_count == 1
+
+
+def test_token_counts_become_dynamic_by_themselves(device):
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(train_step, fullgraph=True, backend=counter)
+    for tokens in (13, 17, 4, 29, 31):
+        compiled(leaves(make_case(device, "permute_x", tokens=tokens))).backward()
+    assert counter.frame_count == 2
+
+
+def test_compiled_inference(device):
+    case = make_case(device, "permute_x", torch.bfloat16)
+    with torch.no_grad():
+        expected = moegemm.grouped_gemm(**case.arguments())
+        compiled = torch.compile(lambda a: moegemm.grouped_gemm(**a), fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(case.arguments()), expected)

@@ -1,0 +1,61 @@
+"""torch.library.opcheck on every operator: schema, mutation, fake kernel, tracing."""
+
+import moegemm  # noqa: F401 - registers the operators
+import pytest
+import torch
+from conftest import FLAGS, make_case
+from moegemm import flags as bits
+
+OPS = torch.ops.moegemm
+
+
+def call_flags(case) -> int:
+    return (
+        case.permute_x * bits.PERMUTE_X | case.permute_y * bits.PERMUTE_Y | case.fuse_mul_post * bits.FUSE_MUL
+    )
+
+
+def arguments(case, first, second) -> tuple:
+    return first, second, case.m_sizes, case.gather_indices, case.topk_weights, case.topk, call_flags(case)
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+def test_products(device, flags):
+    case = make_case(device, flags, torch.bfloat16)
+    dY = torch.randn(case.rows, 24, device=device).bfloat16()
+    torch.library.opcheck(OPS.forward.default, arguments(case, case.X, case.W))
+    torch.library.opcheck(OPS.dx.default, arguments(case, dY, case.W))
+    torch.library.opcheck(OPS.dw.default, arguments(case, dY, case.X))
+    torch.library.opcheck(OPS.forward.default, (*arguments(case, case.X, case.W), [64, 64, 32, 2, 0, 0, 0]))
+
+
+def test_products_into_out(device):
+    case = make_case(device, "permute_x", torch.bfloat16)
+    dY = torch.randn(case.rows, 24, device=device).bfloat16()
+    Y, dX = torch.empty_like(dY), torch.empty(case.rows, 40, device=device, dtype=torch.bfloat16)
+    torch.library.opcheck(OPS.forward_out.default, (*arguments(case, case.X, case.W), None, Y))
+    torch.library.opcheck(OPS.dx_out.default, (*arguments(case, dY, case.W), None, dX))
+    dW = torch.zeros(case.W.shape, device=device)
+    accumulating = list(arguments(case, dY, case.X))
+    accumulating[-1] |= bits.ACCUMULATE
+    torch.library.opcheck(OPS.dw_out.default, (*accumulating, None, dW))
+
+
+@pytest.mark.parametrize("with_inverse", [False, True])
+def test_route(device, with_inverse):
+    ids = torch.randint(5, (7, 2), device=device)
+    torch.library.opcheck(OPS.route.default, (ids, 5, False, with_inverse))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_combine(device, weighted):
+    rows = torch.randn(14, 8, device=device, requires_grad=True)
+    weights = torch.rand(7, 2, device=device, requires_grad=True) if weighted else None
+    torch.library.opcheck(OPS.combine.default, (rows, weights, 2, False))
+
+
+def test_scale_rows(device):
+    case = make_case(device, "permute_y_mul", torch.bfloat16)
+    product = torch.randn_like(case.X)
+    routing = (case.m_sizes, case.gather_indices, case.topk_weights, case.topk)
+    torch.library.opcheck(OPS.scale_rows.default, (product, case.X, *routing))
