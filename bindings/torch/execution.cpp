@@ -5,6 +5,7 @@
 
 #include <mutex>
 #include <unordered_set>
+#include <utility>
 
 #include "moegemm/error.h"
 
@@ -54,6 +55,17 @@ void* current_stream(int device_index) {
   return stream;
 }
 
+struct Notes {
+  std::mutex mutex;
+  std::unordered_set<std::string> seen;
+  std::string pending;
+
+  static Notes& of_process() {
+    static Notes notes;
+    return notes;
+  }
+};
+
 }  // namespace
 
 Execution::Execution(Device device) {
@@ -66,14 +78,20 @@ Execution::Execution(Device device) {
   }
 }
 
-void warn_once(const std::string& note) {
-  static std::mutex mutex;
-  static std::unordered_set<std::string> seen;
+void note_once(const std::string& note, bool at_once) {
+  Notes& notes = Notes::of_process();
   {
-    const std::lock_guard lock(mutex);
-    if (!seen.insert(note).second) return;
+    const std::lock_guard lock(notes.mutex);
+    if (!notes.seen.insert(note).second) return;
+    if (!at_once) notes.pending += note + "\n";
   }
-  aoti_torch_warn("plan", "moegemm", 0, ("moegemm: " + note).c_str());
+  if (at_once) aoti_torch_warn("plan", "moegemm", 0, ("moegemm: " + note).c_str());
+}
+
+std::string take_notes() {
+  Notes& notes = Notes::of_process();
+  const std::lock_guard lock(notes.mutex);
+  return std::exchange(notes.pending, {});
 }
 
 }  // namespace moegemm::torch_ops

@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/accelerator.h>
 
 #include <optional>
+#include <string>
 
 #include "moegemm/ops.h"
 
@@ -20,7 +21,11 @@ class Execution {
   ExecutionContext context_;
 };
 
-/// Tells the user what a manual config was replaced with, once per process and text.
-void warn_once(const std::string& note);
+/// Keeps what the user should be told about a manual config, once per process and text, until
+/// take_notes() hands it to Python's warnings. `at_once` warns through torch instead: compiled
+/// graphs have no Python behind their operators.
+void note_once(const std::string& note, bool at_once);
+/// The notes since the last call, one per line.
+std::string take_notes();
 
 }  // namespace moegemm::torch_ops

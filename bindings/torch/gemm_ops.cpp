@@ -40,7 +40,7 @@ void run(Op op, GemmArguments& arguments, const TensorView& out) {
   };
   const Plan plan =
       kLibraryCall(op)(first, second, out, routing, arguments.options, execution.context());
-  if (!plan.note.empty()) warn_once(plan.note);
+  if (!plan.note.empty()) note_once(plan.note, arguments.warn_at_once());
 }
 
 Output allocate_result(Op op, const GemmArguments& arguments) {

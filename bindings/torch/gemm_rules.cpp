@@ -68,7 +68,8 @@ GemmArguments::GemmArguments(Op op, const Tensor& first_tensor, const Tensor& se
       second(op == Op::kDw ? "X" : "W", second_tensor),
       options(options_from(flags)),
       op_(op),
-      float32_output_((flags & kFloat32Output) != 0) {
+      float32_output_((flags & kFloat32Output) != 0),
+      warn_at_once_((flags & kWarnAtOnce) != 0) {
   first.require_floating();
   first.require_rank(2, op == Op::kForward ? "[T, K] or [M, K]" : "[M, N]");
   second.require_same_dtype(first);

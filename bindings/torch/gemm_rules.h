@@ -16,6 +16,7 @@ enum Flag : std::int64_t {
   kCheck = 16,
   kAccumulate = 32,
   kFloat32Output = 64,
+  kWarnAtOnce = 128,
 };
 
 /// The extents of one product, once its arguments have passed the rules.
@@ -47,6 +48,7 @@ class GemmArguments {
   const GemmShape& shape() const { return shape_; }
   Device device() const { return first.device(); }
   DType output_dtype() const { return float32_output_ ? DType::kFloat32 : first.dtype(); }
+  bool warn_at_once() const { return warn_at_once_; }
   void check_output(const Argument& output) const;
 
   Argument first;   ///< X (forward) or dY (dX, dW)
@@ -61,6 +63,7 @@ class GemmArguments {
 
   Op op_;
   bool float32_output_ = false;
+  bool warn_at_once_ = false;
   GemmShape shape_;
 };
 

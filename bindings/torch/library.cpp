@@ -1,5 +1,6 @@
 #include <torch/csrc/stable/library.h>
 
+#include "execution.h"
 #include "operators.h"
 
 STABLE_TORCH_LIBRARY(moegemm, m) {
@@ -31,6 +32,7 @@ STABLE_TORCH_LIBRARY(moegemm, m) {
       "scale_rows(Tensor(a!) product, Tensor x, Tensor m_sizes, Tensor gather_indices, "
       "Tensor topk_weights, int topk) -> Tensor");
   m.def("info() -> str");
+  m.def("take_notes() -> str");
 }
 
 namespace {
@@ -54,4 +56,5 @@ STABLE_TORCH_LIBRARY_IMPL(moegemm, CPU, m) { implement(m); }
 STABLE_TORCH_LIBRARY_IMPL(moegemm, CUDA, m) { implement(m); }
 STABLE_TORCH_LIBRARY_IMPL(moegemm, CompositeExplicitAutograd, m) {
   m.impl("info", TORCH_BOX(&moegemm::torch_ops::info));
+  m.impl("take_notes", TORCH_BOX(&moegemm::torch_ops::take_notes));
 }

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from moegemm import flags as bits
+from moegemm.notes import warn_of_replaced_kernels
 
 _ops: Any = torch.ops.moegemm
 _forward: Callable[..., Tensor] = _ops.forward.default
@@ -124,6 +125,9 @@ class GroupedGemm(torch.autograd.Function):
             elif need_w:
                 dW = _dw(dY, X, m_sizes, gather_indices, topk_weights, topk, flags, settings.config_dw)
                 dW = dW.view(w_shape)
+        manual = settings.config_dx is not None or settings.config_dw is not None
+        if manual and not flags & bits.WARN_AT_ONCE:
+            warn_of_replaced_kernels(stacklevel=1)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             sources = [t for t in (dY, X, W, topk_weights) if t is not None]
             dX, dW, d_weights = (

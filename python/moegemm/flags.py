@@ -9,3 +9,4 @@ ALLOW_TF32: Final = 8
 CHECK: Final = 16
 ACCUMULATE: Final = 32
 FLOAT32_OUTPUT: Final = 64
+WARN_AT_ONCE: Final = 128

@@ -13,6 +13,7 @@ from torch import Tensor
 from moegemm import flags as bits
 from moegemm.autograd import DEFAULTS, Settings, apply_with_transforms, apply_without_transforms
 from moegemm.errors import explain
+from moegemm.notes import warn_of_replaced_kernels
 from moegemm.raw import RawArguments, raw_flags, run_raw, torch_allows_tf32
 from moegemm.rules import require_no_fuse_mul_pre, require_valid_flags, require_valid_role
 from moegemm.tuning import (
@@ -111,18 +112,24 @@ def grouped_gemm(
                 _main_grad(parameter) if accumulate else None,
                 parameter if accumulate else None,
             )
+        transformed = _is_compiling() or _transforms_active()
+        if transformed and settings is not DEFAULTS:
+            flags |= bits.WARN_AT_ONCE
         if not (
             _is_grad_enabled()
             and (X.requires_grad or W.requires_grad or (topk_weights is not None and topk_weights.requires_grad))
         ):
-            config = settings.config_forward
-            return _forward(X, W, m_sizes, gather_indices, topk_weights, topk, flags, config)
-        if _is_compiling() or _transforms_active():
-            return apply_with_transforms(X, W, m_sizes, gather_indices, topk_weights, topk, flags, settings)
-        return apply_without_transforms(X, W, m_sizes, gather_indices, topk_weights, topk, flags, settings)
+            Y = _forward(X, W, m_sizes, gather_indices, topk_weights, topk, flags, settings.config_forward)
+        elif transformed:
+            Y = apply_with_transforms(X, W, m_sizes, gather_indices, topk_weights, topk, flags, settings)
+        else:
+            Y = apply_without_transforms(X, W, m_sizes, gather_indices, topk_weights, topk, flags, settings)
     except (RuntimeError, AttributeError) as error:
         tensors = {"X": X, "W": W, "m_sizes": m_sizes, "gather_indices": gather_indices, "topk_weights": topk_weights}
         raise explain(error, tensors, topk) from None
+    if settings.config_forward is not None and not transformed:
+        warn_of_replaced_kernels(stacklevel=2)
+    return Y
 
 
 def grouped_gemm_forward(

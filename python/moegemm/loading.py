@@ -44,7 +44,8 @@ def load() -> None:
         operators: Any = torch.ops
         operators.load_library(library)
     except (OSError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
+        # torch keeps what the linker said as the cause.
+        reason = str(error.__cause__ or error).strip().splitlines()[0]
         raise ImportError(
             f"moegemm found {library}, which does not load with torch {torch.__version__} ({reason}); needed "
             f"are torch {needed} or newer and a build of moegemm for this system"

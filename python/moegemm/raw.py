@@ -1,5 +1,6 @@
 """Running one operator from the arguments of a raw (not differentiable) function."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -7,10 +8,11 @@ from torch import Tensor
 
 from moegemm import flags as bits
 from moegemm.errors import explain
+from moegemm.notes import warn_of_replaced_kernels
 from moegemm.tuning import KernelConfig
 
 _ops: Any = torch.ops.moegemm
-_OPERATORS: dict[str, tuple[Any, Any]] = {
+_OPERATORS: dict[str, tuple[Callable[..., Tensor], Callable[..., None]]] = {
     "forward": (_ops.forward.default, _ops.forward_out.default),
     "dx": (_ops.dx.default, _ops.dx_out.default),
     "dw": (_ops.dw.default, _ops.dw_out.default),
@@ -65,21 +67,23 @@ def run_raw(
         bool(flags & bits.FUSE_MUL),
     )
     numbers = None if config.all_defaults() else config.numbers()
+    if numbers is not None and torch.compiler.is_compiling():
+        flags |= bits.WARN_AT_ONCE
     functional, into_out = _OPERATORS[name]
     try:
         if out is not None:
             if out_dtype not in (None, out.dtype):
                 raise TypeError(f"out_dtype is {out_dtype}, but out has dtype {out.dtype}; give one of them")
             into_out(*arguments[:6], flags, numbers, out)
-            return out
-        if out_dtype == torch.float32:
-            flags |= bits.FLOAT32_OUTPUT
-        elif out_dtype not in (None, arguments.first.dtype):
-            raise TypeError(
-                f"out_dtype is {out_dtype}; accepted are torch.float32 and {arguments.first.dtype}, the inputs' dtype"
-            )
-        result: Tensor = functional(*arguments[:6], flags, numbers)
-        return result
+            result = out
+        else:
+            if out_dtype == torch.float32:
+                flags |= bits.FLOAT32_OUTPUT
+            elif out_dtype not in (None, arguments.first.dtype):
+                raise TypeError(
+                    f"out_dtype is {out_dtype}; accepted are torch.float32 and {arguments.first.dtype}, as the inputs"
+                )
+            result = functional(*arguments[:6], flags, numbers)
     except (RuntimeError, AttributeError) as error:
         tensors: dict[str, object] = dict(zip(arguments.names, arguments[:2], strict=True))
         tensors |= {
@@ -88,3 +92,6 @@ def run_raw(
             "topk_weights": arguments.topk_weights,
         }
         raise explain(error, tensors, arguments.topk) from None
+    if numbers is not None and not torch.compiler.is_compiling():
+        warn_of_replaced_kernels(stacklevel=3)
+    return result

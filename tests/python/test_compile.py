@@ -94,3 +94,26 @@ def test_compiled_inference(device):
         expected = moegemm.grouped_gemm(**case.arguments())
         compiled = torch.compile(lambda a: moegemm.grouped_gemm(**a), fullgraph=True, backend="aot_eager")
         assert torch.equal(compiled(case.arguments()), expected)
+
+
+def test_manual_configs_compile(device):
+    case = make_case(device, dtype=torch.bfloat16)
+    config = moegemm.KernelConfigForward(BLOCK_SIZE_M=44)
+    eager, compiled = leaves(case), leaves(case)
+    train_step(eager).backward()
+    step = torch.compile(train_step, fullgraph=True, backend="aot_eager")
+    step({**compiled, "kernel_config_fwd": config}).backward()
+    for mine, theirs in zip(gradients(compiled), gradients(eager), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_autocast_compiles(device):
+    def step(arguments):
+        with torch.autocast(device, dtype=torch.bfloat16):
+            return moegemm.grouped_gemm(**arguments)
+
+    arguments = leaves(make_case(device, "permute_x"))
+    expected = step(arguments)
+    got = torch.compile(step, fullgraph=True, backend="aot_eager")(arguments)
+    assert got.dtype == torch.bfloat16
+    assert torch.equal(got, expected)

@@ -10,9 +10,7 @@ OPS = torch.ops.moegemm
 
 
 def call_flags(case) -> int:
-    return (
-        case.permute_x * bits.PERMUTE_X | case.permute_y * bits.PERMUTE_Y | case.fuse_mul_post * bits.FUSE_MUL
-    )
+    return case.permute_x * bits.PERMUTE_X | case.permute_y * bits.PERMUTE_Y | case.fuse_mul_post * bits.FUSE_MUL
 
 
 def arguments(case, first, second) -> tuple:
