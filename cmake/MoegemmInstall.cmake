@@ -2,9 +2,6 @@
 # headers and the shared library reaches a consumer: no flags, no CUDA, no object files.
 include(CMakePackageConfigHelpers)
 
-# Symbols of static libraries linked in (the CUDA runtime) stay inside: a consumer may bring its own.
-target_link_options(moegemm PRIVATE LINKER:--exclude-libs,ALL)
-
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/moegemm)
 install(TARGETS moegemm EXPORT moegemm-targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT library NAMELINK_COMPONENT development)
