@@ -62,9 +62,7 @@ def demangle(names: list[str]) -> list[str]:
     tool = shutil.which("cu++filt") or shutil.which("c++filt")
     if not tool or not names:
         return names
-    result = subprocess.run(
-        [tool], input="\n".join(names), capture_output=True, check=False, text=True
-    )
+    result = subprocess.run([tool], input="\n".join(names), capture_output=True, check=False, text=True)
     demangled = result.stdout.splitlines()
     return demangled if len(demangled) == len(names) else names
 
@@ -79,7 +77,7 @@ def write_summary(summary: Path) -> None:
             if not Path(str(path).removesuffix(".ptxas.txt")).exists():
                 continue
             kernels = kernels_of(path.read_text())
-            for kernel, name in zip(kernels, demangle([k["name"] for k in kernels])):
+            for kernel, name in zip(kernels, demangle([k["name"] for k in kernels]), strict=True):
                 rows.append((path.name.removesuffix(".o.ptxas.txt"), kernel, name))
         lines = ["registers  static_smem  stack  arch    source  kernel"]
         for source, kernel, name in rows:
@@ -106,7 +104,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(output)
         return result.returncode
 
-    sys.stderr.writelines(l for l in output.splitlines(keepends=True) if not CHATTER.match(l))
+    sys.stderr.writelines(line for line in output.splitlines(keepends=True) if not CHATTER.match(line))
     report = Path(f"{target}.ptxas.txt")
     report.write_text(output)
     faults = faults_of(output)

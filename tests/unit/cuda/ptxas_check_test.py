@@ -43,8 +43,10 @@ class PtxasCheck(unittest.TestCase):
         )
         flags = ["-Xptxas=-v"] if verbose else []
         return subprocess.run(
-            [sys.executable, CHECKER, f"--summary={self.folder}/report.txt", "--", sys.executable]
-            + [compiler, *flags, "-c", "kernel.cu", "-o", self.target],
+            [
+                *[sys.executable, CHECKER, f"--summary={self.folder}/report.txt", "--"],
+                *[sys.executable, compiler, *flags, "-c", "kernel.cu", "-o", self.target],
+            ],
             capture_output=True,
             check=False,
             text=True,
