@@ -204,10 +204,9 @@ Call describe_dx(const TensorView& dy_view, const TensorView& w_view, const Tens
   call.add_input(w, {3, 2});
   call.add_output(dx, {2});
   call.add_routing(dy_view.shape[0]);
-  call.problem.n = dy_view.shape[1];
+  call.problem.n = rows_per_expert(w, call.problem.experts);
   call.problem.k = w_view.shape[w_view.rank - 1];
-  rows_per_expert(w, call.problem.experts);
-  require_weights_shape(w, call.problem);
+  require_shape(dy, {call.problem.rows, call.problem.n}, "[M, N]");
   require_shape(dx, {call.problem.rows, call.problem.k}, "[M, K]");
   call.operands.dy = dy_view.data;
   call.operands.dy_stride = dy_view.row_stride;
