@@ -7,7 +7,7 @@
 
 #include "conformance/suites.h"
 #include "moegemm/error.h"
-#include "support/device_problem.h"
+#include "support/device/device_problem.h"
 #include "support/targets.h"
 
 namespace moegemm::testing {

@@ -5,8 +5,8 @@
 #include <thread>
 
 #include "conformance/suites.h"
-#include "support/cuda_graph.h"
-#include "support/gpu_problem.h"
+#include "support/device/cuda_graph.h"
+#include "support/device/gpu_problem.h"
 
 namespace moegemm::testing {
 namespace {

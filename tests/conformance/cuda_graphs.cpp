@@ -6,10 +6,10 @@
 #include "conformance/suites.h"
 #include "moegemm/error.h"
 #include "moegemm/routing.h"
-#include "support/cuda_graph.h"
-#include "support/device_vector.h"
-#include "support/gpu_problem.h"
-#include "support/random.h"
+#include "support/device/cuda_graph.h"
+#include "support/device/device_vector.h"
+#include "support/device/gpu_problem.h"
+#include "support/numerics/random.h"
 
 namespace moegemm::testing {
 namespace {

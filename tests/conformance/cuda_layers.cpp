@@ -2,9 +2,9 @@
 #include <utility>
 
 #include "conformance/suites.h"
-#include "support/gpu_problem.h"
-#include "support/large_problem.h"
-#include "support/random.h"
+#include "support/device/gpu_problem.h"
+#include "support/numerics/random.h"
+#include "support/problem/large_problem.h"
 
 namespace moegemm::testing {
 namespace {

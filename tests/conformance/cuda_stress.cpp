@@ -4,10 +4,10 @@
 #include <string>
 #include <string_view>
 
-#include "conformance/random_cases.h"
+#include "conformance/cases/random_case.h"
 #include "conformance/suites.h"
-#include "support/gpu_problem.h"
-#include "support/random.h"
+#include "support/device/gpu_problem.h"
+#include "support/numerics/random.h"
 
 namespace moegemm::testing {
 namespace {

@@ -8,8 +8,8 @@
 #include "conformance/suites.h"
 #include "moegemm/error.h"
 #include "moegemm/info.h"
-#include "support/device_problem.h"
-#include "support/random.h"
+#include "support/device/device_problem.h"
+#include "support/numerics/random.h"
 #include "support/targets.h"
 
 namespace moegemm::testing {

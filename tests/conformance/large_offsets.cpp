@@ -2,7 +2,7 @@
 #include <utility>
 
 #include "conformance/suites.h"
-#include "support/large_problem.h"
+#include "support/problem/large_problem.h"
 
 namespace moegemm::testing {
 namespace {

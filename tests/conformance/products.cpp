@@ -1,9 +1,9 @@
 #include <string>
 #include <vector>
 
-#include "conformance/cases.h"
+#include "conformance/cases/cases.h"
 #include "conformance/suites.h"
-#include "support/random.h"
+#include "support/numerics/random.h"
 #include "support/run_case.h"
 #include "support/targets.h"
 

@@ -1,90 +1,11 @@
-#include "conformance/random_cases.h"
-
-#include <algorithm>
 #include <string>
 
+#include "conformance/cases/random_case.h"
 #include "conformance/suites.h"
-#include "support/random.h"
 #include "support/run_case.h"
 #include "support/targets.h"
 
 namespace moegemm::testing {
-namespace {
-
-/// Sizes that kernels care about come up often, the rest now and then.
-std::int64_t random_extent(Random& random, std::int64_t limit) {
-  switch (random.below(4)) {
-    case 0:
-      return random.between(1, std::min<std::int64_t>(limit, 40));
-    case 1:
-      return random.between(1, limit);
-    default:
-      return 8 * random.between(1, std::max<std::int64_t>(1, limit / 8));
-  }
-}
-
-std::vector<std::int64_t> random_sizes(Random& random, std::int64_t experts, std::int64_t rows) {
-  std::vector<std::int64_t> sizes(experts, 0);
-  const bool few = random.chance(3);  // only some experts get rows
-  const std::int64_t active = few ? random.between(1, experts) : experts;
-  for (std::int64_t r = random.chance(3) ? random.below(rows + 1) : 0; r < rows; ++r) {
-    ++sizes[random.below(active)];
-  }
-  if (random.chance(8)) sizes[random.below(experts)] = -random.between(1, 100);
-  if (random.chance(8)) sizes[random.below(experts)] += random.between(1, 2 * rows + 1);
-  return sizes;
-}
-
-ProblemCase random_problem(Random& random) {
-  ProblemCase c;
-  c.name = "Random";
-  c.topk = random.between(1, 10);
-  c.rows = random.below(60) * c.topk;
-  c.m_sizes = random_sizes(
-      random, random.chance(5) ? random.between(1, 300) : random.between(1, 12), c.rows);
-  c.n = random_extent(random, 300);
-  c.k = random_extent(random, 300);
-  c.permutation = static_cast<Permutation>(random.below(3));
-  c.multiply = c.permutation == Permutation::kY && random.chance(2);
-  c.weights_in_fp32 = random.chance(2);
-  c.output_in_fp32 = random.chance(4);
-  c.sizes_dtype = random.chance(2) ? DType::kInt64 : DType::kInt32;
-  c.index_dtype = random.chance(2) ? DType::kInt64 : DType::kInt32;
-  for (std::int64_t* padding : {&c.x_padding, &c.w_padding, &c.dy_padding, &c.out_padding}) {
-    if (random.chance(4)) *padding = random.chance(3) ? random.between(1, 20) : 8;
-  }
-  if (random.chance(8)) c.base_offset = random.between(1, 9);
-  for (std::int64_t bad = random.chance(4) ? random.between(1, 6) : 0; bad > 0; --bad) {
-    c.bad_indices.push_back(random.chance(2) ? -random.between(1, 1000)
-                                             : c.rows + random.below(1000));
-  }
-  if (c.topk == 1 && c.rows > 0 && random.chance(2)) {
-    for (int i = 0; i < 3; ++i) c.bad_rows.push_back(random.below(c.rows));
-  }
-  c.bad_tail = random.chance(3);
-  return c;
-}
-
-std::int64_t round_up(std::int64_t value) { return (value + 7) / 8 * 8; }
-
-}  // namespace
-
-RandomCase random_case(Random& random, bool aligned) {
-  RandomCase drawn;
-  ProblemCase& c = drawn.problem;
-  c = random_problem(random);
-  drawn.op = static_cast<Op>(random.below(3));
-  drawn.dtype = static_cast<DType>(random.below(3));
-  c.accumulate = drawn.op == Op::kDw && random.chance(3);
-  if (aligned) {
-    for (std::int64_t* extent :
-         {&c.n, &c.k, &c.x_padding, &c.w_padding, &c.dy_padding, &c.out_padding, &c.base_offset}) {
-      *extent = round_up(*extent);
-    }
-    if (drawn.dtype == DType::kFloat32) drawn.dtype = DType::kBFloat16;
-  }
-  return drawn;
-}
 
 void add_random_tests() {
   const std::int64_t count = environment_number("MOEGEMM_TEST_RANDOM", trimmed_run() ? 20 : 60);

@@ -5,8 +5,8 @@
 
 #include "conformance/suites.h"
 #include "moegemm/routing.h"
-#include "support/device_vector.h"
-#include "support/random.h"
+#include "support/device/device_vector.h"
+#include "support/numerics/random.h"
 #include "support/targets.h"
 
 namespace moegemm::testing {

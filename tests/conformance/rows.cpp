@@ -1,14 +1,14 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <optional>
+#include <ostream>
 #include <string>
 
 #include "conformance/suites.h"
 #include "moegemm/routing.h"
-#include "support/device_vector.h"
-#include "support/problem_case.h"
-#include "support/random.h"
+#include "support/device/device_vector.h"
+#include "support/numerics/random.h"
+#include "support/problem/problem_case.h"
 #include "support/targets.h"
 
 namespace moegemm::testing {
@@ -17,32 +17,37 @@ namespace {
 constexpr double kFp32Roundoff = 0x1p-24;
 
 /// fp32 arithmetic over `length` terms with this sum of squares, then one rounding: the bound of
-/// support/comparison.h.
+/// support/numerics/comparison.h.
 double sum_bound(DType out, std::int64_t length, double value, double squares) {
   const double computed = 8 * kFp32Roundoff * static_cast<double>(length) * std::sqrt(squares) +
                           kFp32Roundoff * std::fabs(value);
   return computed + half_ulp(out, std::fabs(value) + computed);
 }
 
-void expect_close(DType dtype, const std::vector<unsigned char>& bytes, std::int64_t at,
-                  double want, double bound, const std::string& where) {
-  ASSERT_FALSE(is_poison(dtype, bytes.data(), at)) << where << " was not written";
-  const double got = decode(dtype, bytes.data(), at);
-  if (std::isnan(want)) {
-    ASSERT_TRUE(std::isnan(got)) << where << " is " << got << ", expected NaN";
-  } else {
-    ASSERT_LE(std::fabs(got - want), bound) << where << " is " << got << ", expected " << want;
-  }
+struct Place {
+  const char* tensor;
+  std::int64_t row;
+  std::int64_t col;
+};
+
+std::ostream& operator<<(std::ostream& out, const Place& place) {
+  return out << place.tensor << "[" << place.row << ", " << place.col << "]";
 }
 
-std::string at(const char* name, std::int64_t row, std::int64_t col) {
-  return std::string(name) + "[" + std::to_string(row) + ", " + std::to_string(col) + "]";
+void expect_close(DType dtype, const std::vector<unsigned char>& bytes, std::int64_t at,
+                  double want, double bound, const Place& place) {
+  const double got = decode(dtype, bytes.data(), at);
+  if (is_poison(dtype, bytes.data(), at)) {
+    FAIL() << place << " was not written";
+  } else if (std::isnan(want) ? !std::isnan(got) : !(std::fabs(got - want) <= bound)) {
+    FAIL() << place << " is " << got << ", expected " << want << " within " << bound;
+  }
 }
 
 void expect_untouched_padding(const HostMatrix& m, const std::vector<unsigned char>& bytes) {
   for (std::int64_t r = 0; r + 1 < m.rows; ++r) {
     for (std::int64_t c = m.cols; c < m.stride; ++c) {
-      ASSERT_TRUE(is_poison(m.dtype, bytes.data(), m.position(r, c))) << at("padding", r, c);
+      ASSERT_TRUE(is_poison(m.dtype, bytes.data(), m.position(r, c))) << Place{"padding", r, c};
     }
   }
 }
@@ -127,7 +132,7 @@ void expect_combine(const RowTarget& target, const CombineCase& c, DType dtype) 
         squares += term * term;
       }
       expect_close(out_dtype, bytes, out.position(t, col), sum,
-                   sum_bound(out_dtype, c.topk, sum, squares), at("out", t, col));
+                   sum_bound(out_dtype, c.topk, sum, squares), {"out", t, col});
       if (::testing::Test::HasFatalFailure()) return;
     }
   }
@@ -226,10 +231,10 @@ void expect_scale_rows(const RowTarget& target, const ScaleCase& c, DType dtype)
       const double g = used ? product.row(r)[col] : 0.0;
       const double x = used ? p.x.row(r)[col] : 0.0;
       expect_close(scaled_dtype, scaled, blank.position(r, col), weight * g,
-                   sum_bound(scaled_dtype, 1, weight * g, 0), at("scaled", r, col));
+                   sum_bound(scaled_dtype, 1, weight * g, 0), {"scaled", r, col});
       if (c.with_scaled_x) {
         expect_close(dtype, scaled_x, blank.position(r, col), weight * x,
-                     sum_bound(dtype, 1, weight * x, 0), at("scaled_x", r, col));
+                     sum_bound(dtype, 1, weight * x, 0), {"scaled_x", r, col});
       }
       if (::testing::Test::HasFatalFailure()) return;
       if (used) {
@@ -240,7 +245,7 @@ void expect_scale_rows(const RowTarget& target, const ScaleCase& c, DType dtype)
   }
   for (std::int64_t i = 0; i < c.rows; ++i) {
     expect_close(dtype, dot, i, dots[i], sum_bound(dtype, c.cols, dots[i], squares[i]),
-                 at("dot", i, 0));
+                 {"dot", i, 0});
     if (::testing::Test::HasFatalFailure()) return;
   }
   if (!c.in_place) expect_untouched_padding(blank, scaled);

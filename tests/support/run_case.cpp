@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "moegemm/error.h"
-#include "support/device_problem.h"
+#include "support/device/device_problem.h"
 
 namespace moegemm::testing {
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "moegemm/problem.h"
-#include "support/problem_case.h"
+#include "support/problem/problem_case.h"
 #include "support/targets.h"
 
 namespace moegemm::testing {

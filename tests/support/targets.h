@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "moegemm/config.h"
-#include "support/comparison.h"
-#include "support/memory.h"
+#include "support/device/memory.h"
+#include "support/numerics/comparison.h"
 
 namespace moegemm::testing {
 

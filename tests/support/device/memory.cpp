@@ -1,4 +1,4 @@
-#include "support/memory.h"
+#include "support/device/memory.h"
 
 #include <algorithm>
 #include <cstring>
@@ -6,7 +6,7 @@
 #include <new>
 #include <utility>
 
-#include "support/floats.h"
+#include "support/numerics/floats.h"
 
 namespace moegemm::testing {
 namespace {

@@ -1,9 +1,9 @@
-#include "support/periodic_matrix.h"
+#include "support/problem/periodic_matrix.h"
 
 #include <algorithm>
 
-#include "support/floats.h"
-#include "support/random.h"
+#include "support/numerics/floats.h"
+#include "support/numerics/random.h"
 
 namespace moegemm::testing {
 

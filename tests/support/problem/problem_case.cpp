@@ -1,4 +1,4 @@
-#include "support/problem_case.h"
+#include "support/problem/problem_case.h"
 
 #include <algorithm>
 #include <sstream>

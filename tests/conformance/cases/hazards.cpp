@@ -1,7 +1,7 @@
 #include <limits>
 #include <utility>
 
-#include "conformance/cases.h"
+#include "conformance/cases/cases.h"
 
 namespace moegemm::testing {
 namespace {

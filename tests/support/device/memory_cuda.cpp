@@ -2,7 +2,7 @@
 
 #include <stdexcept>
 
-#include "support/memory.h"
+#include "support/device/memory.h"
 
 namespace moegemm::testing {
 namespace {

@@ -1,4 +1,4 @@
-#include "support/host_problem.h"
+#include "support/problem/host_problem.h"
 
 #include <numeric>
 #include <utility>

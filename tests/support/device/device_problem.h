@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "moegemm/ops.h"
-#include "support/host_problem.h"
-#include "support/memory.h"
+#include "support/device/memory.h"
+#include "support/problem/host_problem.h"
 
 namespace moegemm::testing {
 

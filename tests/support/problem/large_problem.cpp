@@ -1,4 +1,4 @@
-#include "support/large_problem.h"
+#include "support/problem/large_problem.h"
 
 #include <gtest/gtest.h>
 
@@ -7,10 +7,10 @@
 #include <numeric>
 
 #include "moegemm/error.h"
-#include "support/device_vector.h"
-#include "support/parallel.h"
-#include "support/periodic_matrix.h"
-#include "support/random.h"
+#include "support/device/device_vector.h"
+#include "support/numerics/parallel.h"
+#include "support/numerics/random.h"
+#include "support/problem/periodic_matrix.h"
 
 namespace moegemm::testing {
 namespace {

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "support/memory.h"
+#include "support/device/memory.h"
 
 namespace moegemm::testing {
 

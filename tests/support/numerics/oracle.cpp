@@ -1,4 +1,4 @@
-#include "support/oracle.h"
+#include "support/numerics/oracle.h"
 
 namespace moegemm::testing {
 namespace {

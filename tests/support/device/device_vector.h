@@ -2,9 +2,9 @@
 
 #include <vector>
 
-#include "support/floats.h"
-#include "support/host_problem.h"
-#include "support/memory.h"
+#include "support/device/memory.h"
+#include "support/numerics/floats.h"
+#include "support/problem/host_problem.h"
 
 namespace moegemm::testing {
 

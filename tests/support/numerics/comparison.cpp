@@ -1,12 +1,12 @@
-#include "support/comparison.h"
+#include "support/numerics/comparison.h"
 
 #include <algorithm>
 #include <cmath>
 #include <mutex>
 #include <sstream>
 
-#include "support/oracle.h"
-#include "support/parallel.h"
+#include "support/numerics/oracle.h"
+#include "support/numerics/parallel.h"
 
 namespace moegemm::testing {
 namespace {

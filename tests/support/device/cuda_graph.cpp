@@ -1,4 +1,4 @@
-#include "support/cuda_graph.h"
+#include "support/device/cuda_graph.h"
 
 #include <stdexcept>
 

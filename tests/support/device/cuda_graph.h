@@ -5,7 +5,7 @@
 #include <functional>
 #include <string>
 
-#include "support/memory.h"
+#include "support/device/memory.h"
 
 namespace moegemm::testing {
 

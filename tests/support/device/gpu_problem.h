@@ -3,7 +3,7 @@
 #include <optional>
 #include <string>
 
-#include "support/device_problem.h"
+#include "support/device/device_problem.h"
 #include "support/targets.h"
 
 namespace moegemm::testing {

@@ -1,4 +1,4 @@
-#include "support/floats.h"
+#include "support/numerics/floats.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,4 +1,4 @@
-#include "support/device_problem.h"
+#include "support/device/device_problem.h"
 
 namespace moegemm::testing {
 namespace {

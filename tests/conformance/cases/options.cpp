@@ -1,6 +1,6 @@
 #include <utility>
 
-#include "conformance/cases.h"
+#include "conformance/cases/cases.h"
 
 namespace moegemm::testing {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "support/host_problem.h"
+#include "support/problem/host_problem.h"
 
 /// How far a result may be from the exact one.
 ///

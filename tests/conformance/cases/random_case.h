@@ -1,7 +1,7 @@
 #pragma once
 
-#include "support/problem_case.h"
-#include "support/random.h"
+#include "support/numerics/random.h"
+#include "support/problem/problem_case.h"
 
 namespace moegemm::testing {
 

@@ -1,4 +1,4 @@
-#include "support/gpu_problem.h"
+#include "support/device/gpu_problem.h"
 
 #include <gtest/gtest.h>
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "support/host_problem.h"
+#include "support/problem/host_problem.h"
 
 namespace moegemm::testing {
 

@@ -6,9 +6,9 @@
 
 #include "moegemm/problem.h"
 #include "moegemm/tensor.h"
-#include "support/floats.h"
-#include "support/problem_case.h"
-#include "support/random.h"
+#include "support/numerics/floats.h"
+#include "support/numerics/random.h"
+#include "support/problem/problem_case.h"
 
 namespace moegemm::testing {
 

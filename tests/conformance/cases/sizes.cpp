@@ -2,7 +2,7 @@
 #include <numeric>
 #include <utility>
 
-#include "conformance/cases.h"
+#include "conformance/cases/cases.h"
 
 namespace moegemm::testing {
 namespace {
