@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <thread>
 #include <vector>
@@ -53,7 +54,7 @@ class FakeBackend final : public Backend {
               const ExecutionContext&) const override {}
 
   std::string unavailable_reason;
-  mutable int plans_made = 0;
+  mutable std::atomic<int> plans_made = 0;
 
  private:
   BackendKind kind_;
