@@ -1,13 +1,15 @@
 #include "moegemm/executor.h"
 
+#include <pthread.h>
 #include <sched.h>
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
+#include <chrono>
+#include <cstdint>
 #include <mutex>
+#include <system_error>
 #include <thread>
-#include <vector>
 
 #include "core/environment.h"
 
@@ -21,94 +23,134 @@ int usable_cores() {
   return std::max(1u, std::thread::hardware_concurrency());
 }
 
-/// True on a thread that is inside `work`: a nested `run` must not wait for its own pool.
-thread_local bool inside_work = false;
+void pause_core() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
 
+/// Long enough to bridge the gap between two products of a layer, short enough not to be noticed by
+/// whoever else needs the core. Waking a sleeping thread takes about as long.
+constexpr std::chrono::microseconds kSpin{50};
+
+/// Waits until `value` is no longer `old`: a short spin, then sleep.
+template <typename T>
+T wait_for_change(const std::atomic<T>& value, T old) {
+  const auto deadline = std::chrono::steady_clock::now() + kSpin;
+  do {
+    for (int i = 0; i < 64; ++i) {
+      const T now = value.load(std::memory_order_acquire);
+      if (now != old) return now;
+      pause_core();
+    }
+  } while (std::chrono::steady_clock::now() < deadline);
+  value.wait(old, std::memory_order_acquire);
+  return value.load(std::memory_order_acquire);
+}
+
+/// Threads join a job while it is open and leave it when no worker is left to be taken; the caller
+/// closes it once it has run out of workers itself, then waits for those who joined. Nobody waits
+/// for a thread that is still asleep. Threads are detached and the pool is never destroyed: at exit
+/// nothing has to be joined, and a thread blocked on it does not keep the process alive.
 class ThreadPool final : public Executor {
  public:
   ThreadPool() : concurrency_(environment_num_threads().value_or(usable_cores())) {}
 
-  ~ThreadPool() override {
-    {
-      std::lock_guard lock(mutex_);
-      stopping_ = true;
-    }
-    wake_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
-  }
-
   int concurrency() const override { return concurrency_; }
 
   void run(int workers, const std::function<void(int)>& work) override {
-    std::unique_lock turn(turn_, std::defer_lock);
-    if (workers <= 1 || concurrency_ == 1 || inside_work || !turn.try_lock()) {
+    // A second caller, or a nested call, finds the pool taken and does its work itself.
+    if (workers <= 1 || concurrency_ == 1 || taken_.exchange(true, std::memory_order_acquire)) {
       for (int worker = 0; worker < workers; ++worker) work(worker);
       return;
     }
     start_threads();
-    {
-      std::lock_guard lock(mutex_);
-      work_ = &work;
-      workers_ = workers;
-      next_ = 0;
-      active_ = static_cast<int>(threads_.size());
-      ++generation_;
-    }
-    wake_.notify_all();
-    take_workers(work, workers);
-    std::unique_lock lock(mutex_);
-    done_.wait(lock, [this] { return active_ == 0; });
+    work_ = &work;
+    workers_ = workers;
+    next_.store(0, std::memory_order_relaxed);
+    state_.store(kOpen, std::memory_order_release);
+    job_.fetch_add(1, std::memory_order_release);
+    job_.notify_all();
+    take_workers();
+    std::uint32_t state = state_.fetch_and(~kOpen, std::memory_order_acq_rel) & ~kOpen;
+    while (state != 0) state = wait_for_change(state_, state);
+    taken_.store(false, std::memory_order_release);
   }
 
  private:
+  static constexpr std::uint32_t kOpen = 1;
+  static constexpr std::uint32_t kJoined = 2;  // times the threads inside
+
   void start_threads() {
-    while (static_cast<int>(threads_.size()) + 1 < concurrency_) {
-      threads_.emplace_back([this] { serve(); });
+    while (threads_ + 1 < concurrency_ && !thread_limit_) {
+      try {
+        std::thread([this] { serve(); }).detach();
+        ++threads_;
+      } catch (const std::system_error&) {
+        thread_limit_ = true;  // fewer threads, the same results
+      }
     }
   }
 
-  void take_workers(const std::function<void(int)>& work, int workers) {
-    inside_work = true;
+  void take_workers() {
+    const std::function<void(int)>& work = *work_;
+    const int workers = workers_;
     for (int worker = next_++; worker < workers; worker = next_++) work(worker);
-    inside_work = false;
   }
 
   void serve() {
-    std::uint64_t seen = 0;
-    std::unique_lock lock(mutex_);
+    std::uint32_t seen = 0;
     while (true) {
-      wake_.wait(lock, [&] { return stopping_ || generation_ != seen; });
-      if (stopping_) return;
-      seen = generation_;
-      const std::function<void(int)>& work = *work_;
-      const int workers = workers_;
-      lock.unlock();
-      take_workers(work, workers);
-      lock.lock();
-      if (--active_ == 0) done_.notify_one();
+      seen = wait_for_change(job_, seen);
+      if (!join()) continue;
+      take_workers();
+      if (state_.fetch_sub(kJoined, std::memory_order_acq_rel) == kJoined) state_.notify_one();
     }
   }
 
-  const int concurrency_;
-  std::mutex turn_;  // one run at a time has the threads; others do their work themselves
-  std::vector<std::thread> threads_;
+  bool join() {
+    std::uint32_t state = state_.load(std::memory_order_relaxed);
+    while ((state & kOpen) != 0) {
+      if (state_.compare_exchange_weak(state, state + kJoined, std::memory_order_acquire)) {
+        return true;
+      }
+    }
+    return false;
+  }
 
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::condition_variable done_;
-  const std::function<void(int)>* work_ = nullptr;
+  const int concurrency_;
+  std::atomic<bool> taken_ = false;
+  int threads_ = 0;  // who has taken the pool reads and writes these two
+  bool thread_limit_ = false;
+
+  const std::function<void(int)>* work_ = nullptr;  // of the open job
   int workers_ = 0;
-  std::atomic<int> next_ = 0;
-  int active_ = 0;
-  std::uint64_t generation_ = 0;
-  bool stopping_ = false;
+  alignas(64) std::atomic<int> next_ = 0;
+  alignas(64) std::atomic<std::uint32_t> state_ = 0;
+  alignas(64) std::atomic<std::uint32_t> job_ = 0;
 };
+
+std::atomic<ThreadPool*> current_pool = nullptr;
+
+ThreadPool& make_pool() {
+  // A child of fork() has none of its parent's threads: it gets a pool of its own.
+  static std::once_flag registered;
+  std::call_once(registered,
+                 [] { pthread_atfork(nullptr, nullptr, [] { current_pool.store(nullptr); }); });
+  ThreadPool* made = new ThreadPool;
+  ThreadPool* expected = nullptr;
+  if (current_pool.compare_exchange_strong(expected, made)) return *made;
+  delete made;  // another thread was first; this one has started nothing
+  return *expected;
+}
 
 }  // namespace
 
 Executor& default_executor() {
-  static ThreadPool pool;
-  return pool;
+  ThreadPool* pool = current_pool.load(std::memory_order_acquire);
+  return pool != nullptr ? *pool : make_pool();
 }
 
 }  // namespace moegemm
