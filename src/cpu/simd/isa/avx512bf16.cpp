@@ -80,26 +80,22 @@ struct Bf16PairMath {
 
   /// Two weight rows, interleaved within 128-bit lanes: cheaper than in order, and
   /// restore_column_order puts the sums right at the end.
-  template <class T, int Vecs, bool Masked>
-  static void load_in_place(Step (&b)[Vecs], const T* first, const T* second, std::int64_t valid) {
-    static_assert(Vecs % 2 == 0);
-#pragma GCC unroll 16
-    for (int j = 0; j < Vecs; j += 2) {
-      __m512i upper = _mm512_setzero_si512();
-      __m512i lower;
-      if constexpr (Masked) {
-        std::int64_t count = valid - j * Isa::kLanes;
-        count = count < 0 ? 0 : count > 32 ? 32 : count;
-        const __mmask32 mask = static_cast<__mmask32>((std::uint64_t{1} << count) - 1);
-        lower = _mm512_maskz_loadu_epi16(mask, first + j * Isa::kLanes);
-        if (second != nullptr) upper = _mm512_maskz_loadu_epi16(mask, second + j * Isa::kLanes);
-      } else {
-        lower = _mm512_loadu_si512(first + j * Isa::kLanes);
-        if (second != nullptr) upper = _mm512_loadu_si512(second + j * Isa::kLanes);
-      }
-      b[j] = (__m512bh)_mm512_unpacklo_epi16(lower, upper);
-      b[j + 1] = (__m512bh)_mm512_unpackhi_epi16(lower, upper);
+  template <class T, bool Masked>
+  static void load_in_place(Step (&b)[2], const T* first, const T* second, std::int64_t col,
+                            std::int64_t valid) {
+    __mmask32 mask = ~__mmask32{0};
+    if constexpr (Masked) {
+      const std::int64_t count = valid - col < 0 ? 0 : valid - col > 32 ? 32 : valid - col;
+      mask = static_cast<__mmask32>((std::uint64_t{1} << count) - 1);
     }
+    const auto load = [=](const T* row) {
+      if constexpr (Masked) return _mm512_maskz_loadu_epi16(mask, row + col);
+      return _mm512_loadu_si512(row + col);
+    };
+    const __m512i lower = load(first);
+    const __m512i upper = second != nullptr ? load(second) : _mm512_setzero_si512();
+    b[0] = (__m512bh)_mm512_unpacklo_epi16(lower, upper);
+    b[1] = (__m512bh)_mm512_unpackhi_epi16(lower, upper);
   }
 
   /// Of each 32 columns load_in_place puts 0-3, 8-11, 16-19, 24-27 in one vector, the rest in the

@@ -139,49 +139,70 @@ void dx_packed(const DxTask& task) {
   }
 }
 
-/// Steps of B from weight rows in memory. The rows some steps ahead are fetched meanwhile, and at
-/// the end of a run those that the next run starts with.
-template <class Math, class T, int Vecs, bool Masked>
-struct InPlaceSteps {
+/// A run of weight rows in memory, at most kFoldSteps steps of them.
+template <class T>
+struct WeightRun {
   const T* w;  // row 0 of the run, first column
   std::int64_t stride;
-  std::int64_t terms;  // rows of the run
-  std::int64_t valid;  // columns, if Masked
-  std::int64_t steps;
-  const T* next;  // row 0 of the next run; null: none
-
-  [[gnu::always_inline]] void load(typename Math::Step (&b)[Vecs], std::int64_t step) const {
-    using Isa = typename Math::Isa;
-    constexpr std::int64_t kAhead = 8;  // steps
-    constexpr std::int64_t kLineElems = 64 / std::int64_t{sizeof(T)};
-    const std::int64_t term = step * Math::kTerms;
-    const T* ahead = step + kAhead < steps ? w + (step + kAhead) * Math::kTerms * stride
-                     : next != nullptr     ? next + (step + kAhead - steps) * Math::kTerms * stride
-                                           : nullptr;
-    if (ahead != nullptr) {
-#pragma GCC unroll 2
-      for (std::int64_t t = 0; t < Math::kTerms; ++t) {
-#pragma GCC unroll 16
-        for (std::int64_t c = 0; c < Vecs * Isa::kLanes; c += kLineElems) {
-          Isa::prefetch_l1(reinterpret_cast<const char*>(ahead) +
-                           (t * stride + c) * std::int64_t{sizeof(T)});
-        }
-      }
-    }
-    const T* row = w + term * stride;
-    const T* second = Math::kTerms == 2 && term + 1 < terms ? row + stride : nullptr;
-    Math::template load_in_place<T, Vecs, Masked>(b, row, second, valid);
-  }
+  std::int64_t terms;  // rows
+  std::int64_t valid;  // columns, if the tile is Masked
+  const T* next;       // row 0 of the run that follows; null: none
 };
 
+/// Fetches the weights of a step that comes `kAhead` steps later, in this run or in the next.
+template <class Math, class T, int Vecs>
+[[gnu::always_inline]] inline void fetch_weights_ahead(const WeightRun<T>& run, std::int64_t steps,
+                                                       std::int64_t step) {
+  using Isa = typename Math::Isa;
+  constexpr std::int64_t kAhead = 8;
+  constexpr std::int64_t kLineElems = 64 / std::int64_t{sizeof(T)};
+  const T* ahead = step + kAhead < steps ? run.w + (step + kAhead) * Math::kTerms * run.stride
+                   : run.next != nullptr
+                       ? run.next + (step + kAhead - steps) * Math::kTerms * run.stride
+                       : nullptr;
+  if (ahead == nullptr) return;
+#pragma GCC unroll 2
+  for (std::int64_t t = 0; t < Math::kTerms; ++t) {
+#pragma GCC unroll 16
+    for (std::int64_t c = 0; c < Vecs * Isa::kLanes; c += kLineElems) {
+      Isa::prefetch_l1(ahead + t * run.stride + c);
+    }
+  }
+}
+
+/// total[Rows, Vecs * lanes] (+)= words [Rows, kFoldSteps] times the run.
 template <class Math, class T, int Rows, int Vecs, bool Masked>
-[[gnu::noinline]] void in_place_tile(const typename Math::Word* words, std::int64_t words_stride,
-                                     const InPlaceSteps<Math, T, Vecs, Masked>& b, float* total,
-                                     std::int64_t total_stride, bool first) {
-  WordRows<Math, Rows> a;
+[[gnu::noinline]] void in_place_tile(const typename Math::Word* words, const WeightRun<T>& run,
+                                     float* total, std::int64_t total_stride, bool first) {
+  using Isa = typename Math::Isa;
+  static_assert(Vecs % 2 == 0);
+  typename Isa::Vec acc[Rows][Vecs];
 #pragma GCC unroll 4
-  for (int i = 0; i < Rows; ++i) a.rows[i] = words + i * words_stride;
-  broadcast_fold<Math, Rows, Vecs>(a, b, 0, b.steps, total, total_stride, first, {});
+  for (int i = 0; i < Rows; ++i) {
+#pragma GCC unroll 16
+    for (int j = 0; j < Vecs; ++j) acc[i][j] = Isa::zero();
+  }
+  const std::int64_t steps = (run.terms + Math::kTerms - 1) / Math::kTerms;
+  for (std::int64_t step = 0; step < steps; ++step) {
+    fetch_weights_ahead<Math, T, Vecs>(run, steps, step);
+    const std::int64_t term = step * Math::kTerms;
+    const T* row = run.w + term * run.stride;
+    const T* second = Math::kTerms == 2 && term + 1 < run.terms ? row + run.stride : nullptr;
+    typename Math::Step word[Rows];
+#pragma GCC unroll 4
+    for (int i = 0; i < Rows; ++i) word[i] = Math::broadcast(words + i * kFoldSteps + step);
+#pragma GCC unroll 8
+    for (int j = 0; j < Vecs; j += 2) {
+      typename Math::Step b[2];
+      Math::template load_in_place<T, Masked>(b, row, second, j * Isa::kLanes, run.valid);
+#pragma GCC unroll 4
+      for (int i = 0; i < Rows; ++i) {
+        acc[i][j] = Math::accumulate(acc[i][j], word[i], b[0]);
+        acc[i][j + 1] = Math::accumulate(acc[i][j + 1], word[i], b[1]);
+      }
+    }
+  }
+  fold<Math, Rows, Vecs>(acc, total, total_stride, first);
 }
 
 template <class Math, class T, int Rows>
@@ -198,7 +219,6 @@ void dx_in_place_rows(const DxTask& task) {
   alignas(64) Word words[Rows][kFoldSteps];
   for (std::int64_t term = 0; term < task.n; term += kTerms) {
     const std::int64_t terms = smaller(kTerms, task.n - term);
-    const std::int64_t steps = (terms + Math::kTerms - 1) / Math::kTerms;
     for (int i = 0; i < Rows; ++i) Math::copy_words(dy[i] + term, terms, words[i]);
     for (std::int64_t c = 0; c < task.cols; c += kCols) {
       const T* block = w + term * task.w_stride + c;
@@ -206,15 +226,11 @@ void dx_in_place_rows(const DxTask& task) {
                       : term + terms < task.n  ? w + (term + terms) * task.w_stride
                       : task.next_w != nullptr ? static_cast<const T*>(task.next_w)
                                                : nullptr;
-      if (c + kCols <= task.cols) {
-        in_place_tile<Math, T, Rows, kVecs, false>(
-            words[0], kFoldSteps, {block, task.w_stride, terms, kCols, steps, next},
-            task.totals + c, padded_cols, term == 0);
-      } else {
-        in_place_tile<Math, T, Rows, kVecs, true>(
-            words[0], kFoldSteps, {block, task.w_stride, terms, task.cols - c, steps, next},
-            task.totals + c, padded_cols, term == 0);
-      }
+      const WeightRun<T> run{block, task.w_stride, terms, task.cols - c, next};
+      (c + kCols <= task.cols ? in_place_tile<Math, T, Rows, kVecs, false>
+                              : in_place_tile<Math, T, Rows, kVecs, true>)(words[0], run,
+                                                                           task.totals + c,
+                                                                           padded_cols, term == 0);
     }
   }
   for (std::int64_t i = 0; i < Rows; ++i) {

@@ -37,19 +37,19 @@ struct FloatMath {
     }
   }
 
-  /// One step of B straight from a weight row; columns past `valid` read as zero.
-  template <class T, int Vecs, bool Masked>
-  [[gnu::always_inline]] static void load_in_place(Step (&b)[Vecs], const T* row, const T*,
-                                                   std::int64_t valid) {
-#pragma GCC unroll 16
-    for (int j = 0; j < Vecs; ++j) {
+  /// Two vectors of a step straight from a weight row, from column `col`; columns past `valid` read
+  /// as zero.
+  template <class T, bool Masked>
+  [[gnu::always_inline]] static void load_in_place(Step (&b)[2], const T* row, const T*,
+                                                   std::int64_t col, std::int64_t valid) {
+#pragma GCC unroll 2
+    for (int j = 0; j < 2; ++j, col += Isa::kLanes) {
       if constexpr (Masked) {
-        const std::int64_t left = valid - j * Isa::kLanes;
-        b[j] = left >= Isa::kLanes ? Isa::load(row + j * Isa::kLanes)
-               : left > 0          ? Isa::load_partial(row + j * Isa::kLanes, left)
-                                   : Isa::zero();
+        b[j] = valid - col >= Isa::kLanes ? Isa::load(row + col)
+               : valid > col              ? Isa::load_partial(row + col, valid - col)
+                                          : Isa::zero();
       } else {
-        b[j] = Isa::load(row + j * Isa::kLanes);
+        b[j] = Isa::load(row + col);
       }
     }
   }
