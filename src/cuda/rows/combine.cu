@@ -6,13 +6,19 @@
 #include "cuda/rows/elements.cuh"
 #include "moegemm/error.h"
 
-/// out[t] = sum over s of weights[t, s] * rows[t, s]. A thread makes eight neighbouring columns of
-/// one token (or one column, when the memory is not 16-byte aligned) and adds the slots in order:
-/// an element's bits depend on its own row alone.
+/// out[t] = sum over s of weights[t, s] * rows[t, s]. A thread makes whole packs of eight columns
+/// of one token (or one column, when the memory is not 16-byte aligned) and adds the slots in
+/// order: an element's bits depend on its own rows alone.
 namespace moegemm::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+
+/// Rows whose loads are in flight together, when each thread makes `packs` packs: eight 16-byte
+/// loads in all, of which a pack of fp32 takes two.
+constexpr int slots_in_flight(std::size_t element_bytes, int packs) {
+  return (element_bytes == 2 ? 8 : 4) / packs;
+}
 
 struct CombineArguments {
   const void* rows;  // [T * topk, columns]
@@ -68,65 +74,98 @@ __global__ void __launch_bounds__(kThreads) combine_elements(const CombineArgume
   }
 }
 
-template <typename T>
+/// 16-byte accesses. A thread makes `Packs` packs of one token, `items_per_token` packs apart so
+/// that neighbouring threads stay on neighbouring memory. It has eight loads of 16 bytes in flight,
+/// which are slots or, with few slots, packs: 128 bytes for each of 768 threads on a multiprocessor
+/// are three times what hides the latency of HBM (4.2 TB/s * 0.9 us over 132 of them: 29 KB each).
+/// With 32 bytes (two slots of one pack) an H200 reached 0.67 of its copy bandwidth.
+template <typename T, int Packs>
 __global__ void __launch_bounds__(kThreads, 3) combine_packs(const CombineArguments a) {
-  // 128 bytes in flight per thread: with 768 threads on a multiprocessor three times what hides the
-  // latency of HBM (4.2 TB/s * 0.9 us over 132 of them: 29 KB each).
-  constexpr int kInFlight = sizeof(T) == 2 ? 8 : 4;
-  std::int64_t token, pack;
-  if (!find_item(a, token, pack)) {
-    return;
-  }
-  const std::int64_t column = pack * kPackElems;
-  if (column + kPackElems > a.columns) {
-    for (std::int64_t c = column; c < a.columns; ++c) {
-      combine_element(a, token, c);
-    }
+  constexpr int kSlots = slots_in_flight(sizeof(T), Packs);
+  std::int64_t token, place;
+  if (!find_item(a, token, place)) {
     return;
   }
   const std::int64_t first_row = token * a.topk;
-  const T* const source = static_cast<const T*>(a.rows) + first_row * a.rows_stride + column;
+  const T* const source = static_cast<const T*>(a.rows) + first_row * a.rows_stride;
+  const auto column_of = [&](int p) { return (place + p * a.items_per_token) * kPackElems; };
+  const auto is_whole = [&](int p) { return column_of(p) + kPackElems <= a.columns; };
   float sums[kPackElems] = {};
-  for (int first = 0; first < a.topk; first += kInFlight) {
-    Pack<T> loaded[kInFlight];
-    float weights[kInFlight];
+  for (int first = 0; first < a.topk; first += kSlots) {  // once, if Packs > 1
+    Pack<T> loaded[Packs][kSlots];
+    float weights[kSlots];
     // Rows before weights: converting a weight waits for it, and the rows should be on their way.
 #pragma unroll
-    for (int j = 0; j < kInFlight; ++j) {
-      if (first + j < a.topk) {
-        loaded[j] = load_pack(source + (first + j) * a.rows_stride);
+    for (int p = 0; p < Packs; ++p) {
+#pragma unroll
+      for (int j = 0; j < kSlots; ++j) {
+        if (first + j < a.topk && is_whole(p)) {
+          loaded[p][j] = load_pack(source + (first + j) * a.rows_stride + column_of(p));
+        }
       }
     }
 #pragma unroll
-    for (int j = 0; j < kInFlight; ++j) {
+    for (int j = 0; j < kSlots; ++j) {
       weights[j] = a.weights && first + j < a.topk
                        ? load_float(a.weights, a.weights_dtype, first_row + first + j)
                        : 1.0f;
     }
 #pragma unroll
-    for (int j = 0; j < kInFlight; ++j) {
-      if (first + j < a.topk) {
-        float values[kPackElems];
-        unpack(loaded[j], values);
+    for (int p = 0; p < Packs; ++p) {
 #pragma unroll
-        for (int i = 0; i < kPackElems; ++i) {
-          sums[i] = fmaf(weights[j], values[i], sums[i]);
+      for (int j = 0; j < kSlots; ++j) {
+        if (first + j < a.topk && is_whole(p)) {
+          float values[kPackElems];
+          unpack(loaded[p][j], values);
+#pragma unroll
+          for (int i = 0; i < kPackElems; ++i) {
+            sums[i] = fmaf(weights[j], values[i], sums[i]);
+          }
+        }
+      }
+      if (first + kSlots >= a.topk && is_whole(p)) {
+        store_pack(a.out, a.out_dtype, token * a.out_stride + column_of(p), sums);
+#pragma unroll
+        for (float& sum : sums) {
+          sum = 0.0f;
         }
       }
     }
   }
-  store_pack(a.out, a.out_dtype, token * a.out_stride + column, sums);
+  // The last columns, when they do not fill a pack.
+  for (int p = 0; p < Packs; ++p) {
+    for (std::int64_t c = column_of(p); !is_whole(p) && c < a.columns; ++c) {
+      combine_element(a, token, c);
+    }
+  }
 }
 
-const void* packed_kernel(DType dtype) {
+template <typename T>
+const void* packed_kernel(int packs) {
+  return packs == 4   ? reinterpret_cast<const void*>(&combine_packs<T, 4>)
+         : packs == 2 ? reinterpret_cast<const void*>(&combine_packs<T, 2>)
+                      : reinterpret_cast<const void*>(&combine_packs<T, 1>);
+}
+
+const void* packed_kernel(DType dtype, int packs) {
   switch (dtype) {
     case DType::kFloat16:
-      return reinterpret_cast<const void*>(&combine_packs<__half>);
+      return packed_kernel<__half>(packs);
     case DType::kBFloat16:
-      return reinterpret_cast<const void*>(&combine_packs<__nv_bfloat16>);
+      return packed_kernel<__nv_bfloat16>(packs);
     default:
-      return reinterpret_cast<const void*>(&combine_packs<float>);
+      return packed_kernel<float>(packs);
   }
+}
+
+/// Packs of a thread: as many as keep the slots of a token in one batch.
+int packs_per_thread(std::int64_t topk, DType dtype) {
+  for (const int packs : {4, 2}) {
+    if (topk <= slots_in_flight(size_bytes(dtype), packs)) {
+      return packs;
+    }
+  }
+  return 1;
 }
 
 }  // namespace
@@ -138,7 +177,9 @@ void launch_combine(const TensorView& rows, const TensorView& weights, std::int6
     return;
   }
   const bool packed = is_16_byte_aligned(rows) && is_16_byte_aligned(out);
-  const std::int64_t per_token = packed ? (columns + kPackElems - 1) / kPackElems : columns;
+  const int packs = packed ? packs_per_thread(topk, rows.dtype) : 1;
+  const std::int64_t columns_per_item = packed ? kPackElems * packs : 1;
+  const std::int64_t per_token = (columns + columns_per_item - 1) / columns_per_item;
   CombineArguments arguments = {
       .rows = rows.data,
       .rows_dtype = rows.dtype,
@@ -160,10 +201,11 @@ void launch_combine(const TensorView& rows, const TensorView& weights, std::int6
                                                 " elements, more than one launch covers");
   }
   void* parameters[] = {&arguments};
-  launch({packed ? packed_kernel(rows.dtype) : reinterpret_cast<const void*>(&combine_elements),
-          packed ? "combine_packs" : "combine_elements", dim3(static_cast<unsigned>(blocks)),
-          dim3(kThreads)},
-         parameters, stream);
+  launch(
+      {packed ? packed_kernel(rows.dtype, packs) : reinterpret_cast<const void*>(&combine_elements),
+       packed ? "combine_packs" : "combine_elements", dim3(static_cast<unsigned>(blocks)),
+       dim3(kThreads)},
+      parameters, stream);
 }
 
 }  // namespace moegemm::cuda

@@ -116,6 +116,7 @@ __device__ void counts_to_positions(const RouteArguments& a, const unsigned* tot
       if (a.counts) {
         size = totals[bucket];
       } else {
+#pragma unroll 8
         for (unsigned w = 0; w < a.ranking_warps; ++w) {
           size += warp_counters[w * a.buckets + bucket];
         }
@@ -129,10 +130,22 @@ __device__ void counts_to_positions(const RouteArguments& a, const unsigned* tot
         store_index(a.m_sizes, a.outputs_64_bit, bucket, size);
       }
       position += before[bucket];
-      for (unsigned w = 0; w < a.ranking_warps; ++w) {
-        const unsigned rows = warp_counters[w * a.buckets + bucket];
-        warp_counters[w * a.buckets + bucket] = position;
-        position += rows;
+      constexpr unsigned kBatch = 8;  // loads before stores: one shared-memory latency for eight
+      for (unsigned first_warp = 0; first_warp < a.ranking_warps; first_warp += kBatch) {
+        unsigned* const counter = warp_counters + first_warp * a.buckets + bucket;
+        const unsigned warps = a.ranking_warps - first_warp;
+        unsigned rows[kBatch];
+#pragma unroll
+        for (unsigned j = 0; j < kBatch; ++j) {
+          rows[j] = j < warps ? counter[j * a.buckets] : 0;
+        }
+#pragma unroll
+        for (unsigned j = 0; j < kBatch; ++j) {
+          if (j < warps) {
+            counter[j * a.buckets] = position;
+          }
+          position += rows[j];
+        }
       }
     }
   }

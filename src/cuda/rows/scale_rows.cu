@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstdint>
+#include <string>
 
 #include "cuda/host/device_facts.h"
 #include "cuda/host/error.h"
@@ -8,6 +9,7 @@
 #include "cuda/rows/block_sums.cuh"
 #include "cuda/rows/elements.cuh"
 #include "cuda/rows/scale_rows.h"
+#include "moegemm/error.h"
 
 /// One warp per row: each lane walks its columns, multiplies, and the lanes' dot products are added
 /// in a fixed tree. An element is read before it is written by the same lane, so `scaled` may be
@@ -39,7 +41,8 @@ struct ScaleArguments {
   void* dot;  // [rows], flat order
   DType dot_dtype;
   std::int64_t rows;
-  std::int64_t columns;
+  int columns;
+  int group_rows;  // consecutive rows that a warp takes at a time, at most 32
 };
 
 /// Where the elements of one row begin.
@@ -53,9 +56,9 @@ __device__ RowOffsets offsets_of(const ScaleArguments& a, std::int64_t row) {
 
 /// Columns [first, columns) one at a time; returns this lane's part of the dot product.
 __device__ float scale_elements(const ScaleArguments& a, const RowOffsets& row, float weight,
-                                std::int64_t first) {
+                                int first) {
   float sum = 0.0f;
-  for (std::int64_t c = first + threadIdx.x % 32; c < a.columns; c += 32) {
+  for (int c = first + static_cast<int>(threadIdx.x % 32); c < a.columns; c += 32) {
     const float p = load_float(a.product.data, a.product.dtype, row.product + c);
     const float x = load_float(a.x.data, a.x.dtype, row.x + c);
     sum = fmaf(p, x, sum);
@@ -73,9 +76,9 @@ __device__ float scale_packs(const ScaleArguments& a, const RowOffsets& row, flo
   constexpr int kInFlight = 2;  // packs of each operand: 64 to 128 bytes per lane
   const P* const product = static_cast<const P*>(a.product.data) + row.product;
   const X* const x = static_cast<const X*>(a.x.data) + row.x;
-  const std::int64_t packs = a.columns / kPackElems;
+  const int packs = a.columns / kPackElems;
   float sum = 0.0f;
-  for (std::int64_t first = threadIdx.x % 32; first < packs; first += 32 * kInFlight) {
+  for (int first = threadIdx.x % 32; first < packs; first += 32 * kInFlight) {
     Pack<P> product_packs[kInFlight];
     Pack<X> x_packs[kInFlight];
 #pragma unroll
@@ -97,7 +100,7 @@ __device__ float scale_packs(const ScaleArguments& a, const RowOffsets& row, flo
           p[i] *= weight;
           v[i] *= weight;
         }
-        const std::int64_t column = (first + 32 * j) * kPackElems;
+        const int column = (first + 32 * j) * kPackElems;
         store_pack(a.scaled.data, a.scaled.dtype, row.scaled + column, p);
         if (a.scaled_x.data) {
           store_pack(a.scaled_x.data, a.scaled_x.dtype, row.scaled_x + column, v);
@@ -109,7 +112,7 @@ __device__ float scale_packs(const ScaleArguments& a, const RowOffsets& row, flo
 }
 
 __device__ void zero_row(const ScaleArguments& a, const RowOffsets& row) {
-  for (std::int64_t c = threadIdx.x % 32; c < a.columns; c += 32) {
+  for (int c = threadIdx.x % 32; c < a.columns; c += 32) {
     store_float(a.scaled.data, a.scaled.dtype, row.scaled + c, 0.0f);
     if (a.scaled_x.data) {
       store_float(a.scaled_x.data, a.scaled_x.dtype, row.scaled_x + c, 0.0f);
@@ -119,32 +122,42 @@ __device__ void zero_row(const ScaleArguments& a, const RowOffsets& row) {
 
 /// Packs: 16-byte accesses, with P and X the dtypes of product and x; else one element at a time.
 template <bool Packs, typename P, typename X>
-__global__ void __launch_bounds__(kThreads, sizeof(P) == 2 ? 4 : 3)
-    scale_kernel(const ScaleArguments a) {
+__global__ void __launch_bounds__(kThreads, 3) scale_kernel(const ScaleArguments a) {
   const std::int64_t routed = block_routed_rows(a.m_sizes, a.sizes_64_bit, a.experts, a.rows);
-  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kWarps;
-  for (std::int64_t r = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
-       r < a.rows; r += step) {
-    const RowOffsets row = offsets_of(a, r);
-    const std::int64_t flat =
-        r < routed ? load_index(a.gather_indices, a.indices_64_bit, r) : std::int64_t{-1};
-    if (flat < 0 || flat >= a.rows) {
-      zero_row(a, row);
-      continue;
+  const int lane = threadIdx.x % 32;
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kWarps * a.group_rows;
+  for (std::int64_t first =
+           (static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32) * a.group_rows;
+       first < a.rows; first += step) {
+    const int count = static_cast<int>(min(a.rows - first, std::int64_t{a.group_rows}));
+    // Lane i fetches the index and the weight of row i: their latency is paid once for the group.
+    std::int64_t lane_flat = -1;
+    if (lane < count && first + lane < routed) {
+      lane_flat = load_index(a.gather_indices, a.indices_64_bit, first + lane);
     }
-    const float weight = load_float(a.weights, a.weights_dtype, flat);
-    float sum;
-    if constexpr (Packs) {
-      sum = scale_packs<P, X>(a, row, weight);
-    } else {
-      sum = scale_elements(a, row, weight, 0);
-    }
+    const bool lane_named = lane_flat >= 0 && lane_flat < a.rows;
+    const float lane_weight = lane_named ? load_float(a.weights, a.weights_dtype, lane_flat) : 0.0f;
+    const unsigned named = __ballot_sync(kAllLanes, lane_named);
+    for (int i = 0; i < count; ++i) {
+      const RowOffsets row = offsets_of(a, first + i);
+      if ((named >> i & 1) == 0) {
+        zero_row(a, row);
+        continue;
+      }
+      const float weight = __shfl_sync(kAllLanes, lane_weight, i);
+      float sum;
+      if constexpr (Packs) {
+        sum = scale_packs<P, X>(a, row, weight);
+      } else {
+        sum = scale_elements(a, row, weight, 0);
+      }
 #pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-      sum += __shfl_xor_sync(kAllLanes, sum, distance);
-    }
-    if (threadIdx.x % 32 == 0) {
-      store_float(a.dot, a.dot_dtype, flat, sum);
+      for (int distance = 16; distance > 0; distance /= 2) {
+        sum += __shfl_xor_sync(kAllLanes, sum, distance);
+      }
+      if (lane == i) {
+        store_float(a.dot, a.dot_dtype, lane_flat, sum);
+      }
     }
   }
 }
@@ -173,6 +186,9 @@ const void* packed_kernel(DType product, DType x) {
              : nullptr;
 }
 
+/// Columns are counted in 32 bits, with room for a step past the end.
+constexpr std::int64_t kMaxColumns = std::int64_t{1} << 30;
+
 Matrix matrix_of(const TensorView& view) { return {view.data, view.dtype, view.row_stride}; }
 
 }  // namespace
@@ -183,6 +199,10 @@ void launch_scale_rows(const TensorView& product, const TensorView& x, const Rou
   const std::int64_t rows = product.shape[0];
   if (rows == 0) {
     return;
+  }
+  if (product.shape[1] > kMaxColumns) {
+    throw Error(ErrorKind::kNotImplemented, "scale_rows on a GPU takes at most 2^30 columns, got " +
+                                                std::to_string(product.shape[1]));
   }
   ScaleArguments arguments = {
       .product = matrix_of(product),
@@ -199,15 +219,20 @@ void launch_scale_rows(const TensorView& product, const TensorView& x, const Rou
       .dot = dot.data,
       .dot_dtype = dot.dtype,
       .rows = rows,
-      .columns = product.shape[1],
+      .columns = static_cast<int>(product.shape[1]),
+      .group_rows = 1,
   };
   const bool aligned = is_16_byte_aligned(product) && is_16_byte_aligned(x) &&
                        is_16_byte_aligned(scaled) &&
                        (!scaled_x.given() || is_16_byte_aligned(scaled_x));
   const void* const packed = aligned ? packed_kernel(product.dtype, x.dtype) : nullptr;
-  // At most 8 blocks of 256 threads are on a multiprocessor; those that wait cost nothing.
-  const std::int64_t resident = 8 * device_facts(product.device.index)->multiprocessors;
-  const std::int64_t blocks = std::min((rows + kWarps - 1) / kWarps, resident);
+  // 3 blocks of 256 threads are resident on a multiprocessor. Groups are as large as keeps all
+  // their warps busy.
+  const std::int64_t resident = 3 * device_facts(product.device.index)->multiprocessors;
+  const std::int64_t group = std::clamp<std::int64_t>(rows / (resident * kWarps), 1, 8);
+  arguments.group_rows = static_cast<int>(group);
+  const std::int64_t groups = (rows + group - 1) / group;
+  const std::int64_t blocks = std::min((groups + kWarps - 1) / kWarps, resident);
   // All zero bits are zero in every floating dtype.
   check(
       cudaMemsetAsync(dot.data, 0, static_cast<std::size_t>(rows * size_bytes(dot.dtype)), stream),
