@@ -35,7 +35,7 @@ list(APPEND MOEGEMM_ROW_GENCODE "-gencode=arch=compute_${arch},code=compute_${ar
 set(MOEGEMM_SM90_GENCODE "-gencode=arch=compute_90a,code=sm_90a")
 
 # One token per option: CMake removes repeated tokens, and a bare -Xptxas would be one.
-set(MOEGEMM_CUDA_OPTIONS -lineinfo --expt-relaxed-constexpr -Xptxas=-v -Xcompiler=-Wall,-Wextra)
+set(MOEGEMM_CUDA_OPTIONS --expt-relaxed-constexpr -Xptxas=-v -Xcompiler=-Wall,-Wextra)
 
 # moegemm_add_cuda_sources(<target> <gencode list variable> <source>...)
 # Adds device sources with their architectures, relative to the current folder.

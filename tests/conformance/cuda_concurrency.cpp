@@ -94,11 +94,14 @@ void expect_threads(const Target& target, Op op) {
     Lane probe(target, op, Permutation::kX, 1, 1);
     if (probe.refused()) return skip_refused(target);
   }
+  // Lanes with permute_y also multiply, which a backend may refuse in dW.
+  const Permutation second =
+      Lane(target, op, Permutation::kY, 1, 0).refused() ? Permutation::kX : Permutation::kY;
   std::vector<std::thread> threads;
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([&, t] {
       try {
-        Lane lane(target, op, t % 2 == 0 ? Permutation::kX : Permutation::kY, 1 + t % 3,
+        Lane lane(target, op, t % 2 == 0 ? Permutation::kX : second, 1 + t % 3,
                   static_cast<std::uint64_t>(t));
         for (int round = 0; round < kRounds / 2; ++round) {
           lane.launch_round(target);

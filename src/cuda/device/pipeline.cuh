@@ -14,6 +14,10 @@ struct PipelineState {
   int slot = 0;
   std::uint32_t phase = 0;
 
+  /// The state after `position` steps.
+  static __device__ __forceinline__ PipelineState at(int position) {
+    return {position % Slots, static_cast<std::uint32_t>(position / Slots) & 1};
+  }
   __device__ __forceinline__ void advance() {
     if (++slot == Slots) {
       slot = 0;

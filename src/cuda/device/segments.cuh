@@ -7,6 +7,12 @@
 /// Where each expert's rows lie: built from m_sizes in shared memory, once per thread block.
 namespace moegemm::cuda {
 
+/// Where an expert begins; the entry after the last one is the end of everything.
+struct SegmentStart {
+  int row;   ///< rows before it
+  int tile;  ///< output tiles before it
+};
+
 constexpr unsigned kFullMask = 0xffffffffu;
 constexpr int kWarpSize = 32;
 
@@ -40,12 +46,13 @@ __device__ __forceinline__ int inclusive_scan(int value, int lane) {
   return value;
 }
 
-/// Fills row_prefix[0..experts] (clipped at total_rows) and, if not null, tile_prefix[0..experts]
-/// (row tiles before each expert). Called by one whole warp; m_sizes is read 4 warps' worth at a
-/// time so that its latency is paid once per 128 experts.
+/// Fills row_prefix[0..experts] (clipped at total_rows) and, if not null, tile_prefix[0..experts]:
+/// the tiles before each expert, `column_tiles` for every row tile. Entries are `stride` apart.
+/// Called by one whole warp.
 __device__ inline void scan_segments(const IndexArray& m_sizes, int experts, int total_rows,
-                                     int max_rows, int* row_prefix, int* tile_prefix) {
-  constexpr int kBatch = 4;
+                                     int max_rows, int* row_prefix, int* tile_prefix,
+                                     int column_tiles = 1, int stride = 1) {
+  constexpr int kBatch = 8;  // loads in flight per lane: their latency is paid once per 256 experts
   const int lane = threadIdx.x % kWarpSize;
   int rows_before = 0;
   int tiles_before = 0;
@@ -63,17 +70,17 @@ __device__ inline void scan_segments(const IndexArray& m_sizes, int experts, int
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const int expert = base + i * kWarpSize + lane;
-      const int end = add_saturating(
-          inclusive_scan_saturating(sizes[i], total_rows, lane), rows_before, total_rows);
+      const int end = add_saturating(inclusive_scan_saturating(sizes[i], total_rows, lane),
+                                     rows_before, total_rows);
       int begin = __shfl_up_sync(kFullMask, end, 1);
       if (lane == 0) begin = rows_before;
       rows_before = __shfl_sync(kFullMask, end, kWarpSize - 1);
-      if (expert < experts) row_prefix[expert + 1] = end;
+      if (expert < experts) row_prefix[(expert + 1) * stride] = end;
       if (tile_prefix) {
         const int tiles =
-            inclusive_scan(row_tiles(end - begin, max_rows), lane) + tiles_before;
+            inclusive_scan(row_tiles(end - begin, max_rows) * column_tiles, lane) + tiles_before;
         tiles_before = __shfl_sync(kFullMask, tiles, kWarpSize - 1);
-        if (expert < experts) tile_prefix[expert + 1] = tiles;
+        if (expert < experts) tile_prefix[(expert + 1) * stride] = tiles;
       }
     }
   }

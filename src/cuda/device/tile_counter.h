@@ -2,8 +2,8 @@
 
 namespace moegemm::cuda {
 
-/// Shared by the blocks of one launch. Both are zero between launches: the last block to leave
-/// resets them.
+/// Where the blocks of one launch draw their tiles from. Zero before a launch; the last block to
+/// finish (`finished` counts them) sets both back to zero, so nothing is cleared between launches.
 struct TileCounter {
   unsigned next;
   unsigned finished;

@@ -3,6 +3,7 @@
 #include "cuda/device/segments.cuh"
 #include "cuda/device/tile_counter.h"
 #include "cuda/device/tile_split.h"
+#include "cuda/ptx/atom.cuh"
 
 /// Which tile a thread block works on next: one atomic counter over the tiles of all experts.
 namespace moegemm::cuda {
@@ -13,7 +14,8 @@ class TileQueue {
  public:
   __device__ __forceinline__ TileQueue(TileCounter* counter, int total)
       : counter_(counter), total_(total), current_(blockIdx.x) {
-    fetch();
+    // Nothing may be in flight when the block leaves: a late increment would survive the reset.
+    if (!done()) fetch();
   }
 
   __device__ __forceinline__ bool done() const { return current_ >= total_; }
@@ -39,7 +41,7 @@ class TileQueue {
   __device__ __forceinline__ void fetch() {
     if (counter_) {
       if (threadIdx.x % kWarpSize == 0) {
-        next_ = static_cast<int>(gridDim.x + atomicAdd(&counter_->next, 1u));
+        next_ = static_cast<int>(gridDim.x + ptx::atom_add(&counter_->next, 1));
       }
     } else {
       next_ = current_ + gridDim.x;
@@ -56,12 +58,9 @@ class TileQueue {
 /// never goes back. Called by one whole warp.
 class TileDecoder {
  public:
-  __device__ __forceinline__ TileDecoder(const int* row_prefix, const int* tile_prefix, int experts,
-                                         int feature_tiles)
-      : row_prefix_(row_prefix),
-        tile_prefix_(tile_prefix),
-        experts_(experts),
-        feature_tiles_(feature_tiles) {}
+  /// `starts` has experts + 1 entries.
+  __device__ __forceinline__ TileDecoder(const SegmentStart* starts, int experts)
+      : starts_(starts), experts_(experts) {}
 
   template <int MaxRows, int Granule, int FeatureTile>
   __device__ __forceinline__ Tile decode(int number) {
@@ -69,8 +68,7 @@ class TileDecoder {
     // The expert is the first whose end lies beyond `number`; empty experts end where they begin.
     while (true) {
       const int expert = base_ + lane;
-      const bool beyond =
-          expert >= experts_ || tile_prefix_[expert + 1] * feature_tiles_ > number;
+      const bool beyond = expert >= experts_ || starts_[expert + 1].tile > number;
       const unsigned mask = __ballot_sync(kFullMask, beyond);
       if (mask != 0) {
         base_ += __ffs(mask) - 1;
@@ -78,16 +76,14 @@ class TileDecoder {
       }
       base_ += kWarpSize;
     }
-    const int segment = row_prefix_[base_];
-    return decode_tile(number - tile_prefix_[base_] * feature_tiles_, base_, segment,
-                       row_prefix_[base_ + 1] - segment, MaxRows, Granule, FeatureTile);
+    const SegmentStart start = starts_[base_];
+    return decode_tile(number - start.tile, base_, start.row, starts_[base_ + 1].row - start.row,
+                       MaxRows, Granule, FeatureTile);
   }
 
  private:
-  const int* row_prefix_;
-  const int* tile_prefix_;
+  const SegmentStart* starts_;
   int experts_;
-  int feature_tiles_;
   int base_ = 0;
 };
 

@@ -18,15 +18,15 @@ struct RowRange {
 /// Tiles of a segment of `rows` rows; none for an empty one.
 MOEGEMM_HOST_DEVICE int row_tiles(int rows, int max_rows) { return ceil_div(rows, max_rows); }
 
-/// Rows of tile `index` of `tiles`. `max_rows` is a multiple of `granule`.
+/// Rows of tile `index` of `tiles`: the first tiles take one granule more where they do not divide
+/// evenly. `max_rows` is a multiple of `granule`.
 MOEGEMM_HOST_DEVICE RowRange row_range(int rows, int index, int tiles, int granule) {
-  const unsigned units = static_cast<unsigned>(ceil_div(rows, granule));
-  // units * index fits: rows < 2^31 and index < rows / max_rows keep it far below 2^63.
-  const auto begin = static_cast<int>(static_cast<unsigned long long>(units) * index / tiles);
-  const auto end = static_cast<int>(static_cast<unsigned long long>(units) * (index + 1) / tiles);
-  const int first = begin * granule;
-  const int last = end * granule < rows ? end * granule : rows;
-  return {first, last - first};
+  const int units = ceil_div(rows, granule);
+  const int each = units / tiles;
+  const int larger = units - each * tiles;  // tiles with one unit more
+  const int first = (index * each + (index < larger ? index : larger)) * granule;
+  const int end = first + (each + (index < larger ? 1 : 0)) * granule;
+  return {first, (end < rows ? end : rows) - first};
 }
 
 /// Sizes as the contract wants them: negative counts as 0, and nothing reaches past `total_rows`.
@@ -49,8 +49,8 @@ struct Tile {
   int feature = 0;  ///< first output column
 };
 
-/// Tile number `local` of an expert whose segment starts at `segment` and has `rows` rows. Row tiles
-/// go first: neighbouring blocks then share a weight panel.
+/// Tile number `local` of an expert whose segment starts at `segment` and has `rows` rows. Row
+/// tiles go first: neighbouring blocks then share a weight panel.
 MOEGEMM_HOST_DEVICE Tile decode_tile(int local, int expert, int segment, int rows, int max_rows,
                                      int granule, int feature_tile) {
   const int tiles = row_tiles(rows, max_rows);

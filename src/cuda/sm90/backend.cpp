@@ -1,46 +1,114 @@
 #include "core/backend.h"
 
+#include <limits>
+#include <string>
+#include <vector>
+
 #include "core/registry.h"
 #include "cuda/host/device_facts.h"
+#include "cuda/sm90/heuristic.h"
+#include "cuda/sm90/kernel_entry.h"
 #include "moegemm/error.h"
 
 namespace moegemm {
 namespace {
 
-/// A build without Hopper kernels: never available, and says so.
+using cuda::DeviceFacts;
+using cuda::sm90::KernelEntry;
+
+std::vector<KernelEntry> all_entries() {
+  std::vector<KernelEntry> entries;
+  for (const auto& family : {cuda::sm90::row_gemm_kernels(), cuda::sm90::weight_gemm_kernels()}) {
+    entries.insert(entries.end(), family.begin(), family.end());
+  }
+  return entries;
+}
+
+/// Hopper: TMA, wgmma, persistent kernels that are compiled ahead of time.
 class Sm90Backend final : public Backend {
  public:
+  Sm90Backend() : entries_(all_entries()) {
+    for (const KernelEntry& entry : entries_) infos_.push_back(entry.info);
+  }
+
   BackendKind kind() const override { return BackendKind::kSm90; }
 
   std::string unavailable(Device device) const override {
-    if (device.type != DeviceType::kCuda) {
-      return "runs on CUDA devices only";
-    }
-    if (!cuda::device_facts(device.index)) {
+    if (device.type != DeviceType::kCuda) return "runs on CUDA devices only";
+    const DeviceFacts* facts = cuda::device_facts(device.index);
+    if (!facts) {
       return cuda::device_count() == 0
                  ? cuda::why_no_device()
                  : "no CUDA device with number " + std::to_string(device.index);
     }
-    return "no Hopper kernels are compiled in";
+    if (facts->major != 9) {
+      return facts->name + " has compute capability " + std::to_string(facts->major) + "." +
+             std::to_string(facts->minor) + ", these kernels need 9.0";
+    }
+    return {};
   }
 
-  std::span<const KernelInfo> kernels() const override { return {}; }
+  std::span<const KernelInfo> kernels() const override { return infos_; }
 
-  std::string refuse(const Problem&, const KernelInfo&) const override {
-    return "no Hopper kernels are compiled in";
+  std::string refuse(const Problem& problem, const KernelInfo& kernel) const override {
+    if (problem.dtype != DType::kBFloat16 && problem.dtype != DType::kFloat16) {
+      return std::string("inputs are ") + to_string(problem.dtype) + ", must be bf16 or fp16";
+    }
+    if (problem.input_alignment < 16) {
+      return "the inputs' base addresses and row pitches must be multiples of 16 bytes, they are "
+             "of " +
+             std::to_string(problem.input_alignment) + " (TMA)";
+    }
+    constexpr std::int64_t kMost = std::numeric_limits<int>::max() / 2;
+    if (problem.rows > kMost || problem.n > kMost || problem.k > kMost || problem.experts > kMost) {
+      return "M, N, K and E must be below 2^30";
+    }
+    const DeviceFacts* facts = cuda::device_facts(problem.device.index);
+    if (!facts) return cuda::why_no_device();
+    for (const KernelEntry& entry : entries_) {
+      if (entry.info.name == kernel.name) return entry.refuse(entry, problem, *facts);
+    }
+    return "is not a kernel of this backend";
   }
 
-  Plan plan_with(const Problem&, int) const override { refuse_to_run(); }
-  int choose(const Problem&) const override { refuse_to_run(); }
-  void launch(const Plan&, const Problem&, const Operands&,
-              const ExecutionContext&) const override {
-    refuse_to_run();
+  Plan plan_with(const Problem& problem, int kernel) const override {
+    const KernelEntry& entry = entries_.at(static_cast<std::size_t>(kernel));
+    Plan plan;
+    plan.backend = kind();
+    plan.kernel = kernel;
+    plan.kernel_name = entry.info.name;
+    plan.tile = entry.info.tile;
+    plan.stages = entry.info.stages;
+    plan.grid = entry.grid(entry, problem, *cuda::device_facts(problem.device.index));
+    return plan;
+  }
+
+  int choose(const Problem& problem) const override {
+    int best = -1;
+    int best_rank = 0;
+    const DeviceFacts& facts = *cuda::device_facts(problem.device.index);
+    for (std::size_t i = 0; i < entries_.size(); ++i) {
+      const KernelEntry& entry = entries_[i];
+      if (entry.info.op != problem.op || !entry.refuse(entry, problem, facts).empty()) continue;
+      const int rank = cuda::sm90::preference_rank(entry.info, problem);
+      if (best < 0 || rank < best_rank) {
+        best = static_cast<int>(i);
+        best_rank = rank;
+      }
+    }
+    return best;
+  }
+
+  void launch(const Plan& plan, const Problem& problem, const Operands& operands,
+              const ExecutionContext& context) const override {
+    const cuda::DeviceGuard guard(problem.device.index);
+    const KernelEntry& entry = entries_.at(static_cast<std::size_t>(plan.kernel));
+    entry.launch(entry, plan, problem, operands, static_cast<cudaStream_t>(context.stream));
   }
 
  private:
-  [[noreturn]] static void refuse_to_run() {
-    throw Error(ErrorKind::kNotImplemented, "backend sm90: no Hopper kernels are compiled in");
-  }
+  std::vector<KernelEntry> entries_;
+  std::vector<KernelInfo> infos_;
 };
 
 }  // namespace

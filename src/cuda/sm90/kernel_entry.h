@@ -16,8 +16,8 @@ struct KernelEntry {
   KernelInfo info;
   /// Threads blocks in the grid for this problem.
   int (*grid)(const KernelEntry& entry, const Problem& problem, const DeviceFacts& facts);
-  /// Empty if it can run; else the reason as a clause. Alignment, dtype and size rules that hold for
-  /// every Hopper kernel are checked by the backend before.
+  /// Empty if it can run; else the reason as a clause. Alignment, dtype and size rules that hold
+  /// for every Hopper kernel are checked by the backend before.
   std::string (*refuse)(const KernelEntry& entry, const Problem& problem, const DeviceFacts& facts);
   void (*launch)(const KernelEntry& entry, const Plan& plan, const Problem& problem,
                  const Operands& operands, cudaStream_t stream);

@@ -129,8 +129,7 @@ WeightGemmParams make_params(const CompiledWeightGemm& kernel, const Problem& pr
     params.gather_indices = {operands.gather_indices, problem.index_dtype == DType::kInt64};
     params.gathered = static_cast<const unsigned char*>(a);
     params.gathered_row_bytes = a_stride * size_bytes(problem.dtype);
-    params.gather_divisor = make_fast_divisor(static_cast<std::uint32_t>(problem.gather_divisor()),
-                                              static_cast<std::uint32_t>(problem.rows));
+    params.gather_divisor = make_fast_divisor(static_cast<std::uint32_t>(problem.gather_divisor()));
   } else {
     params.a_map = input_map(kernel, problem, a, params.tiling.a_cols, a_stride);
   }

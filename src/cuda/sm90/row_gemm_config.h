@@ -1,0 +1,71 @@
+#pragma once
+
+#include "cuda/device/host_device.h"
+
+/// Shapes and shared-memory layout of the row kernels (forward and dX), as host-device maths.
+///
+/// Weights lie on wgmma's M side ("features": output columns), the rows of a segment on its N side,
+/// so a tile takes any multiple of `Granule` rows and an uneven expert wastes little.
+namespace moegemm::cuda::sm90 {
+
+enum class Schedule {
+  kCooperative,  ///< both consumer warpgroups share a tile, half of its features each
+  kPingpong,     ///< each has its own tile; one multiplies while the other stores
+};
+
+constexpr int kDepth = 64;      ///< contraction step: 64 16-bit elements are a swizzled row
+constexpr int kRowBytes = 128;  ///< bytes of such a row
+constexpr int kWarpgroupThreads = 128;
+constexpr int kInfoWarps = 3;  ///< producer warps that only write row info
+constexpr int kConsumers = 2;  ///< consumer warpgroups
+constexpr int kTileSlots =
+    4;  ///< decoded tiles in flight: two being multiplied or stored, two ahead
+constexpr int kStagedRows = 32;  ///< rows per store buffer: 4 KiB, half of a warpgroup's two
+constexpr int kSharedMemoryLimit = 232448;  ///< opt-in limit of sm_90: 227 KiB
+
+template <int Features_, int Rows_, int Granule_, int Stages_, Schedule Schedule_>
+struct RowTile {
+  static constexpr int kFeatures = Features_;
+  static constexpr int kRows = Rows_;
+  static constexpr int kGranule = Granule_;
+  static constexpr int kStages = Stages_;
+  static constexpr Schedule kSchedule = Schedule_;
+  static constexpr bool kPingpong = Schedule_ == Schedule::kPingpong;
+
+  /// Fewest wgmma columns: below 64 an instruction hardly gets faster, and each N is compiled.
+  static constexpr int kMinColumns = kRows > 64 ? 64 : kGranule;
+  /// m64 blocks of one warpgroup.
+  static constexpr int kBlocks = kFeatures / 64 / (kPingpong ? 1 : kConsumers);
+  /// Rows of one TMA box: few boxes for tall tiles, little overshoot for short ones.
+  static constexpr int kBoxRows = kRows <= 64 ? 16 : (kRows % 64 == 0 ? 64 : 32);
+  static constexpr int kWeightBytes = kFeatures * kRowBytes;
+  static constexpr int kStageBytes = kWeightBytes + kRows * kRowBytes;
+  static constexpr int kStagingBytes = kConsumers * 2 * kStagedRows * kRowBytes;
+  static constexpr int kAccumulators = kBlocks * kRows / 2;
+
+  static_assert(kFeatures % (kPingpong ? 64 : 128) == 0);
+  static_assert(kRows % kBoxRows == 0 && kRows % kGranule == 0 && kRows <= 256);
+  static_assert(kAccumulators <= 192, "more accumulators than a consumer thread has registers");
+};
+
+constexpr int kRingBytes = 512;  ///< all barriers: 2 x 12 stages at most, 3 x kTileSlots, rounded
+
+/// Byte offsets into dynamic shared memory. What has a size known only at run time comes last, so
+/// that the main loops spend no registers on addresses.
+template <typename TileT>
+struct RowGemmLayout {
+  static constexpr int kStaging = TileT::kStages * TileT::kStageBytes;
+  static constexpr int kRings = kStaging + TileT::kStagingBytes;
+  static constexpr int kTiles = kRings + kRingBytes;
+  static constexpr int kStarts = kTiles + kTileSlots * 16;  ///< SegmentStart [E + 1]
+
+  /// Destination and scale of each row, for tiles that are scattered or scaled.
+  static MOEGEMM_HOST_DEVICE constexpr int row_info(int experts) {
+    return kStarts + ((experts + 1) * 8 + 15) / 16 * 16;
+  }
+  static MOEGEMM_HOST_DEVICE constexpr int total(int experts, bool with_row_info) {
+    return row_info(experts) + (with_row_info ? kTileSlots * TileT::kRows * 8 : 0);
+  }
+};
+
+}  // namespace moegemm::cuda::sm90

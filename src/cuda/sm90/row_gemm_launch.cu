@@ -1,0 +1,210 @@
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "cuda/host/launch.h"
+#include "cuda/host/tensor_map.h"
+#include "cuda/host/tile_counters.h"
+#include "cuda/sm90/kernel_entry.h"
+#include "cuda/sm90/row_gemm_instance.h"
+#include "cuda/sm90/row_gemm_params.h"
+
+namespace moegemm::cuda::sm90 {
+namespace {
+
+/// One line of instances/sm90_rows.inc with its compiled functions.
+struct CompiledRowGemm {
+  Op op;
+  int features;
+  int rows;
+  int stages;
+  bool pingpong;
+  int box_rows;
+  int (*smem_bytes)(int experts, bool with_row_info);
+  RowGemmFunctions functions[2];  ///< bf16, fp16
+
+  const void* function(const Problem& problem) const {
+    const RowGemmFunctions& variants = functions[problem.dtype == DType::kFloat16];
+    return problem.gathers() ? variants.gathered : variants.in_order;
+  }
+};
+
+template <Op O, int Features, int Rows, int Granule, int Stages, Schedule S, RowLoads Loads>
+CompiledRowGemm compiled() {
+  using TileT = RowTile<Features, Rows, Granule, Stages, S>;
+  return {O,
+          Features,
+          Rows,
+          Stages,
+          TileT::kPingpong,
+          TileT::kBoxRows,
+          &RowGemmLayout<TileT>::total,
+          {row_gemm_functions<O, TileT, Loads, DType::kBFloat16>(),
+           row_gemm_functions<O, TileT, Loads, DType::kFloat16>()}};
+}
+
+const std::vector<CompiledRowGemm>& all_compiled() {
+  static const std::vector<CompiledRowGemm> all = {
+#define MOEGEMM_ROW_KERNEL(op, features, rows, granule, stages, schedule, loads) \
+  compiled<Op::op, features, rows, granule, stages, Schedule::schedule, RowLoads::loads>(),
+#include "cuda/instances/sm90_rows.inc"
+#undef MOEGEMM_ROW_KERNEL
+  };
+  return all;
+}
+
+/// A row problem in the kernels' terms.
+struct RowProblem {
+  std::int64_t features;  ///< output columns
+  std::int64_t depth;     ///< contraction
+  const void* rows;
+  std::int64_t row_stride;
+};
+
+RowProblem row_problem(const Problem& problem, const Operands& operands) {
+  if (problem.op == Op::kForward) return {problem.n, problem.k, operands.x, operands.x_stride};
+  return {problem.k, problem.n, operands.dy, operands.dy_stride};
+}
+
+bool needs_row_info(const Problem& problem) { return problem.scatters() || problem.multiply; }
+
+std::int64_t most_tiles(const CompiledRowGemm& kernel, const Problem& problem) {
+  const std::int64_t features = row_problem(problem, {}).features;
+  const std::int64_t row_tiles =
+      std::min(problem.experts, problem.rows) + problem.rows / kernel.rows;
+  return row_tiles * ((features + kernel.features - 1) / kernel.features);
+}
+
+int grid(const KernelEntry& entry, const Problem& problem, const DeviceFacts& facts) {
+  const CompiledRowGemm& kernel = all_compiled()[entry.family_index];
+  return static_cast<int>(
+      std::clamp<std::int64_t>(most_tiles(kernel, problem), 1, facts.multiprocessors));
+}
+
+std::string refuse(const KernelEntry& entry, const Problem& problem, const DeviceFacts& facts) {
+  const CompiledRowGemm& kernel = all_compiled()[entry.family_index];
+  if (problem.op != kernel.op) return std::string("computes ") + to_string(kernel.op) + " only";
+  if (!kernel.function(problem)) {
+    return problem.gathers() ? "is not compiled for gathered rows"
+                             : "is compiled for gathered rows only";
+  }
+  const std::int64_t depth = row_problem(problem, {}).depth;
+  if (problem.gathers() && depth % 8 != 0) {
+    return (problem.op == Op::kForward ? "K = " : "N = ") + std::to_string(depth) +
+           " is not a multiple of 8, which gathered rows need";
+  }
+  // Tile numbers, and a block's overshoot of them, must fit 32 bits.
+  if (most_tiles(kernel, problem) > std::numeric_limits<int>::max() / 2) {
+    return "more than 2^30 output tiles";
+  }
+  const int smem = kernel.smem_bytes(static_cast<int>(problem.experts), needs_row_info(problem));
+  if (smem > facts.shared_memory_bytes) {
+    return std::to_string(problem.experts) + " experts need " + std::to_string(smem) +
+           " bytes of shared memory, a block has " + std::to_string(facts.shared_memory_bytes);
+  }
+  return {};
+}
+
+/// {K, N, E}: K-major panels of whole tiles for forward, 64 x 64 slabs for dX.
+CUtensorMap weights_map(const CompiledRowGemm& kernel, const Problem& problem,
+                        const Operands& operands) {
+  const auto pitch = static_cast<std::uint64_t>(operands.w_stride * size_bytes(problem.dtype));
+  TensorMapSpec spec;
+  spec.base = operands.w;
+  spec.dtype = problem.dtype;
+  spec.rank = 3;
+  spec.dims = {static_cast<std::uint64_t>(problem.k), static_cast<std::uint64_t>(problem.n),
+               static_cast<std::uint64_t>(problem.experts)};
+  spec.strides_bytes = {pitch, pitch * static_cast<std::uint64_t>(problem.n)};
+  const bool forward = problem.op == Op::kForward;
+  spec.box = {kDepth, static_cast<std::uint32_t>(forward ? kernel.features : kDepth), 1};
+  return encode(spec);
+}
+
+CUtensorMap rows_map(const CompiledRowGemm& kernel, const Problem& problem,
+                     const RowProblem& rows) {
+  TensorMapSpec spec;
+  spec.base = rows.rows;
+  spec.dtype = problem.dtype;
+  spec.rank = 2;
+  spec.dims = {static_cast<std::uint64_t>(rows.depth), static_cast<std::uint64_t>(problem.rows)};
+  spec.strides_bytes = {static_cast<std::uint64_t>(rows.row_stride * size_bytes(problem.dtype))};
+  spec.box = {kDepth, static_cast<std::uint32_t>(kernel.box_rows)};
+  return encode(spec);
+}
+
+RowGemmParams make_params(const CompiledRowGemm& kernel, const Problem& problem,
+                          const Operands& operands) {
+  const RowProblem rows = row_problem(problem, operands);
+  RowGemmParams params = {};
+  params.weights_map = weights_map(kernel, problem, operands);
+  if (!problem.gathers()) params.rows_map = rows_map(kernel, problem, rows);
+  params.rows = static_cast<const std::byte*>(rows.rows);
+  params.row_bytes = rows.row_stride * size_bytes(problem.dtype);
+  params.out = operands.out;
+  params.out_stride = operands.out_stride;
+  params.m_sizes = {operands.m_sizes, problem.sizes_dtype == DType::kInt64};
+  params.gather_indices = {operands.gather_indices, problem.index_dtype == DType::kInt64};
+  params.topk_weights = operands.topk_weights;
+  params.experts = static_cast<int>(problem.experts);
+  params.total_rows = static_cast<int>(problem.rows);
+  params.features = static_cast<int>(rows.features);
+  params.depth = static_cast<int>(rows.depth);
+  params.divisor = make_fast_divisor(static_cast<std::uint32_t>(problem.gather_divisor()));
+  params.scatter = problem.scatters();
+  params.multiply = problem.multiply;
+  params.weights_are_fp32 = problem.weights_dtype == DType::kFloat32;
+  params.out_is_fp32 = problem.out_dtype == DType::kFloat32;
+  params.vector_store = problem.output_alignment >= 16 && rows.features % 8 == 0;
+  return params;
+}
+
+void launch_entry(const KernelEntry& entry, const Plan& plan, const Problem& problem,
+                  const Operands& operands, cudaStream_t stream) {
+  if (problem.rows == 0) return;
+  const CompiledRowGemm& kernel = all_compiled()[entry.family_index];
+  RowGemmParams params = make_params(kernel, problem, operands);
+  params.counter = acquire_tile_counter(problem.device.index, stream);
+  LaunchSpec spec;
+  spec.function = kernel.function(problem);
+  spec.name = entry.info.name.c_str();
+  spec.grid = dim3(static_cast<unsigned>(plan.grid));
+  spec.block = dim3((1 + kConsumers) * kWarpgroupThreads);
+  spec.dynamic_smem_bytes =
+      kernel.smem_bytes(static_cast<int>(problem.experts), needs_row_info(problem));
+  void* args[] = {&params};
+  launch(spec, args, stream, plan);
+}
+
+KernelEntry make_entry(const CompiledRowGemm& kernel, int index) {
+  KernelEntry entry;
+  entry.info.backend = BackendKind::kSm90;
+  entry.info.name = std::string(kernel.op == Op::kForward ? "sm90_forward_" : "sm90_dx_") +
+                    std::to_string(kernel.features) + "x" + std::to_string(kernel.rows) + "_s" +
+                    std::to_string(kernel.stages) + (kernel.pingpong ? "_pingpong" : "_coop");
+  entry.info.op = kernel.op;
+  entry.info.tile = {kernel.rows, kernel.features, kDepth};
+  entry.info.stages = kernel.stages;
+  entry.grid = grid;
+  entry.refuse = refuse;
+  entry.launch = launch_entry;
+  entry.family_index = index;
+  return entry;
+}
+
+}  // namespace
+
+std::span<const KernelEntry> row_gemm_kernels() {
+  static const std::vector<KernelEntry> entries = [] {
+    std::vector<KernelEntry> all;
+    for (const CompiledRowGemm& kernel : all_compiled()) {
+      all.push_back(make_entry(kernel, static_cast<int>(all.size())));
+    }
+    return all;
+  }();
+  return entries;
+}
+
+}  // namespace moegemm::cuda::sm90

@@ -1,0 +1,288 @@
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "cuda/device/swizzle.h"
+#include "cuda/device/tile_scheduler.cuh"
+#include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/wgmma.cuh"
+#include "cuda/sm90/row_gemm_params.h"
+#include "cuda/sm90/row_gemm_shared.cuh"
+
+/// The producer warpgroup of the row kernels: scheduling and loads.
+namespace moegemm::cuda::sm90 {
+
+/// The wgmma N that covers a tile's rows.
+template <typename TileT>
+__device__ __forceinline__ int padded_rows(int rows) {
+  return ceil_div(rows, TileT::kGranule) * TileT::kGranule;
+}
+
+__device__ __forceinline__ int depth_blocks(const RowGemmParams& params) {
+  return ceil_div(params.depth, kDepth);
+}
+
+/// Announces the stage's bytes and starts the copy of a weight panel. Boxes that reach past the
+/// tensor are filled with zeros and count in full.
+template <typename TileT, ptx::Major WeightMajor>
+__device__ __forceinline__ void load_weights(const RowGemmParams& params, const Tile& tile,
+                                             int depth, std::byte* shared, std::uint64_t* full) {
+  if constexpr (WeightMajor == ptx::Major::kK) {  // box {64 of K, kFeatures of N}
+    ptx::cp_async_bulk_tensor_3d(shared, &params.weights_map, depth, tile.feature, tile.expert,
+                                 full);
+  } else {  // boxes {64 of K, 64 of N}, one slab each
+#pragma unroll
+    for (int slab = 0; slab < TileT::kFeatures / 64; ++slab) {
+      ptx::cp_async_bulk_tensor_3d(shared + slab * 64 * kRowBytes, &params.weights_map,
+                                   tile.feature + slab * 64, depth, tile.expert, full);
+    }
+  }
+}
+
+/// The scheduler warp publishes a decoded tile; rows == 0 ends the work.
+template <typename TileT>
+__device__ __forceinline__ void publish_tile(const RowGemmShared<TileT>& shared, const Tile& tile,
+                                             const PipelineState<kTileSlots>& slot) {
+  auto& ring = shared.rings().tile;
+  ring.wait_empty(slot);
+  if (threadIdx.x % kWarpSize == 0) {
+    shared.tiles()[slot.slot] = tile;
+    ptx::mbarrier_arrive(&ring.full[slot.slot]);
+  }
+  __syncwarp();
+}
+
+template <typename TileT>
+__device__ __forceinline__ void publish_end(const RowGemmShared<TileT>& shared,
+                                            PipelineState<kTileSlots> slot) {
+  for (int i = 0; i < (TileT::kPingpong ? kConsumers : 1); ++i, slot.advance()) {
+    publish_tile(shared, {}, slot);
+  }
+}
+
+/// Rows in order: one warp schedules and issues every copy.
+template <typename TileT, ptx::Major WeightMajor>
+__device__ __forceinline__ void load_in_order(const RowGemmParams& params,
+                                              const RowGemmShared<TileT>& shared) {
+  const bool leader = threadIdx.x % kWarpSize == 0;
+  TileQueue queue(params.counter, shared.starts()[params.experts].tile);
+  TileDecoder decoder(shared.starts(), params.experts);
+  auto& ring = shared.rings().stage;
+  PipelineState<TileT::kStages> stage;
+  PipelineState<kTileSlots> slot;
+  for (; !queue.done(); queue.advance(), slot.advance()) {
+    const Tile tile =
+        decoder.decode<TileT::kRows, TileT::kGranule, TileT::kFeatures>(queue.current());
+    publish_tile(shared, tile, slot);
+    const int boxes = ceil_div(tile.rows, TileT::kBoxRows);
+    for (int depth = 0; depth < params.depth; depth += kDepth) {
+      ring.wait_empty(stage);
+      if (leader) {
+        std::uint64_t* full = &ring.full[stage.slot];
+        ptx::mbarrier_arrive_expect_tx(full,
+                                       TileT::kWeightBytes + boxes * TileT::kBoxRows * kRowBytes);
+        load_weights<TileT, WeightMajor>(params, tile, depth, shared.weights(stage.slot), full);
+        for (int box = 0; box < boxes; ++box) {
+          // Rows of the next segment may follow: they only reach columns that are never stored.
+          ptx::cp_async_bulk_tensor_2d(shared.rows(stage.slot) + box * TileT::kBoxRows * kRowBytes,
+                                       &params.rows_map, depth, tile.row + box * TileT::kBoxRows,
+                                       full);
+        }
+      }
+      __syncwarp();
+      stage.advance();
+    }
+  }
+  publish_end(shared, slot);
+  if (leader) queue.leave();
+}
+
+/// The rows of one gathered tile that a thread copies: one 16-byte chunk of every 16th row.
+template <typename TileT>
+struct GatheredRows {
+  static constexpr int kStep = 16;
+  static constexpr int kCount = TileT::kRows / kStep;
+
+  const std::byte* pointers[kCount];
+  unsigned missing = 0;  ///< bit i: index out of range, reads as zeros
+
+  __device__ __forceinline__ void advance(int stages) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) pointers[i] += stages * kRowBytes;
+  }
+
+  __device__ __forceinline__ void locate(const RowGemmParams& params, const Tile& tile,
+                                         int thread) {
+    int flat[kCount];  // all loads in flight before the first use
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      // Rows past the tile repeat its last one: cheaper than a predicate, and never stored.
+      const int row = min(thread / 8 + i * kStep, tile.rows - 1);
+      flat[i] = flat_row(params.gather_indices, tile.row + row, params.total_rows);
+    }
+    missing = 0;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (flat[i] < 0) missing |= 1u << i;
+      const unsigned source = params.divisor.divide(static_cast<unsigned>(max(flat[i], 0)));
+      pointers[i] = params.rows + source * params.row_bytes + (thread % 8) * 16;
+    }
+  }
+};
+
+/// One stage of a gathered tile, `Offset` bytes past the row pointers. `Checked`: rows may be
+/// missing and the depth may end inside.
+template <typename TileT, ptx::Major WeightMajor, bool Checked, int Offset = 0>
+__device__ __forceinline__ void load_gathered_stage(const RowGemmParams& params,
+                                                    const RowGemmShared<TileT>& shared,
+                                                    const Tile& tile, int depth,
+                                                    const GatheredRows<TileT>& rows,
+                                                    PipelineState<TileT::kStages>& stage) {
+  const int thread = threadIdx.x % kWarpgroupThreads;
+  auto& ring = shared.rings().stage;
+  ring.wait_empty(stage);
+  std::uint64_t* full = &ring.full[stage.slot];
+  if (thread == 0) {
+    ptx::mbarrier_arrive_expect_tx(full, TileT::kWeightBytes);
+    load_weights<TileT, WeightMajor>(params, tile, depth, shared.weights(stage.slot), full);
+  }
+  const std::uint32_t target =
+      ptx::shared_address(shared.rows(stage.slot)) + swizzle_128b(thread / 8, thread % 8);
+  const bool inside = depth + thread % 8 * 8 < params.depth;
+  const int tile_rows = tile.rows;  // once: a copy in flight counts as a write to shared memory
+#pragma unroll
+  for (int i = 0; i < rows.kCount; ++i) {
+    if (i * rows.kStep < tile_rows) {
+      const std::uint32_t chunk = target + i * rows.kStep * kRowBytes;
+      if constexpr (Checked) {
+        ptx::cp_async_16_or_zero(chunk, rows.pointers[i] + Offset,
+                                 inside && !(rows.missing >> i & 1));
+      } else {
+        ptx::cp_async_16(chunk, rows.pointers[i] + Offset);
+      }
+    }
+  }
+  ptx::cp_async_mbarrier_arrive_noinc(full);
+  stage.advance();
+}
+
+/// Every stage of one gathered tile. Address arithmetic between the copies would cost tensor-core
+/// time (it shares the issue slots), so full stages go in groups with immediate offsets.
+template <typename TileT, ptx::Major WeightMajor>
+__device__ __forceinline__ void load_gathered_tile(const RowGemmParams& params,
+                                                   const RowGemmShared<TileT>& shared,
+                                                   const Tile& tile, GatheredRows<TileT>& rows,
+                                                   PipelineState<TileT::kStages>& stage) {
+  constexpr int kGroup = 4;
+  int depth = 0;
+  if (!__any_sync(kFullMask, rows.missing != 0)) {
+#pragma unroll 1
+    for (; depth + kGroup * kDepth <= params.depth; depth += kGroup * kDepth) {
+      load_gathered_stage<TileT, WeightMajor, false>(params, shared, tile, depth, rows, stage);
+      load_gathered_stage<TileT, WeightMajor, false, kRowBytes>(params, shared, tile,
+                                                                depth + kDepth, rows, stage);
+      load_gathered_stage<TileT, WeightMajor, false, 2 * kRowBytes>(
+          params, shared, tile, depth + 2 * kDepth, rows, stage);
+      load_gathered_stage<TileT, WeightMajor, false, 3 * kRowBytes>(
+          params, shared, tile, depth + 3 * kDepth, rows, stage);
+      rows.advance(kGroup);
+    }
+  }
+#pragma unroll 1
+  for (; depth < params.depth; depth += kDepth) {
+    load_gathered_stage<TileT, WeightMajor, true>(params, shared, tile, depth, rows, stage);
+    rows.advance(1);
+  }
+}
+
+/// Rows gathered by cp.async, all four producer warps; warp 0 also schedules and loads weights.
+template <typename TileT, ptx::Major WeightMajor, typename WriteInfo>
+__device__ __forceinline__ void load_gathered(const RowGemmParams& params,
+                                              const RowGemmShared<TileT>& shared,
+                                              const WriteInfo& write_info) {
+  const int thread = threadIdx.x % kWarpgroupThreads;
+  const bool scheduler = thread < kWarpSize;
+  TileQueue queue(params.counter, scheduler ? shared.starts()[params.experts].tile : 0);
+  TileDecoder decoder(shared.starts(), params.experts);
+  auto& rings = shared.rings();
+  PipelineState<TileT::kStages> stage;
+  GatheredRows<TileT> rows;
+  int position = 0;
+  for (;; ++position) {
+    const auto slot = PipelineState<kTileSlots>::at(position);
+    if (scheduler) {
+      if (queue.done()) break;
+      publish_tile(shared,
+                   decoder.decode<TileT::kRows, TileT::kGranule, TileT::kFeatures>(queue.current()),
+                   slot);
+    } else {
+      rings.tile.wait_full(slot);
+      if (shared.tiles()[slot.slot].rows == 0) break;
+    }
+    const Tile& tile = shared.tiles()[slot.slot];  // not copied: registers are short here
+    write_info(tile, slot.slot);
+    rows.locate(params, tile, thread);
+    load_gathered_tile<TileT, WeightMajor>(params, shared, tile, rows, stage);
+    if (scheduler) queue.advance();
+  }
+  if (scheduler) {
+    publish_end(shared, PipelineState<kTileSlots>::at(position));
+    if (thread == 0) queue.leave();
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ float router_weight(const RowGemmParams& params, int flat) {
+  if (params.weights_are_fp32) return __ldg(static_cast<const float*>(params.topk_weights) + flat);
+  return static_cast<float>(__ldg(static_cast<const T*>(params.topk_weights) + flat));
+}
+
+/// Destination and router weight of every Step-th row of the tile from `first` on, then one arrival
+/// of this warp. All loads of a kind are in flight together: done row by row, their latency adds up
+/// to more than a short tile takes to multiply.
+template <typename T, int Step, typename TileT>
+__device__ __forceinline__ void write_row_info(const RowGemmParams& params,
+                                               const RowGemmShared<TileT>& shared, const Tile& tile,
+                                               int slot, int first) {
+  constexpr int kCount = (TileT::kRows + Step - 1) / Step;
+  int flat[kCount];
+  float scale[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const int row = first + i * Step;
+    flat[i] =
+        row < tile.rows ? flat_row(params.gather_indices, tile.row + row, params.total_rows) : -1;
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    scale[i] = params.multiply && flat[i] >= 0 ? router_weight<T>(params, flat[i]) : 1.0f;
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const int row = first + i * Step;
+    if (row < TileT::kRows) {
+      shared.destinations(slot)[row] = params.scatter ? flat[i] : tile.row + row;
+      shared.scales(slot)[row] = scale[i];
+    }
+  }
+  __syncwarp();
+  if (threadIdx.x % kWarpSize == 0) ptx::mbarrier_arrive(&shared.rings().info_full[slot]);
+}
+
+/// The producer warps that do not load write the row info when rows come in order.
+template <typename T, typename TileT>
+__device__ __forceinline__ void row_info_warps(const RowGemmParams& params,
+                                               const RowGemmShared<TileT>& shared) {
+  PipelineState<kTileSlots> slot;
+  while (true) {
+    shared.rings().tile.wait_full(slot);
+    const Tile tile = shared.tiles()[slot.slot];
+    if (tile.rows == 0) return;
+    write_row_info<T, kInfoWarps * kWarpSize>(params, shared, tile, slot.slot,
+                                              threadIdx.x - kWarpSize);
+    slot.advance();
+  }
+}
+
+}  // namespace moegemm::cuda::sm90

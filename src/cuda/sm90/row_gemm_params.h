@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "cuda/device/fast_divide.h"
+#include "cuda/device/segments.cuh"
+#include "cuda/device/tile_counter.h"
+
+namespace moegemm::cuda::sm90 {
+
+/// What a row kernel is launched with. Forward: features = N, depth = K, rows of X. dX: features =
+/// K, depth = N, rows of dY.
+struct RowGemmParams {
+  CUtensorMap weights_map;  ///< {K, N, E}
+  CUtensorMap rows_map;     ///< {depth, M}; only for rows loaded in order
+
+  const std::byte* rows;   ///< gathered rows: base address
+  std::int64_t row_bytes;  ///< and pitch
+  void* out;
+  std::int64_t out_stride;  ///< elements
+
+  IndexArray m_sizes;
+  IndexArray gather_indices;
+  const void* topk_weights;
+  TileCounter* counter;
+
+  int experts;
+  int total_rows;
+  int features;
+  int depth;
+  FastDivisor divisor;  ///< a gathered flat index over this is the row to read
+
+  bool scatter;   ///< result row r goes to flat row gather_indices[r]
+  bool multiply;  ///< and is scaled by topk_weights of that flat row
+  bool weights_are_fp32;
+  bool out_is_fp32;
+  bool vector_store;  ///< 16-byte stores of 16-bit results are aligned
+};
+
+}  // namespace moegemm::cuda::sm90

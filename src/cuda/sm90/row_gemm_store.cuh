@@ -1,0 +1,192 @@
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "cuda/device/segments.cuh"
+#include "cuda/device/swizzle.h"
+#include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/warpgroup.cuh"
+#include "cuda/sm90/row_gemm_params.h"
+#include "cuda/sm90/row_gemm_shared.cuh"
+
+/// The epilogue of the row kernels: accumulators to rows of the output, in order or scattered.
+namespace moegemm::cuda::sm90 {
+
+/// Named barriers; 0 is __syncthreads'.
+enum class NamedBarrier : int { kMainloop = 1 /* + consumer */, kStore = 3 /* + consumer */ };
+
+__device__ __forceinline__ int barrier_id(NamedBarrier barrier, int consumer) {
+  return static_cast<int>(barrier) + consumer;
+}
+
+/// Two results in one register, the first in the low half.
+template <typename T>
+__device__ __forceinline__ std::uint32_t pack(float low, float high);
+template <>
+__device__ __forceinline__ std::uint32_t pack<__nv_bfloat16>(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const std::uint32_t*>(&pair);
+}
+template <>
+__device__ __forceinline__ std::uint32_t pack<__half>(float low, float high) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return *reinterpret_cast<const std::uint32_t*>(&pair);
+}
+
+/// Where the rows of a tile go.
+struct RowTargets {
+  const int* destinations;  ///< null: in order
+  const float* scales;      ///< null: not scaled
+  int first;
+  int rows;
+
+  /// Destination of a row of the tile, or -1.
+  __device__ __forceinline__ int operator()(int row) const {
+    if (row >= rows) return -1;
+    return destinations ? destinations[row] : first + row;
+  }
+};
+
+/// Scales the fp32 results of one m64 block by the router weights of their rows.
+template <int N>
+__device__ __forceinline__ void scale_block(float (&d)[N / 2], const float* scales) {
+  const int lane = threadIdx.x % kWarpSize;
+#pragma unroll
+  for (int j = 0; j < N / 8; ++j) {
+    const float2 scale = *reinterpret_cast<const float2*>(scales + 8 * j + 2 * (lane % 4));
+    d[4 * j] *= scale.x;
+    d[4 * j + 1] *= scale.y;
+    d[4 * j + 2] *= scale.x;
+    d[4 * j + 3] *= scale.y;
+  }
+}
+
+/// fp32 results go straight from registers: eight lanes fill one 32-byte sector.
+template <int N>
+__device__ __forceinline__ void store_block_fp32(const RowGemmParams& params,
+                                                 const RowTargets& targets, int feature,
+                                                 const float (&d)[N / 2]) {
+  const int lane = threadIdx.x % kWarpSize;
+  const int warp = threadIdx.x / kWarpSize % 4;
+  auto* out = static_cast<float*>(params.out);
+  const int column = feature + warp * 16 + lane / 4;
+#pragma unroll
+  for (int j = 0; j < N / 8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = targets(8 * j + 2 * (lane % 4) + i);
+      if (row < 0) continue;
+      float* line = out + row * params.out_stride;
+      if (column < params.features) line[column] = d[4 * j + i];
+      if (column + 8 < params.features) line[column + 8] = d[4 * j + 2 + i];
+    }
+  }
+}
+
+/// Sixteen bytes of one output row, or its elements one by one where the output is not aligned.
+template <typename T>
+__device__ __forceinline__ void store_chunk(const RowGemmParams& params, int row, int column,
+                                            const uint4& value) {
+  T* line = static_cast<T*>(params.out) + row * params.out_stride;
+  if (params.vector_store) {
+    if (column < params.features) *reinterpret_cast<uint4*>(line + column) = value;
+    return;
+  }
+  const auto* elements = reinterpret_cast<const T*>(&value);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (column + i < params.features) line[column + i] = elements[i];
+  }
+}
+
+/// One m64 block as 16-bit results: stmatrix turns [64 features][rows] into rows of 128 bytes, then
+/// eight lanes store each row. Two buffers, so one barrier per kStagedRows rows.
+template <typename T, int N>
+__device__ __forceinline__ void store_block(const RowGemmParams& params, const RowTargets& targets,
+                                            int feature, const float (&d)[N / 2],
+                                            std::byte* staging, int& buffer, int barrier) {
+  const int thread = threadIdx.x % kWarpgroupThreads;
+  const int lane = thread % kWarpSize;
+  const int warp = thread / kWarpSize;
+#pragma unroll
+  for (int base = 0; base < N; base += kStagedRows) {
+    std::byte* rows = staging + buffer * kStagedRows * kRowBytes;
+    buffer ^= 1;
+#pragma unroll
+    for (int group = base; group < base + kStagedRows && group < N; group += 16) {
+      const int j = group / 8 * 4;
+      // Matrices: rows 0-7 of features 0-7 and 8-15, then rows 8-15 of both.
+      const int row = group - base + lane % 8 + lane / 16 * 8;
+      const std::uint32_t address =
+          ptx::shared_address(rows) + swizzle_128b(row, warp * 2 + lane / 8 % 2);
+      if (group + 16 <= N) {
+        ptx::stmatrix_x4_trans(address, pack<T>(d[j], d[j + 1]), pack<T>(d[j + 2], d[j + 3]),
+                               pack<T>(d[j + 4], d[j + 5]), pack<T>(d[j + 6], d[j + 7]));
+      } else {
+        ptx::stmatrix_x2_trans(address, pack<T>(d[j], d[j + 1]), pack<T>(d[j + 2], d[j + 3]));
+      }
+    }
+    ptx::bar_sync(barrier, kWarpgroupThreads);
+#pragma unroll
+    for (int i = 0; i < kStagedRows / 16; ++i) {
+      const int local = i * 16 + thread / 8;
+      if (base + i * 16 >= N) break;
+      const int row = base + local < N ? targets(base + local) : -1;
+      if (row < 0) continue;
+      const auto value = *reinterpret_cast<const uint4*>(rows + swizzle_128b(local, thread % 8));
+      store_chunk<T>(params, row, feature + thread % 8 * 8, value);
+    }
+  }
+}
+
+/// All blocks of a warpgroup's tile.
+template <typename T, int N, typename TileT>
+__device__ __forceinline__ void store_tile(const RowGemmParams& params,
+                                           const RowGemmShared<TileT>& shared, const Tile& tile,
+                                           int slot, int consumer,
+                                           float (&d)[TileT::kBlocks][N / 2]) {
+  const RowTargets targets = {params.scatter ? shared.destinations(slot) : nullptr,
+                              params.multiply ? shared.scales(slot) : nullptr, tile.row, tile.rows};
+  const int first = tile.feature + (TileT::kPingpong ? 0 : consumer * TileT::kBlocks * 64);
+  const int barrier = barrier_id(NamedBarrier::kStore, consumer);
+  int buffer = 0;
+  // Nobody may still read the buffer of the last tile. Pingpong met at the main loop's barrier.
+  if constexpr (!TileT::kPingpong) ptx::bar_sync(barrier, kWarpgroupThreads);
+#pragma unroll
+  for (int m = 0; m < TileT::kBlocks; ++m) {
+    const int feature = first + m * 64;
+    if (targets.scales) scale_block<N>(d[m], targets.scales);
+    if (params.out_is_fp32) {
+      store_block_fp32<N>(params, targets, feature, d[m]);
+    } else {
+      store_block<T, N>(params, targets, feature, d[m], shared.staging(consumer), buffer, barrier);
+    }
+  }
+}
+
+/// Rows past the last segment are zero; the consumer warps of all blocks share them.
+template <typename T>
+__device__ __forceinline__ void zero_padding_rows(const RowGemmParams& params, int routed_rows) {
+  constexpr int kWarps = kConsumers * kWarpgroupThreads / kWarpSize;
+  const int lane = threadIdx.x % kWarpSize;
+  const int warp = threadIdx.x / kWarpSize - 4;
+  const int step = gridDim.x * kWarps;
+  for (long long position = routed_rows + static_cast<int>(blockIdx.x) * kWarps + warp;
+       position < params.total_rows; position += step) {
+    const int row = params.scatter ? flat_row(params.gather_indices, static_cast<int>(position),
+                                              params.total_rows)
+                                   : static_cast<int>(position);
+    if (row < 0) continue;
+    if (params.out_is_fp32) {
+      float* line = static_cast<float*>(params.out) + row * params.out_stride;
+      for (int column = lane; column < params.features; column += kWarpSize) line[column] = 0.0f;
+    } else {
+      for (int column = lane * 8; column < params.features; column += kWarpSize * 8) {
+        store_chunk<T>(params, row, column, uint4{});
+      }
+    }
+  }
+}
+
+}  // namespace moegemm::cuda::sm90

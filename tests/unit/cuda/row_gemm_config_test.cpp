@@ -1,0 +1,64 @@
+#include "cuda/sm90/row_gemm_config.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <set>
+
+#include "cuda/device/swizzle.h"
+
+namespace moegemm::cuda {
+namespace {
+
+TEST(Swizzle, IsAPermutationOfTheChunksOfATile) {
+  std::set<int> offsets;
+  for (int row = 0; row < 64; ++row) {
+    for (int chunk = 0; chunk < 8; ++chunk) {
+      const int offset = swizzle_128b(row, chunk);
+      EXPECT_EQ(offset / 128, row);
+      EXPECT_EQ(offset % 16, 0);
+      offsets.insert(offset);
+    }
+  }
+  EXPECT_EQ(offsets.size(), 64u * 8);
+}
+
+TEST(Swizzle, EightRowsOfOneChunkFallIntoDifferentBanks) {
+  for (int chunk = 0; chunk < 8; ++chunk) {
+    std::set<int> banks;
+    for (int row = 0; row < 8; ++row) banks.insert(swizzle_128b(row, chunk) % 128 / 16);
+    EXPECT_EQ(banks.size(), 8u);
+  }
+}
+
+/// What must hold for every compiled tile.
+template <typename TileT>
+void check_tile() {
+  using Layout = sm90::RowGemmLayout<TileT>;
+  // Stages hold swizzled operands: every base is a multiple of 1024 bytes.
+  EXPECT_EQ(TileT::kStageBytes % 1024, 0);
+  EXPECT_EQ(TileT::kWeightBytes % 1024, 0);
+  EXPECT_EQ(Layout::kStaging % 1024, 0);
+  EXPECT_EQ(Layout::kRings % 8, 0);
+  EXPECT_EQ(Layout::kTiles % 16, 0);
+  for (int experts : {1, 2, 127, 128, 512}) {
+    EXPECT_EQ(Layout::row_info(experts) % 8, 0);
+    EXPECT_GE(Layout::row_info(experts), Layout::kStarts + (experts + 1) * 8);
+    EXPECT_EQ(Layout::total(experts, false), Layout::row_info(experts));
+  }
+  EXPECT_LE(Layout::total(128, false), sm90::kSharedMemoryLimit);
+  // Barriers: full and empty per stage and tile slot, and one per slot for the row info.
+  EXPECT_LE(8 * (2 * TileT::kStages + 3 * sm90::kTileSlots), sm90::kRingBytes);
+}
+
+TEST(RowTile, EveryCompiledTileFitsSharedMemoryAndAlignment) {
+  using sm90::RowTile;
+  using sm90::Schedule;
+#define MOEGEMM_ROW_KERNEL(op, features, rows, granule, stages, schedule, loads) \
+  check_tile<RowTile<features, rows, granule, stages, Schedule::schedule>>();
+#include "cuda/instances/sm90_rows.inc"
+#undef MOEGEMM_ROW_KERNEL
+}
+
+}  // namespace
+}  // namespace moegemm::cuda
