@@ -1,7 +1,9 @@
+#include <optional>
 #include <vector>
 
 #include "execution.h"
 #include "gemm_rules.h"
+#include "moegemm/routing.h"
 #include "operators.h"
 
 namespace moegemm::torch_ops {
@@ -28,11 +30,27 @@ void read_config(const Config& numbers, GemmOptions& options) {
   options.config = config;
 }
 
+/// X with its rows scaled by their router weights. On a GPU the tensor cores read dW's operands
+/// from memory as they are, so the multiplication cannot happen on the way: one pass before it.
+Output scaled_rows(const TensorView& x, const RoutingView& routing, const Execution& execution) {
+  Output scaled = allocate({x.shape[0], x.shape[1]}, x.dtype, x.device);
+  Output dots = allocate({x.shape[0]}, DType::kFloat32, x.device);
+  moegemm::scale_rows(x, x, routing, scaled.view, dots.view, {}, execution.context());
+  return scaled;
+}
+
 void run(Op op, GemmArguments& arguments, const TensorView& out) {
-  const RoutingView routing = arguments.routing.readable();
+  RoutingView routing = arguments.routing.readable();
   const TensorView& first = arguments.first.readable();
-  const TensorView& second = arguments.second.readable();
+  TensorView second = arguments.second.readable();
   const Execution execution(arguments.device());
+  std::optional<Output> scaled;
+  if (op == Op::kDw && arguments.options.fuse_mul && arguments.device().type == DeviceType::kCuda) {
+    scaled = scaled_rows(second, routing, execution);
+    second = scaled->view;
+    arguments.options.fuse_mul = false;
+    routing.topk_weights = {};
+  }
   constexpr auto kLibraryCall = [](Op which) {
     return which == Op::kForward ? &moegemm::forward
            : which == Op::kDx    ? &backward_dx

@@ -93,7 +93,7 @@ def grouped_gemm(
             )
         if check:
             flags |= bits.CHECK
-        if allow_tf32 or (allow_tf32 is None and X.is_cuda and torch_allows_tf32()):
+        if allow_tf32 or (allow_tf32 is None and torch_allows_tf32(X)):
             flags |= bits.ALLOW_TF32
         if (
             dX_only

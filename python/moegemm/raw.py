@@ -31,9 +31,9 @@ class RawArguments(NamedTuple):
     names: tuple[str, str]
 
 
-def torch_allows_tf32() -> bool:
-    """What the user told torch about fp32 matrix products on CUDA."""
-    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
+def torch_allows_tf32(lead: Tensor) -> bool:
+    """What the user told torch about fp32 matrix products on CUDA, if `lead` is in one."""
+    return lead.is_cuda and lead.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
 
 
 def raw_flags(
@@ -41,7 +41,7 @@ def raw_flags(
 ) -> int:
     """The operators' `flags`."""
     if allow_tf32 is None:
-        allow_tf32 = isinstance(lead, Tensor) and lead.is_cuda and torch_allows_tf32()
+        allow_tf32 = isinstance(lead, Tensor) and torch_allows_tf32(lead)
     return (
         (bits.PERMUTE_X if permute_x else 0)
         | (bits.PERMUTE_Y if permute_y else 0)
