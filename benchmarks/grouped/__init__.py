@@ -1,0 +1,1 @@
+"""The parts of benchmarks/grouped_gemm.py: what is measured, how, and how it is written down."""

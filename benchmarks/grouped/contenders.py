@@ -1,0 +1,153 @@
+"""Who competes: dense cuBLAS, torch's grouped_mm with the copies its user makes, and moegemm."""
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import moegemm
+import torch
+from torch import Tensor
+
+from grouped.cases import Case
+from grouped.operands import Operands, has_nan, relative_error
+
+_functional: Any = torch.nn.functional
+grouped_mm: Callable[..., Tensor] = getattr(_functional, "grouped_mm", None) or torch._grouped_mm
+
+KernelNumbers = tuple[int, int, int, int]  # rows, columns and depth of the tile, stages
+
+
+@dataclass
+class Contender:
+    """`roundings` is how often a result is rounded to the dtype on its way: the error it may have."""
+
+    run: Callable[[], Tensor]
+    error: Callable[[Tensor], float]
+    roundings: int = 1
+    poisons: Tensor | None = None  # filled with NaN before the check; nothing may be left of it
+
+
+class KernelReplacedError(Exception):
+    """The library ran another kernel than the one asked for."""
+
+
+def dense(o: Operands) -> Contender:
+    """One product with the FLOPs and the operand majorness of the case, as if there were one expert:
+    forward [M, K] x [N, K]^T, dX [M, N] x [N, K], dW [N, M] x [M, K] (one gradient of [N, K] instead of E of them)."""
+    if o.case.product == "forward":
+        assert o.rows_k is not None
+        assert o.W is not None
+        a, b = o.rows_k, o.W[0].t()
+    elif o.case.product == "dX":
+        assert o.rows_n is not None
+        assert o.W is not None
+        a, b = o.rows_n, o.W[0]
+    else:
+        assert o.rows_n is not None
+        assert o.rows_k is not None
+        a, b = o.rows_n.t(), o.rows_k
+    out = torch.empty(a.size(0), b.size(1), device=a.device, dtype=a.dtype)
+    rows = torch.linspace(0, a.size(0) - 1, min(16, a.size(0)), device=a.device).long()
+
+    def error(result: Tensor) -> float:
+        expected = a[rows].float() @ b.float()
+        return float((result[rows] - expected).norm() / expected.norm())
+
+    # A product that is split along its contraction may add its parts in the dtype of the result.
+    return Contender(lambda: torch.mm(a, b, out=out), error, roundings=3)
+
+
+def torch_with_copies(o: Operands) -> Contender:
+    """grouped_mm wants rows sorted by expert and leaves them so; index_select brings them there and back (by the
+    inverse permutation: torch's fastest scatter), and the multiply is its own pass. What the router computes once
+    per layer (offsets, int64 indices, inverse) is not charged."""
+    case, r = o.case, o.routing
+    X, dY, W, ends = o.X, o.dY, o.W, r.ends
+    weights = None if o.topk_weights is None else o.topk_weights.to(o.out.dtype)[:, None]
+
+    def run() -> Tensor:
+        match case.op:
+            case "fwd1":
+                return grouped_mm(X.index_select(0, r.token_of_row), W.transpose(-2, -1), offs=ends)
+            case "fwd2":
+                return grouped_mm(X, W.transpose(-2, -1), offs=ends).index_select(0, r.inverse).mul_(weights)
+            case "dx1":
+                return grouped_mm(dY, W, offs=ends).index_select(0, r.inverse)
+            case "dx2":
+                return grouped_mm(dY.index_select(0, r.gather), W, offs=ends)
+            case "dw1":
+                return grouped_mm(dY.t(), X.index_select(0, r.token_of_row), offs=ends)
+            case _:
+                return grouped_mm(dY.index_select(0, r.gather).t(), X, offs=ends)
+
+    # Weight, product and their product are rounded in fwd2. Empty experts are not torch's promise.
+    return Contender(run, lambda y: relative_error(o, y, with_empty=False), roundings=3 if weights is not None else 2)
+
+
+def ours(o: Operands, kernel: KernelNumbers | None = None) -> Contender:
+    """moegemm with the kernel its planner chooses, or with a given one."""
+    r, topk = o.routing, o.case.model.topk
+    flags: dict[str, Any] = {"permute_x" if o.case.op.endswith("1") else "permute_y": True, "out": o.out}
+    if kernel is not None:
+        # Which axes rows, columns and depth lie along: include/moegemm/config.h.
+        axes = {"forward": "MNK", "dX": "MKN", "dW": "NKM"}[o.case.product]
+        flags |= {f"BLOCK_SIZE_{axis}": extent for axis, extent in zip(axes, kernel[:3], strict=True)}
+        flags["num_stages"] = kernel[3]
+    if o.topk_weights is not None:
+        flags["fuse_mul_post"] = True
+    X, dY, W = o.X, o.dY, o.W
+
+    def run() -> Tensor:
+        if o.case.product == "forward":
+            return moegemm.grouped_gemm_forward(X, W, topk, r.m_sizes, r.gather_indices, o.topk_weights, **flags)
+        if o.case.product == "dX":
+            return moegemm.grouped_gemm_dX(dY, W, r.gather_indices, r.m_sizes, topk, **flags)
+        return moegemm.grouped_gemm_dW(X, dY, r.m_sizes, r.gather_indices, topk, **flags)
+
+    return Contender(run, lambda y: relative_error(o, y), poisons=o.out)
+
+
+def check(contender: Contender) -> dict[str, Any]:
+    """Runs a contender once and compares samples with the fp32 reference."""
+    if contender.poisons is not None:
+        contender.poisons.fill_(float("nan"))
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("always")
+        result = contender.run()
+    if any("nearest kernel" in str(w.message) for w in raised):
+        raise KernelReplacedError
+    error = contender.error(result)
+    # One rounding of every element bounds the norm of the error by eps / 2; fp32 sums add almost nothing.
+    limit = contender.roundings * torch.finfo(result.dtype).eps / 2
+    checked: dict[str, Any] = {"error": error, "error_limit": limit, "correct": error <= limit}
+    if not math.isfinite(error) or (contender.poisons is not None and has_nan(result)):
+        checked |= {"error": None, "correct": False, "fault": "elements are NaN or were not written"}
+    return checked
+
+
+class KernelList:
+    """The compiled kernels that can be asked for one by one."""
+
+    def __init__(self, device: str) -> None:
+        described = moegemm.info()
+        gpus = described["gpus"]
+        backend = gpus[0]["backend"] if device == "cuda" and gpus else "cpu"
+        self._kernels = [k for k in described["kernels"] if k["backend"] == backend]
+        self._replaced: set[tuple[str, KernelNumbers]] = set()
+
+    def of(self, case: Case) -> dict[str, KernelNumbers]:
+        """By tile and stages: kernels that differ in dtype or operand path only share a name here, because the
+        problem decides between them."""
+        named: dict[str, KernelNumbers] = {}
+        for kernel in self._kernels:
+            rows, cols, depth = kernel["tile"]
+            numbers = (rows, cols, depth, kernel["stages"])
+            if kernel["op"] == case.product and min(numbers) > 0 and (case.op, numbers) not in self._replaced:
+                named[f"ours {rows}x{cols}x{depth} s{kernel['stages']}"] = numbers
+        return named
+
+    def forget(self, case: Case, name: str) -> None:
+        """The library says only once per process that it replaced a kernel, so that is remembered."""
+        self._replaced.add((case.op, self.of(case)[name]))

@@ -1,0 +1,211 @@
+"""The measuring loop: case after case until the list or the time is used up."""
+
+import gc
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from grouped import contenders
+from grouped.cases import Case
+from grouped.contenders import Contender, KernelList, KernelReplacedError
+from grouped.operands import Operands, bytes_needed, make_operands, make_weights
+from grouped.timing import Clock, spread
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class DeviceLostError(Exception):
+    """The GPU reported an error after which nothing more can run in this process."""
+
+
+@dataclass
+class Settings:
+    device: str
+    dtype: torch.dtype
+    rounds: int
+    all_kernels: bool
+    deadline: float  # of time.monotonic()
+
+
+class Progress:
+    """A bar that rewrites its line on a terminal, one line per case elsewhere."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._done = total, 0
+        self._terminal = sys.stderr.isatty()
+
+    def step(self, case: Case, outcome: str) -> None:
+        self._done += 1
+        counted = f"[{self._done:{len(str(self._total))}d}/{self._total}]"
+        if self._terminal:
+            filled = 24 * self._done // self._total
+            bar = "#" * filled + "." * (24 - filled)
+            print(f"\r\033[K{counted} {bar} {case}: {outcome}"[:150], end="", file=sys.stderr, flush=True)
+        else:
+            print(f"{counted} {case}: {outcome}", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        if self._terminal:
+            print(file=sys.stderr)
+
+
+class Measurement:
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._kernels = KernelList(settings.device) if settings.all_kernels else None
+        self._weights: torch.Tensor | None = None
+        self._weights_of: tuple[str, str] | None = None
+
+    def run(self, cases: Sequence[Case], keep: Callable[[dict[str, Any]], None]) -> int:
+        """Hands each finished case to `keep`; returns how many cases the time did not reach."""
+        progress = Progress(len(cases))
+        slowest = 0.0
+        try:
+            for done, case in enumerate(cases):
+                begin = time.monotonic()
+                if begin + slowest > self._settings.deadline:
+                    return len(cases) - done
+                entry = self.measure(case)
+                keep(entry)
+                progress.step(case, outcome(entry))
+                slowest = max(slowest, time.monotonic() - begin)
+                if entry.get("device_lost"):
+                    raise DeviceLostError(f"{case}: the GPU cannot be used any more")
+        finally:
+            progress.end()
+        return 0
+
+    def measure(self, case: Case) -> dict[str, Any]:
+        experts, n, k = case.model.weight_shape(case.op)
+        entry: dict[str, Any] = {
+            "model": case.model.name,
+            "tokens": case.tokens,
+            "routing": case.routing,
+            "op": case.op,
+            "rows": case.rows,
+            "experts": experts,
+            "n": n,
+            "k": k,
+            "flops": case.flops,
+            "contenders": {},
+        }
+        self._drop_foreign_weights(case)
+        missing = self._missing_bytes(case)
+        if missing > 0:
+            needed = bytes_needed(case)
+            return entry | {"skipped": f"needs {needed / 2**30:.0f} GiB, {missing / 2**30:.0f} more than are free"}
+        device, dtype = self._settings.device, self._settings.dtype
+        try:
+            operands = make_operands(case, self._weights_for(case), device, dtype, seed=case.tokens)
+        except torch.OutOfMemoryError as error:
+            return entry | {"skipped": first_line(error)}
+        touched = sum(size > 0 for size in operands.routing.sizes)
+        entry |= {
+            "touched_experts": touched,
+            "largest_expert_rows": max(operands.routing.sizes),
+            "weight_bytes": touched * n * k * operands.out.element_size(),
+        }
+        try:
+            self._compete(case, operands, entry)
+        finally:
+            del operands
+            gc.collect()
+        return entry
+
+    def _compete(self, case: Case, operands: Operands, entry: dict[str, Any]) -> None:
+        results: dict[str, dict[str, Any]] = entry["contenders"]
+        ready: dict[str, Contender] = {}
+        for name, make in self._makers(case, operands).items():
+            try:
+                contender = make()
+                results[name] = contenders.check(contender)
+                self._clock.synchronize()
+            except KernelReplacedError:
+                assert self._kernels is not None
+                self._kernels.forget(case, name)
+            except (RuntimeError, NotImplementedError, ValueError) as error:
+                results[name] = {"correct": False, "failure": first_line(error)}
+                if self._device_lost():
+                    entry["device_lost"] = True
+                    return
+            else:
+                ready[name] = contender
+        try:
+            times = self._clock.round_robin({n: c.run for n, c in ready.items()}, self._settings.rounds, case.flops)
+            for name, measured in times.items():
+                results[name] |= spread(measured)
+            self._check_again(ready, results)
+        except RuntimeError as error:
+            entry["skipped"] = first_line(error)
+            entry["device_lost"] = self._device_lost()
+
+    def _check_again(self, ready: dict[str, Contender], results: dict[str, dict[str, Any]]) -> None:
+        """What ours leaves after many launches close together must be as right as its first result."""
+        if "ours" not in ready:
+            return
+        ours = ready["ours"]
+        error = ours.error(ours.run())
+        if not error <= results["ours"]["error_limit"]:
+            results["ours"] |= {"correct": False, "fault": f"error {error:.2g} after the timed rounds"}
+
+    def _makers(self, case: Case, operands: Operands) -> dict[str, Callable[[], Contender]]:
+        makers: dict[str, Callable[[], Contender]] = {
+            "dense": lambda: contenders.dense(operands),
+            "torch": lambda: contenders.torch_with_copies(operands),
+            "ours": lambda: contenders.ours(operands),
+        }
+        if self._kernels is not None:
+            for name, numbers in self._kernels.of(case).items():
+                makers[name] = lambda numbers=numbers: contenders.ours(operands, numbers)
+        return makers
+
+    def _drop_foreign_weights(self, case: Case) -> None:
+        """dW reads no weights: what another case left is memory that its two gradients need."""
+        if case.product == "dW" or self._weights_of != (case.model.name, case.op[-1]):
+            self._weights = self._weights_of = None
+        if self._settings.device == "cuda":
+            torch.cuda.empty_cache()
+
+    def _missing_bytes(self, case: Case) -> int:
+        if self._settings.device != "cuda":
+            return 0
+        held = 0 if self._weights is None else self._weights.numel() * self._weights.element_size()
+        return bytes_needed(case) - torch.cuda.mem_get_info()[0] - held
+
+    def _weights_for(self, case: Case) -> torch.Tensor | None:
+        if case.product == "dW":
+            return None
+        if self._weights is None:
+            self._weights = make_weights(case, self._settings.device, self._settings.dtype)
+            self._weights_of = (case.model.name, case.op[-1])
+        return self._weights
+
+    def _device_lost(self) -> bool:
+        try:
+            self._clock.synchronize()
+        except RuntimeError:
+            return True
+        return False
+
+
+def first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"[:300]
+
+
+def outcome(entry: dict[str, Any]) -> str:
+    if entry.get("skipped"):
+        return f"skipped: {entry['skipped']}"
+    words = []
+    for name, contender in entry["contenders"].items():
+        if "failure" in contender:
+            words.append(f"{name} FAILED ({contender['failure']})")
+        elif not contender["correct"]:
+            words.append(f"{name} WRONG ({contender.get('fault') or contender['error']})")
+        elif "ms" in contender:
+            words.append(f"{name} {contender['ms']:.4f} ms {entry['flops'] / contender['ms'] * 1e-9:.0f} TF")
+    return ", ".join(words)

@@ -1,0 +1,292 @@
+"""The record as Markdown. Works from the JSON alone, on any machine."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from grouped.cases import DECODE_TOKENS, HEADLINE_TOKENS, OPS
+from grouped.targets import AT_8192, COMBINE_OF_COPY, DECODE, READ_BYTES_PER_S, ROUTE_US
+
+Record = dict[str, Any]
+Entry = dict[str, Any]
+
+MISSING = "–"  # noqa: RUF001 - an en dash reads as "nothing here" in a table
+
+
+def milliseconds(case: Entry, name: str) -> float | None:
+    """The median of a contender that ran and was right."""
+    contender = case["contenders"].get(name, {})
+    return contender.get("ms") if contender.get("correct") else None
+
+
+def tflops(case: Entry, name: str) -> float | None:
+    ms = milliseconds(case, name)
+    return None if ms is None else case["flops"] / ms * 1e-9
+
+
+def speedup(case: Entry, over: str, name: str = "ours") -> float | None:
+    """How many times faster `name` is than `over`."""
+    mine, theirs = milliseconds(case, name), milliseconds(case, over)
+    return None if mine is None or theirs is None else theirs / mine
+
+
+def meets_target(case: Entry) -> bool | None:
+    """None where nothing was promised or measured."""
+    target = AT_8192.get(case["model"], {}).get(case["op"])
+    if target is None or case["tokens"] != HEADLINE_TOKENS or case["routing"] != "random":
+        return None
+    of_dense, of_torch = speedup(case, "dense"), speedup(case, "torch")
+    if of_dense is None:
+        return None
+    # Two digits are what a target has.
+    return round(of_dense, 2) >= target.of_dense and (of_torch is None or round(of_torch, 2) >= target.of_torch)
+
+
+def over_floor(case: Entry) -> float | None:
+    """Time over that of reading the touched weights once."""
+    ms = milliseconds(case, "ours")
+    return None if ms is None else ms * 1e-3 * READ_BYTES_PER_S / case["weight_bytes"]
+
+
+def meets_decode_target(case: Entry) -> bool | None:
+    ratio = over_floor(case)
+    if case["tokens"] > DECODE_TOKENS or case["op"] not in DECODE or ratio is None:
+        return None
+    return round(ratio, 2) <= DECODE[case["op"]]
+
+
+def number(value: float | None, digits: int) -> str:
+    return MISSING if value is None else f"{value:.{digits}f}"
+
+
+def verdict(met: bool | None) -> str:
+    return MISSING if met is None else "yes" if met else "**no**"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int) -> list[str]:
+    """The first `left` columns are words, the others numbers."""
+    rule = ["---" if i < left else "---:" for i in range(len(head))]
+    return ["| " + " | ".join(cells) + " |" for cells in (head, rule, *rows)]
+
+
+def by_model(cases: Iterable[Entry]) -> list[Entry]:
+    cases = list(cases)
+    place = {name: i for i, name in enumerate(dict.fromkeys(c["model"] for c in cases))}
+    return sorted(cases, key=lambda c: (place[c["model"]], c["tokens"], OPS.index(c["op"])))
+
+
+def headline_table(cases: list[Entry]) -> list[str]:
+    rows = []
+    for case in by_model(c for c in cases if c["tokens"] == HEADLINE_TOKENS and c["routing"] == "random"):
+        target = AT_8192.get(case["model"], {}).get(case["op"])
+        wanted = MISSING
+        if target is not None:
+            wanted = f"{target.of_dense:.2f}" + (f" ({target.of_torch:.2f})" if target.of_torch > 1 else "")
+        rows.append(
+            (
+                case["model"],
+                case["op"],
+                *(number(tflops(case, name), 0) for name in ("dense", "torch", "ours")),
+                number(speedup(case, "dense"), 2),
+                number(speedup(case, "torch"), 2),
+                wanted,
+                verdict(meets_target(case)),
+            )
+        )
+    head = (
+        "model", "op", "dense", "torch + copies", "moegemm", "of dense", "of torch", "target", "met",
+    )  # fmt: skip
+    return table(head, rows, 2)
+
+
+def decode_table(cases: list[Entry]) -> list[str]:
+    chosen = (
+        c
+        for c in cases
+        if c["tokens"] <= DECODE_TOKENS and c["routing"] == "random" and c["op"] in DECODE and c["contenders"]
+    )
+    rows = []
+    for case in by_model(chosen):
+        ms = milliseconds(case, "ours")
+        rows.append(
+            (
+                case["model"],
+                case["op"],
+                str(case["tokens"]),
+                f"{case['touched_experts']} of {case['experts']}",
+                number(ms, 4),
+                number(None if ms is None else case["weight_bytes"] / ms * 1e-6, 0),
+                number(over_floor(case), 2),
+                f"{DECODE[case['op']]:.2f}",
+                verdict(meets_decode_target(case)),
+                number(speedup(case, "torch"), 2),
+            )
+        )
+    head = (
+        "model", "op", "tokens", "experts touched", "ms", "GB/s", "times floor", "target", "met", "of torch",
+    )  # fmt: skip
+    return table(head, rows, 2)
+
+
+def token_table(cases: list[Entry], routing: str) -> list[str]:
+    """All token counts of one routing: TFLOP/s, and in brackets times torch."""
+    chosen = [c for c in cases if c["routing"] == routing]
+    counts = sorted({c["tokens"] for c in chosen})
+    cells = {(c["model"], c["op"], c["tokens"]): c for c in chosen}
+    rows = []
+    for model, op in dict.fromkeys((c["model"], c["op"]) for c in by_model(chosen)):
+        row = [model, op]
+        for count in counts:
+            case = cells.get((model, op, count))
+            rate = None if case is None else tflops(case, "ours")
+            over = None if case is None else speedup(case, "torch")
+            digits = 1 if rate is not None and rate < 10 else 0
+            row.append(number(rate, digits) + (f" ({over:.2f})" if over is not None else ""))
+        rows.append(row)
+    return table(("model", "op", *(f"T = {count}" for count in counts)), rows, 2)
+
+
+def kernel_table(cases: list[Entry]) -> list[str]:
+    """Where a kernel beats the planner's choice by more than the measurements scatter."""
+    rows = []
+    for case in by_model(cases):
+        timed = {n: milliseconds(case, n) for n in case["contenders"] if n.startswith("ours ")}
+        ran = {name: ms for name, ms in timed.items() if ms is not None}
+        chosen = milliseconds(case, "ours")
+        if not ran or chosen is None:
+            continue
+        best = min(ran, key=lambda name: ran[name])
+        if chosen > 1.02 * ran[best]:
+            rows.append(
+                (
+                    case["model"],
+                    case["op"],
+                    case["routing"],
+                    str(case["tokens"]),
+                    number(chosen, 4),
+                    number(ran[best], 4),
+                    best.removeprefix("ours "),
+                    number(chosen / ran[best], 2),
+                )
+            )
+    head = ("model", "op", "routing", "tokens", "chosen, ms", "best, ms", "best kernel", "lost")
+    return table(head, rows, 3) if rows else ["None."]
+
+
+def row_kernel_lines(record: Record) -> list[str]:
+    lines = []
+    route = record.get("route")
+    if route:
+        us = route["ms"] * 1e3
+        sizes = f"{route['tokens']} x {route['topk']} over {route['experts']} experts"
+        if route["correct"]:
+            lines += [f"`route`, {sizes}: {us:.1f} microseconds (target {ROUTE_US:.0f}: {verdict(us <= ROUTE_US)})."]
+        else:
+            lines += [f"`route`, {sizes}: **wrong result**."]
+    rows = []
+    for entry in record.get("combine", ()):
+        rates = {
+            name: entry["bytes"] / c["ms"] * 1e-6 if c.get("correct", True) else None
+            for name, c in entry["contenders"].items()
+        }
+        for name in ("weighted", "plain"):
+            share = None if rates[name] is None else rates[name] / rates["copy"]
+            met = None if share is None else round(share, 2) >= COMBINE_OF_COPY
+            rows.append(
+                (
+                    entry["model"],
+                    name,
+                    f"{entry['tokens']} x {entry['topk']} x {entry['columns']}",
+                    number(rates["copy"], 0),
+                    number(rates[name], 0),
+                    number(share, 2),
+                    verdict(met),
+                )
+            )
+    if rows:
+        head = ("model", "sum", "tokens x topk x columns", "copy, GB/s", "`combine`, GB/s", "of copy", "met")
+        note = f"`combine`, bytes read and written (target {COMBINE_OF_COPY:.2f} of a copy in the same round robin):"
+        lines += ["", note, "", *table(head, rows, 3)]
+    return lines
+
+
+def summary_lines(cases: list[Entry]) -> list[str]:
+    def tally(judge: Callable[[Entry], bool | None]) -> str:
+        judged = [met for met in map(judge, cases) if met is not None]
+        return f"{sum(judged)} of {len(judged)}"
+
+    against_torch = {i: r for i, c in enumerate(cases) if (r := speedup(c, "torch")) is not None}
+    lines = [
+        f"- Targets at {HEADLINE_TOKENS} tokens met: {tally(meets_target)}.",
+        f"- Decode targets met, all routings: {tally(meets_decode_target)}.",
+        f"- At least as fast as torch's `grouped_mm` with copies: {sum(r >= 1 for r in against_torch.values())} of "
+        f"{len(against_torch)} cases.",
+    ]
+    behind = sorted((r, i) for i, r in against_torch.items() if r < 1)
+    lines += [f"  - behind: {describe(cases[i])}, {r:.2f} times torch" for r, i in behind[:20]]
+    for case in cases:
+        if case.get("skipped"):
+            lines.append(f"- Not measured: {describe(case)}: {case['skipped']}.")
+        for name, contender in case["contenders"].items():
+            if "failure" in contender:
+                lines.append(f"- {name} failed: {describe(case)}: {contender['failure']}.")
+            elif not contender.get("correct"):
+                what = contender.get("fault") or f"error {contender['error']:.2g}"
+                lines.append(f"- **{name} was wrong**: {describe(case)}: {what}.")
+    return lines
+
+
+def describe(case: Entry) -> str:
+    return f"{case['model']} {case['op']}, {case['tokens']} tokens, {case['routing']} routing"
+
+
+def to_markdown(record: Record, figure: str | None) -> str:
+    run, cases = record["run"], record["cases"]
+    lines = [
+        "# Grouped products on a Hopper GPU",
+        "",
+        f"{run['gpu']}, {run['dtype']}, {run['date']}, commit {run['commit']}; torch {run['torch']}, "
+        f"CUDA {run['cuda']}, driver {run['driver']}. Written by `benchmarks/grouped_gemm.py`; every number, with its "
+        "spread, is in the JSON file beside this page.",
+        "",
+        f"Round robin of all contenders of a case, medians of {run['rounds']} rounds, L2 flushed before each launch "
+        "(see `benchmarks/README.md`). TFLOP/s count useful work only: 2 M N K with M = tokens x topk. *dense* is one "
+        "cuBLAS product with the same FLOPs, *torch + copies* is `grouped_mm` with the gather, scatter and multiply "
+        "that its user adds.",
+        "",
+        "fwd1, dx1 and dw1 belong to the first GEMM of a layer (gate and up), fwd2, dx2 and dw2 to the second: fwd1 "
+        "gathers X, dx1 scatters dX, dw1 gathers X; fwd2 scatters Y and multiplies by the router's weights, dx2 and "
+        "dw2 gather dY.",
+        "",
+        *summary_lines(cases),
+        "",
+    ]
+    if figure:
+        lines += [f"![TFLOP/s by model and product, {HEADLINE_TOKENS} tokens]({figure})", ""]
+    lines += [
+        f"## {HEADLINE_TOKENS} tokens, random routing, TFLOP/s",
+        "",
+        "Target: share of dense, in brackets times torch.",
+        "",
+        *headline_table(cases),
+        "",
+        "## Decode, random routing",
+        "",
+        f"The floor is reading the weights of the touched experts once at {READ_BYTES_PER_S * 1e-12:.1f} TB/s.",
+        "",
+        *decode_table(cases),
+        "",
+    ]
+    for routing in dict.fromkeys(c["routing"] for c in cases):
+        lines += [
+            f"## All token counts, {routing} routing",
+            "",
+            "TFLOP/s of moegemm, in brackets times torch + copies.",
+            "",
+            *token_table(cases, routing),
+            "",
+        ]
+    if any(name.startswith("ours ") for c in cases for name in c["contenders"]):
+        lines += ["## Where another kernel than the chosen one is faster", "", *kernel_table(cases), ""]
+    if record.get("route") or record.get("combine"):
+        lines += ["## Routing", "", *row_kernel_lines(record), ""]
+    return "\n".join(lines)

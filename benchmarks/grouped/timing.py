@@ -1,0 +1,110 @@
+"""Round robin: all contenders of a case take turns, so that clocks and temperature hit them alike."""
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+Calls = Mapping[str, Callable[[], object]]
+
+# Five times the 50 MB of L2: whatever a call left there is gone.
+FLUSH_BYTES = 256 << 20
+# Launching the copies of a small case takes the host longer than running them takes the GPU. Spinning for 100
+# microseconds (at up to 2 GHz) before each call lets the host get ahead, so that events see GPU time only.
+SPIN_CYCLES = 200_000
+SPIN_BELOW_FLOPS = 2e11
+WARM_UP_ROUNDS = 3
+WARM_UP_SECONDS = 0.05  # the power limit needs this long to pull the clock down
+
+
+class Clock:
+    """Times calls on one device."""
+
+    def __init__(self, device: str) -> None:
+        self.cuda = device == "cuda"
+        self._flush = torch.empty(FLUSH_BYTES if self.cuda else 0, dtype=torch.int8, device=device)
+
+    def synchronize(self) -> None:
+        if self.cuda:
+            torch.cuda.synchronize()
+
+    def heat(self, seconds: float) -> None:
+        """Brings a cool card, which runs 10 to 15% faster, to the state that every case is measured in."""
+        if not self.cuda or seconds <= 0:
+            return
+        a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        begin = time.monotonic()
+        while time.monotonic() - begin < seconds:
+            for _ in range(20):
+                torch.mm(a, b.t())
+            torch.cuda.synchronize()
+
+    def round_robin(self, calls: Calls, rounds: int, flops: float = 0.0) -> dict[str, list[float]]:
+        """Milliseconds of each call: one launch of each per round, in an order drawn anew, L2 flushed before each."""
+        spin = self.cuda and flops < SPIN_BELOW_FLOPS
+        order = list(calls)
+        shuffle = random.Random(rounds).shuffle
+        marks: list[tuple[str, Any, Any]] = []
+        self._warm_up(calls, spin)
+        for _ in range(rounds):
+            shuffle(order)
+            marks += [(name, *self._time(calls[name], spin)) for name in order]
+        self.synchronize()
+        times: dict[str, list[float]] = {name: [] for name in calls}
+        for name, begin, end in marks:
+            times[name].append(begin.elapsed_time(end) if self.cuda else (end - begin) * 1e3)
+        return times
+
+    def _warm_up(self, calls: Calls, spin: bool) -> None:
+        until = time.monotonic() + (WARM_UP_SECONDS if self.cuda else 0)
+        done = 0
+        while done < WARM_UP_ROUNDS or time.monotonic() < until:
+            for call in calls.values():
+                self._time(call, spin)
+            self.synchronize()
+            done += 1
+
+    def _time(self, call: Callable[[], object], spin: bool) -> tuple[Any, Any]:
+        if not self.cuda:
+            begin = time.perf_counter()
+            call()
+            return begin, time.perf_counter()
+        started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._flush.zero_()
+        if spin:
+            torch.cuda._sleep(SPIN_CYCLES)
+        started.record()
+        call()
+        ended.record()
+        return started, ended
+
+    def repeated(self, call: Callable[[], object], repeats: int, rounds: int) -> list[float]:
+        """Milliseconds of one call out of `repeats` in a CUDA graph: launch gaps hardly count."""
+        if not self.cuda:
+            return self.round_robin({"call": call}, rounds)["call"]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                call()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(repeats):
+                call()
+        times = self.round_robin({"graph": graph.replay}, rounds)["graph"]
+        return [t / repeats for t in times]
+
+
+def spread(times: list[float]) -> dict[str, float]:
+    """Median and the tenth and ninetieth percentile, in milliseconds."""
+    ordered = sorted(times)
+    last = len(ordered) - 1
+    return {
+        "ms": statistics.median(ordered),
+        "ms_p10": ordered[round(0.1 * last)],
+        "ms_p90": ordered[round(0.9 * last)],
+    }

@@ -1,0 +1,202 @@
+"""benchmarks/grouped_gemm.py without a GPU: the record's tables and picture, and a dry run of the measuring code."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "benchmarks" / "grouped_gemm.py"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def benchmarks_importable():
+    sys.path.insert(0, str(SCRIPT.parent))
+    yield
+    sys.path.remove(str(SCRIPT.parent))
+
+
+def run_script(*arguments: object) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "python")}
+    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+def contender(flops: float, tflops: float, **more: Any) -> dict[str, Any]:
+    ms = flops / tflops * 1e-9
+    return {"correct": True, "error": 0.0017, "ms": ms, "ms_p10": 0.99 * ms, "ms_p90": 1.02 * ms} | more
+
+
+def made_up_record() -> dict[str, Any]:
+    """Every case of the default run, with rates that are a function of its place: 0.83 of dense, 1.5 times torch."""
+    cases = importlib.import_module("grouped.cases")
+    catalogue = cases.read_catalogue()
+    models = [catalogue[name] for name in cases.DEFAULT_MODELS]
+    listed = cases.ordered_cases(models, cases.DEFAULT_TOKENS, cases.ROUTINGS, cases.OPS)
+    entries = []
+    for i, case in enumerate(listed):
+        experts, n, k = case.model.weight_shape(case.op)
+        dense = 640.0 + 23 * (i % 7)
+        ours = 0.83 * dense
+        entries.append(
+            {
+                "model": case.model.name,
+                "tokens": case.tokens,
+                "routing": case.routing,
+                "op": case.op,
+                "experts": experts,
+                "touched_experts": min(experts, case.rows),
+                "weight_bytes": min(experts, case.rows) * n * k * 2,
+                "flops": case.flops,
+                "contenders": {
+                    "dense": contender(case.flops, dense),
+                    "torch": contender(case.flops, ours / 1.5),
+                    "ours": contender(case.flops, ours),
+                },
+            }
+        )
+    run = {
+        "gpu": "NVIDIA H200",
+        "dtype": "bf16",
+        "date": "2026-01-01",
+        "commit": "0123456789ab",
+        "torch": "2.11.0",
+        "cuda": "13.0",
+        "driver": "580",
+        "rounds": 30,
+    }
+    copy = {name: {"ms": 0.08, "correct": True} for name in ("copy", "weighted", "plain")}
+    return {
+        "format": 1,
+        "run": run,
+        "models": {model.name: vars(model) for model in models},
+        "cases": entries,
+        "route": {"tokens": 8192, "topk": 8, "experts": 128, "correct": True, "ms": 0.0213},
+        "combine": [
+            {"model": "mixtral-8x7b", "tokens": 8192, "topk": 2, "columns": 4096, "bytes": 2e8, "contenders": copy}
+        ],
+    }
+
+
+def find_entry(record: dict[str, Any], model: str, op: str, tokens: int = 8192) -> dict[str, Any]:
+    wanted = (model, op, tokens, "random")
+    return next(c for c in record["cases"] if (c["model"], c["op"], c["tokens"], c["routing"]) == wanted)
+
+
+def table_row(text: str, *cells: str) -> str:
+    return next(line for line in text.splitlines() if line.startswith("| " + " | ".join(cells) + " |"))
+
+
+def test_render_writes_tables_and_pictures_from_json_alone(tmp_path: Path) -> None:
+    source = tmp_path / "earlier.json"
+    source.write_text(json.dumps(made_up_record()))
+    done = run_script("--render", source, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "hopper.md").read_text()
+    assert "![" in text
+    assert table_row(text, "deepseek-v3", "fwd1").endswith("| 0.83 | 1.50 | 0.82 (1.25) | yes |")
+    assert table_row(text, "mixtral-8x7b", "fwd1").endswith("| 0.83 | 1.50 | 1.00 (1.10) | **no** |")
+    assert "21.3 microseconds (target 25: yes)" in text
+    assert (tmp_path / "hopper.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "hopper.svg").read_text()
+
+
+def test_wrong_failed_and_skipped_results_are_named_and_not_counted() -> None:
+    report = importlib.import_module("grouped.report")
+    record = made_up_record()
+    find_entry(record, "qwen3-30b-a3b", "fwd1")["contenders"]["ours"] |= {"correct": False, "error": 0.5}
+    find_entry(record, "mixtral-8x7b", "dw1")["contenders"]["torch"] = {"correct": False, "failure": "no memory"}
+    skipped = find_entry(record, "deepseek-v3", "fwd2", tokens=64)
+    del skipped["touched_experts"]
+    skipped |= {"contenders": {}, "skipped": "needs 200 GiB"}
+    text = report.to_markdown(record, None)
+    assert "**ours was wrong**: qwen3-30b-a3b fwd1, 8192 tokens, random routing: error 0.5" in text
+    assert "torch failed: mixtral-8x7b dw1, 8192 tokens, random routing: no memory" in text
+    assert "Not measured: deepseek-v3 fwd2, 64 tokens, random routing: needs 200 GiB" in text
+    assert " | – | – | – | 0.85 (1.33) | – |" in table_row(text, "qwen3-30b-a3b", "fwd1")  # noqa: RUF001
+
+
+def test_decode_ratio_is_against_reading_the_touched_weights_once() -> None:
+    report = importlib.import_module("grouped.report")
+    entry = find_entry(made_up_record(), "qwen3-30b-a3b", "fwd1", tokens=64)
+    floor_ms = entry["weight_bytes"] / 4.3e12 * 1e3
+    entry["contenders"]["ours"]["ms"] = 1.08 * floor_ms
+    assert report.meets_decode_target(entry)
+    entry["contenders"]["ours"]["ms"] = 1.10 * floor_ms
+    assert not report.meets_decode_target(entry)
+
+
+def test_the_headline_comes_first_and_tiny_batches_have_no_gradients() -> None:
+    cases = importlib.import_module("grouped.cases")
+    models = list(cases.read_catalogue().values())[:3]
+    listed = cases.ordered_cases(models, (1, 64, 512, 8192), ("zipf", "random"), cases.OPS)
+    assert len(set(listed)) == len(listed)
+    assert all(c.tokens == 8192 and c.routing == "random" for c in listed[: 3 * 6])
+    assert [c.tokens for c in listed if c.routing == "random"][18] <= 64
+    assert listed[-1].routing == "zipf"
+    assert {c.op for c in listed if c.tokens == 1} == {"fwd1", "fwd2"}
+
+
+@pytest.mark.parametrize("routing", ["random", "balanced", "zipf"])
+def test_routing_sends_each_token_to_different_experts(routing: str) -> None:
+    cases, operands = (importlib.import_module(f"grouped.{name}") for name in ("cases", "operands"))
+    case = cases.Case(cases.read_catalogue()["qwen3-30b-a3b"], 300, routing, "fwd1")
+    ids = operands.draw_experts(case, "cpu", seed=1)
+    assert ids.shape == (300, 8)
+    assert all(len(set(row)) == 8 for row in ids.tolist())
+    sizes = operands.Routing.of(ids, 128).sizes
+    assert sum(sizes) == 300 * 8
+    if routing == "balanced":
+        assert max(sizes) - min(sizes) <= 1
+    if routing == "zipf":
+        assert max(sizes) > 4 * 300 * 8 / 128
+
+
+def test_a_result_with_an_error_or_a_hole_fails_the_check() -> None:
+    torch = importlib.import_module("torch")
+    cases, operands, contenders = (
+        importlib.import_module(f"grouped.{name}") for name in ("cases", "operands", "contenders")
+    )
+    case = cases.Case(cases.Model("tiny", 4, 2, 32, 16), 6, "random", "fwd2")
+    weights = operands.make_weights(case, "cpu", torch.bfloat16)
+    made = operands.make_operands(case, weights, "cpu", torch.bfloat16, seed=0)
+    ours = contenders.ours(made)
+    assert contenders.check(ours)["correct"]
+    run = ours.run
+    ours.run = lambda: run().mul_(1.05)
+    assert not contenders.check(ours)["correct"]
+    ours.run = lambda: made.out.copy_(torch.where(torch.arange(32) == 5, float("nan"), run()))
+    assert contenders.check(ours)["fault"] == "elements are NaN or were not written"
+
+
+def test_dry_run_checks_every_contender_and_append_measures_what_is_missing(tmp_path: Path) -> None:
+    common = (
+        "--device", "cpu", "--models", "demo", "--rounds", 1, "--commit", "abc", "--out", tmp_path,
+        "--routing", "random", "--all-kernels", "--no-row-kernels",
+    )  # fmt: skip
+    done = run_script(*common, "--tokens", "2")
+    assert done.returncode == 0, done.stderr
+    path = tmp_path / "hopper.json"
+    first = json.loads(path.read_text())
+    assert [(c["op"], c["tokens"]) for c in first["cases"]] == [("fwd1", 2), ("fwd2", 2)]
+    done = run_script(*common, "--tokens", "2,64", "--ops", "fwd1,dx1,dx2,dw1,dw2", "--append", path)
+    assert done.returncode == 0, done.stderr
+    record = json.loads(path.read_text())
+    assert record["cases"][:2] == first["cases"]
+    assert [c["op"] for c in record["cases"][2:]] == ["fwd1", "dx1", "dw1", "dx2", "dw2"]
+    for case in record["cases"]:
+        assert {"dense", "torch", "ours"} < set(case["contenders"])
+        assert all(c["correct"] and c["ms"] > 0 for c in case["contenders"].values()), case
+    assert run_script(*common, "--commit", "def", "--append", path).returncode != 0
+
+
+def test_time_limit_ends_the_run_and_keeps_the_record(tmp_path: Path) -> None:
+    done = run_script("--device", "cpu", "--models", "demo", "--no-row-kernels", "--seconds", 0, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "--append continues" in done.stderr
+    assert json.loads((tmp_path / "hopper.json").read_text())["cases"] == []
