@@ -22,6 +22,26 @@ struct IndexArray {
   const void* data;
   bool is_64_bit;
 
+  /// An element as it was loaded: nothing is done to it until `below`, so a warp that has fetched
+  /// one does not wait for it before that.
+  struct Fetched {
+    unsigned low = 0xffffffffu;
+    unsigned high = 0;
+
+    /// The value if it is in [0, limit), else -1.
+    __device__ __forceinline__ int below(int limit) const {
+      // Negative values have the top bit of `low` (int32) or a non-zero `high` (int64).
+      return high == 0 && low < static_cast<unsigned>(limit) ? static_cast<int>(low) : -1;
+    }
+  };
+  __device__ __forceinline__ Fetched fetch(long long i) const {
+    const auto* words = static_cast<const unsigned*>(data) + (is_64_bit ? 2 * i : i);
+    Fetched fetched;
+    fetched.low = __ldg(words);
+    if (is_64_bit) fetched.high = __ldg(words + 1);
+    return fetched;
+  }
+
   __device__ __forceinline__ long long operator[](long long i) const {
     return is_64_bit ? __ldg(static_cast<const long long*>(data) + i)
                      : __ldg(static_cast<const int*>(data) + i);
