@@ -6,7 +6,8 @@
 
 namespace moegemm::cuda {
 
-/// n / divisor for 0 <= n < 2^31 by one multiplication and a shift.
+/// n / divisor for 0 <= n < 2^31 by one multiplication and a shift: kernels divide many indices at
+/// once, and a branch per index would serialise the loads they come from.
 struct FastDivisor {
   std::uint32_t magic = std::uint32_t{1} << 31;
   int shift = 31;

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/device/pipeline.cuh"
 #include "cuda/device/tile_scheduler.cuh"
 #include "cuda/ptx/warpgroup.cuh"
@@ -13,16 +15,16 @@
 /// Both operands are read as they lie in memory: rows of the contraction, columns contiguous, which
 /// is wgmma's MN-major form. A CTA of 384 threads:
 ///
-/// | warps | role      | registers | waits for                        | signals                      |
+/// | warps | role      | registers | waits for                        | signals |
 /// |-------|-----------|-----------|----------------------------------|------------------------------|
-/// | 0-2   | load      | 56        | tiles.full, loads.empty          | loads.full, tiles.empty      |
-/// | 3     | schedule  | 56        | tiles.empty                      | tiles.full                   |
-/// | 4-7   | multiply, | 224       | tiles.full, loads.full, its      | loads.empty, tiles.empty     |
-/// | 8-11  | store     |           | staging buffer                   |                              |
+/// | 0-2   | load      | 56        | tiles.full, loads.empty          | loads.full, tiles.empty |
+/// | 3     | schedule  | 56        | tiles.empty                      | tiles.full | | 4-7   |
+/// multiply, | 224       | tiles.full, loads.full, its      | loads.empty, tiles.empty     | | 8-11
+/// | store     |           | staging buffer                   |                              |
 ///
-/// Each multiplying warpgroup has two blocks of 64 A columns by all B columns of the tile. The store
-/// of a tile runs under multiplications: block 0 is stored while the last rows of block 1 multiply,
-/// and block 1, rounded and kept in registers, while the first rows of the next tile do.
+/// Each multiplying warpgroup has two blocks of 64 A columns by all B columns of the tile. The
+/// store of a tile runs under multiplications: block 0 is stored while the last rows of block 1
+/// multiply, and block 1, rounded and kept in registers, while the first rows of the next tile do.
 namespace moegemm::cuda::sm90 {
 
 template <typename Shape>
@@ -55,101 +57,182 @@ __device__ __forceinline__ void schedule_tiles(const WeightGemmParams& params,
   if (lane == 0) queue.leave();
 }
 
-/// acc (+)= A[64 columns] B over one stage.
-template <typename Shape, bool Start>
-__device__ __forceinline__ void multiply_block(float* acc, std::uint64_t a, std::uint64_t b) {
+/// A filled stage as wgmma takes it: descriptors of the warpgroup's first 64 A columns and of B.
+struct StageOperands {
+  std::uint64_t a;
+  std::uint64_t b;
+  int slot;
+};
+
+/// A warpgroup's view of the stages that the load warps fill.
+template <typename Shape>
+class StageReader {
+ public:
+  static constexpr std::uint32_t kSlabStep = Shape::kSlabBytes >> 4;  ///< to the next 64 A columns
+
+  __device__ __forceinline__ StageReader(WeightSmem<Shape>& smem, int group)
+      : loads_(smem.loads),
+        a_(ptx::smem_descriptor(ptx::shared_address(smem.a[0]), Shape::kSlabBytes) +
+           2 * group * kSlabStep),
+        b_(ptx::smem_descriptor(ptx::shared_address(smem.b[0]), Shape::kSlabBytes)) {}
+
+  __device__ __forceinline__ StageOperands next() {
+    loads_.wait_full(state_);
+    // Gathered rows were written by the generic proxy; wgmma reads through the async proxy.
+    ptx::fence_proxy_async_shared();
+    const int slot = state_.slot;
+    state_.advance();
+    return {a_ + slot * (Shape::kABytes >> 4), b_ + slot * (Shape::kBBytes >> 4), slot};
+  }
+
+  __device__ __forceinline__ void release(int slot) {
+    if (threadIdx.x % kWarpSize == 0) ptx::mbarrier_arrive(&loads_.empty[slot]);
+  }
+
+ private:
+  Ring<Shape::kStages>& loads_;
+  std::uint64_t a_;
+  std::uint64_t b_;
+  PipelineState<Shape::kStages> state_;
+};
+
+/// acc (+)= A[64 columns] B[Cols columns] over one stage, as one wgmma group.
+template <typename Shape, int Cols, bool Start>
+__device__ __forceinline__ void multiply_stage(float* acc, std::uint64_t a, std::uint64_t b) {
   using ptx::Major;
-  constexpr std::uint32_t kStep = ptx::kDescriptorStepK16<Major::kMn>;
   using T = typename Shape::Element;
+  constexpr std::uint32_t kStep = ptx::kDescriptorStepK16<Major::kMn>;
 #pragma unroll
   for (int k = 0; k < Shape::kRows / 16; ++k) {
     if (Start && k == 0) {
-      ptx::wgmma_start<T, Shape::kBCols, Major::kMn, Major::kMn>(acc, a, b);
+      ptx::wgmma_start<T, Cols, Major::kMn, Major::kMn>(acc, a, b);
     } else {
-      ptx::wgmma<T, Shape::kBCols, Major::kMn, Major::kMn>(acc, a + k * kStep, b + k * kStep, true);
+      ptx::wgmma<T, Cols, Major::kMn, Major::kMn>(acc, a + k * kStep, b + k * kStep, true);
     }
   }
   ptx::wgmma_commit_group();
 }
 
-template <int Count>
-__device__ __forceinline__ void hold_accumulators(float (&acc)[Count]) {
+/// Issues a whole tile of Cols B columns, block 0 into acc0 and block 1 into acc1, and calls
+/// `under_lead` while the first stages of block 0 multiply. Returns with the last stage's two
+/// groups in flight: its slot is the caller's to release.
+template <int Cols, typename Shape, typename UnderLead>
+__device__ __forceinline__ int multiply_tile(StageReader<Shape>& loads, int stages,
+                                             float (&acc0)[Cols / 2], float (&acc1)[Cols / 2],
+                                             const UnderLead& under_lead) {
+  constexpr std::uint32_t kSlabStep = StageReader<Shape>::kSlabStep;
+  static_assert(kLeadStages == 2);
+  const StageOperands first = loads.next();
+  ptx::wgmma_fence();
+  multiply_stage<Shape, Cols, true>(acc0, first.a, first.b);
+  const StageOperands second = loads.next();
+  ptx::wgmma_fence();
+  multiply_stage<Shape, Cols, false>(acc0, second.a, second.b);
+  under_lead();
+  ptx::wgmma_fence();
+  multiply_stage<Shape, Cols, true>(acc1, first.a + kSlabStep, first.b);
+  multiply_stage<Shape, Cols, false>(acc1, second.a + kSlabStep, second.b);
+  ptx::wgmma_wait_group<1>();
+  loads.release(first.slot);
+  int previous = second.slot;
+#pragma unroll 1
+  for (int stage = kLeadStages; stage < stages; ++stage) {
+    const StageOperands current = loads.next();
+    ptx::wgmma_fence();
+    multiply_stage<Shape, Cols, false>(acc0, current.a, current.b);
+    multiply_stage<Shape, Cols, false>(acc1, current.a + kSlabStep, current.b);
+    ptx::wgmma_wait_group<2>();
+    loads.release(previous);
+    previous = current.slot;
+  }
+  return previous;
+}
+
+template <int Pending, int Count>
+__device__ __forceinline__ void wait_for_accumulators(float (&acc)[Count]) {
+  ptx::wgmma_wait_group<Pending>();
 #pragma unroll
   for (int i = 0; i < Count; ++i) ptx::accumulator_barrier(acc[i]);
 }
 
+/// Lets the stages of a tile go by.
+template <typename Shape>
+__device__ __forceinline__ void skip_tile(StageReader<Shape>& loads, int stages) {
+  for (int stage = 0; stage < stages; ++stage) loads.release(loads.next().slot);
+}
+
+/// Calls `body` with the width of the tile's B columns as a constant: all, or all but one slab if
+/// no more are left. A third width spills registers.
+template <typename Shape, typename Body>
+__device__ __forceinline__ void with_tile_cols(int cols_left, const Body& body) {
+  if (cols_left > Shape::kBCols - kSlabCols) {
+    body(std::integral_constant<int, Shape::kBCols>{});
+  } else {
+    body(std::integral_constant<int, Shape::kBCols - kSlabCols>{});
+  }
+}
+
+/// 16-bit output: the stores of both blocks run under multiplications.
 template <typename Shape>
 __device__ __forceinline__ void multiply_and_store(const WeightGemmParams& params,
                                                    WeightSmem<Shape>& smem) {
   const int group = ptx::uniform(threadIdx.x / kWarpgroupSize - 1);
-  const int lane = threadIdx.x % kWarpSize;
-  constexpr std::uint32_t kSlab = Shape::kSlabBytes >> 4;
-  const std::uint64_t a_base =
-      ptx::smem_descriptor(ptx::shared_address(smem.a[0]), Shape::kSlabBytes) + 2 * group * kSlab;
-  const std::uint64_t b_base =
-      ptx::smem_descriptor(ptx::shared_address(smem.b[0]), Shape::kSlabBytes);
   const WeightStore<Shape> store(params, smem.staging[group], group);
-
-  PipelineState<Shape::kStages> stage;
-  TileReader<Shape> reader(smem);
-  std::uint32_t packed[Shape::kBCols / 4];
-  WeightTile last;
-  last.expert = -1;
-  const auto release = [&](int slot) {
-    if (lane == 0) ptx::mbarrier_arrive(&smem.loads.empty[slot]);
+  StageReader<Shape> loads(smem, group);
+  TileReader<Shape> tiles(smem);
+  std::uint32_t packed[Shape::kBCols / 4] = {};  // block 1 of `last`, rounded, not yet stored
+  WeightTile last = {.expert = -1};
+  const auto store_last = [&] {
+    if (last.expert >= 0) store.store_packed(packed, last, 1);
   };
-  while (true) {
-    const WeightTile tile = reader.next();
-    if (tile.expert < 0) break;
-    const int blocks = row_blocks(tile.rows, Shape::kRows);
-    float acc0[Shape::kBCols / 2];
-    float acc1[Shape::kBCols / 2];
-
-    smem.loads.wait_full(stage);
-    // Gathered rows were written by the generic proxy; wgmma reads through the async proxy.
-    ptx::fence_proxy_async_shared();
-    std::uint64_t a = a_base + stage.slot * (Shape::kABytes >> 4);
-    std::uint64_t b = b_base + stage.slot * (Shape::kBBytes >> 4);
-    ptx::wgmma_fence();
-    multiply_block<Shape, true>(acc0, a, b);
-    if (!Shape::kFloatOutput && last.expert >= 0) store.store_packed(packed, last, 1);
-    ptx::wgmma_fence();
-    multiply_block<Shape, true>(acc1, a + kSlab, b);
-#pragma unroll 1
-    for (int block = 1; block < blocks; ++block) {
-      const int previous = stage.slot;
-      stage.advance();
-      smem.loads.wait_full(stage);
-      ptx::fence_proxy_async_shared();
-      a = a_base + stage.slot * (Shape::kABytes >> 4);
-      b = b_base + stage.slot * (Shape::kBBytes >> 4);
-      ptx::wgmma_fence();
-      multiply_block<Shape, false>(acc0, a, b);
-      multiply_block<Shape, false>(acc1, a + kSlab, b);
-      ptx::wgmma_wait_group<2>();
-      release(previous);
+  for (WeightTile tile = tiles.next(); tile.expert >= 0; tile = tiles.next()) {
+    const int stages = stages_of(tile.rows, Shape::kRows);
+    if (tile.a_col + group * 2 * kSlabCols >= params.tiling.a_cols) {
+      store_last();
+      last.expert = -1;
+      skip_tile(loads, stages);
+      continue;
     }
-    if constexpr (Shape::kFloatOutput) {
-      ptx::wgmma_wait_group<0>();
-      release(stage.slot);
-      hold_accumulators(acc0);
-      hold_accumulators(acc1);
-      store.store_float(acc0, tile, 0);
-      store.store_float(acc1, tile, 1);
-    } else {
-      ptx::wgmma_wait_group<1>();
-      hold_accumulators(acc0);
+    with_tile_cols<Shape>(params.tiling.b_cols - tile.b_col, [&](auto cols) {
+      float acc0[cols / 2];
+      float acc1[cols / 2];
+      const int slot = multiply_tile<cols>(loads, stages, acc0, acc1, store_last);
+      wait_for_accumulators<1>(acc0);
       store.pack(acc0, packed);
       store.store_packed(packed, tile, 0);
-      ptx::wgmma_wait_group<0>();
-      release(stage.slot);
-      hold_accumulators(acc1);
+      wait_for_accumulators<0>(acc1);
+      loads.release(slot);
       store.pack(acc1, packed);
-    }
-    stage.advance();
+    });
     last = tile;
   }
-  if (!Shape::kFloatOutput && last.expert >= 0) store.store_packed(packed, last, 1);
+  store_last();
+  store.finish();
+}
+
+/// fp32 output: there are no registers to keep a block in, so nothing is deferred.
+template <typename Shape>
+__device__ __forceinline__ void multiply_and_store_float(const WeightGemmParams& params,
+                                                         WeightSmem<Shape>& smem) {
+  const int group = ptx::uniform(threadIdx.x / kWarpgroupSize - 1);
+  const WeightStore<Shape> store(params, smem.staging[group], group);
+  StageReader<Shape> loads(smem, group);
+  TileReader<Shape> tiles(smem);
+  for (WeightTile tile = tiles.next(); tile.expert >= 0; tile = tiles.next()) {
+    const int stages = stages_of(tile.rows, Shape::kRows);
+    if (tile.a_col + group * 2 * kSlabCols >= params.tiling.a_cols) {
+      skip_tile(loads, stages);
+      continue;
+    }
+    float acc0[Shape::kBCols / 2];
+    float acc1[Shape::kBCols / 2];
+    const int slot = multiply_tile<Shape::kBCols>(loads, stages, acc0, acc1, [] {});
+    wait_for_accumulators<0>(acc0);
+    wait_for_accumulators<0>(acc1);
+    loads.release(slot);
+    store.store_float(acc0, tile, 0);
+    store.store_float(acc1, tile, 1);
+  }
   store.finish();
 }
 
@@ -180,7 +263,11 @@ __global__ void __launch_bounds__(kWeightGemmThreads, 1)
     }
   } else {
     ptx::setmaxnreg_inc<kMultiplyRegisters>();
-    multiply_and_store(params, smem);
+    if constexpr (Shape::kFloatOutput) {
+      multiply_and_store_float(params, smem);
+    } else {
+      multiply_and_store(params, smem);
+    }
   }
 }
 

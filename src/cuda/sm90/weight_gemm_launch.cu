@@ -11,6 +11,7 @@
 #include "cuda/host/tile_counters.h"
 #include "cuda/sm90/kernel_entry.h"
 #include "cuda/sm90/weight_gemm.cuh"
+#include "moegemm/error.h"
 
 namespace moegemm::cuda::sm90 {
 namespace {
@@ -21,7 +22,7 @@ struct CompiledWeightGemm {
   int b_cols;
   int rows;
   int stages;
-  int smem_bytes;  ///< beside the experts' prefix sums
+  int smem_bytes;               ///< beside the experts' prefix sums
   const void* functions[2][2];  ///< [fp16][fp32 output]
 };
 
@@ -107,8 +108,9 @@ CUtensorMap output_map(const Problem& problem, const Operands& operands) {
   spec.rank = 3;
   spec.dims = {static_cast<std::uint64_t>(problem.k), static_cast<std::uint64_t>(problem.n),
                static_cast<std::uint64_t>(problem.experts)};
-  spec.strides_bytes = {static_cast<std::uint64_t>(operands.out_stride * element_bytes),
-                        static_cast<std::uint64_t>(operands.out_stride * problem.n * element_bytes)};
+  spec.strides_bytes = {
+      static_cast<std::uint64_t>(operands.out_stride * element_bytes),
+      static_cast<std::uint64_t>(operands.out_stride * problem.n * element_bytes)};
   spec.box = {static_cast<std::uint32_t>(128 / element_bytes), 64, 1};
   return encode(spec);
 }
@@ -128,7 +130,14 @@ WeightGemmParams make_params(const CompiledWeightGemm& kernel, const Problem& pr
     params.a_map = params.b_map;  // valid to prefetch, never read through
     params.gather_indices = {operands.gather_indices, problem.index_dtype == DType::kInt64};
     params.gathered = static_cast<const unsigned char*>(a);
-    params.gathered_row_bytes = a_stride * size_bytes(problem.dtype);
+    const std::int64_t bytes =
+        problem.rows / problem.gather_divisor() * a_stride * size_bytes(problem.dtype);
+    if (bytes > (std::int64_t{16} << 32)) {
+      throw Error(ErrorKind::kNotImplemented,
+                  std::string(a_is_x ? "x" : "dy") + " spans " + std::to_string(bytes) +
+                      " bytes, a gathered operand of dW may span 64 GiB");
+    }
+    params.gathered_row_chunks = static_cast<unsigned>(a_stride * size_bytes(problem.dtype) / 16);
     params.gather_divisor = make_fast_divisor(static_cast<std::uint32_t>(problem.gather_divisor()));
   } else {
     params.a_map = input_map(kernel, problem, a, params.tiling.a_cols, a_stride);
@@ -136,9 +145,9 @@ WeightGemmParams make_params(const CompiledWeightGemm& kernel, const Problem& pr
   params.m_sizes = {operands.m_sizes, problem.sizes_dtype == DType::kInt64};
   params.experts = static_cast<int>(problem.experts);
   params.total_rows = static_cast<int>(problem.rows);
-  params.output = problem.accumulate                      ? WeightOutput::kAddToFloat32
+  params.output = problem.accumulate                     ? WeightOutput::kAddToFloat32
                   : problem.out_dtype == DType::kFloat32 ? WeightOutput::kFloat32
-                                                          : WeightOutput::kInputType;
+                                                         : WeightOutput::kInputType;
   return params;
 }
 
@@ -200,8 +209,8 @@ void launch_entry(const KernelEntry& entry, const Plan& plan, const Problem& pro
   WeightGemmParams params = make_params(kernel, problem, operands, facts);
   params.counter = acquire_tile_counter(problem.device.index, stream);
   LaunchSpec spec;
-  spec.function = kernel.functions[problem.dtype == DType::kFloat16]
-                                  [problem.out_dtype == DType::kFloat32];
+  spec.function =
+      kernel.functions[problem.dtype == DType::kFloat16][problem.out_dtype == DType::kFloat32];
   spec.name = entry.info.name.c_str();
   spec.grid = dim3(static_cast<unsigned>(plan.grid));
   spec.block = dim3(kWeightGemmThreads);

@@ -2,68 +2,79 @@
 
 #include "cuda/device/swizzle.h"
 #include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/warpgroup.cuh"
 #include "cuda/sm90/weight_gemm_shape.cuh"
 
 /// The load role of the dW kernel: fills stages with rows of both operands, through tensor maps or,
 /// for a gathered operand A, row by row with cp.async.
+///
+/// What this role costs is the instructions that share a queue with wgmma, not their bytes and not
+/// arithmetic: 8 shuffles a stage cost 3 % of the whole kernel. Lanes exchange row addresses
+/// through shared memory instead (one store, two loads).
 namespace moegemm::cuda::sm90 {
 
-/// The row of the gathered operand that this lane's row of the stage is, or -1 for a row of zeros:
-/// in front of the segment's part of the stage, or an index out of range.
-template <typename Shape>
-__device__ __forceinline__ int gathered_row(const WeightGemmParams& params, const WeightTile& tile,
-                                            int block) {
-  const RowRange range = block_rows(tile.rows, block, Shape::kRows);
-  const int row = static_cast<int>(threadIdx.x % kWarpSize) - (Shape::kRows - range.count);
-  if (row < 0) return -1;
-  const int flat =
-      flat_row(params.gather_indices, tile.row + range.first + row, params.total_rows);
-  return flat < 0 ? -1
-                  : static_cast<int>(
-                        params.gather_divisor.divide(static_cast<std::uint32_t>(flat)));
+constexpr unsigned kNoRow = 0xffffffffu;
+
+/// Where the row that an index names starts in the gathered operand, in chunks of 16 bytes, or
+/// kNoRow for a row of zeros. 32 bits reach 64 GiB; larger operands are refused.
+__device__ __forceinline__ unsigned gathered_chunk(const WeightGemmParams& params,
+                                                   const IndexArray::Fetched& index) {
+  const int flat = index.below(params.total_rows);
+  const unsigned row = params.gather_divisor.divide(static_cast<std::uint32_t>(flat));
+  return flat < 0 ? kNoRow : row * params.gathered_row_chunks;
 }
 
-/// Copies the stage's rows of operand A; lane r knows the source of row r. One instruction moves 128
-/// bytes of 4 rows, so a row's address is worked out once for its 4 slabs.
+/// Copies the stage's rows of operand A; `row_chunks` says where each starts. One instruction moves
+/// 128 bytes of 4 rows (lanes 8 g to 8 g + 7 take rows 8 g to 8 g + 7 in turn), so a row's address
+/// is worked out once for its slabs. `columns` is the lane's chunk of the tile's first slab in row
+/// 0 of the operand, `columns_left` the columns from there on.
 template <typename Shape, bool AllValid>
-__device__ __forceinline__ void gather_rows(const WeightGemmParams& params, std::uint32_t stage,
-                                            int source_row, int a_col) {
+__device__ __forceinline__ void gather_rows(const unsigned char* columns, int columns_left,
+                                            std::uint32_t stage, const unsigned* row_chunks) {
   const int lane = threadIdx.x % kWarpSize;
-  const int row_in_quad = lane / 8;
-  const int chunk = lane % 8;
-  const int column = a_col + chunk * 8;
-  const unsigned char* columns = params.gathered + column * 2ll;
-  const std::uint32_t even = stage + swizzle_128b(row_in_quad, chunk);
-  const std::uint32_t odd = stage + swizzle_128b(row_in_quad + 4, chunk);
+  const int group = lane / 8;
+  const std::uint32_t base = stage + swizzle_128b(group * 8, lane % 8);
+  const auto* quads = reinterpret_cast<const uint4*>(row_chunks + group * 8);
+  const uint4 low = quads[0];
+  const uint4 high = quads[1];
+  const unsigned starts[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
-  for (int quad = 0; quad < Shape::kRows / 4; ++quad) {
-    const int row = __shfl_sync(kFullMask, source_row, quad * 4 + row_in_quad);
-    const std::uint32_t target = (quad % 2 == 0 ? even : odd) + quad / 2 * 1024;
-    const unsigned char* source = columns + (AllValid || row >= 0 ? row : 0) *
-                                                params.gathered_row_bytes;
+  for (int row = 0; row < 8; ++row) {
+    // 128 bytes further per row, chunks swizzled by the row: both only flip bits of `base`.
+    const std::uint32_t target = base ^ static_cast<std::uint32_t>(row * 128 | row << 4);
+    const unsigned char* source = columns + starts[row] * 16ull;
 #pragma unroll
     for (int slab = 0; slab < Shape::kASlabs; ++slab) {
       const std::uint32_t slab_target = target + slab * Shape::kSlabBytes;
       if constexpr (AllValid) {
         ptx::cp_async_16(slab_target, source + slab * 128);
       } else {
-        const bool inside = row >= 0 && column + slab * kSlabCols < params.tiling.a_cols;
-        ptx::cp_async_16_or_zero(slab_target, inside ? source + slab * 128 : params.gathered,
-                                 inside);
+        ptx::cp_async_16_or_zero(slab_target, source + slab * 128,
+                                 starts[row] != kNoRow && columns_left > slab * kSlabCols);
       }
     }
   }
 }
 
-/// Boxes of one operand: Slabs slabs of 64 columns, with `valid` rows from `row` on at their end.
+/// Boxes of one operand: Slabs slabs of 64 columns.
 template <typename Shape, int Slabs>
 __device__ __forceinline__ void load_boxes(const CUtensorMap& map, unsigned char* stage, int col,
-                                           int valid, int row, std::uint64_t* full) {
+                                           int front, int row, std::uint64_t* full) {
 #pragma unroll
   for (int slab = 0; slab < Slabs; ++slab) {
     ptx::cp_async_bulk_tensor_3d(stage + slab * Shape::kSlabBytes, &map, col + slab * kSlabCols,
-                                 valid - Shape::kRows, row, full);
+                                 front, row, full);
   }
+}
+
+/// Fetches the indices of the stage that starts at segment row `start`, one per lane. Rows outside
+/// the segment keep an index out of range.
+__device__ __forceinline__ IndexArray::Fetched fetch_index(const WeightGemmParams& params,
+                                                           const WeightTile& tile, int start) {
+  const int row = start + static_cast<int>(threadIdx.x % kWarpSize);
+  IndexArray::Fetched fetched;
+  if (row >= 0 && row < tile.rows) fetched = params.gather_indices.fetch(tile.row + row);
+  return fetched;
 }
 
 template <typename Shape>
@@ -71,46 +82,55 @@ __device__ __forceinline__ void load_tiles(const WeightGemmParams& params, Weigh
                                            int warp) {
   const int lane = threadIdx.x % kWarpSize;
   const bool gathers = params.gather_indices.data != nullptr;
+  unsigned* row_chunks = smem.row_chunks[warp];
   PipelineState<Shape::kStages / kLoadWarps> own;  // this warp's stages: warp, warp + 3, ...
   TileReader<Shape> reader(smem);
-  int block = warp;  // this warp's next block, counted from the start of the tile
+  int index = warp;  // this warp's next stage, counted from the start of the tile
   while (true) {
     const WeightTile tile = reader.next();
     if (tile.expert < 0) break;
-    const int blocks = row_blocks(tile.rows, Shape::kRows);
+    const int stages = stages_of(tile.rows, Shape::kRows);
     const bool full_columns = tile.a_col + Shape::kACols <= params.tiling.a_cols;
-    int source_row = gathers && block < blocks ? gathered_row<Shape>(params, tile, block) : -1;
-    for (; block < blocks; block += kLoadWarps) {
-      const int stage = warp + kLoadWarps * own.slot;
-      std::uint64_t* full = &smem.loads.full[stage];
-      ptx::mbarrier_wait(&smem.loads.empty[stage], own.phase ^ 1);
+    const int column = tile.a_col + lane % 8 * 8;
+    const unsigned char* columns = ptx::opaque(params.gathered + column * 2ll);
+    const int columns_left = params.tiling.a_cols - column;
+    int start = stage_start(tile.rows, index, stages, Shape::kRows);
+    IndexArray::Fetched row_index;
+    if (gathers) row_index = fetch_index(params, tile, start);
+    for (; index < stages; index += kLoadWarps) {
+      const int slot = warp + kLoadWarps * own.slot;
+      std::uint64_t* full = &smem.loads.full[slot];
+      ptx::mbarrier_wait(&smem.loads.empty[slot], own.phase ^ 1);
       own.advance();
-      const RowRange range = block_rows(tile.rows, block, Shape::kRows);
       if (lane == 0) {
         ptx::mbarrier_arrive_expect_tx(full, Shape::kBBytes + (gathers ? 0 : Shape::kABytes));
-        load_boxes<Shape, Shape::kBSlabs>(params.b_map, smem.b[stage], tile.b_col, range.count,
-                                          tile.row + range.first, full);
+        const int front = min(start, 0);
+        const int row = tile.row + max(start, 0);
+        load_boxes<Shape, Shape::kBSlabs>(params.b_map, smem.b[slot], tile.b_col, front, row, full);
         if (!gathers) {
-          load_boxes<Shape, Shape::kASlabs>(params.a_map, smem.a[stage], tile.a_col, range.count,
-                                            tile.row + range.first, full);
+          load_boxes<Shape, Shape::kASlabs>(params.a_map, smem.a[slot], tile.a_col, front, row,
+                                            full);
         }
       }
       __syncwarp();
+      start += kLoadWarps * Shape::kRows;
       if (gathers) {
-        const std::uint32_t target = ptx::shared_address(smem.a[stage]);
-        if (full_columns && __all_sync(kFullMask, source_row >= 0)) {
-          gather_rows<Shape, true>(params, target, source_row, tile.a_col);
+        const unsigned row_chunk = gathered_chunk(params, row_index);
+        // Fetched ahead, the next indices have arrived by the time their stage is empty.
+        row_index = fetch_index(params, tile, start);
+        row_chunks[lane] = row_chunk;
+        const bool all_valid = __all_sync(kFullMask, row_chunk != kNoRow) && full_columns;
+        __syncwarp();
+        const std::uint32_t target = ptx::shared_address(smem.a[slot]);
+        if (all_valid) {
+          gather_rows<Shape, true>(columns, columns_left, target, row_chunks);
         } else {
-          gather_rows<Shape, false>(params, target, source_row, tile.a_col);
+          gather_rows<Shape, false>(columns, columns_left, target, row_chunks);
         }
         ptx::cp_async_mbarrier_arrive_noinc(full);
-        // Fetched here, the next index has arrived by the time its stage is empty.
-        if (block + kLoadWarps < blocks) {
-          source_row = gathered_row<Shape>(params, tile, block + kLoadWarps);
-        }
       }
     }
-    block -= blocks;
+    index -= stages;
   }
 }
 

@@ -18,17 +18,17 @@ enum class WeightOutput : int {
 /// What the dW kernel is launched with.
 struct WeightGemmParams {
   /// Inputs: 3-D maps {columns, stage rows, M} whose dimensions 1 and 2 have the same stride, box
-  /// {64, stage rows, 1}. A stage with v rows is read at (column, v - stage rows, first row): rows
-  /// before the segment's part have negative coordinates and come out zero.
+  /// {64, stage rows, 1}. A stage that starts z rows in front of its segment is read at
+  /// (column, -z, segment's first row): those rows have negative coordinates and come out zero.
   CUtensorMap a_map;  ///< not used when A is gathered
   CUtensorMap b_map;
   CUtensorMap out_map;  ///< {K, N, E}, box {128 bytes, 64, 1}
 
-  IndexArray m_sizes;         ///< [E]
-  IndexArray gather_indices;  ///< [M]; data is null when no operand is gathered
-  const unsigned char* gathered;        ///< operand A when it is gathered
-  long long gathered_row_bytes;         ///< its row pitch
-  FastDivisor gather_divisor;           ///< flat index -> row of the gathered operand
+  IndexArray m_sizes;             ///< [E]
+  IndexArray gather_indices;      ///< [M]; data is null when no operand is gathered
+  const unsigned char* gathered;  ///< operand A when it is gathered
+  unsigned gathered_row_chunks;   ///< its row pitch in 16 bytes
+  FastDivisor gather_divisor;     ///< flat index -> row of the gathered operand
 
   WeightTiling tiling;
   int experts;

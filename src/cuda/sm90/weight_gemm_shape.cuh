@@ -52,6 +52,7 @@ struct WeightSmem {
   alignas(1024) unsigned char a[Shape::kStages][Shape::kABytes];
   alignas(1024) unsigned char b[Shape::kStages][Shape::kBBytes];
   alignas(1024) unsigned char staging[kMultiplyGroups][Shape::kStagingBytes];
+  alignas(16) unsigned row_chunks[kLoadWarps][kWarpSize];  ///< see gather_rows
   Ring<Shape::kStages> loads;
   Ring<kTileSlots> tile_ring;
   WeightTile tiles[kTileSlots];

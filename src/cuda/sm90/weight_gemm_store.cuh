@@ -38,11 +38,13 @@ class WeightStore {
                                          int group)
       : params_(params), staging_(staging), group_(group) {}
 
-  /// packed[2 j + h] holds accumulators 4 j + 2 h and the next.
-  static __device__ __forceinline__ void pack(const float (&acc)[kAccumulators],
+  /// packed[2 j + h] holds accumulators 4 j + 2 h and the next. A narrow tile leaves the rest as it
+  /// is: those columns are beyond the edge of dW.
+  template <int Count>
+  static __device__ __forceinline__ void pack(const float (&acc)[Count],
                                               std::uint32_t (&packed)[kAccumulators / 2]) {
 #pragma unroll
-    for (int i = 0; i < kAccumulators / 2; ++i) {
+    for (int i = 0; i < Count / 2; ++i) {
       packed[i] = round_pair(acc[2 * i], acc[2 * i + 1], typename Shape::Element{});
     }
   }
