@@ -71,6 +71,14 @@ __device__ __forceinline__ void cp_reduce_async_bulk_tensor_add_3d(const CUtenso
       : "memory");
 }
 
+/// Brings one box of a 3-D map into L2.
+__device__ __forceinline__ void cp_async_bulk_prefetch_tensor_3d(const CUtensorMap* map, int x,
+                                                                 int y, int z) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(map), "r"(x),
+               "r"(y), "r"(z)
+               : "memory");
+}
+
 __device__ __forceinline__ void cp_async_bulk_commit_group() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }

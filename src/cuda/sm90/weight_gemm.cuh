@@ -2,6 +2,7 @@
 
 #include <type_traits>
 
+#include "cuda/device/expert_order.cuh"
 #include "cuda/device/pipeline.cuh"
 #include "cuda/device/tile_scheduler.cuh"
 #include "cuda/ptx/warpgroup.cuh"
@@ -10,27 +11,37 @@
 #include "cuda/sm90/weight_gemm_shape.cuh"
 #include "cuda/sm90/weight_gemm_store.cuh"
 
+// clang-format off
 /// dW_e = dY_e^T X_e for all experts in one persistent launch.
 ///
 /// Both operands are read as they lie in memory: rows of the contraction, columns contiguous, which
 /// is wgmma's MN-major form. A CTA of 384 threads:
 ///
-/// | warps | role      | registers | waits for                        | signals |
-/// |-------|-----------|-----------|----------------------------------|------------------------------|
-/// | 0-2   | load      | 56        | tiles.full, loads.empty          | loads.full, tiles.empty |
-/// | 3     | schedule  | 56        | tiles.empty                      | tiles.full | | 4-7   |
-/// multiply, | 224       | tiles.full, loads.full, its      | loads.empty, tiles.empty     | | 8-11
-/// | store     |           | staging buffer                   |                              |
+/// | warps | role     | registers | waits for                           | signals                  |
+/// |-------|----------|-----------|-------------------------------------|--------------------------|
+/// | 0-2   | load     | 56        | tiles full, loads empty             | loads full, tiles empty  |
+/// | 3     | schedule | 56        | tiles empty                         | tiles full               |
+/// | 4-11  | multiply | 224       | tiles full, loads full, its staging | loads empty, tiles empty |
+/// |       | + store  |           | buffer (one per warpgroup)          |                          |
 ///
 /// Each multiplying warpgroup has two blocks of 64 A columns by all B columns of the tile. The
 /// store of a tile runs under multiplications: block 0 is stored while the last rows of block 1
 /// multiply, and block 1, rounded and kept in registers, while the first rows of the next tile do.
+// clang-format on
 namespace moegemm::cuda::sm90 {
 
 template <typename Shape>
 __device__ __forceinline__ void schedule_tiles(const WeightGemmParams& params,
                                                WeightSmem<Shape>& smem) {
   scan_segments(params.m_sizes, params.experts, params.total_rows, 1, smem.row_prefix, nullptr);
+  __syncwarp();
+  unsigned short* order = smem.order(params.experts);
+  // A tile that starts last can make the launch this much longer: 1/32 of a block's share at most.
+  const float share = static_cast<float>(params.total_rows / Shape::kRows) *
+                      static_cast<float>(params.tiling.tiles_per_expert()) /
+                      static_cast<float>(gridDim.x);
+  order_large_first(smem.row_prefix, params.experts, Shape::kRows, static_cast<int>(share / 32),
+                    smem.class_counts, order);
   __syncwarp();
   const int lane = threadIdx.x % kWarpSize;
   const int total = params.experts * params.tiling.tiles_per_expert();
@@ -47,6 +58,7 @@ __device__ __forceinline__ void schedule_tiles(const WeightGemmParams& params,
   for (; !queue.done(); queue.advance()) {
     WeightTile tile =
         decode_weight_tile(queue.current(), params.tiling, Shape::kACols, Shape::kBCols);
+    tile.expert = order[tile.expert];
     tile.row = smem.row_prefix[tile.expert];
     tile.rows = smem.row_prefix[tile.expert + 1] - tile.row;
     // dW += nothing: left alone, so that not even -0.0 changes.
@@ -177,7 +189,7 @@ template <typename Shape>
 __device__ __forceinline__ void multiply_and_store(const WeightGemmParams& params,
                                                    WeightSmem<Shape>& smem) {
   const int group = ptx::uniform(threadIdx.x / kWarpgroupSize - 1);
-  const WeightStore<Shape> store(params, smem.staging[group], group);
+  WeightStore<Shape> store(params, smem, group);
   StageReader<Shape> loads(smem, group);
   TileReader<Shape> tiles(smem);
   std::uint32_t packed[Shape::kBCols / 4] = {};  // block 1 of `last`, rounded, not yet stored
@@ -215,7 +227,7 @@ template <typename Shape>
 __device__ __forceinline__ void multiply_and_store_float(const WeightGemmParams& params,
                                                          WeightSmem<Shape>& smem) {
   const int group = ptx::uniform(threadIdx.x / kWarpgroupSize - 1);
-  const WeightStore<Shape> store(params, smem.staging[group], group);
+  WeightStore<Shape> store(params, smem, group);
   StageReader<Shape> loads(smem, group);
   TileReader<Shape> tiles(smem);
   for (WeightTile tile = tiles.next(); tile.expert >= 0; tile = tiles.next()) {
@@ -226,7 +238,8 @@ __device__ __forceinline__ void multiply_and_store_float(const WeightGemmParams&
     }
     float acc0[Shape::kBCols / 2];
     float acc1[Shape::kBCols / 2];
-    const int slot = multiply_tile<Shape::kBCols>(loads, stages, acc0, acc1, [] {});
+    const int slot =
+        multiply_tile<Shape::kBCols>(loads, stages, acc0, acc1, [&] { store.prefetch_old(tile); });
     wait_for_accumulators<0>(acc0);
     wait_for_accumulators<0>(acc1);
     loads.release(slot);
@@ -247,6 +260,7 @@ __global__ void __launch_bounds__(kWeightGemmThreads, 1)
     const bool gathers = params.gather_indices.data != nullptr;
     smem.loads.init(gathers ? 1 + kWarpSize : 1, kMultiplyWarps);
     smem.tile_ring.init(1, kMultiplyWarps + kLoadWarps);
+    for (auto& barrier : smem.old_full) ptx::mbarrier_init(&barrier, 1);
     ptx::fence_mbarrier_init();
     ptx::prefetch_tensormap(&params.a_map);
     ptx::prefetch_tensormap(&params.b_map);

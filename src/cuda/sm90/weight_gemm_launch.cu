@@ -38,7 +38,7 @@ CompiledWeightGemm compiled() {
           B,
           Rows,
           Stages,
-          weight_smem_bytes<WeightShape<__half, A, B, Rows, Stages, false>>(0),
+          sizeof(WeightSmem<WeightShape<__half, A, B, Rows, Stages, false>>),
           {{function<__nv_bfloat16, A, B, Rows, Stages, false>(),
             function<__nv_bfloat16, A, B, Rows, Stages, true>()},
            {function<__half, A, B, Rows, Stages, false>(),
@@ -192,7 +192,7 @@ std::string refuse(const KernelEntry& entry, const Problem& problem, const Devic
   if (problem.experts > kMost || total_tiles(kernel, problem) > kMost) {
     return "more than 2^30 output tiles";
   }
-  const std::int64_t smem = kernel.smem_bytes + problem.experts * 4;
+  const std::int64_t smem = kernel.smem_bytes + problem.experts * kSmemBytesPerExpert;
   if (smem > facts.shared_memory_bytes) {
     return std::to_string(problem.experts) + " experts need " + std::to_string(smem) +
            " bytes of shared memory, a block has " + std::to_string(facts.shared_memory_bytes);
@@ -214,7 +214,8 @@ void launch_entry(const KernelEntry& entry, const Plan& plan, const Problem& pro
   spec.name = entry.info.name.c_str();
   spec.grid = dim3(static_cast<unsigned>(plan.grid));
   spec.block = dim3(kWeightGemmThreads);
-  spec.dynamic_smem_bytes = kernel.smem_bytes + static_cast<int>(problem.experts) * 4;
+  spec.dynamic_smem_bytes =
+      kernel.smem_bytes + static_cast<int>(problem.experts) * kSmemBytesPerExpert;
   void* args[] = {&params};
   launch(spec, args, stream, plan);
 }

@@ -4,6 +4,7 @@
 
 #include "cuda/device/pipeline.cuh"
 #include "cuda/device/segments.cuh"
+#include "cuda/device/size_class.h"
 #include "cuda/sm90/weight_gemm_params.h"
 
 namespace moegemm::cuda::sm90 {
@@ -56,13 +57,17 @@ struct WeightSmem {
   Ring<Shape::kStages> loads;
   Ring<kTileSlots> tile_ring;
   WeightTile tiles[kTileSlots];
-  int row_prefix[1];  ///< experts + 1 entries: the rest of dynamic shared memory
+  std::uint64_t old_full[kMultiplyGroups];  ///< see WeightStore
+  int class_counts[kSizeClasses];
+  int row_prefix[1];  ///< experts + 1 entries, then the order: the rest of dynamic shared memory
+
+  /// Experts in the order in which their tiles are handed out.
+  __device__ __forceinline__ unsigned short* order(int experts) {
+    return reinterpret_cast<unsigned short*>(row_prefix + experts + 1);
+  }
 };
 
-template <typename Shape>
-constexpr int weight_smem_bytes(int experts) {
-  return static_cast<int>(sizeof(WeightSmem<Shape>)) + experts * static_cast<int>(sizeof(int));
-}
+constexpr int kSmemBytesPerExpert = sizeof(int) + sizeof(unsigned short);
 
 /// A warp's view of the tiles that the scheduler publishes.
 template <typename Shape>

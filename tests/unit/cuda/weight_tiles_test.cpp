@@ -3,12 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <limits>
 #include <random>
 #include <set>
 #include <tuple>
 #include <vector>
 
 #include "cuda/device/fast_divide.h"
+#include "cuda/device/size_class.h"
 
 namespace moegemm::cuda::sm90 {
 namespace {
@@ -82,6 +84,22 @@ TEST(WeightTiles, TheGatheredOperandTakesTheWideSide) {
 TEST(WeightTiles, WithoutGatherTheSideThatPadsLessIsChosen) {
   EXPECT_TRUE(a_side_is_x(false, false, 192, 256, kATile, kBTile));
   EXPECT_FALSE(a_side_is_x(false, false, 256, 192, kATile, kBTile));
+}
+
+TEST(SizeClass, GrowsWithTheSizeInStepsOfLessThanHalf) {
+  EXPECT_EQ(size_class(0), 0);
+  EXPECT_EQ(size_class(1), 0);
+  int first_of_class = 1;
+  for (int size = 2; size < 1 << 17; ++size) {
+    const int step = size_class(size) - size_class(size - 1);
+    ASSERT_GE(step, 0);
+    ASSERT_LT(size_class(size), kSizeClasses);
+    if (step > 0) first_of_class = size;
+    if (size < 1 << 16) {
+      ASSERT_LE(2 * size, 3 * first_of_class) << size;
+    }
+  }
+  EXPECT_EQ(size_class(std::numeric_limits<int>::max()), kSizeClasses - 1);
 }
 
 TEST(FastDivisor, EqualsDivisionForEveryDivisorAndTheHardestNumbers) {

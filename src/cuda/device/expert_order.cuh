@@ -1,0 +1,50 @@
+#pragma once
+
+#include "cuda/device/segments.cuh"
+#include "cuda/device/size_class.h"
+
+namespace moegemm::cuda {
+
+/// Fills order[0..experts) with the experts: those of more than `large` units first, by descending
+/// size class, then all others by number. A large expert's tiles take long: handed out first, they
+/// do not keep one block busy when all others have run out of work. The others stay mixed, so that
+/// at any time some tiles multiply while others store. Called by one whole warp; `counts` is
+/// scratch.
+__device__ inline void order_large_first(const int* row_prefix, int experts, int unit_rows,
+                                         int large, int (&counts)[kSizeClasses],
+                                         unsigned short* order) {
+  static_assert(kSizeClasses == kWarpSize);
+  const int lane = threadIdx.x % kWarpSize;
+  const auto class_of = [&](int expert) {
+    const int units = ceil_div(row_prefix[expert + 1] - row_prefix[expert], unit_rows);
+    return units > large ? size_class(units) : 0;
+  };
+  bool any_large = false;
+  for (int expert = lane; expert < experts; expert += kWarpSize) {
+    any_large |= class_of(expert) > 0;
+    order[expert] = static_cast<unsigned short>(expert);
+  }
+  if (!__any_sync(kFullMask, any_large)) return;
+  counts[lane] = 0;
+  __syncwarp();
+  for (int expert = lane; expert < experts; expert += kWarpSize) {
+    atomicAdd(&counts[class_of(expert)], 1);
+  }
+  __syncwarp();
+  // Where each class starts: after all larger ones.
+  const int own = counts[kWarpSize - 1 - lane];
+  counts[kWarpSize - 1 - lane] = inclusive_scan(own, lane) - own;
+  __syncwarp();
+  for (int base = 0; base < experts; base += kWarpSize) {
+    const int expert = base + lane;
+    const int size = expert < experts ? class_of(expert) : -1;
+    const unsigned peers = __match_any_sync(kFullMask, size);
+    const int rank = __popc(peers & ((1u << lane) - 1));
+    if (size >= 0) order[counts[size] + rank] = static_cast<unsigned short>(expert);
+    __syncwarp();
+    if (size >= 0 && rank == 0) counts[size] += __popc(peers);
+    __syncwarp();
+  }
+}
+
+}  // namespace moegemm::cuda
