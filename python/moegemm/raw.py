@@ -31,9 +31,15 @@ class RawArguments(NamedTuple):
     names: tuple[str, str]
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _below_full_precision() -> bool:
+    """Read when torch.compile traces, as it reads the setting for torch.mm."""
+    return torch.get_float32_matmul_precision() != "highest"
+
+
 def torch_allows_tf32(lead: Tensor) -> bool:
     """What the user told torch about fp32 matrix products on CUDA, if `lead` is in one."""
-    return lead.is_cuda and lead.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    return lead.is_cuda and lead.dtype == torch.float32 and _below_full_precision()
 
 
 def raw_flags(

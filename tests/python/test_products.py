@@ -32,7 +32,7 @@ def check(case: Case, got: Results, dY: torch.Tensor) -> None:
         roundings = 2 if case.permute_x or case.fuse_mul_post else 1
         assert_close("dX", got.dX, expected.dX, size.dX, n, roundings)
     if got.dW is not None:
-        assert_close("dW", got.dW, expected.dW, size.dW, case.rows)
+        assert_close("dW", got.dW, expected.dW, size.dW, case.rows, case.dw_roundings)
     if got.d_weights is not None:
         # The product is rounded to X's dtype before its dot with X.
         unit = torch.finfo(case.X.dtype).eps / torch.finfo(got.d_weights.dtype).eps
