@@ -1,0 +1,319 @@
+"""Trains a small Mixture-of-Experts transformer on text that it makes up, once with moegemm and once with a loop over
+the experts, and compares the two: same loss curve, different speed.
+
+    python examples/train_moe.py                 # a few hundred steps
+    python examples/train_moe.py --quick         # about a minute on two cores
+    python examples/train_moe.py --device cuda
+"""
+
+import argparse
+import math
+import random
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+from torch import Tensor, nn
+
+try:
+    import moegemm
+except ModuleNotFoundError:
+    sys.path.insert(0, str(Path(__file__).parent.parent / "python"))
+    import moegemm
+
+BALANCE_WEIGHT = 0.01  # of the load-balancing loss, as in Switch Transformers
+
+
+@dataclass
+class Size:
+    """Extents of the model and of a batch."""
+
+    width: int = 128
+    layers: int = 2
+    heads: int = 4
+    experts: int = 16
+    topk: int = 2
+    hidden: int = 256  # of one expert
+    context: int = 64
+    batch: int = 16
+
+
+def made_up_text(characters: int, seed: int = 0) -> str:
+    """Sentences of a small grammar and sums: enough structure to learn, nothing to download."""
+    choose = random.Random(seed)
+    nouns = ["router", "expert", "token", "kernel", "tile", "weight", "gradient", "matrix"]
+    verbs = ["sends", "gathers", "multiplies", "scatters", "sums", "rounds"]
+    adjectives = ["small", "sparse", "busy", "idle", "dense", "warm"]
+    parts: list[str] = []
+    length = 0
+    while length < characters:
+        if choose.random() < 0.3:
+            a, b = choose.randrange(100), choose.randrange(100)
+            part = f"{a} + {b} = {a + b}. "
+        else:
+            one, two = choose.choice(nouns), choose.choice(nouns)
+            part = f"the {choose.choice(adjectives)} {one} {choose.choice(verbs)} the {choose.choice(adjectives)} {two}. "
+        parts.append(part)
+        length += len(part)
+    return "".join(parts)
+
+
+class Batches:
+    """Random windows of a text as character numbers; the same seed gives the same batches."""
+
+    def __init__(self, text: str, size: Size, device: str, seed: int) -> None:
+        alphabet = sorted(set(text))
+        self.vocabulary = len(alphabet)
+        number = {character: i for i, character in enumerate(alphabet)}
+        self.data = torch.tensor([number[c] for c in text])
+        self.size, self.device = size, device
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        span = torch.arange(self.size.context + 1)
+        while True:
+            starts = torch.randint(len(self.data) - len(span), (self.size.batch, 1), generator=self.generator)
+            window = self.data[starts + span].to(self.device)
+            yield window[:, :-1], window[:, 1:]
+
+
+class Experts(nn.Module):
+    """The experts' two matrices: down(silu(gate(x)) * up(x)), gate and up stacked in one."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.size = size
+        self.gate_up = nn.Parameter(torch.randn(size.experts, 2 * size.hidden, size.width) * size.width**-0.5)
+        self.down = nn.Parameter(torch.randn(size.experts, size.width, size.hidden) * size.hidden**-0.5)
+
+    def forward(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:  # [T, width], [T, topk] twice
+        raise NotImplementedError
+
+
+class GroupedExperts(Experts):
+    """One product per matrix for all experts, with the permutation and the routing weights inside."""
+
+    def forward(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        topk = self.size.topk
+        m_sizes, gather_indices = moegemm.route(ids, self.size.experts)
+        h = moegemm.grouped_gemm(x, self.gate_up, m_sizes, topk, gather_indices, permute_x=True)
+        gate, up = h.chunk(2, dim=-1)
+        y = moegemm.grouped_gemm(
+            F.silu(gate) * up, self.down, m_sizes, topk, gather_indices,
+            permute_y=True, topk_weights=weights, fuse_mul_post=True, is_first_gemm=False,
+        )  # fmt: skip
+        return moegemm.combine(y, topk=topk)
+
+
+class LoopedExperts(Experts):
+    """The same mathematics, one expert after the other."""
+
+    def forward(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        for expert in range(self.size.experts):
+            tokens, slots = (ids == expert).nonzero(as_tuple=True)
+            gate, up = F.linear(x[tokens], self.gate_up[expert]).chunk(2, dim=-1)
+            y = F.linear(F.silu(gate) * up, self.down[expert]) * weights[tokens, slots].unsqueeze(1)
+            out = out.index_add(0, tokens, y.to(out.dtype))
+        return out
+
+
+class MoeLayer(nn.Module):
+    """A router over the experts; `balance` holds the load-balancing loss of the last call."""
+
+    def __init__(self, size: Size, experts: type[Experts]) -> None:
+        super().__init__()
+        self.size = size
+        self.router = nn.Linear(size.width, size.experts, bias=False)
+        self.experts = experts(size)
+        self.balance = torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.reshape(-1, self.size.width)
+        probabilities = self.router(flat).float().softmax(-1)
+        weights, ids = probabilities.topk(self.size.topk)
+        weights = weights / weights.sum(-1, keepdim=True)
+        # The fraction of rows an expert gets times the probability it was given: least when both are even.
+        fraction = F.one_hot(ids, self.size.experts).float().mean((0, 1))
+        self.balance = self.size.experts * (fraction * probabilities.mean(0)).sum()
+        return self.experts(flat, weights, ids).view(x.shape)
+
+
+class Block(nn.Module):
+    """Attention, then experts, each with a norm before and a shortcut around it."""
+
+    def __init__(self, size: Size, experts: type[Experts]) -> None:
+        super().__init__()
+        self.heads = size.heads
+        self.norm_attention = nn.LayerNorm(size.width)
+        self.qkv = nn.Linear(size.width, 3 * size.width, bias=False)
+        self.project = nn.Linear(size.width, size.width, bias=False)
+        self.norm_experts = nn.LayerNorm(size.width)
+        self.moe = MoeLayer(size, experts)
+
+    def forward(self, x: Tensor) -> Tensor:  # [batch, context, width]
+        batch, context, width = x.shape
+        heads = self.qkv(self.norm_attention(x)).view(batch, context, 3, self.heads, -1).transpose(1, 3)
+        attended = F.scaled_dot_product_attention(heads[:, :, 0], heads[:, :, 1], heads[:, :, 2], is_causal=True)
+        x = x + self.project(attended.transpose(1, 2).reshape(batch, context, width))
+        return x + self.moe(self.norm_experts(x))
+
+
+class Transformer(nn.Module):
+    """Characters in, logits of the next character out."""
+
+    def __init__(self, vocabulary: int, size: Size, experts: type[Experts]) -> None:
+        super().__init__()
+        self.characters = nn.Embedding(vocabulary, size.width)
+        self.positions = nn.Embedding(size.context, size.width)
+        self.blocks = nn.ModuleList(Block(size, experts) for _ in range(size.layers))
+        self.norm = nn.LayerNorm(size.width)
+        self.head = nn.Linear(size.width, vocabulary, bias=False)
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.characters(ids) + self.positions.weight[: ids.shape[1]]
+        balance = torch.zeros((), device=ids.device)
+        for block in self.blocks:
+            x = block(x)
+            balance = balance + block.moe.balance
+        return self.head(self.norm(x)), balance
+
+
+class Progress:
+    """A bar with loss and tokens per second: tqdm's, or a plain line where tqdm is not installed."""
+
+    def __init__(self, name: str, steps: int) -> None:
+        self.name, self.steps, self.done = name, steps, 0
+        try:
+            from tqdm import tqdm
+        except ModuleNotFoundError:
+            self.bar = None
+        else:
+            self.bar = tqdm(total=steps, desc=name, unit="step", mininterval=0.5)
+
+    def step(self, loss: float, tokens_per_second: float) -> None:
+        self.done += 1
+        text = f"loss {loss:.3f}, {tokens_per_second:,.0f} tokens/s"
+        if self.bar is not None:
+            self.bar.set_postfix_str(text, refresh=False)
+            self.bar.update()
+        elif self.done % max(1, self.steps // 20) == 0 or self.done == self.steps:
+            filled = 30 * self.done // self.steps
+            end = "\n" if self.done == self.steps else ""
+            print(f"\r{self.name}: [{'#' * filled:30}] {self.done}/{self.steps} {text}", end=end, flush=True)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+
+@dataclass
+class Run:
+    """What a training run gave."""
+
+    losses: list[float]
+    seconds: float  # of the steps after the first, which warms up
+    tokens: int
+
+
+def train(name: str, experts: type[Experts], text: str, size: Size, steps: int, device: str, seed: int) -> Run:
+    torch.manual_seed(seed)
+    batches = Batches(text, size, device, seed)
+    model = Transformer(batches.vocabulary, size, experts).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / 20) * 0.5 * (1 + math.cos(math.pi * step / max(1, steps)))
+    )
+    precision = torch.autocast("cuda", dtype=torch.bfloat16) if device == "cuda" else nullcontext()
+    progress = Progress(name, steps)
+    losses: list[float] = []
+    seconds = 0.0
+    for _, (ids, targets) in zip(range(steps), batches, strict=False):
+        start = time.perf_counter()
+        with precision:
+            logits, balance = model(ids)
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+        optimizer.zero_grad(set_to_none=True)
+        (loss + BALANCE_WEIGHT * balance).backward()
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())  # waits for the device, so that the clock is right
+        took = time.perf_counter() - start
+        seconds += took if len(losses) > 1 else 0.0
+        progress.step(losses[-1], ids.numel() / took)
+    progress.close()
+    return Run(losses, seconds, size.batch * size.context * max(1, steps - 1))
+
+
+def draw(runs: dict[str, Run], path: Path) -> str:
+    """The loss curves as a PNG; says where it is, or why there is none."""
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        return "no plot: matplotlib is not installed"
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    styles = [{"linewidth": 3.0, "alpha": 0.45}, {"linewidth": 1.0, "color": "black", "linestyle": "--"}]
+    for (name, run), style in zip(runs.items(), styles, strict=False):
+        axes.plot(range(1, len(run.losses) + 1), run.losses, label=name, **style)
+    axes.set(xlabel="step", ylabel="loss per character (nats)", title="A small MoE transformer on made-up text")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    return f"loss curves: {path}"
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default_device = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--steps", type=int, default=300, help="training steps of each run (default: %(default)s)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default=default_device, help="default: %(default)s")
+    parser.add_argument("--quick", action="store_true", help="a smaller model and fewer steps: about a minute")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: %(default)s)")
+    parser.add_argument("--plot", type=Path, default=Path("train_moe.png"), help="where the PNG goes")
+    parser.add_argument(
+        "--tolerance", type=float, default=0.02,
+        help="largest mean difference of the loss curves that counts as the same (default: %(default)s)",
+    )  # fmt: skip
+    options = parser.parse_args()
+    if options.steps < 1:
+        parser.error(f"--steps is {options.steps}; it must be at least 1")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device is cuda, but torch sees no CUDA device")
+    return options
+
+
+def main() -> int:
+    options = parse_options()
+    size = Size()
+    if options.quick:
+        size = Size(width=96, hidden=128, experts=8, batch=8)
+        options.steps = min(options.steps, 100)
+    text = made_up_text(200_000, options.seed)
+    arguments = (text, size, options.steps, options.device, options.seed)
+    grouped = train("moegemm", GroupedExperts, *arguments)
+    looped = train("expert loop", LoopedExperts, *arguments)
+    print(draw({"moegemm": grouped, "loop over experts": looped}, options.plot))
+
+    pairs = list(zip(grouped.losses, looped.losses, strict=True))
+    difference = sum(abs(a - b) for a, b in pairs) / len(pairs)
+    same = difference <= options.tolerance
+    speeds = [run.tokens / run.seconds if run.seconds else math.nan for run in (grouped, looped)]
+    print(
+        f"loss {grouped.losses[0]:.3f} -> {grouped.losses[-1]:.3f} with moegemm, {looped.losses[-1]:.3f} with the loop; "
+        f"curves differ by {difference:.5f} on average ({'same' if same else 'NOT the same'} within "
+        f"{options.tolerance:g}); {speeds[0]:,.0f} against {speeds[1]:,.0f} tokens/s: {speeds[0] / speeds[1]:.2f}x"
+    )
+    return 0 if same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
