@@ -57,7 +57,9 @@ def made_up_text(characters: int, seed: int = 0) -> str:
             part = f"{a} + {b} = {a + b}. "
         else:
             one, two = choose.choice(nouns), choose.choice(nouns)
-            part = f"the {choose.choice(adjectives)} {one} {choose.choice(verbs)} the {choose.choice(adjectives)} {two}. "
+            part = (
+                f"the {choose.choice(adjectives)} {one} {choose.choice(verbs)} the {choose.choice(adjectives)} {two}. "
+            )
         parts.append(part)
         length += len(part)
     return "".join(parts)
@@ -307,8 +309,9 @@ def main() -> int:
     difference = sum(abs(a - b) for a, b in pairs) / len(pairs)
     same = difference <= options.tolerance
     speeds = [run.tokens / run.seconds if run.seconds else math.nan for run in (grouped, looped)]
+    first, last = grouped.losses[0], grouped.losses[-1]
     print(
-        f"loss {grouped.losses[0]:.3f} -> {grouped.losses[-1]:.3f} with moegemm, {looped.losses[-1]:.3f} with the loop; "
+        f"loss {first:.3f} -> {last:.3f} with moegemm, {looped.losses[-1]:.3f} with the loop; "
         f"curves differ by {difference:.5f} on average ({'same' if same else 'NOT the same'} within "
         f"{options.tolerance:g}); {speeds[0]:,.0f} against {speeds[1]:,.0f} tokens/s: {speeds[0] / speeds[1]:.2f}x"
     )
