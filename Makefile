@@ -31,7 +31,7 @@ help: ## List the commands
 demo: build ## Build, then run and check one MoE layer on this machine
 	@echo
 	@build/release/src/cli/moegemm run demo
-	@if [ -f examples/train_moe.py ]; then echo; PYTHONPATH=python $(VENV_PYTHON) examples/train_moe.py; fi
+	@if [ -f examples/train_moe.py ]; then echo; PYTHONPATH=python $(VENV_PYTHON) examples/train_moe.py --quick --plot build/train_moe.png; fi
 
 .PHONY: test
 test: build build-sanitizers ## Build, then run every test that this machine can run
