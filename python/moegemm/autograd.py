@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from moegemm import flags as bits
+from moegemm.errors import explain
 from moegemm.notes import warn_of_replaced_kernels
 
 _ops: Any = torch.ops.moegemm
@@ -33,6 +34,18 @@ class Settings(NamedTuple):
 
 
 DEFAULTS = Settings()
+
+
+class Call(NamedTuple):
+    """What backward has to know besides the saved tensors."""
+
+    need_x: bool
+    need_w: bool
+    need_weights: bool
+    topk: int
+    flags: int
+    settings: Settings
+    w_shape: torch.Size
 
 
 class _SecondDerivative(torch.autograd.Function):
@@ -87,7 +100,8 @@ class GroupedGemm(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         X, W, m_sizes, gather_indices, topk_weights, topk, flags, settings = inputs
-        need_x, need_w, _, _, need_weights, *_ = ctx.needs_input_grad
+        needed = ctx.needs_input_grad
+        need_x, need_w, need_weights = needed[0], needed[1], needed[4]
         if settings is not DEFAULTS:
             need_w = need_w and not settings.dx_only
             if settings.dw_only:
@@ -100,36 +114,24 @@ class GroupedGemm(torch.autograd.Function):
             gather_indices,
             topk_weights,
         )
-        ctx.call = (need_x, need_w, need_weights, topk, flags & ~_FORWARD_ONLY, settings, W.shape)
+        ctx.call = Call(need_x, need_w, need_weights, topk, flags & ~_FORWARD_ONLY, settings, W.shape)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         (dY,) = gradients
-        need_x, need_w, need_weights, topk, flags, settings, w_shape = ctx.call
+        call: Call = ctx.call
+        flags, settings = call.flags, call.settings
         saved = ctx.saved_tensors
-        X, W, m_sizes, gather_indices, topk_weights = saved
-        dX = dW = d_weights = None
-        with torch.no_grad():
-            if need_weights:
-                # The unscaled product serves both: its dot with X is d topk_weights, scaled it is dX.
-                product = _dx(dY, W, m_sizes, gather_indices, None, topk, flags & ~bits.FUSE_MUL, settings.config_dx)
-                dots = _scale_rows(product, X, m_sizes, gather_indices, topk_weights, topk)
-                d_weights = dots.view(topk_weights.shape)
-                dX = product if need_x else None
-            elif need_x:
-                dX = _dx(dY, W, m_sizes, gather_indices, topk_weights, topk, flags, settings.config_dx)
-                if flags & bits.PERMUTE_X and topk > 1:
-                    dX = _combine(dX, None, topk, False)
-            if need_w and settings.main_grad is not None:
-                dW = _accumulate(settings, dY, X, m_sizes, gather_indices, topk_weights, topk, flags)
-            elif need_w:
-                dW = _dw(dY, X, m_sizes, gather_indices, topk_weights, topk, flags, settings.config_dw)
-                dW = dW.view(w_shape)
+        try:
+            with torch.no_grad():
+                dX, dW, d_weights = _gradients(call, dY, *saved)
+        except RuntimeError as error:
+            raise explain(error, {}) from None
         manual = settings.config_dx is not None or settings.config_dw is not None
         if manual and not flags & bits.WARN_AT_ONCE:
             warn_of_replaced_kernels(stacklevel=1)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            sources = [t for t in (dY, X, W, topk_weights) if t is not None]
+            sources = [t for t in (dY, *saved) if t is not None]
             dX, dW, d_weights = (
                 None if g is None else _refuse_second_derivative(g, *sources) for g in (dX, dW, d_weights)
             )
@@ -142,10 +144,40 @@ class GroupedGemm(torch.autograd.Function):
         )
 
 
+def _gradients(
+    call: Call,
+    dY: Tensor,
+    X: Tensor | None,
+    W: Tensor | None,
+    m_sizes: Tensor,
+    gather_indices: Tensor | None,
+    topk_weights: Tensor | None,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """dX, dW and the gradient of topk_weights, each if needed."""
+    topk, flags, settings = call.topk, call.flags, call.settings
+    dX = dW = d_weights = None
+    if call.need_weights:
+        assert topk_weights is not None
+        # The unscaled product serves both: its dot with X is d topk_weights, scaled it is dX.
+        product = _dx(dY, W, m_sizes, gather_indices, None, topk, flags & ~bits.FUSE_MUL, settings.config_dx)
+        dots = _scale_rows(product, X, m_sizes, gather_indices, topk_weights, topk)
+        d_weights = dots.view(topk_weights.shape)
+        dX = product if call.need_x else None
+    elif call.need_x:
+        dX = _dx(dY, W, m_sizes, gather_indices, topk_weights, topk, flags, settings.config_dx)
+        if flags & bits.PERMUTE_X and topk > 1:
+            dX = _combine(dX, None, topk, False)
+    if call.need_w and settings.main_grad is not None:
+        dW = _accumulate(settings, dY, X, m_sizes, gather_indices, topk_weights, topk, flags)
+    elif call.need_w:
+        dW = _dw(dY, X, m_sizes, gather_indices, topk_weights, topk, flags, settings.config_dw).view(call.w_shape)
+    return dX, dW, d_weights
+
+
 def _accumulate(
     settings: Settings,
     dY: Tensor,
-    X: Tensor,
+    X: Tensor | None,
     m_sizes: Tensor,
     gather_indices: Tensor | None,
     topk_weights: Tensor | None,

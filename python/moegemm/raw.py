@@ -31,15 +31,19 @@ class RawArguments(NamedTuple):
     names: tuple[str, str]
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _below_full_precision() -> bool:
-    """Read when torch.compile traces, as it reads the setting for torch.mm."""
-    return torch.get_float32_matmul_precision() != "highest"
+def _cuda_matmul_uses_tf32() -> bool:
+    # torch.get_float32_matmul_precision() raises for users of this newer setting; this follows either.
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
+
+
+# What torch.compiler.assume_constant_result does, without importing all of Dynamo for it: the setting is read while
+# tracing. Dynamo itself recompiles when it changes.
+_cuda_matmul_uses_tf32._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def torch_allows_tf32(lead: Tensor) -> bool:
     """What the user told torch about fp32 matrix products on CUDA, if `lead` is in one."""
-    return lead.is_cuda and lead.dtype == torch.float32 and _below_full_precision()
+    return lead.is_cuda and lead.dtype == torch.float32 and _cuda_matmul_uses_tf32()
 
 
 def raw_flags(

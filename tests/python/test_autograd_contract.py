@@ -125,6 +125,15 @@ def test_changing_a_saved_tensor_is_noticed(device):
         Y.sum().backward()
 
 
+def test_errors_of_backward_keep_their_type(monkeypatch):
+    """A backend that cannot run dX, met only in backward."""
+    arguments = leaves(make_case())
+    Y = moegemm.grouped_gemm(**arguments)
+    monkeypatch.setenv("MOEGEMM_BACKEND", "sm80")
+    with pytest.raises(NotImplementedError, match="sm80"):
+        Y.sum().backward()
+
+
 def test_double_backward_refuses_clearly(device):
     arguments = leaves(make_case(device))
     Y = moegemm.grouped_gemm(**arguments)

@@ -4,6 +4,7 @@ import moegemm
 import pytest
 import torch
 from conftest import FLAGS, make_case
+from moegemm import raw
 
 
 @pytest.fixture(autouse=True)
@@ -117,3 +118,16 @@ def test_autocast_compiles(device):
     got = torch.compile(step, fullgraph=True, backend="aot_eager")(arguments)
     assert got.dtype == torch.bfloat16
     assert torch.equal(got, expected)
+
+
+def test_the_tf32_setting_can_be_traced():
+    """Whichever of torch's two interfaces it was made with."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    try:
+        for setting in ("tf32", "ieee"):
+            torch.backends.cuda.matmul.fp32_precision = setting
+            torch._dynamo.reset()
+            traced = torch.compile(lambda x: x + int(raw._cuda_matmul_uses_tf32()), fullgraph=True, backend="eager")
+            assert traced(torch.zeros(())).item() == (setting == "tf32")
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
