@@ -33,6 +33,17 @@ __device__ __forceinline__ void cp_async_bulk_tensor_3d(void* shared, const CUte
       : "memory");
 }
 
+/// One box of a 4-D map.
+__device__ __forceinline__ void cp_async_bulk_tensor_4d(void* shared, const CUtensorMap* map, int x,
+                                                        int y, int z, int w,
+                                                        std::uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared_address(shared)),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(barrier))
+      : "memory");
+}
+
 /// Shared to global through a 3-D map, clipped at the tensor's edges.
 __device__ __forceinline__ void cp_async_bulk_tensor_store_3d(const CUtensorMap* map, int x, int y,
                                                               int z, const void* shared) {
@@ -111,8 +122,8 @@ __device__ __forceinline__ void fence_proxy_async_shared() {
 }
 
 /// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
-__device__ __forceinline__ void stmatrix_x4(std::uint32_t shared, std::uint32_t m0, std::uint32_t m1,
-                                            std::uint32_t m2, std::uint32_t m3) {
+__device__ __forceinline__ void stmatrix_x4(std::uint32_t shared, std::uint32_t m0,
+                                            std::uint32_t m1, std::uint32_t m2, std::uint32_t m3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
                "r"(m0), "r"(m1), "r"(m2), "r"(m3)
                : "memory");
@@ -122,10 +133,10 @@ __device__ __forceinline__ void stmatrix_x4(std::uint32_t shared, std::uint32_t 
 __device__ __forceinline__ void stmatrix_x4_trans(std::uint32_t shared, std::uint32_t m0,
                                                   std::uint32_t m1, std::uint32_t m2,
                                                   std::uint32_t m3) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                   shared),
-               "r"(m0), "r"(m1), "r"(m2), "r"(m3)
-               : "memory");
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
+      "r"(m0), "r"(m1), "r"(m2), "r"(m3)
+      : "memory");
 }
 
 /// The same for two matrices; lanes 0 to 15 give the addresses.

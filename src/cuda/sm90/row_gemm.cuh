@@ -4,16 +4,16 @@
 #include "cuda/sm90/row_gemm_mma.cuh"
 #include "cuda/sm90/row_gemm_store.cuh"
 
-/// Forward and dX on Hopper: out[rows of expert e] = rows W_e^T (or W_e), all experts in one
-/// launch.
+// clang-format off
+/// Forward and dX on Hopper: out[rows of expert e] = rows W_e^T (or W_e), all experts in one launch.
 ///
-/// | warps      | role                     | registers | waits for               | signals |
-/// |------------|--------------------------|-----------|-------------------------|----------------------|
-/// | 0          | scheduler, TMA loads     | 40 or 56  | stage empty, tile empty | stage full, tile
-/// full| | 0-3 gather | cp.async of gathered rows| 56        | tile full, stage empty  | stage
-/// full, info full| | 1-3 in order| row info for the store  | 40        | tile full               |
-/// info full            | | 4-7, 8-11  | consumers: wgmma, store  | 232 or 224| tile, stage, info
-/// full  | stage, tile empty    |
+/// | warps         | role                      | registers  | waits for               | signals               |
+/// |---------------|---------------------------|------------|-------------------------|-----------------------|
+/// | 0             | scheduler, TMA loads      | 40 or 56   | stage empty, tile empty | stage full, tile full |
+/// | 0-3, gathered | cp.async of gathered rows | 56         | tile full, stage empty  | stage full, info full |
+/// | 1-3, in order | row info for the store    | 40         | tile full               | info full             |
+/// | 4-7 and 8-11  | consumers: wgmma, store   | 232 or 224 | tile, stage, info full  | stage, tile empty     |
+// clang-format on
 namespace moegemm::cuda::sm90 {
 
 /// One tile of a consumer with N wgmma columns.
@@ -102,7 +102,10 @@ __global__ void __launch_bounds__((1 + kConsumers) * kWarpgroupThreads, 1)
                   ceil_div(params.features, TileT::kFeatures), /*stride=*/2);
   } else if (threadIdx.x == kWarpSize) {
     ptx::prefetch_tensormap(&params.weights_map);
-    if constexpr (!Gathered) ptx::prefetch_tensormap(&params.rows_map);
+    if constexpr (!Gathered) {
+      ptx::prefetch_tensormap(&params.rows_map);
+      ptx::prefetch_tensormap(&params.half_rows_map);
+    }
     constexpr int kConsumerWarps = (TileT::kPingpong ? 1 : kConsumers) * 4;
     auto& rings = shared.rings();
     rings.stage.init(Gathered ? 1 + kWarpgroupThreads : 1, kConsumerWarps);

@@ -21,7 +21,6 @@ struct CompiledRowGemm {
   int rows;
   int stages;
   bool pingpong;
-  int box_rows;
   int (*smem_bytes)(int experts, bool with_row_info);
   RowGemmFunctions functions[2];  ///< bf16, fp16
 
@@ -39,7 +38,6 @@ CompiledRowGemm compiled() {
           Rows,
           Stages,
           TileT::kPingpong,
-          TileT::kBoxRows,
           &RowGemmLayout<TileT>::total,
           {row_gemm_functions<O, TileT, Loads, DType::kBFloat16>(),
            row_gemm_functions<O, TileT, Loads, DType::kFloat16>()}};
@@ -107,31 +105,44 @@ std::string refuse(const KernelEntry& entry, const Problem& problem, const Devic
   return {};
 }
 
-/// {K, N, E}: K-major panels of whole tiles for forward, 64 x 64 slabs for dX.
+/// dX reads W in slabs of 64 columns. Where they do not divide K, the last one would reach past a
+/// row.
+bool weights_in_slabs(const Problem& problem) {
+  return problem.op == Op::kDx && problem.k % 64 != 0;
+}
+
 CUtensorMap weights_map(const CompiledRowGemm& kernel, const Problem& problem,
                         const Operands& operands) {
+  const auto k = static_cast<std::uint64_t>(problem.k);
+  const auto n = static_cast<std::uint64_t>(problem.n);
+  const auto experts = static_cast<std::uint64_t>(problem.experts);
   const auto pitch = static_cast<std::uint64_t>(operands.w_stride * size_bytes(problem.dtype));
   TensorMapSpec spec;
   spec.base = operands.w;
   spec.dtype = problem.dtype;
-  spec.rank = 3;
-  spec.dims = {static_cast<std::uint64_t>(problem.k), static_cast<std::uint64_t>(problem.n),
-               static_cast<std::uint64_t>(problem.experts)};
-  spec.strides_bytes = {pitch, pitch * static_cast<std::uint64_t>(problem.n)};
-  const bool forward = problem.op == Op::kForward;
-  spec.box = {kDepth, static_cast<std::uint32_t>(forward ? kernel.features : kDepth), 1};
+  if (problem.op == Op::kForward || weights_in_slabs(problem)) {
+    const int features = problem.op == Op::kForward ? kernel.features : 64;
+    spec.rank = 3;
+    spec.dims = {k, n, experts};
+    spec.strides_bytes = {pitch, pitch * n};
+    spec.box = {kDepth, static_cast<std::uint32_t>(features), 1};
+  } else {
+    spec.rank = 4;
+    spec.dims = {64, n, k / 64, experts};
+    spec.strides_bytes = {pitch, kRowBytes, pitch * n};
+    spec.box = {64, kDepth, static_cast<std::uint32_t>(kernel.features / 64), 1};
+  }
   return encode(spec);
 }
 
-CUtensorMap rows_map(const CompiledRowGemm& kernel, const Problem& problem,
-                     const RowProblem& rows) {
+CUtensorMap rows_map(const Problem& problem, const RowProblem& rows, int box_rows) {
   TensorMapSpec spec;
   spec.base = rows.rows;
   spec.dtype = problem.dtype;
   spec.rank = 2;
   spec.dims = {static_cast<std::uint64_t>(rows.depth), static_cast<std::uint64_t>(problem.rows)};
   spec.strides_bytes = {static_cast<std::uint64_t>(rows.row_stride * size_bytes(problem.dtype))};
-  spec.box = {kDepth, static_cast<std::uint32_t>(kernel.box_rows)};
+  spec.box = {kDepth, static_cast<std::uint32_t>(box_rows)};
   return encode(spec);
 }
 
@@ -140,7 +151,11 @@ RowGemmParams make_params(const CompiledRowGemm& kernel, const Problem& problem,
   const RowProblem rows = row_problem(problem, operands);
   RowGemmParams params = {};
   params.weights_map = weights_map(kernel, problem, operands);
-  if (!problem.gathers()) params.rows_map = rows_map(kernel, problem, rows);
+  params.weights_in_slabs = weights_in_slabs(problem);
+  if (!problem.gathers()) {
+    params.rows_map = rows_map(problem, rows, kernel.rows);
+    params.half_rows_map = rows_map(problem, rows, kernel.rows / 2);
+  }
   params.rows = static_cast<const std::byte*>(rows.rows);
   params.row_bytes = rows.row_stride * size_bytes(problem.dtype);
   params.out = operands.out;

@@ -31,7 +31,10 @@ __device__ __forceinline__ void load_weights(const RowGemmParams& params, const 
   if constexpr (WeightMajor == ptx::Major::kK) {  // box {64 of K, kFeatures of N}
     ptx::cp_async_bulk_tensor_3d(shared, &params.weights_map, depth, tile.feature, tile.expert,
                                  full);
-  } else {  // boxes {64 of K, 64 of N}, one slab each
+  } else if (!params.weights_in_slabs) {
+    ptx::cp_async_bulk_tensor_4d(shared, &params.weights_map, 0, depth, tile.feature / 64,
+                                 tile.expert, full);
+  } else {
 #pragma unroll
     for (int slab = 0; slab < TileT::kFeatures / 64; ++slab) {
       ptx::cp_async_bulk_tensor_3d(shared + slab * 64 * kRowBytes, &params.weights_map,
@@ -75,20 +78,17 @@ __device__ __forceinline__ void load_in_order(const RowGemmParams& params,
     const Tile tile =
         decoder.decode<TileT::kRows, TileT::kGranule, TileT::kFeatures>(queue.current());
     publish_tile(shared, tile, slot);
-    const int boxes = ceil_div(tile.rows, TileT::kBoxRows);
+    const bool half = tile.rows <= TileT::kHalfRows;
+    const CUtensorMap* rows_map = half ? &params.half_rows_map : &params.rows_map;
+    const int bytes = TileT::kWeightBytes + (half ? TileT::kHalfRows : TileT::kRows) * kRowBytes;
     for (int depth = 0; depth < params.depth; depth += kDepth) {
       ring.wait_empty(stage);
       if (leader) {
         std::uint64_t* full = &ring.full[stage.slot];
-        ptx::mbarrier_arrive_expect_tx(full,
-                                       TileT::kWeightBytes + boxes * TileT::kBoxRows * kRowBytes);
+        ptx::mbarrier_arrive_expect_tx(full, bytes);
         load_weights<TileT, WeightMajor>(params, tile, depth, shared.weights(stage.slot), full);
-        for (int box = 0; box < boxes; ++box) {
-          // Rows of the next segment may follow: they only reach columns that are never stored.
-          ptx::cp_async_bulk_tensor_2d(shared.rows(stage.slot) + box * TileT::kBoxRows * kRowBytes,
-                                       &params.rows_map, depth, tile.row + box * TileT::kBoxRows,
-                                       full);
-        }
+        // Rows of the next segment may follow: they only reach columns that are never stored.
+        ptx::cp_async_bulk_tensor_2d(shared.rows(stage.slot), rows_map, depth, tile.row, full);
       }
       __syncwarp();
       stage.advance();

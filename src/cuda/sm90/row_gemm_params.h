@@ -13,8 +13,12 @@ namespace moegemm::cuda::sm90 {
 /// What a row kernel is launched with. Forward: features = N, depth = K, rows of X. dX: features =
 /// K, depth = N, rows of dY.
 struct RowGemmParams {
-  CUtensorMap weights_map;  ///< {K, N, E}
-  CUtensorMap rows_map;     ///< {depth, M}; only for rows loaded in order
+  /// Forward: {K, N, E}, box {64, features of the tile, 1}. dX: {64, N, K / 64, E}, box {64, 64,
+  /// slabs of the tile, 1}, so that a panel of 64-column slabs is one copy; {K, N, E}, box {64, 64,
+  /// 1} where K is not a multiple of 64.
+  CUtensorMap weights_map;
+  CUtensorMap rows_map;       ///< {depth, M}, box {64, rows of the tile}; for rows loaded in order
+  CUtensorMap half_rows_map;  ///< the same with half as many rows
 
   const std::byte* rows;   ///< gathered rows: base address
   std::int64_t row_bytes;  ///< and pitch
@@ -32,8 +36,9 @@ struct RowGemmParams {
   int depth;
   FastDivisor divisor;  ///< a gathered flat index over this is the row to read
 
-  bool scatter;   ///< result row r goes to flat row gather_indices[r]
-  bool multiply;  ///< and is scaled by topk_weights of that flat row
+  bool weights_in_slabs;  ///< dX: one copy per slab, K is not a multiple of 64
+  bool scatter;           ///< result row r goes to flat row gather_indices[r]
+  bool multiply;          ///< and is scaled by topk_weights of that flat row
   bool weights_are_fp32;
   bool out_is_fp32;
   bool vector_store;  ///< 16-byte stores of 16-bit results are aligned
