@@ -57,11 +57,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=500, help="calls per round (default: 500)")
     parser.add_argument("--rounds", type=int, default=60, help="rounds (default: 60)")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads (default: torch's choice)")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a promise is broken")
     options = parser.parse_args()
 
+    if options.threads:
+        torch.set_num_threads(options.threads)
     broken = False
     devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+    print(f"{torch.get_num_threads()} CPU threads")
     print(f"{'device':8}{'dtype':10}{'torch.mm':>12}{'grouped_gemm':>14}{'ratio':>8}   promise")
     for device in devices:
         for dtype in (torch.float32, torch.bfloat16):

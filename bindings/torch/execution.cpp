@@ -17,13 +17,20 @@ class TorchExecutor final : public Executor {
   int concurrency() const override { return static_cast<int>(torch::stable::get_num_threads()); }
 
   void run(int workers, const std::function<void(int)>& work) override {
-    if (workers == 1) {
-      work(0);
-      return;
-    }
     torch::stable::parallel_for(0, workers, 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t worker = begin; worker < end; ++worker) work(static_cast<int>(worker));
     });
+  }
+};
+
+/// A fork and join of torch's pool takes about 5 microseconds, in which one core does this much.
+constexpr double kSerialFlops = 256 * 1024;
+
+class SerialExecutor final : public Executor {
+ public:
+  int concurrency() const override { return 1; }
+  void run(int workers, const std::function<void(int)>& work) override {
+    for (int worker = 0; worker < workers; ++worker) work(worker);
   }
 };
 
@@ -68,10 +75,13 @@ struct Notes {
 
 }  // namespace
 
-Execution::Execution(Device device) {
+Execution::Execution(Device device, double flops) {
   if (device.type == DeviceType::kCuda) {
     guard_.emplace(device.index);
     context_.stream = current_stream(device.index);
+  } else if (flops < kSerialFlops) {
+    static SerialExecutor executor;
+    context_.executor = &executor;
   } else {
     static TorchExecutor executor;
     context_.executor = &executor;

@@ -13,7 +13,8 @@ namespace moegemm::torch_ops {
 /// the tensors' device made current for as long as this object lives.
 class Execution {
  public:
-  explicit Execution(Device device);
+  /// `flops` decides on the CPU whether other threads are worth waking.
+  Execution(Device device, double flops);
   const ExecutionContext& context() const { return context_; }
 
  private:

@@ -43,7 +43,7 @@ void run(Op op, GemmArguments& arguments, const TensorView& out) {
   RoutingView routing = arguments.routing.readable();
   const TensorView& first = arguments.first.readable();
   TensorView second = arguments.second.readable();
-  const Execution execution(arguments.device());
+  const Execution execution(arguments.device(), arguments.shape().flops());
   std::optional<Output> scaled;
   if (op == Op::kDw && arguments.options.fuse_mul && arguments.device().type == DeviceType::kCuda) {
     scaled = scaled_rows(second, routing, execution);

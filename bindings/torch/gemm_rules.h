@@ -25,6 +25,10 @@ struct GemmShape {
   std::int64_t n = 0;
   std::int64_t k = 0;
   std::int64_t rows = 0;  ///< M
+
+  double flops() const {
+    return 2.0 * static_cast<double>(rows) * static_cast<double>(n) * static_cast<double>(k);
+  }
 };
 
 /// The tensors that say which row belongs to which expert.

@@ -37,7 +37,7 @@ std::tuple<Tensor, Tensor, Tensor> route(Tensor expert_ids, std::int64_t experts
     const Device device = ids.device();
     const DType dtype = wide ? DType::kInt64 : DType::kInt32;
     const TensorView& readable_ids = ids.readable();
-    const Execution execution(device);
+    const Execution execution(device, static_cast<double>(rows));
     Output m_sizes = allocate({experts}, dtype, device);
     Output gather_indices = allocate({rows}, dtype, device);
     Output inverse = allocate({with_inverse ? rows : 0}, dtype, device);
@@ -68,7 +68,7 @@ Tensor combine(Tensor rows, std::optional<Tensor> weights, std::int64_t topk, bo
     }
     const TensorView& readable_rows = input.readable();
     const TensorView readable_weights = scales.given() ? scales.readable_vector() : TensorView{};
-    const Execution execution(input.device());
+    const Execution execution(input.device(), 2.0 * static_cast<double>(input.numel()));
     Output out = allocate({tokens, input.size(1)}, float32_output ? DType::kFloat32 : input.dtype(),
                           input.device());
     moegemm::combine(readable_rows, readable_weights, topk, out.view, execution.context());
@@ -105,7 +105,7 @@ Tensor scale_rows(Tensor product, Tensor x, Tensor m_sizes, Tensor gather_indice
     const RoutingView readable_routing = routing.readable();
     const TensorView& readable_rows = rows.readable();
     const TensorView& in_place = target.writable();
-    const Execution execution(target.device());
+    const Execution execution(target.device(), 3.0 * static_cast<double>(target.numel()));
     Output dot = allocate({target.size(0)}, routing.topk_weights.dtype(), target.device());
     moegemm::scale_rows(in_place, readable_rows, readable_routing, in_place, dot.view, {},
                         execution.context());

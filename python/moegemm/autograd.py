@@ -12,6 +12,9 @@ from moegemm.notes import warn_of_replaced_kernels
 
 _ops: Any = torch.ops.moegemm
 _forward: Callable[..., Tensor] = _ops.forward.default
+# What _forward calls in turn, less a Python frame; Dynamo only knows the former.
+_forward_directly: Callable[..., Tensor] = getattr(_forward, "_op", _forward)
+_is_tracing = torch.compiler.is_dynamo_compiling
 _dx: Callable[..., Tensor] = _ops.dx.default
 _dw: Callable[..., Tensor] = _ops.dw.default
 _dw_out: Callable[..., None] = _ops.dw_out.default
@@ -36,16 +39,16 @@ class Settings(NamedTuple):
 DEFAULTS = Settings()
 
 
-class Call(NamedTuple):
-    """What backward has to know besides the saved tensors."""
+# topk, flags and settings of one call. They travel as one argument: autograd spends time on each.
+Call = tuple[int, int, Settings]
 
-    need_x: bool
-    need_w: bool
-    need_weights: bool
-    topk: int
-    flags: int
-    settings: Settings
-    w_shape: torch.Size
+
+def _needs(needed: tuple[bool, ...], call: Call) -> tuple[bool, bool, bool]:
+    """Whether dX, dW and the gradient of topk_weights are wanted, from what autograd asks for."""
+    _, flags, settings = call
+    if settings.dw_only:
+        return False, needed[1], False
+    return needed[0], needed[1] and not settings.dx_only, needed[4] and bool(flags & bits.FUSE_MUL)
 
 
 class _SecondDerivative(torch.autograd.Function):
@@ -70,13 +73,13 @@ _refuse_second_derivative: Callable[..., Tensor] = _SecondDerivative.apply
 class GroupedGemm(torch.autograd.Function):
     """The product with its gradients; `grouped_gemm` is the checked way in.
 
-    Arguments of `apply`: X, W, m_sizes, gather_indices, topk_weights, topk, flags (bits of moegemm.flags) and
-    settings (Settings). Nothing but those tensors is saved, and each only if a wanted gradient reads it.
+    Arguments of `apply`: X, W, m_sizes, gather_indices, topk_weights and the tuple (topk, flags, settings), with bits
+    of moegemm.flags and a Settings. Nothing but those tensors is saved, and each only if a wanted gradient reads it.
 
     >>> import torch, moegemm
     >>> X, W = torch.ones(3, 4), torch.ones(2, 5, 4, requires_grad=True)        # [M, K], [E, N, K]
     >>> m_sizes = torch.tensor([1, 2])
-    >>> moegemm.GroupedGemm.apply(X, W, m_sizes, None, None, 1, 0, moegemm.autograd.DEFAULTS).sum().backward()
+    >>> moegemm.GroupedGemm.apply(X, W, m_sizes, None, None, (1, 0, moegemm.autograd.DEFAULTS)).sum().backward()
     >>> W.grad[:, 0, 0]
     tensor([1., 2.])
     """
@@ -88,25 +91,17 @@ class GroupedGemm(torch.autograd.Function):
         m_sizes: Tensor,
         gather_indices: Tensor | None,
         topk_weights: Tensor | None,
-        topk: int,
-        flags: int,
-        settings: Settings,
+        call: Call,
     ) -> Tensor:
-        config = settings.config_forward
-        if config is None:
-            return _forward(X, W, m_sizes, gather_indices, topk_weights, topk, flags)
-        return _forward(X, W, m_sizes, gather_indices, topk_weights, topk, flags, config)
+        topk, flags, settings = call
+        if settings is DEFAULTS and not _is_tracing():
+            return _forward_directly(X, W, m_sizes, gather_indices, topk_weights, topk, flags)
+        return _forward(X, W, m_sizes, gather_indices, topk_weights, topk, flags, settings.config_forward)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        X, W, m_sizes, gather_indices, topk_weights, topk, flags, settings = inputs
-        needed = ctx.needs_input_grad
-        need_x, need_w, need_weights = needed[0], needed[1], needed[4]
-        if settings is not DEFAULTS:
-            need_w = need_w and not settings.dx_only
-            if settings.dw_only:
-                need_x = need_weights = False
-        need_weights = need_weights and bool(flags & bits.FUSE_MUL)
+        X, W, m_sizes, gather_indices, topk_weights, call = inputs
+        need_x, need_w, need_weights = _needs(ctx.needs_input_grad, call)
         ctx.save_for_backward(
             X if need_w or need_weights else None,
             W if need_x or need_weights else None,
@@ -114,17 +109,20 @@ class GroupedGemm(torch.autograd.Function):
             gather_indices,
             topk_weights,
         )
-        ctx.call = Call(need_x, need_w, need_weights, topk, flags & ~_FORWARD_ONLY, settings, W.shape)
+        ctx.call = call
+        ctx.flat_weights = W.dim() == 2
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         (dY,) = gradients
-        call: Call = ctx.call
-        flags, settings = call.flags, call.settings
+        flags, settings = ctx.call[1] & ~_FORWARD_ONLY, ctx.call[2]
+        needs = _needs(ctx.needs_input_grad, ctx.call)
         saved = ctx.saved_tensors
         try:
             with torch.no_grad():
-                dX, dW, d_weights = _gradients(call, dY, *saved)
+                dX, dW, d_weights = _gradients(needs, (ctx.call[0], flags, settings), dY, *saved)
+                if dW is not None and ctx.flat_weights:
+                    dW = dW.flatten(0, -2)
         except RuntimeError as error:
             raise explain(error, {}) from None
         manual = settings.config_dx is not None or settings.config_dw is not None
@@ -135,7 +133,7 @@ class GroupedGemm(torch.autograd.Function):
             dX, dW, d_weights = (
                 None if g is None else _refuse_second_derivative(g, *sources) for g in (dX, dW, d_weights)
             )
-        return dX, dW, None, None, d_weights, None, None, None
+        return dX, dW, None, None, d_weights, None
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
@@ -145,6 +143,7 @@ class GroupedGemm(torch.autograd.Function):
 
 
 def _gradients(
+    needs: tuple[bool, bool, bool],
     call: Call,
     dY: Tensor,
     X: Tensor | None,
@@ -154,23 +153,24 @@ def _gradients(
     topk_weights: Tensor | None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """dX, dW and the gradient of topk_weights, each if needed."""
-    topk, flags, settings = call.topk, call.flags, call.settings
+    need_x, need_w, need_weights = needs
+    topk, flags, settings = call
     dX = dW = d_weights = None
-    if call.need_weights:
+    if need_weights:
         assert topk_weights is not None
         # The unscaled product serves both: its dot with X is d topk_weights, scaled it is dX.
         product = _dx(dY, W, m_sizes, gather_indices, None, topk, flags & ~bits.FUSE_MUL, settings.config_dx)
         dots = _scale_rows(product, X, m_sizes, gather_indices, topk_weights, topk)
         d_weights = dots.view(topk_weights.shape)
-        dX = product if call.need_x else None
-    elif call.need_x:
+        dX = product if need_x else None
+    elif need_x:
         dX = _dx(dY, W, m_sizes, gather_indices, topk_weights, topk, flags, settings.config_dx)
         if flags & bits.PERMUTE_X and topk > 1:
             dX = _combine(dX, None, topk, False)
-    if call.need_w and settings.main_grad is not None:
+    if need_w and settings.main_grad is not None:
         dW = _accumulate(settings, dY, X, m_sizes, gather_indices, topk_weights, topk, flags)
-    elif call.need_w:
-        dW = _dw(dY, X, m_sizes, gather_indices, topk_weights, topk, flags, settings.config_dw).view(call.w_shape)
+    elif need_w:
+        dW = _dw(dY, X, m_sizes, gather_indices, topk_weights, topk, flags, settings.config_dw)
     return dX, dW, d_weights
 
 

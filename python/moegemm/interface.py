@@ -29,7 +29,7 @@ from moegemm.tuning import (
 _ops: Any = torch.ops.moegemm
 _forward: Callable[..., Tensor] = _ops.forward.default
 
-_is_compiling = torch.compiler.is_compiling
+_is_tracing = torch.compiler.is_dynamo_compiling
 _transforms_active = torch._C._are_functorch_transforms_active
 _is_autocast_enabled = torch.is_autocast_enabled
 _is_grad_enabled = torch.is_grad_enabled
@@ -81,7 +81,8 @@ def grouped_gemm(
         flags = 0
         settings = DEFAULTS
         parameter = W
-        if _is_autocast_enabled("cuda" if X.is_cuda else "cpu"):
+        cuda = X.is_cuda
+        if _is_autocast_enabled("cuda" if cuda else "cpu"):
             X, W = _autocast(X), _autocast(W)
         if permute_x or permute_y or fuse_mul_post or not is_first_gemm or dX_only or dW_only:
             require_valid_flags(permute_x, permute_y, fuse_mul_post, gather_indices, topk_weights)
@@ -93,7 +94,7 @@ def grouped_gemm(
             )
         if check:
             flags |= bits.CHECK
-        if allow_tf32 or (allow_tf32 is None and torch_allows_tf32(X)):
+        if allow_tf32 or (cuda and allow_tf32 is None and torch_allows_tf32(X)):
             flags |= bits.ALLOW_TF32
         if (
             dX_only
@@ -112,7 +113,7 @@ def grouped_gemm(
                 _main_grad(parameter) if accumulate else None,
                 parameter if accumulate else None,
             )
-        transformed = _is_compiling() or _transforms_active()
+        transformed = _is_tracing() or _transforms_active()
         if transformed and settings is not DEFAULTS:
             flags |= bits.WARN_AT_ONCE
         if not (
@@ -121,9 +122,9 @@ def grouped_gemm(
         ):
             Y = _forward(X, W, m_sizes, gather_indices, topk_weights, topk, flags, settings.config_forward)
         elif transformed:
-            Y = apply_with_transforms(X, W, m_sizes, gather_indices, topk_weights, topk, flags, settings)
+            Y = apply_with_transforms(X, W, m_sizes, gather_indices, topk_weights, (topk, flags, settings))
         else:
-            Y = apply_without_transforms(X, W, m_sizes, gather_indices, topk_weights, topk, flags, settings)
+            Y = apply_without_transforms(X, W, m_sizes, gather_indices, topk_weights, (topk, flags, settings))
     except (RuntimeError, AttributeError) as error:
         tensors = {"X": X, "W": W, "m_sizes": m_sizes, "gather_indices": gather_indices, "topk_weights": topk_weights}
         raise explain(error, tensors, topk) from None

@@ -131,3 +131,16 @@ def test_the_tf32_setting_can_be_traced():
             assert traced(torch.zeros(())).item() == (setting == "tf32")
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
+
+
+def test_accumulation_into_main_grad_compiles(device):
+    arguments = leaves(make_case(device, "permute_x", torch.bfloat16))
+    W = arguments["W"]
+    results = []
+    for backend in ("eager", "aot_eager"):
+        W.main_grad = torch.zeros(W.shape, device=device)
+        torch.compile(train_step, fullgraph=True, backend=backend)({**arguments, "accumulate": True}).backward()
+        results.append(W.main_grad)
+    assert W.grad is None
+    assert results[0].any()
+    assert torch.equal(*results)
