@@ -90,21 +90,31 @@ def magnitudes(case: Case, dY: Tensor) -> Results:
     return reference_results(case.map_values(torch.abs), dY.abs())
 
 
-def assert_close(name: str, got: Tensor, expected: Tensor, magnitude: Tensor, depth: int, roundings: int = 1) -> None:
+def assert_close(
+    name: str,
+    got: Tensor,
+    expected: Tensor,
+    magnitude: Tensor,
+    depth: int,
+    roundings: int = 1,
+    inner: torch.dtype | None = None,
+) -> None:
     """Bounds from the dot length and the operands' norms: `roundings` to the dtype of `got`, on top of a sum of
-    `depth` products in fp32."""
+    `depth` products in fp32. All but the last are of parts of the sum, so they are relative to `magnitude`. `inner`
+    is the dtype of those parts where it is narrower: below its normal range their error is absolute."""
     assert got.shape == expected.shape, f"{name}: shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
     if not got.numel():
         return
     error = (got.double() - expected).abs()
     assert torch.isfinite(error).all(), f"{name}: {(~torch.isfinite(error)).sum()} elements are not finite"
     unit = torch.finfo(got.dtype).eps / 2
-    summing = depth * 2.0**-24
     tiny = torch.finfo(got.dtype).smallest_normal
-    bound = (roundings * unit + summing) * magnitude * 1.01 + tiny
+    if inner is not None:
+        tiny += depth * torch.finfo(inner).smallest_normal * torch.finfo(inner).eps * 4
+    bound = (roundings * unit + depth * 2.0**-24) * magnitude * 1.01 + tiny
     excess = (error - bound).max().item()
     assert excess <= 0, f"{name}: an element is off by {excess} more than its bound"
     # A wrong row is invisible to bounds that are loose for large sums; it is not to the norm.
-    norm = expected.norm().item()
-    limit = (roundings * unit + 4 * max(depth, 1) ** 0.5 * 2.0**-24) * norm + tiny * got.numel() ** 0.5
-    assert error.norm().item() <= limit, f"{name}: relative error {error.norm().item() / max(norm, 1e-300)}"
+    inside = (roundings - 1) * unit + 4 * max(depth, 1) ** 0.5 * 2.0**-24
+    limit = unit * expected.norm().item() + inside * magnitude.norm().item() + tiny * got.numel() ** 0.5
+    assert error.norm().item() <= limit, f"{name}: error {error.norm().item()} in the norm, at most {limit} is rounding"

@@ -36,7 +36,9 @@ def check(case: Case, got: Results, dY: torch.Tensor) -> None:
     if got.d_weights is not None:
         # The product is rounded to X's dtype before its dot with X.
         unit = torch.finfo(case.X.dtype).eps / torch.finfo(got.d_weights.dtype).eps
-        assert_close("d topk_weights", got.d_weights, expected.d_weights, size.d_weights, n + k, 1 + max(unit, 1))
+        assert_close(
+            "d topk_weights", got.d_weights, expected.d_weights, size.d_weights, n + k, 1 + max(unit, 1), case.X.dtype
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

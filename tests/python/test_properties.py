@@ -1,13 +1,20 @@
 """Random sizes, routings and flags: hypothesis looks for the case nobody thought of."""
 
+import os
+
 import moegemm
 import torch
 from conftest import FLAGS, make_case
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from test_products import check, run
 
-QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(
+    max_examples=60,
+    deadline=None,
+    derandomize="CI" in os.environ,  # a landing is judged by the same cases each time; at a desk they are new
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 
 
 @st.composite
@@ -38,7 +45,13 @@ def test_any_call_matches_the_reference(device, routing, flags, dtype, index_dty
         device, flags, dtype, index_dtype, tokens=tokens, topk=topk, experts=experts, n=n, k=k, expert_ids=ids
     )
     dY = torch.randn(case.rows, n, device=device).to(dtype)
-    check(case, run(case, dY), dY)
+    try:
+        got = run(case, dY)
+    except NotImplementedError:
+        if device == "cuda":
+            reject()  # what no compiled kernel takes says nothing about those that are
+        raise
+    check(case, got, dY)
 
 
 @QUICK
@@ -61,11 +74,12 @@ def test_any_routing_sorts_stably(device, routing, dtype):
 )
 def test_garbage_routing_is_harmless(device, sizes, index, flags):
     """Results are defined and finite whatever the device memory holds."""
-    case = make_case(device, flags, tokens=4, experts=len(sizes), n=5, k=6)
+    dtype, n, k = (torch.bfloat16, 8, 16) if device == "cuda" else (torch.float32, 5, 6)
+    case = make_case(device, flags, dtype, tokens=4, experts=len(sizes), n=n, k=k)
     case.m_sizes = torch.tensor(sizes, dtype=torch.int32, device=device)
     if case.gather_indices is not None:
         case.gather_indices = torch.tensor(index, dtype=torch.int32, device=device)
-    dY = torch.randn(case.rows, 5, device=device)
+    dY = torch.randn(case.rows, n, device=device).to(dtype)
     got = run(case, dY)
     for result in (got.Y, got.dX, got.dW, got.d_weights):
         assert result is None or torch.isfinite(result).all()
