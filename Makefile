@@ -93,10 +93,10 @@ $(STAMPS)/options-sanitizers: force
 .PHONY: force
 force:
 
-build/release/build.ninja: $(STAMPS)/system $(STAMPS)/venv $(STAMPS)/options-release
+build/release/build.ninja: CMakePresets.json $(STAMPS)/system $(STAMPS)/venv $(STAMPS)/options-release
 	@$(STEP) "Configure (release)" $(LOGS)/configure-release.log cmake --preset release $(RELEASE_OPTIONS)
 	@touch $@
 
-build/asan/build.ninja build/tsan/build.ninja: build/%/build.ninja: $(STAMPS)/system $(STAMPS)/options-sanitizers
+build/asan/build.ninja build/tsan/build.ninja: build/%/build.ninja: CMakePresets.json $(STAMPS)/system $(STAMPS)/options-sanitizers
 	@$(STEP) "Configure ($*)" $(LOGS)/configure-$*.log cmake --preset $* $(SANITIZER_OPTIONS)
 	@touch $@
