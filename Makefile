@@ -18,8 +18,8 @@ STEP := scripts/step
 export PYTHON
 
 LAUNCHER := $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
-TORCH := $(if $(wildcard bindings/torch/CMakeLists.txt),ON,OFF)
-RELEASE_OPTIONS := $(LAUNCHER) -DMOEGEMM_CUDA=$(CUDA) -DMOEGEMM_BUILD_TORCH=$(TORCH) -DPython3_EXECUTABLE=$(VENV_PYTHON)
+RELEASE_OPTIONS := $(LAUNCHER) -DMOEGEMM_CUDA=$(CUDA) -DMOEGEMM_BUILD_TORCH=ON -DPython3_EXECUTABLE=$(VENV_PYTHON)
+WHEEL_OPTIONS := $(patsubst -D%,--config-settings=cmake.define.%,$(LAUNCHER) -DMOEGEMM_CUDA=$(CUDA))
 SANITIZER_OPTIONS := $(LAUNCHER) -DMOEGEMM_BUILD_CLI=OFF
 
 .PHONY: help
@@ -31,7 +31,8 @@ help: ## List the commands
 demo: build ## Build, then run and check one MoE layer on this machine
 	@echo
 	@build/release/src/cli/moegemm run demo
-	@if [ -f examples/train_moe.py ]; then echo; PYTHONPATH=python $(VENV_PYTHON) examples/train_moe.py --quick --plot build/train_moe.png; fi
+	@echo
+	@PYTHONPATH=python $(VENV_PYTHON) examples/train_moe.py --quick --plot build/train_moe.png
 
 .PHONY: test
 test: build build-sanitizers ## Build, then run every test that this machine can run
@@ -50,8 +51,8 @@ lint: $(STAMPS)/lint-tools build ## Check formatting and run the static analyser
 	@scripts/lint
 
 .PHONY: wheel
-wheel: $(STAMPS)/wheel-tools ## Build the Python wheel into dist/
-	@$(STEP) "Build the wheel" $(LOGS)/wheel.log $(VENV_PYTHON) -m build --wheel --no-isolation --outdir dist .
+wheel: $(STAMPS)/venv ## Build the Python wheel into dist/
+	@$(STEP) "Build the wheel" $(LOGS)/wheel.log $(VENV_PYTHON) -m pip wheel --no-deps --no-build-isolation $(WHEEL_OPTIONS) --wheel-dir dist .
 	@ls -1 dist/*.whl
 
 .PHONY: build
@@ -79,10 +80,6 @@ $(STAMPS)/venv: requirements/torch.txt requirements/dev.txt scripts/make_venv | 
 $(STAMPS)/lint-tools: requirements/lint.txt requirements/system-lint.txt $(STAMPS)/venv
 	@$(STEP) "Lint: system packages" $(LOGS)/lint-packages.log scripts/install_system_packages requirements/system-lint.txt
 	@$(STEP) "Lint: Python packages" $(LOGS)/lint-venv.log $(VENV_PYTHON) -m pip install -r requirements/lint.txt
-	@touch $@
-
-$(STAMPS)/wheel-tools: requirements/wheel.txt $(STAMPS)/venv
-	@$(STEP) "Wheel: Python packages" $(LOGS)/wheel-venv.log $(VENV_PYTHON) -m pip install -r requirements/wheel.txt
 	@touch $@
 
 # Reconfigured when the options change; CMake itself follows changes to its own files.

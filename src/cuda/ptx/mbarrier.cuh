@@ -13,7 +13,8 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
 }
 
 __device__ __forceinline__ void mbarrier_init(std::uint64_t* barrier, std::uint32_t count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count));
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(count));
 }
 
 /// Makes initialised barriers visible to the async proxy and to the cluster.
@@ -22,16 +23,17 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 }
 
 __device__ __forceinline__ void mbarrier_arrive(std::uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
+               : "memory");
 }
 
 /// One arrival that also announces bytes the copy engine will deliver.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(std::uint64_t* barrier,
                                                           std::uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                   shared_address(barrier)),
-               "r"(bytes)
-               : "memory");
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+      "r"(bytes)
+      : "memory");
 }
 
 /// The barrier gets one arrival when all earlier cp.async of this thread have landed. `noinc`: the

@@ -40,8 +40,8 @@ __device__ __forceinline__ void accumulator_barrier(float& value) {
   asm volatile("" : "+f"(value)::"memory");
 }
 
-/// The same pointer, of which the compiler knows nothing: it keeps the sum that made it in registers
-/// instead of adding it up again at each use.
+/// The same pointer, of which the compiler knows nothing: it keeps the sum that made it in
+/// registers instead of adding it up again at each use.
 template <typename T>
 __device__ __forceinline__ T* opaque(T* pointer) {
   asm volatile("" : "+l"(pointer));

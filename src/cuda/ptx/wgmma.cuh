@@ -8,7 +8,8 @@
 /// wgmma.mma_async m64nNk16 with both operands in shared memory and fp32 accumulators.
 ///
 /// Descriptor of a 128-byte-swizzled operand: bits 0-13 address / 16, 16-29 leading stride / 16,
-/// 32-45 stride of 8-row groups / 16 (always 1024 bytes here), 62-63 = 1. Tiles are 1024-byte aligned.
+/// 32-45 stride of 8-row groups / 16 (always 1024 bytes here), 62-63 = 1. Tiles are 1024-byte
+/// aligned.
 namespace moegemm::cuda::ptx {
 
 /// How an operand lies in shared memory: contraction index fastest (K-major) or the M/N index
@@ -103,29 +104,29 @@ __device__ __forceinline__ void wgmma(float* d, std::uint64_t a, std::uint64_t b
 // clang-format on
 
 // One specialisation: N, N / 8, and the numbers of the operands that follow the accumulators.
-#define MOEGEMM_WGMMA_ASM(TYPE, N, G, a_, b_, ta_, tb_)                                    \
-  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" MOEGEMM_D##G        \
-  "}, %" #a_ ", %" #b_ ", p, 1, 1, %" #ta_ ", %" #tb_ ";\n}\n"
-#define MOEGEMM_WGMMA_TYPED(T, TYPE, N, G, a_, b_, p_, ta_, tb_)                                  \
-  template <Major A, Major B>                                                                     \
-  struct Wgmma<T, N, A, B> {                                                                      \
-    static __device__ __forceinline__ void run(float* d, std::uint64_t a, std::uint64_t b,        \
-                                               bool accumulate) {                                 \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p_ ", 0;\n"                             \
-                   MOEGEMM_WGMMA_ASM(TYPE, N, G, a_, b_, ta_, tb_)                                \
-                   : MOEGEMM_C##G("+f")                                                           \
-                   : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(A == Major::kMn),     \
-                     "n"(B == Major::kMn));                                                       \
-    }                                                                                             \
-    static __device__ __forceinline__ void start(float* d, std::uint64_t a, std::uint64_t b) {    \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p_ ", 0;\n"                             \
-                   MOEGEMM_WGMMA_ASM(TYPE, N, G, a_, b_, ta_, tb_)                                \
-                   : MOEGEMM_C##G("=f")                                                           \
-                   : "l"(a), "l"(b), "n"(0), "n"(A == Major::kMn), "n"(B == Major::kMn));         \
-    }                                                                                             \
+#define MOEGEMM_WGMMA_ASM(TYPE, N, G, a_, b_, ta_, tb_)                             \
+  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" MOEGEMM_D##G \
+      "}, %" #a_ ", %" #b_ ", p, 1, 1, %" #ta_ ", %" #tb_ ";\n}\n"
+#define MOEGEMM_WGMMA_TYPED(T, TYPE, N, G, a_, b_, p_, ta_, tb_)                               \
+  template <Major A, Major B>                                                                  \
+  struct Wgmma<T, N, A, B> {                                                                   \
+    static __device__ __forceinline__ void run(float* d, std::uint64_t a, std::uint64_t b,     \
+                                               bool accumulate) {                              \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p_                                    \
+                   ", 0;\n" MOEGEMM_WGMMA_ASM(TYPE, N, G, a_, b_, ta_, tb_)                    \
+                   : MOEGEMM_C##G("+f")                                                        \
+                   : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(A == Major::kMn),  \
+                     "n"(B == Major::kMn));                                                    \
+    }                                                                                          \
+    static __device__ __forceinline__ void start(float* d, std::uint64_t a, std::uint64_t b) { \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p_                                    \
+                   ", 0;\n" MOEGEMM_WGMMA_ASM(TYPE, N, G, a_, b_, ta_, tb_)                    \
+                   : MOEGEMM_C##G("=f")                                                        \
+                   : "l"(a), "l"(b), "n"(0), "n"(A == Major::kMn), "n"(B == Major::kMn));      \
+    }                                                                                          \
   };
-#define MOEGEMM_WGMMA(N, G, a_, b_, p_, ta_, tb_)                              \
-  MOEGEMM_WGMMA_TYPED(__nv_bfloat16, "bf16", N, G, a_, b_, p_, ta_, tb_)       \
+#define MOEGEMM_WGMMA(N, G, a_, b_, p_, ta_, tb_)                        \
+  MOEGEMM_WGMMA_TYPED(__nv_bfloat16, "bf16", N, G, a_, b_, p_, ta_, tb_) \
   MOEGEMM_WGMMA_TYPED(__half, "f16", N, G, a_, b_, p_, ta_, tb_)
 
 template <typename T, int N, Major A, Major B>
@@ -157,8 +158,8 @@ __device__ __forceinline__ void wgmma(float* d, std::uint64_t a, std::uint64_t b
   Wgmma<T, N, A, B>::run(d, a, b, accumulate);
 }
 
-/// D[64, N] = A[64, 16] B[16, N]. Unlike wgmma(..., false) it does not read D as far as the compiler
-/// knows, so the registers of a finished tile are free until here.
+/// D[64, N] = A[64, 16] B[16, N]. Unlike wgmma(..., false) it does not read D as far as the
+/// compiler knows, so the registers of a finished tile are free until here.
 template <typename T, int N, Major A, Major B>
 __device__ __forceinline__ void wgmma_start(float* d, std::uint64_t a, std::uint64_t b) {
   Wgmma<T, N, A, B>::start(d, a, b);
