@@ -38,8 +38,9 @@ target_compile_options(moegemm_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor>)
 target_compile_definitions(moegemm_flags INTERFACE MOEGEMM_HAS_CUDA=$<BOOL:${MOEGEMM_HAS_CUDA}>)
 if(MOEGEMM_SANITIZE)
+  # -g1: reports need function names and lines, not variables, and it compiles a third faster.
   target_compile_options(moegemm_flags INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${MOEGEMM_SANITIZE} -fno-omit-frame-pointer
-      -fno-sanitize-recover=all>)
+      -fno-sanitize-recover=all -g1>)
   target_link_options(moegemm_flags INTERFACE -fsanitize=${MOEGEMM_SANITIZE})
 endif()
