@@ -8,17 +8,19 @@
 namespace moegemm::cpu::simd {
 namespace {
 
-/// Columns of a packed block, in whole panels.
-constexpr std::int64_t kMaxPackedCols = 256;
+/// Sums of a packed block that are kept while its weights are packed fold by fold: 256 KiB of fp32.
+constexpr std::int64_t kKeptSums = 64 * 1024;
+constexpr std::int64_t kPackedWords = kFoldSteps * 4 * kMaxPanelCols;
+constexpr std::int64_t kMinPackedCols = 2 * kMaxPanelCols;
+constexpr std::int64_t kMaxPackedCols = 4 * kMaxPanelCols;
 /// Rows that a packed block should serve at least: packing costs about 30 rows of arithmetic.
 constexpr std::int64_t kMinPackedRows = 192;
 /// Columns of a block that reads weights in place, in whole tiles.
 constexpr std::int64_t kMaxInPlaceCols = 1024;
 
-std::int64_t packed_cols(const Problem& problem, int terms_per_step) {
-  const std::int64_t steps = (problem.n + terms_per_step - 1) / terms_per_step;
-  return std::clamp(kPanelWords / steps / kMaxPanelCols * kMaxPanelCols, kMaxPanelCols,
-                    kMaxPackedCols);
+std::int64_t packed_cols(std::int64_t rows) {
+  return std::clamp(kKeptSums / std::max<std::int64_t>(rows, 1) / kMaxPanelCols * kMaxPanelCols,
+                    kMinPackedCols, kMaxPackedCols);
 }
 
 }  // namespace
@@ -40,8 +42,8 @@ void run_dx(const KernelTable& kernels, DxPath path, const Problem& problem,
   std::int64_t active = 0;
   for (std::int64_t e = 0; e < problem.experts; ++e) active += locator.size(e) > 0 ? 1 : 0;
   const std::int64_t share = balanced_share((locator.end() + active * 6) * problem.k, workers);
-  const std::int64_t max_cols = packed_cols(problem, typed.terms_per_step);
-  const std::int64_t packed_rows = std::clamp(share / max_cols, kMinPackedRows, RowBlock::kMaxRows);
+  const std::int64_t packed_rows =
+      std::clamp(share / kMaxPackedCols, kMinPackedRows, RowBlock::kMaxRows);
   WorkList work;
   for (std::int64_t e = 0; e < problem.experts; ++e) {
     if (in_place(locator.size(e))) {
@@ -50,7 +52,8 @@ void run_dx(const KernelTable& kernels, DxPath path, const Problem& problem,
       const std::int64_t cols = std::clamp(share / (rows + 6), tile_cols, kMaxInPlaceCols);
       work.add(e, locator.size(e), problem.k, kMaxRowsInPlace, cols, tile_cols);
     } else {
-      work.add(e, locator.size(e), problem.k, packed_rows, max_cols, kMaxPanelCols);
+      const std::int64_t cols = packed_cols(std::min(locator.size(e), packed_rows));
+      work.add(e, locator.size(e), problem.k, packed_rows, cols, kMaxPanelCols);
     }
   }
 
@@ -58,12 +61,12 @@ void run_dx(const KernelTable& kernels, DxPath path, const Problem& problem,
     return static_cast<const char*>(operands.w) +
            (block.expert * problem.n * operands.w_stride + block.first_col) * element;
   };
-  const std::int64_t words = kMaxTileRows * kPanelWords / kMaxPanelCols;
-  const std::int64_t totals =
-      std::max(packed_rows * max_cols, kMaxRowsInPlace * 2 * kMaxInPlaceCols);
+  const std::int64_t words = kMaxTileRows * kFoldSteps;
+  const std::int64_t totals = std::max(std::max(kKeptSums, packed_rows * kMinPackedCols),
+                                       kMaxRowsInPlace * 2 * kMaxInPlaceCols);
   const std::int64_t scratch_bytes =
       RowBlock::scratch_bytes(std::max(packed_rows, kMaxRowsInPlace)) +
-      Scratch::bytes_of<std::uint32_t>(kPanelWords) + Scratch::bytes_of<std::uint32_t>(words) +
+      Scratch::bytes_of<std::uint32_t>(kPackedWords) + Scratch::bytes_of<std::uint32_t>(words) +
       Scratch::bytes_of<float>(totals);
   work.run(context, [&](const Block& block, const Block& next) {
     Scratch& scratch = Scratch::of_this_thread();
@@ -84,8 +87,7 @@ void run_dx(const KernelTable& kernels, DxPath path, const Problem& problem,
       task.next_w = weights_of(next);
       task.next_cols = next.cols;
     }
-    task.panel_words = kPanelWords;
-    task.panels = scratch.take<std::uint32_t>(kPanelWords);
+    task.panels = scratch.take<std::uint32_t>(kPackedWords);
     task.words = scratch.take<std::uint32_t>(words);
     task.totals = scratch.take<float>(totals);
     (in_place(locator.size(block.expert)) ? typed.dx_in_place : typed.dx_packed)(task);

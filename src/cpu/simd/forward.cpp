@@ -9,11 +9,11 @@ namespace moegemm::cpu::simd {
 namespace {
 
 /// The X rows of a block stay in L2 while its weights pass by.
-constexpr std::int64_t kRowBlockBytes = 256 * 1024;
+constexpr std::int64_t kRowBlockBytes = 512 * 1024;
 /// Fewer rows than this would make the weights pass by too often.
 constexpr std::int64_t kMinRowBlock = 48;
 /// Weight rows of a block: each is read once per block, so this only sets how often workers meet.
-constexpr std::int64_t kMinWeightRows = 16;
+constexpr std::int64_t kMinWeightRows = 32;
 constexpr std::int64_t kMaxWeightRows = 128;
 
 }  // namespace
@@ -39,7 +39,7 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
     const std::int64_t rows = std::min(locator.size(e), max_rows);
     rows_of_largest_block = std::max(rows_of_largest_block, rows);
     const std::int64_t weight_rows = std::clamp(share / (rows + 6), kMinWeightRows, kMaxWeightRows);
-    work.add(e, locator.size(e), problem.n, max_rows, weight_rows, 4);
+    work.add(e, locator.size(e), problem.n, max_rows, weight_rows, kStagedCols);
   }
 
   const ForwardFn kernel = kernels_for(kernels, problem.dtype).forward;
@@ -48,8 +48,9 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
            (block.expert * problem.n + block.first_col) * operands.w_stride * element;
   };
   const std::int64_t parked = kParkedFloatsPerRow * rows_of_largest_block;
-  const std::int64_t scratch_bytes =
-      RowBlock::scratch_bytes(rows_of_largest_block) + Scratch::bytes_of<float>(parked);
+  const std::int64_t scratch_bytes = RowBlock::scratch_bytes(rows_of_largest_block) +
+                                     Scratch::bytes_of<float>(parked) +
+                                     Scratch::bytes_of<float>(kStagedCols * rows_of_largest_block);
   work.run(context, [&](const Block& block, const Block& next) {
     Scratch& scratch = Scratch::of_this_thread();
     scratch.reserve(scratch_bytes);
@@ -67,6 +68,7 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
       task.next_w_rows = next.cols;
     }
     task.parked = scratch.take<float>(parked);
+    task.staged = scratch.take<float>(kStagedCols * rows_of_largest_block);
     kernel(task);
     rows.clear_zero_rows();
   });

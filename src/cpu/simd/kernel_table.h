@@ -30,6 +30,7 @@ struct ForwardTask {
   const void* next_w = nullptr;  ///< the block this worker reads next; null: none
   std::int64_t next_w_rows = 0;
   float* parked = nullptr;  ///< scratch: kParkedFloatsPerRow * rows
+  float* staged = nullptr;  ///< scratch: kStagedCols * rows
 };
 
 /// dX[rows, cols] = dY W for some rows of one expert and a block of its weight columns.
@@ -43,10 +44,9 @@ struct DxTask {
   OutputRows out;
   const void* next_w = nullptr;  ///< the same of the block this worker packs next; null: none
   std::int64_t next_cols = 0;
-  std::uint32_t* panels = nullptr;  ///< scratch: packed weights, panel_words
-  std::int64_t panel_words = 0;
-  std::uint32_t* words = nullptr;  ///< scratch: copies of dY rows, kMaxTileRows * panel_words / 64
-  float* totals = nullptr;         ///< scratch: rows * padded cols floats
+  std::uint32_t* panels = nullptr;  ///< scratch: packed weights, kFoldSteps * padded cols
+  std::uint32_t* words = nullptr;   ///< scratch: copies of dY rows, kMaxTileRows * kFoldSteps
+  float* totals = nullptr;          ///< scratch: rows * padded cols floats
 };
 
 /// Part of dW_e[n_rows, cols] = sum over rows of scale * dY^T X: one chunk of the segment's rows.
@@ -72,8 +72,10 @@ struct DwTask {
 /// Upper limits over all instruction sets, for the owner of the scratch memory.
 constexpr std::int64_t kMaxTileRows = 6;              ///< rows of a forward or dX tile
 constexpr std::int64_t kParkedFloatsPerRow = 4 * 16;  ///< 4 accumulators of at most 16 lanes
-constexpr std::int64_t kMaxPanelCols = 64;            ///< columns are padded to this in scratch
-constexpr std::int64_t kDyPanelCols = 32;             ///< columns of dY packed at a time for dW
+/// Columns of Y that are collected in fp32 before they are rounded and stored: a line of bf16.
+constexpr std::int64_t kStagedCols = 32;
+constexpr std::int64_t kMaxPanelCols = 64;  ///< columns are padded to this in scratch
+constexpr std::int64_t kDyPanelCols = 32;   ///< columns of dY packed at a time for dW
 /// dX reads weights in place up to this many rows: 2 to 8 measured equal.
 constexpr std::int64_t kMaxRowsInPlace = 4;
 /// Steps (terms, or pairs of terms) that a broadcast kernel sums serially before it folds the sum

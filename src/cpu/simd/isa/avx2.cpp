@@ -29,10 +29,15 @@ struct Avx2 {
   static Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
   static Vec mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
   static Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
-  static void prefetch_l1(const void* at) {
+  // Inlined by force: GCC takes a function that only prefetches for one without effect and drops
+  // the call.
+  [[gnu::always_inline]] static void prefetch_write(const void* at) {
+    __builtin_prefetch(at, 1, 2);
+  }
+  [[gnu::always_inline]] static void prefetch_l1(const void* at) {
     _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T0);
   }
-  static void prefetch_l2(const void* at) {
+  [[gnu::always_inline]] static void prefetch_l2(const void* at) {
     _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T1);
   }
 

@@ -14,6 +14,9 @@
 namespace moegemm::cpu::simd {
 namespace {
 
+/// A number of rows to prefetch that stands for one row, into the first-level cache.
+constexpr int kOneRowToL1 = -1;
+
 template <class T>
 struct DotTile {
   const T* const* x;  // [Rows]
@@ -25,6 +28,7 @@ struct DotTile {
   float* parked;         // accumulators between the parts of K: [Rows * 4][lanes]
   bool resume;           // start from parked instead of zero
   bool park;             // leave them there instead of reducing
+  float* sums;           // [Rows][kStagedCols], four columns of each are written
 };
 
 /// One step at element k of every row; of a partial step `count` elements exist and the others read
@@ -53,7 +57,7 @@ template <class Isa, class T, int Rows, int Pass, bool Partial>
 }
 
 template <class Isa, class T, int Rows, int Prefetch>
-[[gnu::noinline]] void dot_tile(const DotTile<T>& tile, float* quads) {
+[[gnu::noinline]] void dot_tile(const DotTile<T>& tile) {
   using Vec = typename Isa::Vec;
   using Dot = typename Isa::template Dot<T>;
   Vec acc[Rows][4];
@@ -73,18 +77,25 @@ template <class Isa, class T, int Rows, int Prefetch>
 
   const T* x[Rows];
   const T* w[4];
-  const T* ahead[Prefetch > 0 ? Prefetch : 1];
+  constexpr int kPrefetchRows = Prefetch == kOneRowToL1 ? 1 : Prefetch;
+  const T* ahead[kPrefetchRows > 0 ? kPrefetchRows : 1];
 #pragma GCC unroll 8
   for (int i = 0; i < Rows; ++i) x[i] = tile.x[i] + tile.begin;
 #pragma GCC unroll 4
   for (int j = 0; j < 4; ++j) w[j] = tile.w[j] + tile.begin;
 #pragma GCC unroll 4
-  for (int p = 0; p < Prefetch; ++p) ahead[p] = tile.prefetch[p] + tile.begin;
+  for (int p = 0; p < kPrefetchRows; ++p) ahead[p] = tile.prefetch[p] + tile.begin;
 
   const std::int64_t end = tile.steps * Dot::kStep;
   for (std::int64_t k = 0; k < end; k += Dot::kStep) {
 #pragma GCC unroll 4
-    for (int p = 0; p < Prefetch; ++p) Isa::prefetch_l2(ahead[p] + k);
+    for (int p = 0; p < kPrefetchRows; ++p) {
+      if constexpr (Prefetch == kOneRowToL1) {
+        Isa::prefetch_l1(ahead[p] + k);
+      } else {
+        Isa::prefetch_l2(ahead[p] + k);
+      }
+    }
     dot_step<Isa, T, Rows, 0, false>(acc, x, w, k, 0);
     if constexpr (Dot::kPasses == 2) dot_step<Isa, T, Rows, 1, false>(acc, x, w, k, 0);
   }
@@ -102,15 +113,16 @@ template <class Isa, class T, int Rows, int Prefetch>
   } else {
 #pragma GCC unroll 8
     for (int i = 0; i < Rows; ++i) {
-      Isa::store_quad(quads + 4 * i, Isa::reduce4(acc[i][0], acc[i][1], acc[i][2], acc[i][3]));
+      Isa::store_quad(tile.sums + i * kStagedCols,
+                      Isa::reduce4(acc[i][0], acc[i][1], acc[i][2], acc[i][3]));
     }
   }
 }
 
 template <class T>
-using DotTileFn = void (*)(const DotTile<T>&, float*);
+using DotTileFn = void (*)(const DotTile<T>&);
 
-/// dot_tile for `rows` rows that prefetches `prefetch` lines per step (0, 1, 2 or 4).
+/// dot_tile for `rows` rows that prefetches `prefetch` lines per step: 0, 1, 2, 4 or kOneRowToL1.
 template <class Isa, class T, int Rows = Isa::kDotRows>
 DotTileFn<T> select_dot_tile(std::int64_t rows, int prefetch) {
   if constexpr (Rows > 1) {
@@ -118,6 +130,7 @@ DotTileFn<T> select_dot_tile(std::int64_t rows, int prefetch) {
   }
   if (prefetch == 0) return dot_tile<Isa, T, Rows, 0>;
   if (prefetch == 1) return dot_tile<Isa, T, Rows, 1>;
+  if (prefetch == kOneRowToL1) return dot_tile<Isa, T, Rows, kOneRowToL1>;
   return prefetch == 2 ? dot_tile<Isa, T, Rows, 2> : dot_tile<Isa, T, Rows, 4>;
 }
 
@@ -131,10 +144,34 @@ const T* weight_row_ahead(const ForwardTask& task, std::int64_t row) {
   return static_cast<const T*>(task.next_w) + row * task.w_stride;
 }
 
+/// Brings the lines that finish_staged is about to write, while there is still arithmetic to do:
+/// stores wait for theirs in order.
+template <class Isa>
+void fetch_output_lines(const ForwardTask& task, std::int64_t row, std::int64_t rows,
+                        std::int64_t col) {
+  const std::int64_t element_bytes = task.out.dtype == DType::kFloat32 ? 4 : 2;
+  const std::int64_t at = (task.out.first_col + col) * element_bytes;
+  for (std::int64_t i = row; i < row + rows; ++i) {
+    if (task.out.rows[i] == nullptr) continue;
+    Isa::prefetch_write(static_cast<const char*>(task.out.rows[i]) + at);
+  }
+}
+
+/// Rounds staged columns into Y.
+template <class Isa>
+void finish_staged(const ForwardTask& task, std::int64_t col, std::int64_t cols) {
+  for (std::int64_t row = 0; row < task.rows; ++row) {
+    if (task.out.rows[row] == nullptr) continue;
+    finish_row<Isa>(task.staged + row * kStagedCols, task.out.rows[row], task.out.dtype,
+                    task.out.first_col + col, cols,
+                    task.out.scales != nullptr ? task.out.scales + row : nullptr);
+  }
+}
+
 /// Four weight rows stay in L1 while all rows of the task pass by from L2. K is cut so that 4 + 6
 /// rows of a part fit L1 (10 x 2 KiB of 32 KiB); with a single chunk of rows nothing is read twice
 /// and K stays whole.
-constexpr std::int64_t kDotPartBytes = 2048;
+constexpr std::int64_t kDotPartBytes = 2816;
 
 template <class Isa, class T>
 void forward_task(const ForwardTask& task) {
@@ -149,7 +186,8 @@ void forward_task(const ForwardTask& task) {
   const std::int64_t parts = chunks == 1 ? 1 : (steps + part_steps_max - 1) / part_steps_max;
   const std::int64_t part_steps = parts > 0 ? (steps + parts - 1) / parts : 0;
 
-  alignas(64) float quads[kRows * 4];
+  // Two groups of four short rows leave L1 room enough for the group in use.
+  const bool short_rows = task.k * std::int64_t{sizeof(T)} <= 1024;
   DotTile<T> tile = {};
   for (std::int64_t n = 0; n < task.w_rows; n += 4) {
     // Past the last weight row the last one is computed again and not stored.
@@ -181,10 +219,19 @@ void forward_task(const ForwardTask& task) {
         int prefetch = 0;
         for (std::int64_t j = c; j < ahead_rows; j += chunks) tile.prefetch[prefetch++] = ahead[j];
         if (prefetch == 3) prefetch = 2;
-        select_dot_tile<Isa, T>(rows, prefetch)(tile, quads);
-        if (last) finish_quads<Isa>(quads, task.out, row, rows, n, valid);
+        if (prefetch == 1 && short_rows) prefetch = kOneRowToL1;
+        if (last && n % kStagedCols == kStagedCols / 2) {
+          fetch_output_lines<Isa>(task, row, rows, n - kStagedCols / 2);
+        }
+        tile.sums = task.staged + row * kStagedCols + n % kStagedCols;
+        select_dot_tile<Isa, T>(rows, prefetch)(tile);
         row += rows;
       }
+    }
+    const std::int64_t end = n + valid;
+    if (end % kStagedCols == 0 || end == task.w_rows) {
+      const std::int64_t begin = (end - 1) / kStagedCols * kStagedCols;
+      finish_staged<Isa>(task, begin, end - begin);
     }
   }
 }

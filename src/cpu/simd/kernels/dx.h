@@ -20,63 +20,53 @@ constexpr std::int64_t round_up(std::int64_t value, std::int64_t unit) {
   return (value + unit - 1) / unit * unit;
 }
 
-/// Hands out the next task's weights in runs that one fold of a tile can prefetch: two lines of
+/// Hands out the weights that are packed next in runs that one tile can prefetch: two lines of
 /// kFoldSteps weight rows each.
-class BlockPrefetch {
+template <class T>
+class WeightPrefetch {
  public:
-  BlockPrefetch(const void* block, std::int64_t row_bytes, std::int64_t stride_bytes,
-                std::int64_t rows)
-      : block_(static_cast<const char*>(block)), stride_bytes_(stride_bytes), rows_(rows) {
-    if (block_ != nullptr) {
-      row_runs_ = rows_ / kFoldSteps;
-      runs_ = row_runs_ * ((row_bytes + 127) / 128);
-    }
-  }
+  /// Nothing if `first` is null.
+  WeightPrefetch(const T* first, std::int64_t cols, std::int64_t stride, std::int64_t rows)
+      : next_(reinterpret_cast<const char*>(first)),
+        stride_bytes_(stride * std::int64_t{sizeof(T)}),
+        row_runs_(rows / kFoldSteps),
+        runs_(first != nullptr ? row_runs_ * round_up(cols * sizeof(T), 128) / 128 : 0) {}
+
   PrefetchRun next() {
-    if (given_ >= runs_) return {};
+    if (given_ == runs_) return {};
     const std::int64_t line_pair = given_ / row_runs_;
     const std::int64_t row = given_ % row_runs_ * kFoldSteps;
     ++given_;
-    return {block_ + row * stride_bytes_ + line_pair * 128, stride_bytes_};
+    return {next_ + row * stride_bytes_ + line_pair * 128, stride_bytes_};
   }
 
  private:
-  const char* block_;
+  const char* next_;
   std::int64_t stride_bytes_;
-  std::int64_t rows_;
-  std::int64_t row_runs_ = 0;
-  std::int64_t runs_ = 0;
+  std::int64_t row_runs_;
+  std::int64_t runs_;
   std::int64_t given_ = 0;
 };
 
-template <class Math, int Rows, int Vecs>
+template <class Math, int Rows>
 [[gnu::noinline]] void packed_tile(const typename Math::Word* const* rows,
                                    const typename Math::Word* panel, std::int64_t steps,
                                    float* total, std::int64_t total_stride, bool first,
-                                   BlockPrefetch& prefetch) {
+                                   PrefetchRun prefetch) {
+  constexpr int kVecs = Math::Isa::kTileVecs;
   WordRows<Math, Rows> a;
 #pragma GCC unroll 8
   for (int i = 0; i < Rows; ++i) a.rows[i] = rows[i];
-  const PackedSteps<Math, Vecs> b{panel};
-  for (std::int64_t step = 0; step < steps; step += kFoldSteps) {
-    broadcast_fold<Math, Rows, Vecs>(a, b, step, smaller(step + kFoldSteps, steps), total,
-                                     total_stride, first, prefetch.next());
-    first = false;
-  }
+  const PackedSteps<Math, kVecs> b{panel};
+  broadcast_fold<Math, Rows, kVecs>(a, b, 0, steps, total, total_stride, first, prefetch);
 }
 
-template <class Math, int Rows>
-void packed_tile_of(std::int64_t row_count, const typename Math::Word* const* rows,
-                    const typename Math::Word* panel, std::int64_t steps, float* total,
-                    std::int64_t total_stride, bool first, BlockPrefetch& prefetch) {
+template <class Math, int Rows = Math::Isa::kTileRows>
+auto select_packed_tile(std::int64_t rows) {
   if constexpr (Rows > 1) {
-    if (row_count < Rows) {
-      return packed_tile_of<Math, Rows - 1>(row_count, rows, panel, steps, total, total_stride,
-                                            first, prefetch);
-    }
+    if (rows < Rows) return select_packed_tile<Math, Rows - 1>(rows);
   }
-  packed_tile<Math, Rows, Math::Isa::kTileVecs>(rows, panel, steps, total, total_stride, first,
-                                                prefetch);
+  return packed_tile<Math, Rows>;
 }
 
 template <class Math, class T>
@@ -86,29 +76,25 @@ void dx_packed(const DxTask& task) {
   static_assert(sizeof(Word) == sizeof(std::uint32_t));
   constexpr std::int64_t kPanelCols = Isa::kTileVecs * Isa::kLanes;
   constexpr std::int64_t kRows = Isa::kTileRows;
+  constexpr std::int64_t kTerms = kFoldSteps * Math::kTerms;
   const T* const* dy = reinterpret_cast<const T* const*>(task.dy);
   const T* w = static_cast<const T*>(task.w);
   Word* panels = reinterpret_cast<Word*>(task.panels);
   Word* words = reinterpret_cast<Word*>(task.words);
-
-  // The contraction is cut where the packed block would outgrow its scratch, at a fold.
   const std::int64_t padded_cols = round_up(task.cols, kPanelCols);
-  const std::int64_t widest = padded_cols > kMaxPanelCols ? padded_cols : kMaxPanelCols;
-  const std::int64_t chunk_steps_max = task.panel_words / widest / kFoldSteps * kFoldSteps;
-  const std::int64_t chunk_terms = chunk_steps_max * Math::kTerms;
   const std::int64_t tiles = (task.rows + kRows - 1) / kRows;
-  // Sums of rows outlive a tile only when the contraction is cut.
-  const std::int64_t total_row_stride = task.n <= chunk_terms ? 0 : padded_cols;
 
-  for (std::int64_t term = 0; term < task.n; term += chunk_terms) {
-    const std::int64_t terms = smaller(chunk_terms, task.n - term);
+  // Weights are packed fold by fold: what was fetched ahead is used before the caches forget it.
+  for (std::int64_t term = 0; term < task.n; term += kTerms) {
+    const std::int64_t terms = smaller(kTerms, task.n - term);
     const std::int64_t steps = (terms + Math::kTerms - 1) / Math::kTerms;
-    const bool first = term == 0;
-    const bool last = term + terms == task.n;
+    const std::int64_t left = task.n - term - terms;
     pack_panels<Math, T, Isa::kTileVecs>(StridedRows<T>{w + term * task.w_stride, task.w_stride},
                                          terms, task.cols, nullptr, panels);
-    BlockPrefetch prefetch(last ? task.next_w : nullptr, task.next_cols * std::int64_t{sizeof(T)},
-                           task.w_stride * std::int64_t{sizeof(T)}, task.n);
+    WeightPrefetch<T> prefetch(
+        left > 0 ? w + (term + terms) * task.w_stride : static_cast<const T*>(task.next_w),
+        left > 0 ? task.cols : task.next_cols, task.w_stride,
+        smaller(kTerms, left > 0 ? left : task.n));
     // A word that would reach past the row, or that is not the stored number itself, is copied.
     const bool copies = !std::is_same_v<T, typename Math::Stored> || terms % Math::kTerms != 0;
     for (std::int64_t t = 0; t < tiles; ++t) {
@@ -117,18 +103,18 @@ void dx_packed(const DxTask& task) {
       const Word* a[kRows] = {};
       for (std::int64_t i = 0; i < rows; ++i) {
         if (copies) {
-          Math::copy_words(dy[row + i] + term, terms, words + i * steps);
-          a[i] = words + i * steps;
+          Math::copy_words(dy[row + i] + term, terms, words + i * kFoldSteps);
+          a[i] = words + i * kFoldSteps;
         } else {
           a[i] = reinterpret_cast<const Word*>(dy[row + i] + term);
         }
       }
-      float* totals = task.totals + row * total_row_stride;
+      const auto tile = select_packed_tile<Math>(rows);
+      float* totals = task.totals + row * padded_cols;
       for (std::int64_t c = 0; c < task.cols; c += kPanelCols) {
-        packed_tile_of<Math, kRows>(rows, a, panels + c * steps, steps, totals + c, padded_cols,
-                                    first, prefetch);
+        tile(a, panels + c * steps, steps, totals + c, padded_cols, term == 0, prefetch.next());
       }
-      if (!last) continue;
+      if (left > 0) continue;
       for (std::int64_t i = 0; i < rows; ++i) {
         if (task.out.rows[row + i] == nullptr) continue;
         finish_row<Isa>(totals + i * padded_cols, task.out.rows[row + i], task.out.dtype,

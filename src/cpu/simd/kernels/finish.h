@@ -10,39 +10,6 @@ namespace moegemm::cpu::simd {
 namespace {
 
 template <class Isa, class T>
-void finish_quads_as(const float* quads, const OutputRows& out, std::int64_t row, std::int64_t rows,
-                     std::int64_t col, std::int64_t valid) {
-  for (std::int64_t i = 0; i < rows; ++i) {
-    T* destination = static_cast<T*>(out.rows[row + i]);
-    if (destination == nullptr) continue;
-    destination += out.first_col + col;
-    typename Isa::Quad sums = Isa::load_quad(quads + 4 * i);
-    if (out.scales != nullptr) sums = Isa::scale_quad(sums, out.scales[row + i]);
-    if (valid == 4) {
-      Isa::store_quad(destination, sums);
-    } else {
-      T rounded[4];
-      Isa::store_quad(rounded, sums);
-      for (std::int64_t j = 0; j < valid; ++j) destination[j] = rounded[j];
-    }
-  }
-}
-
-/// Stores quads [rows][4], of which `valid` columns exist, at rows `row`... and column `col`.
-template <class Isa>
-void finish_quads(const float* quads, const OutputRows& out, std::int64_t row, std::int64_t rows,
-                  std::int64_t col, std::int64_t valid) {
-  switch (out.dtype) {
-    case DType::kBFloat16:
-      return finish_quads_as<Isa, Bf16>(quads, out, row, rows, col, valid);
-    case DType::kFloat16:
-      return finish_quads_as<Isa, Fp16>(quads, out, row, rows, col, valid);
-    default:
-      return finish_quads_as<Isa, float>(quads, out, row, rows, col, valid);
-  }
-}
-
-template <class Isa, class T>
 void finish_row_as(const float* sums, T* out, std::int64_t cols, const float* scale) {
   const typename Isa::Vec factor = Isa::broadcast(scale != nullptr ? *scale : 1.0f);
   std::int64_t c = 0;
