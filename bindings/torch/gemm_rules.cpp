@@ -9,6 +9,7 @@ GemmOptions options_from(std::int64_t flags) {
   options.permute_y = (flags & kPermuteY) != 0;
   options.fuse_mul = (flags & kFuseMul) != 0;
   options.allow_tf32 = (flags & kAllowTf32) != 0;
+  options.dy_per_token = (flags & kDyPerToken) != 0;
   options.check = (flags & kCheck) != 0;
   options.accumulate = (flags & kAccumulate) != 0;
   return options;
@@ -71,7 +72,7 @@ GemmArguments::GemmArguments(Op op, const Tensor& first_tensor, const Tensor& se
       float32_output_((flags & kFloat32Output) != 0),
       warn_at_once_((flags & kWarnAtOnce) != 0) {
   first.require_floating();
-  first.require_rank(2, op == Op::kForward ? "[T, K] or [M, K]" : "[M, N]");
+  first.require_rank(2, op == Op::kForward ? "[T, K] or [M, K]" : "[M, N] or [T, N]");
   second.require_same_dtype(first);
   second.require_same_device(first);
   if (topk < 1) refuse_value("topk is ", topk, "; it must be at least 1");
@@ -82,7 +83,10 @@ GemmArguments::GemmArguments(Op op, const Tensor& first_tensor, const Tensor& se
     routing.gather_indices = Argument("gather_indices", gather_indices);
   }
   if (options.fuse_mul) routing.topk_weights = Argument("topk_weights", topk_weights);
-  check_routing(op == Op::kForward && options.permute_x);
+  if (options.dy_per_token && (op == Op::kForward || !options.permute_y)) {
+    refuse_value("dy_per_token is set without a gathered dY; it needs permute_y of dX or dW");
+  }
+  check_routing(op == Op::kForward ? options.permute_x : options.dy_per_token);
 
   if (op == Op::kDw) {
     second.require_rank(2, "[T, K] or [M, K]");
@@ -105,7 +109,7 @@ GemmArguments::GemmArguments(Op op, const Tensor& first_tensor, const Tensor& se
   check_weights();
 }
 
-void GemmArguments::check_routing(bool permute_x_reads_tokens) {
+void GemmArguments::check_routing(bool first_has_tokens) {
   const Argument& m_sizes = routing.m_sizes;
   m_sizes.require_rank(1, "[E]");
   m_sizes.require_index();
@@ -123,11 +127,17 @@ void GemmArguments::check_routing(bool permute_x_reads_tokens) {
   indices.require_rank(1, "[M]");
   indices.require_index();
   indices.require_same_device(first);
-  // With permute_x the indices say how many rows there are: X has one row per token.
-  if (permute_x_reads_tokens) shape_.rows = indices.size(0);
+  // Where the first operand has one row per token, the indices say how many rows there are.
+  if (first_has_tokens) shape_.rows = indices.size(0);
   if (indices.size(0) != shape_.rows) {
     refuse_value("gather_indices is ", indices.describe(), "; its length must be M = ", shape_.rows,
                  ", the rows of ", first.name());
+  }
+  if (options.dy_per_token &&
+      (shape_.rows % routing.topk != 0 || first.size(0) != shape_.rows / routing.topk)) {
+    refuse_value("dY is ", first.describe(),
+                 "; with dy_per_token it must have T = M / topk rows, where M = ", shape_.rows,
+                 " and topk = ", routing.topk);
   }
 }
 

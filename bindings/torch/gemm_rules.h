@@ -17,6 +17,7 @@ enum Flag : std::int64_t {
   kAccumulate = 32,
   kFloat32Output = 64,
   kWarnAtOnce = 128,
+  kDyPerToken = 256,
 };
 
 /// The extents of one product, once its arguments have passed the rules.
@@ -61,7 +62,7 @@ class GemmArguments {
   GemmOptions options;
 
  private:
-  void check_routing(bool permute_x_reads_tokens);
+  void check_routing(bool first_has_tokens);
   void check_weights();
   void check_x_rows(const Argument& x) const;
 

@@ -30,14 +30,17 @@ struct RoutingView {
 };
 
 struct GemmOptions {
-  bool permute_x = false;   ///< X (or dX) is in flat order: the first GEMM of the layer
-  bool permute_y = false;   ///< Y (or dY) is in flat order: the second GEMM of the layer
-  bool fuse_mul = false;    ///< scale row r by topk_weights[gather_indices[r]] in fp32 (needs
-                            ///< permute_y). dW: the row's contribution is scaled
-  bool accumulate = false;  ///< dW only: add to the fp32 output instead of overwriting it
-  bool allow_tf32 = false;  ///< fp32 inputs may use TF32 tensor cores
-  bool check = false;       ///< validate m_sizes and indices on the device first: synchronises.
-                            ///< MOEGEMM_CHECK=1 in the environment turns it on everywhere
+  bool permute_x = false;     ///< X (or dX) is in flat order: the first GEMM of the layer
+  bool permute_y = false;     ///< Y (or dY) is in flat order: the second GEMM of the layer
+  bool fuse_mul = false;      ///< scale row r by topk_weights[gather_indices[r]] in fp32 (needs
+                              ///< permute_y). dW: the row's contribution is scaled
+  bool dy_per_token = false;  ///< dX and dW with permute_y: dy is [T, N] and row r reads
+                              ///< dy[gather_indices[r] / topk]: the gradient of a token's sum,
+                              ///< or the rows of a first GEMM whose W is stored [E, K, N]
+  bool accumulate = false;    ///< dW only: add to the fp32 output instead of overwriting it
+  bool allow_tf32 = false;    ///< fp32 inputs may use TF32 tensor cores
+  bool check = false;         ///< validate m_sizes and indices on the device first: synchronises.
+                              ///< MOEGEMM_CHECK=1 in the environment turns it on everywhere
   std::optional<BackendKind> backend;  ///< force one; else MOEGEMM_BACKEND, else the best
   std::optional<KernelConfig> config;  ///< ask for a kernel by hand; else the planner chooses
 };
@@ -53,12 +56,13 @@ MOEGEMM_API Plan forward(const TensorView& x, const TensorView& w, const TensorV
                          const RoutingView& routing, const GemmOptions& options = {},
                          const ExecutionContext& context = {});
 
-/// dX_e = dY_e W_e.  dy [M, N]; w [E, N, K]; dx [M, K].
+/// dX_e = dY_e W_e.  dy [M, N], or [T, N] with dy_per_token; w [E, N, K]; dx [M, K].
 MOEGEMM_API Plan backward_dx(const TensorView& dy, const TensorView& w, const TensorView& dx,
                              const RoutingView& routing, const GemmOptions& options = {},
                              const ExecutionContext& context = {});
 
-/// dW_e = dY_e^T X_e.  dy [M, N]; x [T, K] with permute_x, else [M, K]; dw [E, N, K].
+/// dW_e = dY_e^T X_e.  dy [M, N], or [T, N] with dy_per_token; x [T, K] with permute_x, else [M, K];
+/// dw [E, N, K].
 MOEGEMM_API Plan backward_dw(const TensorView& dy, const TensorView& x, const TensorView& dw,
                              const RoutingView& routing, const GemmOptions& options = {},
                              const ExecutionContext& context = {});

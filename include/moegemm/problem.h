@@ -28,8 +28,9 @@ struct Problem {
   std::int64_t rows = 0;               ///< M = T * topk
   std::int64_t topk = 1;
   Permutation permutation = Permutation::kNone;
-  bool multiply = false;    ///< scale row r by topk_weights[gather_indices[r]]
-  bool accumulate = false;  ///< dW += instead of dW =
+  bool multiply = false;      ///< scale row r by topk_weights[gather_indices[r]]
+  bool accumulate = false;    ///< dW += instead of dW =
+  bool dy_per_token = false;  ///< permute_y of dX and dW: dY has one row per token, [T, N]
   bool allow_tf32 = false;
   DType sizes_dtype = DType::kInt32;      ///< of m_sizes
   DType index_dtype = DType::kInt32;      ///< of gather_indices
@@ -51,8 +52,8 @@ struct Problem {
            (op == Op::kDx && permutation == Permutation::kX);
   }
   /// What a gathered flat index is divided by to give the row to read: X holds one row per token,
-  /// dY one per token and slot.
-  std::int64_t gather_divisor() const { return gathers_x() ? topk : 1; }
+  /// dY one per token and slot unless dy_per_token.
+  std::int64_t gather_divisor() const { return gathers_x() || dy_per_token ? topk : 1; }
   double flops() const {
     return 2.0 * static_cast<double>(rows) * static_cast<double>(n) * static_cast<double>(k);
   }

@@ -10,3 +10,4 @@ CHECK: Final = 16
 ACCUMULATE: Final = 32
 FLOAT32_OUTPUT: Final = 64
 WARN_AT_ONCE: Final = 128
+DY_PER_TOKEN: Final = 256

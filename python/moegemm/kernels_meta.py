@@ -48,7 +48,11 @@ def _dx(
     dy: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, topk_weights: Tensor | None,
     topk: int, flags: int, config: Config = None,
 ) -> Tensor:  # fmt: skip
-    return dy.new_empty((dy.size(0), w.size(-1)), dtype=_dtype(dy, flags))
+    rows = dy.size(0)
+    if flags & bits.DY_PER_TOKEN:
+        assert gather_indices is not None
+        rows = gather_indices.size(0)
+    return dy.new_empty((rows, w.size(-1)), dtype=_dtype(dy, flags))
 
 
 def _dw(

@@ -41,6 +41,7 @@ std::string to_string(const Problem& problem) {
   }
   if (problem.multiply) text += join(" fuse_mul(", to_string(problem.weights_dtype), ")");
   if (problem.accumulate) text += " accumulate";
+  if (problem.dy_per_token) text += " dy_per_token";
   if (problem.allow_tf32) text += " tf32";
   if (problem.sizes_dtype != DType::kInt32) {
     text += join(" m_sizes(", to_string(problem.sizes_dtype), ")");
@@ -62,6 +63,7 @@ std::size_t hash_value(const Problem& problem) {
   append(problem.permutation, 2);
   append(problem.multiply, 1);
   append(problem.accumulate, 1);
+  append(problem.dy_per_token, 1);
   append(problem.allow_tf32, 1);
   append(problem.sizes_dtype, 3);
   append(problem.index_dtype, 3);

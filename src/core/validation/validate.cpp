@@ -21,6 +21,10 @@ void validate_flags(const Problem& problem) {
   if (problem.accumulate && problem.op != Op::kDw) {
     refuse_value("accumulate is true for ", to_string(problem.op), "; only dW accumulates");
   }
+  if (problem.dy_per_token && !problem.gathers_dy()) {
+    refuse_value("dy_per_token is true for ", to_string(problem.op), " with ",
+                 to_string(problem.permutation), "; only dX and dW with permute_y gather dy");
+  }
 }
 
 /// Rows per expert of W or dW, which may be flattened to [E * N, K].
@@ -65,6 +69,7 @@ class Describer {
     if (options.permute_y) problem.permutation = Permutation::kY;
     problem.multiply = options.fuse_mul;
     problem.accumulate = options.accumulate;
+    problem.dy_per_token = options.dy_per_token;
     problem.allow_tf32 = options.allow_tf32;
     validate_flags(problem);
 
@@ -147,6 +152,20 @@ class Describer {
     }
   }
 
+  /// M: the rows of dY, except that one row per token serves topk of them. The indices then count,
+  /// so that a dY in the wrong order is what gets blamed.
+  std::int64_t rows_of_dy(const Argument& dy) const {
+    const std::int64_t found = dy.view.shape[0];
+    if (!problem.dy_per_token) return found;
+    const std::int64_t rows = gather_indices().view.shape[0];
+    if (checked_product(found, problem.topk, "T * topk") != rows) {
+      refuse_value(dy.name, " has ", found,
+                   " rows; with dy_per_token it must have T = M / topk = ", rows, " / ",
+                   problem.topk);
+    }
+    return rows;
+  }
+
   Call finish(const Argument& input, const Argument& output, const GemmOptions& options) const {
     validate(problem);
     if (options.config) validate(*options.config, problem);
@@ -203,10 +222,11 @@ Call describe_dx(const TensorView& dy_view, const TensorView& w_view, const Tens
   Describer call(Op::kDx, dy, routing, options);
   call.add_input(w, {3, 2});
   call.add_output(dx, {2});
-  call.add_routing(dy_view.shape[0]);
+  call.add_routing(call.rows_of_dy(dy));
   call.problem.n = rows_per_expert(w, call.problem.experts);
   call.problem.k = w_view.shape[w_view.rank - 1];
-  require_shape(dy, {call.problem.rows, call.problem.n}, "[M, N]");
+  require_shape(dy, {dy_view.shape[0], call.problem.n},
+                call.problem.dy_per_token ? "[T, N]" : "[M, N]");
   require_shape(dx, {call.problem.rows, call.problem.k}, "[M, K]");
   call.operands.dy = dy_view.data;
   call.operands.dy_stride = dy_view.row_stride;
@@ -223,8 +243,9 @@ Call describe_dw(const TensorView& dy_view, const TensorView& x_view, const Tens
   Describer call(Op::kDw, dy, routing, options);
   call.add_input(x, {2});
   call.add_output(dw, {3, 2});
-  call.require_x_rows(x, dy_view.shape[0]);
-  call.add_routing(dy_view.shape[0]);
+  const std::int64_t rows = call.rows_of_dy(dy);
+  call.require_x_rows(x, rows);
+  call.add_routing(rows);
   call.problem.n = dy_view.shape[1];
   call.problem.k = x_view.shape[1];
   require_weights_shape(dw, call.problem);

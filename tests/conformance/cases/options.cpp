@@ -34,6 +34,27 @@ std::vector<ProblemCase> option_cases() {
     cases.push_back(multiply);
   }
 
+  for (const std::int64_t topk : {1, 2, 3, 4, 8}) {
+    ProblemCase c = permuted("DyPerToken" + std::to_string(topk), Permutation::kY, topk);
+    c.dy_per_token = true;
+    c.multiply = topk == 2;
+    c.bad_indices = {-1, c.rows, std::int64_t{1} << 30};
+    cases.push_back(c);
+  }
+  ProblemCase tokens = permuted("DyPerTokenSeveralTiles", Permutation::kY, 4);
+  tokens.dy_per_token = true;
+  tokens.m_sizes = {130, 0, 300, 7, 65};
+  tokens.rows = 520;
+  tokens.n = 264;
+  tokens.k = 136;
+  cases.push_back(tokens);
+  tokens.name = "DyPerTokenOddShapeStrided";
+  tokens.n = 67;
+  tokens.k = 45;
+  tokens.dy_padding = 3;
+  tokens.index_dtype = DType::kInt64;
+  cases.push_back(tokens);
+
   for (const Permutation permutation : kBoth) {
     ProblemCase wide = permuted("SeveralTiles", permutation, 2);
     wide.m_sizes = {130, 0, 300, 7, 65};

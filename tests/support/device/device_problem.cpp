@@ -91,6 +91,7 @@ GemmOptions DeviceProblem::options() const {
   options.permute_y = host_.spec.permutation == Permutation::kY;
   options.fuse_mul = host_.spec.multiply;
   options.accumulate = host_.spec.accumulate;
+  options.dy_per_token = host_.spec.dy_per_token;
   return options;
 }
 

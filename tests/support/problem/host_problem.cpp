@@ -116,7 +116,8 @@ std::int64_t HostProblem::x_row(std::int64_t position) const {
 
 std::int64_t HostProblem::dy_row(std::int64_t position) const {
   if (spec.permutation != Permutation::kY) return position;
-  return index_valid(position) ? gather_indices[position] : -1;
+  if (!index_valid(position)) return -1;
+  return spec.dy_per_token ? gather_indices[position] / spec.topk : gather_indices[position];
 }
 
 bool HostProblem::scatters() const {
@@ -141,7 +142,8 @@ HostProblem build_problem(const ProblemCase& spec, Op op, DType dtype, std::uint
   if (op != Op::kDx) p.x = random_matrix(dtype, x_rows, spec.k, spec.x_padding, offset, random);
   if (op != Op::kDw) p.w = random_matrix(dtype, w_rows, spec.k, spec.w_padding, offset, random);
   if (op != Op::kForward) {
-    p.dy = random_matrix(dtype, spec.rows, spec.n, spec.dy_padding, offset, random);
+    const std::int64_t dy_rows = spec.dy_per_token ? spec.tokens() : spec.rows;
+    p.dy = random_matrix(dtype, dy_rows, spec.n, spec.dy_padding, offset, random);
   }
   choose_weights(p, random);
   const std::int64_t out_rows = op == Op::kDw ? w_rows : spec.rows;

@@ -44,7 +44,7 @@ struct HostProblem {
 
   HostMatrix x;    ///< [T or M, K]; not for dX
   HostMatrix w;    ///< [E * N, K]; not for dW
-  HostMatrix dy;   ///< [M, N]; not for forward
+  HostMatrix dy;   ///< [M or T, N]; not for forward
   HostMatrix out;  ///< as it is before the call: poison, or what is accumulated to
   std::vector<std::int64_t> gather_indices;  ///< [M], also when the call does not take them
   std::vector<float> topk_weights;           ///< [M], rounded to weights_dtype

@@ -23,6 +23,7 @@ struct ProblemCase {
   bool weights_in_fp32 = true;  ///< topk_weights in fp32, else in X's dtype
   bool output_in_fp32 = false;  ///< else in X's dtype
   bool accumulate = false;      ///< dW only; the output is fp32
+  bool dy_per_token = false;    ///< dX and dW with permute_y
   DType sizes_dtype = DType::kInt32;
   DType index_dtype = DType::kInt32;
 

@@ -126,6 +126,19 @@ TEST(Problem, KnowsWhoGathersAndWhoScatters) {
   }
 }
 
+TEST(Problem, ReadsDyByTokenWhenItHasOneRowPerToken) {
+  for (const Op op : {Op::kDx, Op::kDw}) {
+    Problem problem = qwen3_up();
+    problem.op = op;
+    problem.permutation = Permutation::kY;
+    const std::size_t hash = hash_value(problem);
+    problem.dy_per_token = true;
+    EXPECT_EQ(problem.gather_divisor(), 8) << to_string(problem);
+    EXPECT_NE(hash_value(problem), hash);
+    EXPECT_NE(to_string(problem).find("dy_per_token"), std::string::npos);
+  }
+}
+
 TEST(Problem, CountsTwoOperationsPerMultiplyAdd) {
   EXPECT_EQ(qwen3_up().flops(), 2.0 * 16384 * 1536 * 2048);
   EXPECT_EQ(qwen3_up().tokens(), 2048);

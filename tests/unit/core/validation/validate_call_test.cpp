@@ -104,6 +104,19 @@ TEST_F(Validate, PermuteXReadsOneRowPerToken) {
   EXPECT_EQ(dw().operands.gather_indices, indices.data());
 }
 
+TEST_F(Validate, DyPerTokenReadsOneRowPerToken) {
+  options.permute_y = options.dy_per_token = true;
+  EXPECT_THROW(dx(), Error) << "12 rows are not 12 / 2";
+  EXPECT_THROW(dw(), Error);
+  EXPECT_THROW(forward(), Error) << "it has no dy";
+  dy.shape[0] = 6;
+  EXPECT_EQ(dx().problem.rows, 12);
+  EXPECT_EQ(dw().problem.rows, 12);
+  EXPECT_EQ(dx().problem.gather_divisor(), 2);
+  options.permute_y = false;
+  EXPECT_THROW(dx(), Error) << "nothing is gathered";
+}
+
 TEST_F(Validate, FlattenedWeightsAreTheSameProblem) {
   const Problem stacked = forward().problem;
   w = TensorView::matrix(w_data.data(), kType, 12, 5);
