@@ -303,8 +303,15 @@ def main() -> int:
                     data = Routed(layer, DTYPES[dtype], weights, tokens, options.seed)
                     for op in options.ops:
                         progress.set_description(f"{layer.name} {dtype} T={tokens} {op}")
-                        results.append(measure(layer, dtype, tokens, op, data, options.seconds))
+                        result = measure(layer, dtype, tokens, op, data, options.seconds)
+                        results.append(result)
                         progress.update()
+                        if not sys.stderr.isatty():
+                            print(
+                                f"{layer.name} {dtype} T={tokens} {op}: {result.ratio:.2f}x",
+                                file=sys.stderr,
+                                flush=True,
+                            )
     facts = machine()
     text = document(results, layers, facts)
     print(text)
