@@ -57,8 +57,8 @@ void run_dw(const KernelTable& kernels, bool stream, const Problem& problem,
   const int terms_per_step = problem.multiply ? 1 : typed.terms_per_step;
 
   // Writing an element costs about as much as eight rows of arithmetic.
-  const std::int64_t share = balanced_share((locator.end() + problem.experts * 8) * problem.n,
-                                            executor_of(context).concurrency());
+  const std::int64_t cost = locator.end() + problem.experts * 8;
+  const std::int64_t share = balanced_share(cost * problem.n, executor_of(context).concurrency());
   WorkList work;
   std::int64_t panel_words = 0;
   std::int64_t kept_sums = 0;
@@ -80,7 +80,8 @@ void run_dw(const KernelTable& kernels, bool stream, const Problem& problem,
                                      Scratch::bytes_of<std::uint32_t>(panel_words) +
                                      Scratch::bytes_of<std::uint32_t>(kChunkRows * kDyPanelCols) +
                                      Scratch::bytes_of<float>(kept_sums);
-  work.run(context, [&](const Block& block, const Block&) {
+  const double operations = static_cast<double>(cost) * problem.n * problem.k;
+  work.run(context, operations, [&](const Block& block, const Block&) {
     void* out =
         static_cast<char*>(operands.out) +
         ((block.expert * problem.n + block.first_row) * operands.out_stride + block.first_col) *

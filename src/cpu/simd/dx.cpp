@@ -18,9 +18,12 @@ constexpr std::int64_t kMinPackedRows = 192;
 /// Columns of a block that reads weights in place, in whole tiles.
 constexpr std::int64_t kMaxInPlaceCols = 1024;
 
-std::int64_t packed_cols(std::int64_t rows) {
-  return std::clamp(kKeptSums / std::max<std::int64_t>(rows, 1) / kMaxPanelCols * kMaxPanelCols,
-                    kMinPackedCols, kMaxPackedCols);
+/// Columns of a packed block of `rows` rows, no more than makes `share` rows times columns.
+std::int64_t packed_cols(std::int64_t rows, std::int64_t share) {
+  rows = std::max<std::int64_t>(rows, 1);
+  const std::int64_t kept =
+      std::clamp(kKeptSums / rows / kMaxPanelCols * kMaxPanelCols, kMinPackedCols, kMaxPackedCols);
+  return std::clamp(share / rows / kMaxPanelCols * kMaxPanelCols, kMaxPanelCols, kept);
 }
 
 }  // namespace
@@ -41,7 +44,9 @@ void run_dx(const KernelTable& kernels, DxPath path, const Problem& problem,
 
   std::int64_t active = 0;
   for (std::int64_t e = 0; e < problem.experts; ++e) active += locator.size(e) > 0 ? 1 : 0;
-  const std::int64_t share = balanced_share((locator.end() + active * 6) * problem.k, workers);
+  // A block of few rows still costs the reading of its weights, about six rows of arithmetic.
+  const std::int64_t cost = locator.end() + active * 6;
+  const std::int64_t share = balanced_share(cost * problem.k, workers);
   const std::int64_t packed_rows =
       std::clamp(share / kMaxPackedCols, kMinPackedRows, RowBlock::kMaxRows);
   WorkList work;
@@ -52,7 +57,7 @@ void run_dx(const KernelTable& kernels, DxPath path, const Problem& problem,
       const std::int64_t cols = std::clamp(share / (rows + 6), tile_cols, kMaxInPlaceCols);
       work.add(e, locator.size(e), problem.k, kMaxRowsInPlace, cols, tile_cols);
     } else {
-      const std::int64_t cols = packed_cols(std::min(locator.size(e), packed_rows));
+      const std::int64_t cols = packed_cols(std::min(locator.size(e), packed_rows), share);
       work.add(e, locator.size(e), problem.k, packed_rows, cols, kMaxPanelCols);
     }
   }
@@ -68,7 +73,8 @@ void run_dx(const KernelTable& kernels, DxPath path, const Problem& problem,
       RowBlock::scratch_bytes(std::max(packed_rows, kMaxRowsInPlace)) +
       Scratch::bytes_of<std::uint32_t>(kPackedWords) + Scratch::bytes_of<std::uint32_t>(words) +
       Scratch::bytes_of<float>(totals);
-  work.run(context, [&](const Block& block, const Block& next) {
+  const double operations = static_cast<double>(cost) * problem.n * problem.k;
+  work.run(context, operations, [&](const Block& block, const Block& next) {
     Scratch& scratch = Scratch::of_this_thread();
     scratch.reserve(scratch_bytes);
     // Any N elements of the expert's weights stand in for a dY row that reads as zeros.

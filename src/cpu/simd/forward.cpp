@@ -51,7 +51,8 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
   const std::int64_t scratch_bytes = RowBlock::scratch_bytes(rows_of_largest_block) +
                                      Scratch::bytes_of<float>(parked) +
                                      Scratch::bytes_of<float>(kStagedCols * rows_of_largest_block);
-  work.run(context, [&](const Block& block, const Block& next) {
+  const double operations = static_cast<double>(cost) * problem.n * problem.k;
+  work.run(context, operations, [&](const Block& block, const Block& next) {
     Scratch& scratch = Scratch::of_this_thread();
     scratch.reserve(scratch_bytes);
     const RowBlock rows(locator, problem, block, weights_of(block), scratch);

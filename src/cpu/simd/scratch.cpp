@@ -1,5 +1,6 @@
 #include "cpu/simd/scratch.h"
 
+#include <cassert>
 #include <new>
 
 namespace moegemm::cpu::simd {
@@ -12,6 +13,7 @@ Scratch& Scratch::of_this_thread() {
 Scratch::~Scratch() { ::operator delete (memory_, std::align_val_t{kAlign}); }
 
 void Scratch::reserve(std::int64_t bytes) {
+  assert(bytes <= kMaxScratchBytes);
   taken_ = 0;
   if (bytes <= capacity_) return;
   ::operator delete (memory_, std::align_val_t{kAlign});
@@ -25,6 +27,7 @@ void Scratch::reserve(std::int64_t bytes) {
 void* Scratch::take_bytes(std::int64_t bytes) {
   std::byte* at = memory_ + taken_;
   taken_ += bytes_of<std::byte>(bytes);
+  assert(taken_ <= capacity_);
   return at;
 }
 

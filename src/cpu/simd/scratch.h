@@ -6,7 +6,7 @@
 namespace moegemm::cpu::simd {
 
 /// Memory of one worker thread, kept from call to call and grown to the largest request of the
-/// process. The drivers keep requests below kMaxScratchBytes.
+/// process, at most kMaxScratchBytes.
 class Scratch {
  public:
   /// The calling thread's.
@@ -46,7 +46,8 @@ class Scratch {
 /// other half.
 constexpr std::int64_t kPanelWords = 512 * 1024 / 4;
 
-/// 4 MiB, whatever the problem: panels, copies, partial sums and pointers of one task.
-constexpr std::int64_t kMaxScratchBytes = 4 * 1024 * 1024;
+/// What a worker may need, whatever the problem: panels, copies, partial sums and row pointers of
+/// one block. dW with long segments comes nearest, with about 1.8 MiB.
+constexpr std::int64_t kMaxScratchBytes = 2 * 1024 * 1024;
 
 }  // namespace moegemm::cpu::simd

@@ -7,6 +7,9 @@
 namespace moegemm::cpu::simd {
 namespace {
 
+/// About 5 microseconds of arithmetic, what it takes to wake a thread.
+constexpr double kOperationsPerWorker = 256 * 1024;
+
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
@@ -46,7 +49,7 @@ Block WorkList::block(std::int64_t index) const {
   return block;
 }
 
-void WorkList::run(const ExecutionContext& context,
+void WorkList::run(const ExecutionContext& context, double operations,
                    const std::function<void(const Block&, const Block&)>& body) const {
   if (total_ == 0) return;
   std::atomic<std::int64_t> counter = 0;
@@ -58,9 +61,11 @@ void WorkList::run(const ExecutionContext& context,
       index = next;
     }
   };
-  // Do not even start the threads for work that one of them should do.
+  const std::int64_t worthwhile = 1 + static_cast<std::int64_t>(operations / kOperationsPerWorker);
+  // Do not even ask for the threads when the work is for one of them.
+  const std::int64_t most = std::min(total_, worthwhile);
   const std::int64_t workers =
-      total_ == 1 ? 1 : std::min<std::int64_t>(executor_of(context).concurrency(), total_);
+      most == 1 ? 1 : std::min<std::int64_t>(executor_of(context).concurrency(), most);
   if (workers == 1) return work(0);
   executor_of(context).run(static_cast<int>(workers), work);
 }

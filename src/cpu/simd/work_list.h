@@ -33,8 +33,9 @@ class WorkList {
   Block block(std::int64_t index) const;
 
   /// Calls body(block, next) for every block on the workers of `context`; `next` is what the same
-  /// worker gets afterwards, so that it can fetch ahead.
-  void run(const ExecutionContext& context,
+  /// worker gets afterwards, so that it can fetch ahead. `operations`, about how many multiply-adds
+  /// the whole list is worth, keeps small problems on few workers.
+  void run(const ExecutionContext& context, double operations,
            const std::function<void(const Block& block, const Block& next)>& body) const;
 
  private:
