@@ -39,16 +39,20 @@ struct GemmOptions {
                               ///< or the rows of a first GEMM whose W is stored [E, K, N]
   bool accumulate = false;    ///< dW only: add to the fp32 output instead of overwriting it
   bool allow_tf32 = false;    ///< fp32 inputs may use TF32 tensor cores
+  bool autotune = false;      ///< take the measured kernel instead of the predicted one (tune.h)
   bool check = false;         ///< validate m_sizes and indices on the device first: synchronises.
                               ///< MOEGEMM_CHECK=1 in the environment turns it on everywhere
   std::optional<BackendKind> backend;  ///< force one; else MOEGEMM_BACKEND, else the best
   std::optional<KernelConfig> config;  ///< ask for a kernel by hand; else the planner chooses
 };
 
+class TuningSupport;
+
 /// Where a call runs.
 struct ExecutionContext {
-  void* stream = nullptr;        ///< cudaStream_t for CUDA tensors
-  Executor* executor = nullptr;  ///< threads for CPU tensors; null: default_executor()
+  void* stream = nullptr;           ///< cudaStream_t for CUDA tensors
+  Executor* executor = nullptr;     ///< threads for CPU tensors; null: default_executor()
+  TuningSupport* tuning = nullptr;  ///< lets a call with `autotune` measure; null: it never does
 };
 
 /// Y_e = X_e W_e^T.  x [T, K] with permute_x, else [M, K]; w [E, N, K]; y [M, N].
@@ -61,8 +65,8 @@ MOEGEMM_API Plan backward_dx(const TensorView& dy, const TensorView& w, const Te
                              const RoutingView& routing, const GemmOptions& options = {},
                              const ExecutionContext& context = {});
 
-/// dW_e = dY_e^T X_e.  dy [M, N], or [T, N] with dy_per_token; x [T, K] with permute_x, else [M, K];
-/// dw [E, N, K].
+/// dW_e = dY_e^T X_e.  dy [M, N], or [T, N] with dy_per_token; x [T, K] with permute_x, else [M,
+/// K]; dw [E, N, K].
 MOEGEMM_API Plan backward_dw(const TensorView& dy, const TensorView& x, const TensorView& dw,
                              const RoutingView& routing, const GemmOptions& options = {},
                              const ExecutionContext& context = {});

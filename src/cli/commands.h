@@ -8,9 +8,10 @@ namespace moegemm::cli {
 /// What the program ends with; scripts may rely on it.
 enum ExitCode : int {
   kSuccess = 0,
-  kCheckFailed = 1,  ///< it ran, and a result differs from the oracle
-  kBadUsage = 2,     ///< the command line was refused
-  kCannotRun = 3,    ///< the command is fine, this machine or build cannot run it
+  kCheckFailed = 1,    ///< it ran, and a result differs from the oracle
+  kBadUsage = 2,       ///< the command line was refused
+  kCannotRun = 3,      ///< the command is fine, this machine or build cannot run it
+  kInterrupted = 130,  ///< Ctrl-C; what was found until then is kept
 };
 
 /// Runs a parsed subcommand and returns an ExitCode.
@@ -20,5 +21,7 @@ using Command = std::function<int()>;
 Command add_info_command(CLI::App& app);
 Command add_plan_command(CLI::App& app);
 Command add_run_command(CLI::App& app);
+Command add_tune_command(CLI::App& app);
+Command add_cache_command(CLI::App& app);
 
 }  // namespace moegemm::cli

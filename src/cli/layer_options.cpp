@@ -9,9 +9,11 @@
 #include <optional>
 #include <vector>
 
+#include "layer/device_memory.h"
 #include "model_catalogue.h"
 #include "moegemm/config.h"
 #include "moegemm/error.h"
+#include "moegemm/info.h"
 
 namespace moegemm::cli {
 namespace {
@@ -56,6 +58,8 @@ std::vector<std::string> backend_names() {
   return {to_string(BackendKind::kReference), to_string(BackendKind::kCpu),
           to_string(BackendKind::kSm90), to_string(BackendKind::kSm80)};
 }
+
+double gib(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 
 }  // namespace
 
@@ -126,6 +130,34 @@ LayerSpec LayerOptions::layer() const {
                     spec.tokens, spec.topk, std::numeric_limits<std::int32_t>::max() / spec.topk));
   }
   return spec;
+}
+
+std::string describe_device(Device device) {
+  if (device.type == DeviceType::kCpu) {
+    const CpuInfo cpu = cpu_info();
+    return fmt::format("{} ({}, {} threads)", cpu.model, cpu.isa, cpu.threads);
+  }
+  std::string why_none;
+  const std::vector<GpuInfo> found = gpus(&why_none);
+  if (found.empty()) {
+    throw Error(ErrorKind::kRuntime,
+                fmt::format("--device {}: {}; accepted here: cpu", to_string(device), why_none));
+  }
+  if (device.index >= static_cast<int>(found.size())) {
+    throw Error(ErrorKind::kRuntime,
+                fmt::format("--device {}: accepted here: cpu, cuda:0 to cuda:{}", to_string(device),
+                            found.size() - 1));
+  }
+  return found[static_cast<std::size_t>(device.index)].name;
+}
+
+void require_memory(const LayerSpec& spec, std::int64_t needed, const DeviceMemory& memory) {
+  const std::int64_t available = memory.available_bytes();
+  if (needed <= available) return;
+  throw Error(ErrorKind::kRuntime,
+              fmt::format("this layer needs about {:.1f} GiB on {}, {:.1f} GiB are available: take "
+                          "fewer --experts or --tokens, or a smaller preset",
+                          gib(needed), to_string(spec.device), gib(available)));
 }
 
 }  // namespace moegemm::cli

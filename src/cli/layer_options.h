@@ -11,6 +11,12 @@ namespace moegemm::cli {
 /// Accepts decimal integers of that range and says so when it refuses.
 CLI::Validator whole_number(std::int64_t least, std::int64_t most);
 
+/// The device in words; throws when there is none.
+std::string describe_device(Device device);
+
+/// Throws when the device has fewer than `needed` bytes, and says what would need fewer.
+void require_memory(const LayerSpec& spec, std::int64_t needed, const DeviceMemory& memory);
+
 /// The flags that describe a layer, shared by the subcommands that take one.
 class LayerOptions {
  public:

@@ -29,9 +29,10 @@ int exit_code(const moegemm::Error& error) {
 /// What went wrong, with what would have been accepted instead.
 std::string explain(const CLI::App& app, const CLI::App& chosen, const CLI::ParseError& error) {
   const std::vector<std::string> unknown = app.remaining(true);
-  if (&app == &chosen) {
+  if (&app == &chosen ||
+      (!chosen.get_subcommands({}).empty() && chosen.get_subcommands().empty())) {
     std::vector<std::string> names;
-    for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+    for (const CLI::App* command : chosen.get_subcommands({})) names.push_back(command->get_name());
     return unknown.empty()
                ? fmt::format("a command is required; accepted: {}", fmt::join(names, ", "))
                : fmt::format("unknown command {}; accepted: {}", unknown.front(),
@@ -59,18 +60,18 @@ int report_usage_error(const CLI::App& app, const CLI::ParseError& error) {
 int run_program(int argc, char** argv) {
   CLI::App app(
       "Matrix products of Mixture-of-Experts layers: what this build and machine offer, which\n"
-      "kernel a layer gets, and a checked run of a whole layer.\n\n"
+      "kernel a layer gets and which one is fastest, and a checked run of a whole layer.\n\n"
       "Exit codes: 0 success, 1 a check failed, 2 the command line was refused, 3 this machine or\n"
-      "build cannot run it.",
+      "build cannot run it, 130 interrupted.",
       "moegemm");
   app.set_version_flag("-V,--version", "moegemm " + moegemm::version());
   app.require_subcommand(1);
   // A flag given twice: the last one counts, so that a script's defaults can be overridden.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   const std::vector<std::pair<std::string, Command>> commands = {
-      {"info", add_info_command(app)},
-      {"plan", add_plan_command(app)},
-      {"run", add_run_command(app)},
+      {"info", add_info_command(app)},   {"plan", add_plan_command(app)},
+      {"run", add_run_command(app)},     {"tune", add_tune_command(app)},
+      {"cache", add_cache_command(app)},
   };
   try {
     app.parse(argc, argv);

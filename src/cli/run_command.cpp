@@ -11,7 +11,6 @@
 #include "layer/layer_run.h"
 #include "layer/progress.h"
 #include "layer_options.h"
-#include "moegemm/error.h"
 #include "moegemm/info.h"
 #include "report.h"
 
@@ -31,38 +30,6 @@ std::string refuse_tolerance(const std::string& text) {
   double value = -1;
   if (CLI::detail::lexical_cast(text, value) && value >= 0) return {};
   return fmt::format("got {}; accepted: a number from 0 up", text);
-}
-
-double gib(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
-
-/// The device in words; throws when there is none.
-std::string describe_device(Device device) {
-  if (device.type == DeviceType::kCpu) {
-    const CpuInfo cpu = cpu_info();
-    return fmt::format("{} ({}, {} threads)", cpu.model, cpu.isa, cpu.threads);
-  }
-  std::string why_none;
-  const std::vector<GpuInfo> found = gpus(&why_none);
-  if (found.empty()) {
-    throw Error(ErrorKind::kRuntime,
-                fmt::format("--device {}: {}; accepted here: cpu", to_string(device), why_none));
-  }
-  if (device.index >= static_cast<int>(found.size())) {
-    throw Error(ErrorKind::kRuntime,
-                fmt::format("--device {}: accepted here: cpu, cuda:0 to cuda:{}", to_string(device),
-                            found.size() - 1));
-  }
-  return found[static_cast<std::size_t>(device.index)].name;
-}
-
-void require_memory(const LayerSpec& spec, const DeviceMemory& memory) {
-  const std::int64_t needed = layer_bytes(spec);
-  const std::int64_t available = memory.available_bytes();
-  if (needed <= available) return;
-  throw Error(ErrorKind::kRuntime,
-              fmt::format("this layer needs about {:.1f} GiB on {}, {:.1f} GiB are available: take "
-                          "fewer --experts or --tokens, or a smaller preset",
-                          gib(needed), to_string(spec.device), gib(available)));
 }
 
 std::string headline(const LayerSpec& spec, const std::string& device_words) {
@@ -126,7 +93,7 @@ int run(const RunOptions& options) {
 
   const std::string device_words = describe_device(spec.device);
   const std::unique_ptr<DeviceMemory> memory = open_device(spec.device);
-  require_memory(spec, *memory);
+  require_memory(spec, layer_bytes(spec), *memory);
   std::vector<OpReport> reports;
   {
     Progress progress(kLayerOps);

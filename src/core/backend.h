@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 
+#include "moegemm/explain.h"
 #include "moegemm/info.h"
 #include "moegemm/ops.h"
 #include "moegemm/plan.h"
@@ -54,6 +55,9 @@ class Backend {
   /// The kernel that should be fastest; at least one must be feasible. Host facts only, no
   /// allocation worth naming, a few microseconds.
   virtual int choose(const Problem& problem) const = 0;
+
+  /// What the problem's device sustains, for predictions; empty: nothing is predicted.
+  virtual MachineLimits limits(const Problem&) const { return {}; }
 
   /// Runs it. Nothing is launched if this throws.
   virtual void launch(const Plan& plan, const Problem& problem, const Operands& operands,

@@ -4,6 +4,7 @@
 #include "core/planner.h"
 #include "core/refusal.h"
 #include "core/registry.h"
+#include "core/tuning/tune_call.h"
 #include "core/validation/validate.h"
 #include "moegemm/ops.h"
 
@@ -36,7 +37,11 @@ void check_routing(const Problem& problem, RoutingView routing, const ExecutionC
 
 Plan run(const Call& call, const RoutingView& routing, const GemmOptions& options,
          const ExecutionContext& context) {
-  Planned planned = plan_problem(call.problem, options.backend, options.config);
+  Planned planned = plan_problem(call.problem, options.backend, options.config, options.autotune);
+  if (options.autotune && context.tuning != nullptr &&
+      planned.plan.source == PlanSource::kHeuristic) {
+    planned = tune_unknown(call, options, context);
+  }
   if (options.check || environment_check()) check_routing(call.problem, routing, context);
   planned.backend->launch(planned.plan, call.problem, call.operands, context);
   return std::move(planned.plan);

@@ -36,6 +36,13 @@ bool environment_check() {
   refuse_value("MOEGEMM_CHECK is '", word, "'; accepted are 0 and 1");
 }
 
+bool environment_allows_tuning() {
+  const std::string_view word = read("MOEGEMM_AUTOTUNE");
+  if (word == "0") return false;
+  if (word.empty() || word == "1") return true;
+  refuse_value("MOEGEMM_AUTOTUNE is '", word, "'; accepted are 0 and 1");
+}
+
 std::optional<int> environment_num_threads() {
   const std::string_view word = read("MOEGEMM_NUM_THREADS");
   if (word.empty()) return std::nullopt;

@@ -14,6 +14,9 @@ std::optional<BackendKind> environment_backend();
 /// MOEGEMM_CHECK: validate m_sizes and indices before every launch. "0" or empty is off.
 bool environment_check();
 
+/// MOEGEMM_AUTOTUNE: "0" forbids to measure anything; "1" or empty leaves it to the calls.
+bool environment_allows_tuning();
+
 /// MOEGEMM_NUM_THREADS: workers of default_executor(); not set or empty: one per usable core.
 std::optional<int> environment_num_threads();
 

@@ -7,6 +7,7 @@
 #include "core/environment.h"
 #include "core/refusal.h"
 #include "core/registry.h"
+#include "core/tuning/store.h"
 #include "core/types/hashing.h"
 
 namespace moegemm {
@@ -67,7 +68,8 @@ Plan plan_nearest(const Backend& backend, const Problem& problem, const KernelCo
 
 std::size_t Planner::KeyHash::operator()(const KeyView& key) const {
   std::size_t hash = hash_value(key.problem);
-  hash = fold_hash(hash, key.forced ? static_cast<std::uint64_t>(*key.forced) + 1 : 0);
+  const std::uint64_t forced = key.forced ? static_cast<std::uint64_t>(*key.forced) + 1 : 0;
+  hash = fold_hash(hash, forced * 2 + (key.autotune ? 1 : 0));
   if (key.config) {
     // The TMA flags are left to equality: few calls differ in nothing else.
     hash = fold_hash(hash, static_cast<std::uint64_t>(key.config->block_rows));
@@ -80,20 +82,20 @@ std::size_t Planner::KeyHash::operator()(const KeyView& key) const {
 }
 
 std::size_t Planner::KeyHash::operator()(const Key& key) const {
-  return (*this)(KeyView{key.problem, key.forced, key.config});
+  return (*this)(KeyView{key.problem, key.forced, key.config, key.autotune});
 }
 
 Planned Planner::plan(const Problem& problem, const std::optional<BackendKind>& forced,
-                      const std::optional<KernelConfig>& config) {
+                      const std::optional<KernelConfig>& config, bool autotune) {
   {
     std::shared_lock lock(mutex_);
-    const auto found = cache_.find(KeyView{problem, forced, config});
+    const auto found = cache_.find(KeyView{problem, forced, config, autotune});
     if (found != cache_.end()) return found->second;
   }
-  Planned planned = make_plan(problem, forced, config);
+  Planned planned = make_plan(problem, forced, config, autotune);
   std::unique_lock lock(mutex_);
   if (cache_.size() >= kMaxCachedPlans) cache_.clear();
-  cache_.insert_or_assign(Key{problem, forced, config}, planned);
+  cache_.insert_or_assign(Key{problem, forced, config, autotune}, planned);
   return planned;
 }
 
@@ -102,12 +104,34 @@ std::size_t Planner::cached_plans() const {
   return cache_.size();
 }
 
+void Planner::forget_plans() {
+  std::unique_lock lock(mutex_);
+  cache_.clear();
+}
+
 Planned Planner::make_plan(const Problem& problem, const std::optional<BackendKind>& forced,
-                           const std::optional<KernelConfig>& config) const {
+                           const std::optional<KernelConfig>& config, bool autotune) const {
   if (config && !config->kernel.empty()) return plan_named(problem, forced, config->kernel);
   const Backend& backend = find_backend(problem, forced);
   if (config) return {&backend, plan_nearest(backend, problem, *config)};
+  if (autotune && tuned_) return {&backend, plan_tuned(problem, backend)};
   return {&backend, backend.plan_with(problem, backend.choose(problem))};
+}
+
+Plan Planner::plan_tuned(const Problem& problem, const Backend& backend) const {
+  const std::string name = tuned_(problem, backend);
+  const auto kernels = backend.kernels();
+  const auto found = std::find_if(kernels.begin(), kernels.end(),
+                                  [&](const KernelInfo& kernel) { return kernel.name == name; });
+  // A bucket holds many problems: what won for one of them may not run another.
+  if (found != kernels.end() && backend.refuse(problem, *found).empty()) {
+    Plan plan = backend.plan_with(problem, static_cast<int>(found - kernels.begin()));
+    plan.source = PlanSource::kTuned;
+    return plan;
+  }
+  Plan plan = backend.plan_with(problem, backend.choose(problem));
+  if (found != kernels.end()) plan.source = PlanSource::kTuned;  // nothing is left to be measured
+  return plan;
 }
 
 const Backend& Planner::find_backend(const Problem& problem,
@@ -151,10 +175,17 @@ Planned Planner::plan_named(const Problem& problem, const std::optional<BackendK
                reasons, ")");
 }
 
+Planner& process_planner() {
+  static Planner planner(all_backends(), [](const Problem& problem, const Backend& backend) {
+    const auto record = tuning_store().find(tuning_key(problem, backend));
+    return record ? record->kernel : std::string();
+  });
+  return planner;
+}
+
 Planned plan_problem(const Problem& problem, const std::optional<BackendKind>& forced,
-                     const std::optional<KernelConfig>& config) {
-  static Planner planner(all_backends());
-  return planner.plan(problem, forced ? forced : environment_backend(), config);
+                     const std::optional<KernelConfig>& config, bool autotune) {
+  return process_planner().plan(problem, forced ? forced : environment_backend(), config, autotune);
 }
 
 }  // namespace moegemm

@@ -15,7 +15,7 @@ using ::testing::IsEmpty;
 TEST(ProgramUsage, HelpListsTheCommandsAndTheExitCodes) {
   const ProgramResult result = run_program("--help");
   EXPECT_EQ(result.exit_code, 0);
-  for (const char* word : {"info", "plan", "run", "Exit codes"}) {
+  for (const char* word : {"info", "plan", "run", "tune", "cache", "Exit codes"}) {
     EXPECT_THAT(result.out, HasSubstr(word));
   }
 }
@@ -54,7 +54,7 @@ TEST_P(ProgramRefuses, WithTheAcceptedValuesOnStderrAndExitCode2) {
 INSTANTIATE_TEST_SUITE_P(
     BadCommandLines, ProgramRefuses,
     ::testing::Values(
-        Refusal{"NoCommand", "", "command", "info, plan, run"},
+        Refusal{"NoCommand", "", "command", "info, plan, run, tune, cache"},
         Refusal{"UnknownCommand", "paint", "paint", "info, plan, run"},
         Refusal{"UnknownFlag", "run --colour red", "--colour", "--experts"},
         Refusal{"Preset", "run gpt-2", "gpt-2", "mixtral-8x7b"},
@@ -72,6 +72,10 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"NoRepeat", "run --repeat 0", "--repeat", "from 1 to"},
         Refusal{"NegativeTolerance", "run --tolerance -1", "--tolerance", "from 0 up"},
         Refusal{"MissingValue", "run --seed", "--seed", "--help"},
+        Refusal{"NoCacheCommand", "cache", "command", "show, clear, export, import"},
+        Refusal{"UnknownCacheCommand", "cache burn", "burn", "show, clear, export, import"},
+        Refusal{"ImportOfNothing", "cache import", "file", "--help"},
+        Refusal{"Budget", "tune --budget 0", "--budget", "0.01"},
         Refusal{"PlanTopk", "plan --experts 4 --topk 5", "--topk", "1 to 4"}),
     [](const auto& refusal) { return std::string(refusal.param.name); });
 

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "layer/device_memory.h"
+#include "layer/device_tensor.h"
 #include "layer/progress.h"
 #include "layer/random_tensor.h"
 #include "moegemm/ops.h"
@@ -16,34 +17,7 @@ namespace {
 // Rows of each output that the oracle recomputes.
 constexpr std::int64_t kSampledRows = 16;
 
-/// Device memory and the view of it.
-struct Tensor {
-  DeviceMemory::Buffer buffer;
-  TensorView view;
-};
-
-Tensor make_matrix(DeviceMemory& memory, DType dtype, std::int64_t rows, std::int64_t cols) {
-  Tensor tensor{memory.allocate(rows * cols * size_bytes(dtype)), {}};
-  tensor.view = TensorView::matrix(tensor.buffer.get(), dtype, rows, cols, 0, memory.device());
-  return tensor;
-}
-
-Tensor make_stack(DeviceMemory& memory, DType dtype, std::int64_t count, std::int64_t rows,
-                  std::int64_t cols) {
-  Tensor tensor{memory.allocate(count * rows * cols * size_bytes(dtype)), {}};
-  tensor.view =
-      TensorView::stack(tensor.buffer.get(), dtype, count, rows, cols, 0, memory.device());
-  return tensor;
-}
-
-template <typename T>
-Tensor upload(DeviceMemory& memory, DType dtype, const std::vector<T>& values) {
-  const auto count = static_cast<std::int64_t>(values.size());
-  Tensor tensor{memory.allocate(count * size_bytes(dtype)), {}};
-  tensor.view = TensorView::vector(tensor.buffer.get(), dtype, count, memory.device());
-  memory.copy_in(tensor.buffer.get(), values.data(), count * size_bytes(dtype));
-  return tensor;
-}
+using Tensor = DeviceTensor;
 
 void poison(DeviceMemory& memory, const Tensor& tensor) {
   memory.poison(tensor.buffer.get(), tensor.view.numel() * size_bytes(tensor.view.dtype));

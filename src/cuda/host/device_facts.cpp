@@ -41,6 +41,11 @@ struct Facts {
   std::string why_none;
 };
 
+double attribute(cudaDeviceAttr which, int ordinal) {
+  int value = 0;
+  return cudaDeviceGetAttribute(&value, which, ordinal) == cudaSuccess ? value : 0;
+}
+
 Facts read_facts() {
   Facts facts;
   int count = 0;
@@ -53,7 +58,10 @@ Facts read_facts() {
                                properties.multiProcessorCount,
                                static_cast<std::int64_t>(properties.totalGlobalMem),
                                static_cast<std::int64_t>(properties.sharedMemPerBlockOptin),
-                               static_cast<std::int64_t>(properties.l2CacheSize)});
+                               static_cast<std::int64_t>(properties.l2CacheSize),
+                               attribute(cudaDevAttrClockRate, ordinal) * 1e3,
+                               attribute(cudaDevAttrMemoryClockRate, ordinal) * 1e3 * 2 *
+                                   attribute(cudaDevAttrGlobalMemoryBusWidth, ordinal) / 8});
     }
   }
   if (facts.devices.empty()) {

@@ -15,6 +15,8 @@ struct DeviceFacts {
   std::int64_t memory_bytes = 0;
   std::int64_t shared_memory_bytes = 0;  ///< most that one block may opt in to
   std::int64_t l2_bytes = 0;
+  double clock_hz = 0;          ///< highest of the multiprocessors
+  double bytes_per_second = 0;  ///< of device memory, by its bus
 };
 
 /// Visible devices; 0 when there is no driver. All facts are read once, at the first call of any of

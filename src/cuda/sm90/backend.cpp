@@ -99,6 +99,20 @@ class Sm90Backend final : public Backend {
     return best;
   }
 
+  MachineLimits limits(const Problem& problem) const override {
+    const DeviceFacts* facts = cuda::device_facts(problem.device.index);
+    if (!facts) return {};
+    MachineLimits limits;
+    limits.units = facts->multiprocessors;
+    // 4096 16-bit operations per multiprocessor and clock; the power limit leaves two thirds.
+    limits.flops_per_second = 4096.0 * facts->multiprocessors * facts->clock_hz * 0.67;
+    limits.bytes_per_second = facts->bytes_per_second * 0.88;  // 4.3 of an H200's 4.9 TB/s
+    // 48 bytes per multiprocessor and clock from L2: what the narrowest tiles were seen to take.
+    limits.tile_bytes_per_second = 48.0 * facts->multiprocessors * facts->clock_hz;
+    limits.launch_us = 4;
+    return limits;
+  }
+
   void launch(const Plan& plan, const Problem& problem, const Operands& operands,
               const ExecutionContext& context) const override {
     const cuda::DeviceGuard guard(problem.device.index);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/refusal.h"
+#include "core/registry.h"
 #include "moegemm/moegemm.h"
 #include "unit/core/expect_refusal.h"
 #include "unit/core/scoped_environment.h"
@@ -212,6 +213,51 @@ TEST_F(PlannerTest, CacheTellsProblemsBackendsAndConfigsApart) {
   problem.rows = 101;
   planner.plan(problem, {}, {});
   EXPECT_EQ(planner.cached_plans(), 5u);
+}
+
+TEST_F(PlannerTest, AutotuneTakesTheMeasuredKernelWhereThereIsOne) {
+  std::string measured;
+  Planner tuned(backends, [&](const Problem&, const Backend&) { return measured; });
+  EXPECT_EQ(tuned.plan(problem, {}, {}, true).plan.source, PlanSource::kHeuristic);
+  measured = "fast_128";
+  EXPECT_EQ(tuned.plan(problem, {}, {}, true).plan.source, PlanSource::kHeuristic)
+      << "plans are remembered until they are forgotten";
+  tuned.forget_plans();
+  const Plan plan = tuned.plan(problem, {}, {}, true).plan;
+  EXPECT_EQ(plan.kernel_name, "fast_128");
+  EXPECT_EQ(plan.source, PlanSource::kTuned);
+  EXPECT_EQ(tuned.plan(problem, {}, {}).plan.kernel_name, "fast_64") << "without autotune";
+  EXPECT_EQ(tuned.plan(problem, {}, tile(64, 64, 32, 2), true).plan.source, PlanSource::kManual);
+}
+
+TEST_F(PlannerTest, MeasuredKernelThatCannotRunThisProblemIsPassedOver) {
+  Planner tuned(backends, [](const Problem&, const Backend&) { return "fast_wide"; });
+  EXPECT_EQ(tuned.plan(problem, {}, {}, true).plan.kernel_name, "fast_64");
+  Planner foreign(backends, [](const Problem&, const Backend&) { return "of another library"; });
+  EXPECT_EQ(foreign.plan(problem, {}, {}, true).plan.source, PlanSource::kHeuristic);
+}
+
+TEST_F(PlannerTest, HeuristicTakesUnderFiveMicroseconds) {
+  Problem layer = problem;
+  double best_ns = 1e9;
+  for (int round = 0; round < 50; ++round) {
+    constexpr int kCalls = 50;
+    Planner fresh(all_backends());
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < kCalls; ++i) {
+      layer.rows = i;
+      fresh.plan(layer, {}, {});
+    }
+    const std::chrono::duration<double, std::nano> elapsed =
+        std::chrono::steady_clock::now() - begin;
+    best_ns = std::min(best_ns, elapsed.count() / kCalls);
+  }
+  RecordProperty("nanoseconds", static_cast<int>(best_ns));
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  EXPECT_LT(best_ns, 50000);
+#else
+  EXPECT_LT(best_ns, 5000);
+#endif
 }
 
 TEST_F(PlannerTest, CacheIsBounded) {

@@ -44,9 +44,10 @@ class Validate : public ::testing::Test {
   std::vector<float> y_data = std::vector<float>(12 * 8);
   std::vector<float> dy_data = std::vector<float>(12 * 4);
   std::vector<float> out_data = std::vector<float>(12 * 8);
-  std::vector<std::int32_t> sizes = {4, 4, 4};
-  std::vector<std::int32_t> indices = std::vector<std::int32_t>(12);
-  std::vector<float> weights = std::vector<float>(12);
+  // Longer than their views: an output laid over one of them must not reach into the next.
+  std::vector<std::int32_t> sizes = std::vector<std::int32_t>(64, 4);
+  std::vector<std::int32_t> indices = std::vector<std::int32_t>(64);
+  std::vector<float> weights = std::vector<float>(64);
 
   TensorView x = TensorView::matrix(x_data.data(), kType, 12, 5);
   TensorView x_tokens = TensorView::matrix(x_data.data(), kType, 6, 5);

@@ -1,0 +1,11 @@
+#pragma once
+
+#include "moegemm/explain.h"
+
+namespace moegemm {
+
+/// What `kernel`, which must be feasible, should take for `problem`.
+CostEstimate estimate_cost(const Problem& problem, const KernelInfo& kernel,
+                           const MachineLimits& limits);
+
+}  // namespace moegemm

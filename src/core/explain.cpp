@@ -1,0 +1,87 @@
+#include "moegemm/explain.h"
+
+#include <cmath>
+#include <cstdio>
+
+#include "core/cost.h"
+#include "core/planner.h"
+#include "core/refusal.h"
+#include "core/registry.h"
+#include "core/validation/validate.h"
+
+namespace moegemm {
+namespace {
+
+std::string percent(double ratio) {
+  char text[32];
+  static_cast<void>(std::snprintf(text, sizeof text, "%.0f%%", std::abs(ratio - 1) * 100));
+  return text;
+}
+
+/// What makes the candidate's predicted time what it is, compared with the chosen one's.
+std::string reason(const CostEstimate& cost, const CostEstimate& chosen) {
+  if (cost.compute_us > 1.02 * chosen.compute_us && cost.compute_us >= cost.memory_us) {
+    return cost.waves > chosen.waves ? "more padding" : "fewer, larger tiles leave units idle";
+  }
+  if (cost.tile_load_us > 1.02 * chosen.tile_load_us) return "its tiles load more per product";
+  return "about the same work";
+}
+
+std::string remark_of(const PlanCandidate& candidate, const CostEstimate& chosen,
+                      PlanSource source) {
+  if (!candidate.refused.empty()) return candidate.refused;
+  if (candidate.chosen) {
+    switch (source) {
+      case PlanSource::kHeuristic:
+        return "chosen: first of those that run it, by measured borders";
+      case PlanSource::kTuned:
+        return "chosen: it was the fastest when measured";
+      case PlanSource::kManual:
+        return "chosen: asked for";
+    }
+  }
+  if (source == PlanSource::kManual) return "lost: another one was asked for";
+  if (source == PlanSource::kTuned) return "lost: slower when measured";
+  if (candidate.cost.total_us <= 0 || chosen.total_us <= 0) return "lost: ranked behind";
+  const double ratio = candidate.cost.total_us / chosen.total_us;
+  if (ratio > 1.005) {
+    return join("lost: predicted ", percent(ratio), " slower, ", reason(candidate.cost, chosen));
+  }
+  return join("lost: predicted ", ratio < 0.995 ? percent(ratio) + " faster" : "as fast",
+              ", measured borders rank it behind");
+}
+
+}  // namespace
+
+PlanExplanation explain(const Problem& problem, const std::optional<BackendKind>& backend,
+                        const std::optional<KernelConfig>& config, bool autotune) {
+  validate(problem);
+  if (config) validate(*config, problem);
+  const Planned planned = plan_problem(problem, backend, config, autotune);
+  PlanExplanation result;
+  result.plan = planned.plan;
+  result.limits = planned.backend->limits(problem);
+  const auto kernels = planned.backend->kernels();
+  result.cost = estimate_cost(problem, kernels[planned.plan.kernel], result.limits);
+  for (int i = 0; i < static_cast<int>(kernels.size()); ++i) {
+    if (kernels[i].op != problem.op) continue;
+    PlanCandidate candidate;
+    candidate.kernel = kernels[i];
+    candidate.chosen = i == planned.plan.kernel;
+    candidate.refused = planned.backend->refuse(problem, kernels[i]);
+    if (candidate.refused.empty()) {
+      candidate.cost = estimate_cost(problem, kernels[i], result.limits);
+    }
+    candidate.remark = remark_of(candidate, result.cost, planned.plan.source);
+    result.candidates.push_back(std::move(candidate));
+  }
+  for (const Backend* other : all_backends()) {
+    if (other == planned.backend) break;
+    std::string why = other->unavailable(problem.device);
+    if (why.empty()) why = "no kernel runs this problem, or another backend was asked for";
+    result.not_available.push_back(join(to_string(other->kind()), ": ", why));
+  }
+  return result;
+}
+
+}  // namespace moegemm

@@ -1,0 +1,72 @@
+#include "core/tuning/bucket.h"
+
+#include <bit>
+#include <cstdint>
+#include <cstdio>
+#include <string_view>
+
+#include "core/refusal.h"
+#include "moegemm/info.h"
+
+namespace moegemm {
+namespace {
+
+std::string device_name(Device device) {
+  if (device.type == DeviceType::kCpu) return cpu_info().model;
+  for (const GpuInfo& gpu : gpus()) {
+    if (gpu.index == device.index) {
+      return join(gpu.name, ", ", gpu.compute_major, ".", gpu.compute_minor, ", ",
+                  gpu.multiprocessors, " multiprocessors");
+    }
+  }
+  return to_string(device);
+}
+
+/// FNV-1a: the file is read by other builds, so the hash must not depend on the standard library.
+class Fingerprint {
+ public:
+  void add(std::string_view text) {
+    for (const char c : text) {
+      hash_ = (hash_ ^ static_cast<unsigned char>(c)) * 0x01000193u;
+    }
+  }
+  std::string hex() const {
+    char text[9];
+    static_cast<void>(std::snprintf(text, sizeof text, "%08x", hash_));
+    return text;
+  }
+
+ private:
+  std::uint32_t hash_ = 0x811c9dc5u;
+};
+
+}  // namespace
+
+std::string problem_bucket(const Problem& problem) {
+  const std::uint64_t tokens =
+      std::bit_ceil(static_cast<std::uint64_t>(problem.tokens() > 0 ? problem.tokens() : 1));
+  std::string text =
+      join(to_string(problem.op), " ", to_string(problem.dtype), "->", to_string(problem.out_dtype),
+           " E=", problem.experts, " N=", problem.n, " K=", problem.k, " topk=", problem.topk,
+           " T<=", tokens, " ", to_string(problem.permutation));
+  if (problem.multiply) text += " fuse_mul";
+  if (problem.accumulate) text += " accumulate";
+  if (problem.dy_per_token) text += " dy_per_token";
+  if (problem.allow_tf32) text += " tf32";
+  return join(text, " align=", problem.input_alignment, "/", problem.output_alignment);
+}
+
+std::string kernel_set_of(const Backend& backend) {
+  Fingerprint fingerprint;
+  for (const KernelInfo& kernel : backend.kernels()) {
+    fingerprint.add(join(kernel.name, " ", to_string(kernel.op), " ", kernel.tile.rows, " ",
+                         kernel.tile.cols, " ", kernel.tile.depth, " ", kernel.stages, "\n"));
+  }
+  return join(to_string(backend.kind()), " ", fingerprint.hex());
+}
+
+TuningKey tuning_key(const Problem& problem, const Backend& backend) {
+  return {device_name(problem.device), version(), kernel_set_of(backend), problem_bucket(problem)};
+}
+
+}  // namespace moegemm

@@ -1,0 +1,107 @@
+#include "core/tuning/store.h"
+
+#include <memory>
+#include <stdexcept>
+
+#include "core/refusal.h"
+#include "core/warning.h"
+
+namespace moegemm {
+
+namespace fs = std::filesystem;
+
+std::optional<TunedRecord> TuningStore::find(const TuningKey& key) {
+  const std::lock_guard lock(mutex_);
+  auto found = known_.find(key);
+  if (found == known_.end()) {
+    refresh();
+    found = known_.find(key);
+  }
+  if (found != known_.end()) return found->second;
+  found = settled_.find(key);
+  return found == settled_.end() ? std::nullopt : std::optional(found->second);
+}
+
+void TuningStore::settle(const TuningKey& key, const TunedRecord& record) {
+  const std::lock_guard lock(mutex_);
+  settled_.insert_or_assign(key, record);
+}
+
+void TuningStore::put(const TunedRecords& records) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [key, record] : records) {
+    known_.insert_or_assign(key, record);
+    unsaved_.insert_or_assign(key, record);
+  }
+  save();
+}
+
+TunedRecords TuningStore::all() {
+  const std::lock_guard lock(mutex_);
+  refresh();
+  return known_;
+}
+
+std::size_t TuningStore::clear() {
+  const std::lock_guard lock(mutex_);
+  refresh();
+  const std::size_t count = known_.size();
+  known_.clear();
+  unsaved_.clear();
+  read_time_ = {};
+  read_size_ = 0;
+  if (path_.empty()) return count;
+  try {
+    remove_tuning_file(path_);
+  } catch (const std::runtime_error& error) {
+    throw Error(ErrorKind::kRuntime, join("the tuning cache stays: ", error.what()));
+  }
+  return count;
+}
+
+void TuningStore::refresh() {
+  if (path_.empty()) return;
+  std::error_code error;
+  const fs::file_time_type time = fs::last_write_time(path_, error);
+  if (error) return;  // no file, or none that may be looked at
+  const std::uintmax_t size = fs::file_size(path_, error);
+  if (time == read_time_ && size == read_size_) return;
+  read_time_ = time;
+  read_size_ = size;
+  try {
+    TunedRecords stored = read_tuning_file(path_);
+    for (const auto& [key, record] : unsaved_) stored.insert_or_assign(key, record);
+    known_.merge(stored);
+  } catch (const std::runtime_error& failure) {
+    warn_once(join("the tuning cache ", path_.string(), " is ignored: ", failure.what()));
+  }
+}
+
+void TuningStore::save() {
+  if (path_.empty()) {
+    warn_once(
+        "measurements are kept in this process only: set MOEGEMM_CACHE_DIR, XDG_CACHE_HOME "
+        "or HOME to keep them");
+    return;
+  }
+  try {
+    merge_into_tuning_file(path_, unsaved_);
+    unsaved_.clear();
+  } catch (const std::runtime_error& error) {
+    warn_once(join("measurements are kept in this process only: ", error.what()));
+  }
+}
+
+TuningStore& tuning_store() {
+  // Never destroyed: other threads may still plan while the process exits.
+  static auto* stores = new std::map<fs::path, std::unique_ptr<TuningStore>>;
+  static auto* mutex = new std::mutex;
+  const fs::path folder = cache_folder();
+  const fs::path path = folder.empty() ? fs::path() : folder / "tuning.json";
+  const std::lock_guard lock(*mutex);
+  std::unique_ptr<TuningStore>& store = (*stores)[path];
+  if (!store) store = std::make_unique<TuningStore>(path);
+  return *store;
+}
+
+}  // namespace moegemm

@@ -1,0 +1,250 @@
+#include "core/tuning/tune_call.h"
+
+#include <algorithm>
+#include <mutex>
+#include <stdexcept>
+#include <utility>
+
+#include "core/cost.h"
+#include "core/environment.h"
+#include "core/refusal.h"
+#include "core/tuning/store.h"
+
+namespace moegemm {
+namespace {
+
+/// The prediction tells good from hopeless, not first from second: of the kernels compiled for an
+/// H200 none that was predicted to take this many times the least has ever been the fastest.
+constexpr double kPruneFactor = 2.0;
+
+/// One measurement at a time: two on one device would time each other.
+std::mutex& tuning_mutex() {
+  static auto* mutex = new std::mutex;
+  return *mutex;
+}
+
+/// Bytes of the output, from its first to its last element.
+std::int64_t output_bytes(const Call& call) {
+  const Problem& problem = call.problem;
+  const std::int64_t rows = problem.op == Op::kDw ? problem.experts * problem.n : problem.rows;
+  return rows * call.operands.out_stride * size_bytes(problem.out_dtype);
+}
+
+/// Why nothing may be measured; empty if it may.
+std::string why_not_now(const Problem& problem, const ExecutionContext& context) {
+  if (!environment_allows_tuning()) return "MOEGEMM_AUTOTUNE is 0";
+  if (is_capturing(problem.device, context)) return "a CUDA graph is being captured";
+  if (problem.rows == 0) return "there are no rows";
+  return {};
+}
+
+void remember(const Backend& backend, const TuneReport& report) {
+  const auto heuristic = std::find_if(report.candidates.begin(), report.candidates.end(),
+                                      [](const TuneCandidate& c) { return c.launches > 0; });
+  const auto winner = std::find_if(
+      report.candidates.begin(), report.candidates.end(),
+      [&](const auto& candidate) { return candidate.kernel == report.plan.kernel_name; });
+  tuning_store().put(
+      {{tuning_key(report.problem, backend),
+        {winner->kernel, winner->median_us, heuristic->kernel, heuristic->median_us}}});
+  process_planner().forget_plans();
+}
+
+/// Measures `call` into borrowed memory and remembers the result.
+TuneReport measure_call(const Planned& planned, const Call& call, const ExecutionContext& context) {
+  const Backend& backend = *planned.backend;
+  TuneReport report;
+  report.problem = call.problem;
+  report.plan = planned.plan;
+  report.why_not = why_not_now(call.problem, context);
+  if (!report.why_not.empty()) return report;
+
+  TuneField field = choose_field(backend, call.problem);
+  if (field.kernels.size() < 2) {
+    report.candidates = std::move(field.candidates);
+    report.why_not = "there is no other kernel to compare with";
+    // Or the next call would look for one again.
+    tuning_store().settle(tuning_key(call.problem, backend),
+                          {planned.plan.kernel_name, 0, planned.plan.kernel_name, 0});
+    process_planner().forget_plans();
+    return report;
+  }
+  Call scratch = call;
+  scratch.operands.out = context.tuning->allocate(output_bytes(call), call.problem.device);
+  void* flush = context.tuning->allocate(flush_bytes(call.problem.device), call.problem.device);
+  if (scratch.operands.out == nullptr || flush == nullptr) {
+    report.why_not = "there is no memory for the outputs of timed launches";
+    return report;
+  }
+  const auto stopwatch = make_stopwatch(call.problem.device, context, flush);
+  report = measure(
+      backend, scratch, std::move(field), *stopwatch, *context.tuning,
+      [&](const Plan& plan) { backend.launch(plan, scratch.problem, scratch.operands, context); });
+  if (report.measured) remember(backend, report);
+  return report;
+}
+
+TuneReport tune(const Call& call, const GemmOptions& options, const ExecutionContext& context,
+                bool again) {
+  if (context.tuning == nullptr) {
+    refuse_value("context.tuning is null; a measurement needs the memory that it lends");
+  }
+  if (options.config) refuse_value("options.config is given; there is nothing left to measure");
+  const std::lock_guard lock(tuning_mutex());
+  const Planned planned = plan_problem(call.problem, options.backend, {}, true);
+  if (planned.plan.source == PlanSource::kTuned && !again) {
+    TuneReport report;
+    report.problem = call.problem;
+    report.plan = planned.plan;
+    return report;
+  }
+  return measure_call(planned, call, context);
+}
+
+}  // namespace
+
+TuneField choose_field(const Backend& backend, const Problem& problem) {
+  struct Runner {
+    int kernel;
+    double us;
+  };
+  const auto kernels = backend.kernels();
+  const MachineLimits limits = backend.limits(problem);
+  const int first = backend.choose(problem);
+  std::vector<Runner> feasible;
+  TuneField field;
+  std::vector<TuneCandidate> left_out;
+  for (int i = 0; i < static_cast<int>(kernels.size()); ++i) {
+    if (kernels[i].op != problem.op) continue;
+    const std::string refusal = backend.refuse(problem, kernels[i]);
+    if (refusal.empty()) {
+      feasible.push_back({i, estimate_cost(problem, kernels[i], limits).total_us});
+    } else {
+      left_out.push_back({kernels[i].name, 0, 0, 0, "refused: " + refusal});
+    }
+  }
+  std::stable_sort(feasible.begin(), feasible.end(), [&](const Runner& a, const Runner& b) {
+    if ((a.kernel == first) != (b.kernel == first)) return a.kernel == first;
+    return a.us < b.us;
+  });
+  double least = feasible.front().us;
+  for (const Runner& runner : feasible) least = std::min(least, runner.us);
+  for (const Runner& runner : feasible) {
+    const KernelInfo& kernel = kernels[runner.kernel];
+    if (runner.kernel != first && runner.us > kPruneFactor * least) {
+      left_out.push_back(
+          {kernel.name, runner.us, 0, 0,
+           join("pruned: predicted to take ", runner.us / least, " times as long as the best")});
+      continue;
+    }
+    field.kernels.push_back(runner.kernel);
+    field.candidates.push_back({kernel.name, runner.us, 0, 0, {}});
+  }
+  field.candidates.insert(field.candidates.end(), left_out.begin(), left_out.end());
+  return field;
+}
+
+TuneReport measure(const Backend& backend, const Call& call, TuneField field, Stopwatch& stopwatch,
+                   TuningSupport& support, const std::function<void(const Plan&)>& launch) {
+  std::vector<Plan> plans;
+  std::vector<std::string> names;
+  for (const int kernel : field.kernels) {
+    plans.push_back(backend.plan_with(call.problem, kernel));
+    names.push_back(plans.back().kernel_name);
+  }
+  RaceRules rules;
+  rules.budget_seconds = support.budget_seconds;
+  const std::string nobody;
+  const RaceResult result = race(
+      names, [&](int i) { launch(plans[i]); }, stopwatch, rules,
+      [&](const RaceView& view) {
+        const bool found = view.best >= 0;
+        return support.progress({call.problem, names[view.next], view.next + 1,
+                                 static_cast<int>(names.size()), found ? names[view.best] : nobody,
+                                 found ? view.entrants[view.best].median_us() : 0, view.done,
+                                 view.seconds_left});
+      });
+
+  TuneReport report;
+  report.problem = call.problem;
+  report.seconds = result.seconds;
+  report.interrupted = result.interrupted;
+  // Out of time with one kernel timed is a result too: the next call must not spend the time again.
+  const auto timed = std::count_if(result.entrants.begin(), result.entrants.end(),
+                                   [](const RaceEntrant& e) { return !e.us.empty(); });
+  report.measured = timed >= (result.interrupted ? 2 : 1);
+  const int winner = report.measured ? result.winner : 0;
+  report.plan = plans[winner];
+  report.plan.source = report.measured ? PlanSource::kTuned : PlanSource::kHeuristic;
+  for (std::size_t i = 0; i < result.entrants.size(); ++i) {
+    const RaceEntrant& entrant = result.entrants[i];
+    TuneCandidate& candidate = field.candidates[i];
+    candidate.median_us = entrant.median_us();
+    candidate.launches = static_cast<int>(entrant.us.size());
+    candidate.outcome = entrant.us.empty()              ? "not reached"
+                        : static_cast<int>(i) == winner ? "fastest"
+                        : entrant.given_up              ? "given up: too slow"
+                                                        : "slower";
+  }
+  report.candidates = std::move(field.candidates);
+  return report;
+}
+
+Planned tune_unknown(const Call& call, const GemmOptions& options,
+                     const ExecutionContext& context) {
+  if (why_not_now(call.problem, context).empty()) {
+    static_cast<void>(tune(call, options, context, false));
+  }
+  return plan_problem(call.problem, options.backend, options.config, true);
+}
+
+TuneReport tune_forward(const TensorView& x, const TensorView& w, const TensorView& y,
+                        const RoutingView& routing, const GemmOptions& options,
+                        const ExecutionContext& context, bool again) {
+  return tune(describe_forward(x, w, y, routing, options), options, context, again);
+}
+
+TuneReport tune_dx(const TensorView& dy, const TensorView& w, const TensorView& dx,
+                   const RoutingView& routing, const GemmOptions& options,
+                   const ExecutionContext& context, bool again) {
+  return tune(describe_dx(dy, w, dx, routing, options), options, context, again);
+}
+
+TuneReport tune_dw(const TensorView& dy, const TensorView& x, const TensorView& dw,
+                   const RoutingView& routing, const GemmOptions& options,
+                   const ExecutionContext& context, bool again) {
+  return tune(describe_dw(dy, x, dw, routing, options), options, context, again);
+}
+
+std::string tuning_cache_path() { return tuning_store().path().string(); }
+
+std::vector<TunedEntry> tuning_cache_entries() {
+  std::vector<TunedEntry> entries;
+  for (const auto& [key, record] : tuning_store().all()) {
+    entries.push_back({key.device, key.version, key.kernel_set, key.problem, record.kernel,
+                       record.us, record.heuristic, record.heuristic_us});
+  }
+  return entries;
+}
+
+std::size_t clear_tuning_cache() {
+  const std::size_t count = tuning_store().clear();
+  process_planner().forget_plans();
+  return count;
+}
+
+std::string export_tuning_cache() { return to_json_text(tuning_store().all()); }
+
+std::size_t import_tuning_cache(const std::string& text) {
+  TunedRecords records;
+  try {
+    records = parse_json_text(text);
+  } catch (const std::runtime_error& error) {
+    refuse_value("the text to import is no tuning cache: ", error.what());
+  }
+  tuning_store().put(records);
+  process_planner().forget_plans();
+  return records.size();
+}
+
+}  // namespace moegemm

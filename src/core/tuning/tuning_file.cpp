@@ -1,0 +1,188 @@
+#include "core/tuning/tuning_file.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <stdexcept>
+#include <thread>
+
+#include "core/refusal.h"
+
+namespace moegemm {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kFormat = 1;
+/// A writer holds the lock for milliseconds; one that holds it for longer is stopped or stuck on a
+/// network, and nobody should wait for that.
+constexpr std::chrono::seconds kLockPatience{10};
+
+[[noreturn]] void fail(const std::string& reason) { throw std::runtime_error(reason); }
+std::string last_error() { return std::strerror(errno); }
+
+fs::path beside(const fs::path& path, const std::string& suffix) {
+  fs::path result = path;
+  result += suffix;
+  return result;
+}
+
+/// An exclusive lock on a file beside the real one: the real one is replaced, so a lock on it would
+/// be on a file that nobody opens any more.
+class FileLock {
+ public:
+  explicit FileLock(const fs::path& path) {
+    const fs::path name = beside(path, ".lock");
+    descriptor_ = open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (descriptor_ < 0) fail(join("cannot open ", name.string(), ": ", last_error()));
+    const auto give_up = std::chrono::steady_clock::now() + kLockPatience;
+    while (flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
+      const bool taken = errno == EWOULDBLOCK || errno == EINTR;
+      if (!taken || std::chrono::steady_clock::now() > give_up) {
+        const std::string reason = taken ? "another process holds it" : last_error();
+        close(descriptor_);
+        fail(join("cannot lock ", name.string(), ": ", reason));
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  }
+  ~FileLock() { close(descriptor_); }  // which also unlocks
+  FileLock(const FileLock&) = delete;
+  FileLock& operator=(const FileLock&) = delete;
+
+ private:
+  int descriptor_ = -1;
+};
+
+void write_text(const fs::path& path, const std::string& text) {
+  const int descriptor = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (descriptor < 0) fail(join("cannot write ", path.string(), ": ", last_error()));
+  std::size_t written = 0;
+  while (written < text.size()) {
+    const ssize_t count = write(descriptor, text.data() + written, text.size() - written);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) {
+      const std::string reason = last_error();
+      close(descriptor);
+      fail(join("cannot write ", path.string(), ": ", reason));
+    }
+    written += static_cast<std::size_t>(count);
+  }
+  // Not synced to the disk: a file that a crash of the machine leaves damaged is ignored, and
+  // waiting for the disk would hold up every other writer.
+  if (close(descriptor) != 0) fail(join("cannot write ", path.string(), ": ", last_error()));
+}
+
+void make_folder(const fs::path& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) fail(join("cannot create ", folder.string(), ": ", error.message()));
+}
+
+const char* variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr && *value != '\0' ? value : nullptr;
+}
+
+}  // namespace
+
+fs::path cache_folder() {
+  if (const char* chosen = variable("MOEGEMM_CACHE_DIR")) return chosen;
+  const char* xdg = variable("XDG_CACHE_HOME");
+  // The XDG specification: a relative path there is invalid and ignored.
+  if (xdg != nullptr && fs::path(xdg).is_absolute()) return fs::path(xdg) / "moegemm";
+  if (const char* home = variable("HOME")) return fs::path(home) / ".cache" / "moegemm";
+  return {};
+}
+
+std::string to_json_text(const TunedRecords& records) {
+  nlohmann::json entries = nlohmann::json::array();
+  for (const auto& [key, record] : records) {
+    entries.push_back({{"device", key.device},
+                       {"version", key.version},
+                       {"kernel_set", key.kernel_set},
+                       {"problem", key.problem},
+                       {"kernel", record.kernel},
+                       {"us", record.us},
+                       {"heuristic", record.heuristic},
+                       {"heuristic_us", record.heuristic_us}});
+  }
+  // Device names come from drivers: bytes that are not UTF-8 must not end the program.
+  return nlohmann::json{{"moegemm_tuning", kFormat}, {"entries", entries}}.dump(
+             1, ' ', false, nlohmann::json::error_handler_t::replace) +
+         "\n";
+}
+
+TunedRecords parse_json_text(const std::string& text) {
+  const nlohmann::json document = nlohmann::json::parse(text, nullptr, false);
+  if (document.is_discarded()) fail("it is not JSON");
+  if (!document.is_object() || !document.contains("moegemm_tuning")) {
+    fail("it holds no measurements of moegemm");
+  }
+  if (document["moegemm_tuning"] != kFormat) {
+    fail(join("its format is ", document["moegemm_tuning"].dump(), ", this version reads ",
+              kFormat));
+  }
+  TunedRecords records;
+  try {
+    for (const auto& entry : document.at("entries")) {
+      const TuningKey key = {entry.at("device"), entry.at("version"), entry.at("kernel_set"),
+                             entry.at("problem")};
+      records[key] = {entry.at("kernel"), entry.at("us"), entry.at("heuristic"),
+                      entry.at("heuristic_us")};
+    }
+  } catch (const nlohmann::json::exception& error) {
+    fail(join("an entry is incomplete (", error.what(), ")"));
+  }
+  return records;
+}
+
+TunedRecords read_tuning_file(const fs::path& path) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (status.type() == fs::file_type::not_found) return {};
+  if (status.type() != fs::file_type::regular) fail("it is not a readable file");
+  std::ifstream stream(path, std::ios::binary);
+  std::ostringstream text;
+  if (!stream) fail("it cannot be opened");
+  text << stream.rdbuf();
+  if (stream.bad()) fail("it cannot be read");
+  return parse_json_text(text.str());
+}
+
+void merge_into_tuning_file(const fs::path& path, const TunedRecords& added) {
+  make_folder(path.parent_path());
+  const FileLock lock(path);
+  // One name for every writer: the lock lets in one at a time, and what a killed one left behind is
+  // overwritten by the next.
+  const fs::path partial = beside(path, ".partial");
+  TunedRecords merged;
+  std::error_code error;
+  try {
+    merged = read_tuning_file(path);
+  } catch (const std::runtime_error&) {
+    fs::rename(path, beside(path, ".unreadable"), error);
+  }
+  for (const auto& [key, record] : added) merged.insert_or_assign(key, record);
+  write_text(partial, to_json_text(merged));
+  fs::rename(partial, path, error);
+  if (error) fail(join("cannot replace ", path.string(), ": ", error.message()));
+}
+
+void remove_tuning_file(const fs::path& path) {
+  if (std::error_code ignored; !fs::exists(path, ignored)) return;
+  const FileLock lock(path);
+  std::error_code error;
+  fs::remove(path, error);
+  if (error) fail(join("cannot remove ", path.string(), ": ", error.message()));
+}
+
+}  // namespace moegemm

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <string>
+
+#include "moegemm/warning.h"
+
+namespace moegemm {
+
+/// Tells the user, once per process and message.
+void warn_once(const std::string& message);
+
+}  // namespace moegemm

@@ -1,0 +1,353 @@
+#include "core/tuning/tune_call.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+#include <list>
+#include <map>
+#include <new>
+#include <vector>
+
+#include "core/refusal.h"
+#include "core/registry.h"
+#include "core/tuning/store.h"
+#include "unit/core/expect_refusal.h"
+#include "unit/core/scoped_environment.h"
+#include "unit/core/tuning/fake_stopwatch.h"
+#include "unit/core/tuning/temporary_folder.h"
+
+namespace moegemm {
+namespace {
+
+using testing::expect_refusal;
+using testing::FakeStopwatch;
+using ::testing::HasSubstr;
+using testing::ScopedEnvironment;
+using testing::TemporaryFolder;
+
+/// Three forward kernels: the heuristic takes the first, `odd` refuses even N.
+class ThreeKernels final : public Backend {
+ public:
+  BackendKind kind() const override { return BackendKind::kCpu; }
+  std::string unavailable(Device) const override { return {}; }
+  std::span<const KernelInfo> kernels() const override { return list; }
+  std::string refuse(const Problem& problem, const KernelInfo& kernel) const override {
+    if (kernel.name == "odd" && problem.n % 2 == 0) return "N is even";
+    return {};
+  }
+  Plan plan_with(const Problem&, int kernel) const override {
+    Plan plan;
+    plan.kernel = kernel;
+    plan.kernel_name = list[kernel].name;
+    return plan;
+  }
+  int choose(const Problem&) const override { return 1; }
+  MachineLimits limits(const Problem&) const override { return machine; }
+  void launch(const Plan&, const Problem&, const Operands&,
+              const ExecutionContext&) const override {}
+
+  MachineLimits machine;
+  std::vector<KernelInfo> list = {
+      {BackendKind::kCpu, "huge", Op::kForward, {1024, 1024, 32}, 1},
+      {BackendKind::kCpu, "default", Op::kForward, {64, 64, 32}, 1},
+      {BackendKind::kCpu, "other", Op::kForward, {128, 64, 32}, 1},
+      {BackendKind::kCpu, "odd", Op::kForward, {64, 32, 32}, 1},
+      {BackendKind::kCpu, "dw", Op::kDw, {64, 32, 32}, 1},
+  };
+};
+
+class HostSupport final : public TuningSupport {
+ public:
+  void* allocate(std::int64_t bytes, Device) override {
+    if (!has_memory) return nullptr;
+    blocks.emplace_back(static_cast<std::size_t>(bytes) + 64);
+    return blocks.back().data();
+  }
+  bool progress(const TuneProgress& now) override {
+    ++calls;
+    last_best = now.best;
+    return calls <= stop_after;
+  }
+  bool has_memory = true;
+  int calls = 0;
+  int stop_after = 1 << 30;
+  std::string last_best;
+  std::list<std::vector<std::byte>> blocks;
+};
+
+class TuneTest : public ::testing::Test {
+ protected:
+  TuneTest() {
+    call.problem.experts = 4;
+    call.problem.n = 256;
+    call.problem.k = 128;
+    call.problem.rows = 256;
+  }
+
+  TuneReport run(const std::map<std::string, double>& us) {
+    return measure(backend, call, choose_field(backend, call.problem), stopwatch, support,
+                   [&](const Plan& plan) { stopwatch.next_us = us.at(plan.kernel_name); });
+  }
+
+  static const TuneCandidate& find(const TuneReport& report, const std::string& name) {
+    for (const TuneCandidate& candidate : report.candidates) {
+      if (candidate.kernel == name) return candidate;
+    }
+    throw std::out_of_range(name);
+  }
+
+  ThreeKernels backend;
+  FakeStopwatch stopwatch;
+  HostSupport support;
+  Call call;
+};
+
+TEST_F(TuneTest, FieldHasTheHeuristicsKernelFirstAndTheRefusedWithTheirReason) {
+  const TuneField field = choose_field(backend, call.problem);
+  ASSERT_EQ(field.kernels.size(), 3u);
+  EXPECT_EQ(field.kernels.front(), 1);
+  ASSERT_EQ(field.candidates.size(), 4u);
+  EXPECT_EQ(field.candidates.back().kernel, "odd");
+  EXPECT_EQ(field.candidates.back().outcome, "refused: N is even");
+}
+
+TEST_F(TuneTest, CostModelPrunesTheHopeless) {
+  backend.machine = {1e12, 1e12, 0, 4, 1};
+  call.problem.rows = 65536;
+  call.problem.n = 64;  // a tile of 1024 columns pads it sixteenfold
+  call.problem.k = 4096;
+  const TuneField field = choose_field(backend, call.problem);
+  EXPECT_THAT(field.kernels, ::testing::Not(::testing::Contains(0)));
+  EXPECT_THAT(field.candidates.back().outcome, HasSubstr("pruned: predicted"));
+}
+
+TEST_F(TuneTest, FastestKernelIsReported) {
+  const TuneReport report = run({{"huge", 500}, {"default", 100}, {"other", 80}});
+  EXPECT_TRUE(report.measured);
+  EXPECT_EQ(report.plan.kernel_name, "other");
+  EXPECT_EQ(report.plan.source, PlanSource::kTuned);
+  EXPECT_EQ(find(report, "other").outcome, "fastest");
+  EXPECT_EQ(find(report, "huge").outcome, "given up: too slow");
+  EXPECT_EQ(find(report, "default").median_us, 100);
+}
+
+TEST_F(TuneTest, InterruptionAfterTwoKernelsKeepsTheBetter) {
+  support.stop_after = 5;  // three untimed launches, two timed
+  const TuneReport report = run({{"huge", 80}, {"default", 100}, {"other", 500}});
+  EXPECT_TRUE(report.interrupted);
+  EXPECT_TRUE(report.measured);
+  EXPECT_EQ(report.plan.kernel_name, "huge");
+  EXPECT_EQ(find(report, "other").outcome, "not reached");
+}
+
+TEST_F(TuneTest, InterruptionBeforeAnyComparisonDecidesNothing) {
+  support.stop_after = 4;
+  const TuneReport report = run({{"huge", 500}, {"default", 100}, {"other", 80}});
+  EXPECT_TRUE(report.interrupted);
+  EXPECT_FALSE(report.measured);
+  EXPECT_EQ(report.plan.kernel_name, "default");
+  EXPECT_EQ(report.plan.source, PlanSource::kHeuristic);
+}
+
+TEST_F(TuneTest, BucketRoundsTokensUpAndKeepsTheRest) {
+  Problem a = call.problem;
+  a.rows = 200;
+  EXPECT_EQ(problem_bucket(a), problem_bucket(call.problem));
+  a.rows = 257;
+  EXPECT_NE(problem_bucket(a), problem_bucket(call.problem));
+  a = call.problem;
+  a.sizes_dtype = DType::kInt64;
+  EXPECT_EQ(problem_bucket(a), problem_bucket(call.problem)) << "index types change no speed";
+  for (const auto change : std::initializer_list<void (*)(Problem&)>{
+           [](Problem& p) { p.op = Op::kDx; }, [](Problem& p) { p.dtype = DType::kFloat16; },
+           [](Problem& p) { p.out_dtype = DType::kFloat32; }, [](Problem& p) { p.experts = 5; },
+           [](Problem& p) { p.n = 257; }, [](Problem& p) { p.k = 129; },
+           [](Problem& p) { p.permutation = Permutation::kY; },
+           [](Problem& p) { p.multiply = true; }, [](Problem& p) { p.accumulate = true; },
+           [](Problem& p) { p.input_alignment = 8; }}) {
+    Problem changed = call.problem;
+    change(changed);
+    EXPECT_NE(problem_bucket(changed), problem_bucket(call.problem));
+  }
+}
+
+TEST_F(TuneTest, KernelSetChangesWithEveryKernel) {
+  ThreeKernels changed;
+  EXPECT_EQ(kernel_set_of(backend), kernel_set_of(changed));
+  changed.list[2].stages = 2;
+  EXPECT_NE(kernel_set_of(backend), kernel_set_of(changed));
+}
+
+/// The real thing on the CPU backend: dX has three kernels.
+class TuneOnCpuTest : public ::testing::Test {
+ protected:
+  TuneOnCpuTest() {
+    options.autotune = true;
+    context.tuning = &support;
+    for (std::size_t i = 0; i < dy.size(); ++i) dy[i] = static_cast<float>(i % 7) - 3;
+    for (std::size_t i = 0; i < w.size(); ++i) w[i] = static_cast<float>(i % 5) - 2;
+  }
+  ~TuneOnCpuTest() override { process_planner().forget_plans(); }
+
+  TensorView dy_view() const { return TensorView::matrix(dy.data(), DType::kFloat32, kRows, kN); }
+  TensorView w_view() const { return TensorView::stack(w.data(), DType::kFloat32, 2, kN, kK); }
+  TensorView dx_view() const { return TensorView::matrix(dx.data(), DType::kFloat32, kRows, kK); }
+  RoutingView routing() const {
+    return {TensorView::vector(m_sizes.data(), DType::kInt32, 2), {}, {}, 1};
+  }
+  Plan call() const {
+    return backward_dx(dy_view(), w_view(), dx_view(), routing(), options, context);
+  }
+  TuneReport tune(bool again = false) const {
+    return tune_dx(dy_view(), w_view(), dx_view(), routing(), options, context, again);
+  }
+
+  static constexpr int kRows = 24;
+  static constexpr int kN = 64;
+  static constexpr int kK = 48;
+  TemporaryFolder folder;
+  ScopedEnvironment cache{"MOEGEMM_CACHE_DIR", folder.path().c_str()};
+  ScopedEnvironment allowed{"MOEGEMM_AUTOTUNE", ""};
+  HostSupport support;
+  GemmOptions options;
+  ExecutionContext context;
+  std::vector<float> dy = std::vector<float>(kRows * kN);
+  std::vector<float> w = std::vector<float>(2 * kN * kK);
+  std::vector<float> dx = std::vector<float>(kRows * kK, -7);
+  std::vector<std::int32_t> m_sizes = {10, 14};
+};
+
+TEST_F(TuneOnCpuTest, MeasuresOnceRemembersAndTouchesNoTensor) {
+  const std::vector<float> dy_before = dy;
+  const std::vector<float> w_before = w;
+  const TuneReport report = tune();
+  EXPECT_TRUE(report.measured);
+  EXPECT_LE(report.seconds, 2.2);
+  EXPECT_GE(report.candidates.size(), 3u);
+  EXPECT_EQ(dy, dy_before);
+  EXPECT_EQ(w, w_before);
+  for (const float value : dx) EXPECT_EQ(value, -7) << "the output is only described";
+  const int calls = support.calls;
+  EXPECT_GT(calls, 0);
+  EXPECT_FALSE(tune().measured) << "it is known";
+  EXPECT_EQ(support.calls, calls);
+  EXPECT_TRUE(tune(true).measured) << "asked for again";
+}
+
+TEST_F(TuneOnCpuTest, CallMeasuresAnUnknownProblemAndThenUsesTheResult) {
+  const Plan first = call();
+  EXPECT_EQ(first.source, PlanSource::kTuned);
+  const int calls = support.calls;
+  EXPECT_GT(calls, 0);
+  EXPECT_EQ(call(), first);
+  EXPECT_EQ(support.calls, calls);
+  ASSERT_EQ(tuning_cache_entries().size(), 1u);
+  EXPECT_EQ(tuning_cache_entries()[0].kernel, first.kernel_name);
+  const std::vector<float> tuned = dx;
+  options.autotune = false;
+  EXPECT_EQ(call().source, PlanSource::kHeuristic) << "a plain call never asks the cache";
+  EXPECT_EQ(dx, tuned) << "dX has the same bits whichever kernel runs it";
+}
+
+TEST_F(TuneOnCpuTest, AnotherProcessFindsItInTheFile) {
+  const Plan plan = call();
+  const TunedRecords stored = read_tuning_file(tuning_cache_path());
+  ASSERT_EQ(stored.size(), 1u);
+  EXPECT_EQ(stored.begin()->second.kernel, plan.kernel_name);
+  EXPECT_EQ(stored.begin()->first.version, version());
+}
+
+TEST_F(TuneOnCpuTest, WithoutSupportNothingIsMeasured) {
+  context.tuning = nullptr;
+  EXPECT_EQ(call().source, PlanSource::kHeuristic);
+  EXPECT_TRUE(tuning_cache_entries().empty());
+  expect_refusal(ErrorKind::kInvalidValue, {"context.tuning is null"}, [&] { tune(); });
+}
+
+TEST_F(TuneOnCpuTest, EnvironmentForbidsMeasuring) {
+  const ScopedEnvironment forbidden("MOEGEMM_AUTOTUNE", "0");
+  EXPECT_EQ(call().source, PlanSource::kHeuristic);
+  EXPECT_EQ(support.calls, 0);
+  EXPECT_EQ(tune().why_not, "MOEGEMM_AUTOTUNE is 0");
+}
+
+TEST_F(TuneOnCpuTest, UnknownWordInTheEnvironmentIsAnError) {
+  const ScopedEnvironment wrong("MOEGEMM_AUTOTUNE", "never");
+  expect_refusal(ErrorKind::kInvalidValue, {"MOEGEMM_AUTOTUNE", "'never'", "0 and 1"},
+                 [&] { call(); });
+}
+
+TEST_F(TuneOnCpuTest, NoMemoryMeansTheHeuristic) {
+  support.has_memory = false;
+  EXPECT_EQ(call().source, PlanSource::kHeuristic);
+  EXPECT_THAT(tune().why_not, HasSubstr("no memory"));
+}
+
+TEST_F(TuneOnCpuTest, InterruptedMeasurementStillRunsTheCall) {
+  support.stop_after = 0;
+  EXPECT_EQ(call().source, PlanSource::kHeuristic);
+  EXPECT_NE(dx[0], -7);
+  EXPECT_TRUE(tuning_cache_entries().empty());
+}
+
+TEST_F(TuneOnCpuTest, ProblemWithOneKernelIsSettledWithoutMeasuring) {
+  const auto x = TensorView::matrix(dy.data(), DType::kFloat32, kRows, kN);
+  std::vector<float> weights(2 * kK * kN);
+  const auto w_forward = TensorView::stack(weights.data(), DType::kFloat32, 2, kK, kN);
+  const auto report = tune_forward(x, w_forward, dx_view(), routing(), options, context);
+  EXPECT_FALSE(report.measured);
+  EXPECT_THAT(report.why_not, HasSubstr("no other kernel"));
+  EXPECT_EQ(support.calls, 0);
+  EXPECT_EQ(forward(x, w_forward, dx_view(), routing(), options, context).source,
+            PlanSource::kTuned)
+      << "nothing is left to be measured";
+  EXPECT_TRUE(tuning_cache_entries().empty());
+}
+
+TEST_F(TuneOnCpuTest, ExportedCacheCanBeImportedElsewhere) {
+  call();
+  const std::string text = export_tuning_cache();
+  const std::vector<TunedEntry> entries = tuning_cache_entries();
+  const TemporaryFolder elsewhere;
+  const ScopedEnvironment moved("MOEGEMM_CACHE_DIR", elsewhere.path().c_str());
+  EXPECT_TRUE(tuning_cache_entries().empty());
+  EXPECT_EQ(import_tuning_cache(text), 1u);
+  ASSERT_EQ(tuning_cache_entries().size(), 1u);
+  EXPECT_EQ(tuning_cache_entries()[0].kernel, entries[0].kernel);
+  EXPECT_EQ(clear_tuning_cache(), 1u);
+  expect_refusal(ErrorKind::kInvalidValue, {"no tuning cache", "not JSON"},
+                 [] { import_tuning_cache("hello"); });
+}
+
+TEST_F(TuneOnCpuTest, KnownProblemCostsACallNextToNothing) {
+  call();
+  Problem problem;
+  problem.op = Op::kDx;
+  problem.dtype = problem.out_dtype = DType::kFloat32;
+  problem.experts = 2;
+  problem.rows = kRows;
+  problem.n = kN;
+  problem.k = kK;
+  const auto best_ns = [&](bool autotune) {
+    double best = 1e9;
+    for (int round = 0; round < 50; ++round) {
+      constexpr int kCalls = 200;
+      const auto begin = std::chrono::steady_clock::now();
+      for (int i = 0; i < kCalls; ++i) plan_problem(problem, {}, {}, autotune);
+      const std::chrono::duration<double, std::nano> took =
+          std::chrono::steady_clock::now() - begin;
+      best = std::min(best, took.count() / kCalls);
+    }
+    return best;
+  };
+  const double plain = best_ns(false);
+  const double tuned = best_ns(true);
+  RecordProperty("plain_ns", static_cast<int>(plain));
+  RecordProperty("tuned_ns", static_cast<int>(tuned));
+  EXPECT_LT(tuned, plain + 100 + plain);  // sanitizers multiply both
+}
+
+}  // namespace
+}  // namespace moegemm
