@@ -34,8 +34,8 @@ Preference preference(const Problem& problem) {
   if (rows <= 200) return {kTall, kBalanced, wide, kSmall};
   const std::int64_t depth = forward ? problem.k : problem.n;
   if (forward && problem.gathers()) return {wide, kBalanced, kTall, kSmall};
-  if (rows <= 320 && depth < 4096) return {kBalanced, kTall, wide, kSmall};
-  if (depth < 2048) return {kTall, wide, kBalanced, kSmall};
+  if (rows <= 320) return {kBalanced, kTall, wide, kSmall};
+  if (depth <= 2048) return {kTall, wide, kBalanced, kSmall};
   return {wide, kTall, kBalanced, kSmall};
 }
 

@@ -85,18 +85,29 @@ WeightTiling make_tiling(const CompiledWeightGemm& kernel, const Problem& proble
   return tiling;
 }
 
-/// {columns, stage rows, M}, the last two with the same stride; see WeightGemmParams.
+/// Else the last slab of a row would reach past it.
+bool fits_one_box(std::int64_t columns) { return columns % kSlabCols == 0; }
+
+/// See WeightGemmParams. `tile_columns` are what a stage takes of the operand.
 CUtensorMap input_map(const CompiledWeightGemm& kernel, const Problem& problem, const void* base,
-                      std::int64_t columns, std::int64_t stride) {
+                      std::int64_t columns, std::int64_t stride, int tile_columns) {
   const auto row_bytes = static_cast<std::uint64_t>(stride * size_bytes(problem.dtype));
+  const auto stage_rows = static_cast<std::uint32_t>(kernel.rows);
+  const auto rows = static_cast<std::uint64_t>(problem.rows);
   TensorMapSpec spec;
   spec.base = base;
   spec.dtype = problem.dtype;
-  spec.rank = 3;
-  spec.dims = {static_cast<std::uint64_t>(columns), static_cast<std::uint64_t>(kernel.rows),
-               static_cast<std::uint64_t>(problem.rows)};
-  spec.strides_bytes = {row_bytes, row_bytes};
-  spec.box = {kSlabCols, static_cast<std::uint32_t>(kernel.rows), 1};
+  if (fits_one_box(columns)) {
+    spec.rank = 4;
+    spec.dims = {kSlabCols, stage_rows, static_cast<std::uint64_t>(columns / kSlabCols), rows};
+    spec.strides_bytes = {row_bytes, kSlabCols * 2, row_bytes};
+    spec.box = {kSlabCols, stage_rows, static_cast<std::uint32_t>(tile_columns / kSlabCols), 1};
+  } else {
+    spec.rank = 3;
+    spec.dims = {static_cast<std::uint64_t>(columns), stage_rows, rows};
+    spec.strides_bytes = {row_bytes, row_bytes};
+    spec.box = {kSlabCols, stage_rows, 1};
+  }
   return encode(spec);
 }
 
@@ -124,7 +135,8 @@ WeightGemmParams make_params(const CompiledWeightGemm& kernel, const Problem& pr
   const std::int64_t a_stride = a_is_x ? operands.x_stride : operands.dy_stride;
   const void* b = a_is_x ? operands.dy : operands.x;
   const std::int64_t b_stride = a_is_x ? operands.dy_stride : operands.x_stride;
-  params.b_map = input_map(kernel, problem, b, params.tiling.b_cols, b_stride);
+  params.b_map = input_map(kernel, problem, b, params.tiling.b_cols, b_stride, kernel.b_cols);
+  params.b_in_one_box = fits_one_box(params.tiling.b_cols);
   params.out_map = output_map(problem, operands);
   if (problem.gathers()) {
     params.a_map = params.b_map;  // valid to prefetch, never read through
@@ -140,7 +152,8 @@ WeightGemmParams make_params(const CompiledWeightGemm& kernel, const Problem& pr
     params.gathered_row_chunks = static_cast<unsigned>(a_stride * size_bytes(problem.dtype) / 16);
     params.gather_divisor = make_fast_divisor(static_cast<std::uint32_t>(problem.gather_divisor()));
   } else {
-    params.a_map = input_map(kernel, problem, a, params.tiling.a_cols, a_stride);
+    params.a_map = input_map(kernel, problem, a, params.tiling.a_cols, a_stride, kernel.a_cols);
+    params.a_in_one_box = fits_one_box(params.tiling.a_cols);
   }
   params.m_sizes = {operands.m_sizes, problem.sizes_dtype == DType::kInt64};
   params.experts = static_cast<int>(problem.experts);

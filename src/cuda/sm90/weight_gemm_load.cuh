@@ -56,10 +56,15 @@ __device__ __forceinline__ void gather_rows(const unsigned char* columns, int co
   }
 }
 
-/// Boxes of one operand: Slabs slabs of 64 columns.
+/// Slabs slabs of 64 columns of one operand, in one box where that is possible.
 template <typename Shape, int Slabs>
-__device__ __forceinline__ void load_boxes(const CUtensorMap& map, unsigned char* stage, int col,
-                                           int front, int row, std::uint64_t* full) {
+__device__ __forceinline__ void load_slabs(const CUtensorMap& map, bool one_box,
+                                           unsigned char* stage, int col, int front, int row,
+                                           std::uint64_t* full) {
+  if (one_box) {
+    ptx::cp_async_bulk_tensor_4d(stage, &map, 0, front, col / kSlabCols, row, full);
+    return;
+  }
 #pragma unroll
   for (int slab = 0; slab < Slabs; ++slab) {
     ptx::cp_async_bulk_tensor_3d(stage + slab * Shape::kSlabBytes, &map, col + slab * kSlabCols,
@@ -106,10 +111,11 @@ __device__ __forceinline__ void load_tiles(const WeightGemmParams& params, Weigh
         ptx::mbarrier_arrive_expect_tx(full, Shape::kBBytes + (gathers ? 0 : Shape::kABytes));
         const int front = min(start, 0);
         const int row = tile.row + max(start, 0);
-        load_boxes<Shape, Shape::kBSlabs>(params.b_map, smem.b[slot], tile.b_col, front, row, full);
+        load_slabs<Shape, Shape::kBSlabs>(params.b_map, params.b_in_one_box, smem.b[slot],
+                                          tile.b_col, front, row, full);
         if (!gathers) {
-          load_boxes<Shape, Shape::kASlabs>(params.a_map, smem.a[slot], tile.a_col, front, row,
-                                            full);
+          load_slabs<Shape, Shape::kASlabs>(params.a_map, params.a_in_one_box, smem.a[slot],
+                                            tile.a_col, front, row, full);
         }
       }
       __syncwarp();

@@ -20,8 +20,12 @@ struct WeightGemmParams {
   /// Inputs: 3-D maps {columns, stage rows, M} whose dimensions 1 and 2 have the same stride, box
   /// {64, stage rows, 1}. A stage that starts z rows in front of its segment is read at
   /// (column, -z, segment's first row): those rows have negative coordinates and come out zero.
+  /// Where slabs of 64 columns divide the columns, 4-D maps {64, stage rows, slabs, M}, so that all
+  /// slabs of a stage are one box: each box costs the copy engine tens of cycles.
   CUtensorMap a_map;  ///< not used when A is gathered
   CUtensorMap b_map;
+  bool a_in_one_box;
+  bool b_in_one_box;
   CUtensorMap out_map;  ///< {K, N, E}, box {128 bytes, 64, 1}
 
   IndexArray m_sizes;             ///< [E]

@@ -44,6 +44,10 @@ TEST(Sm90Heuristic, ShortDepthGetsThePingpongTile) {
   EXPECT_EQ(rank(layer(Op::kForward, 512, 81920, 2048, 512, Permutation::kY), 128, 192), 0);
 }
 
+TEST(Sm90Heuristic, TwoTilesOf128RowsWasteLessThanTwoOf192) {
+  EXPECT_EQ(rank(layer(Op::kDx, 128, 32768, 5760, 2880, Permutation::kX), 192, 128), 0);
+}
+
 TEST(Sm90Heuristic, EveryRowCountRanksEveryTileOfItsOp) {
   for (std::int64_t rows = 1; rows <= 1 << 20; rows *= 2) {
     const Problem problem = layer(Op::kDx, 128, rows, 2048, 2048, Permutation::kX);
