@@ -29,6 +29,7 @@ from moegemm.tuning import (
 _ops: Any = torch.ops.moegemm
 _forward: Callable[..., Tensor] = _ops.forward.default
 
+_float32 = torch.float32
 _is_tracing = torch.compiler.is_dynamo_compiling
 _transforms_active = torch._C._are_functorch_transforms_active
 _is_autocast_enabled = torch.is_autocast_enabled
@@ -82,7 +83,8 @@ def grouped_gemm(
         settings = DEFAULTS
         parameter = W
         cuda = X.is_cuda
-        if _is_autocast_enabled("cuda" if cuda else "cpu"):
+        # Without a name it asks for CUDA, in a third of the time.
+        if _is_autocast_enabled() if cuda else _is_autocast_enabled("cpu"):
             X, W = _autocast(X), _autocast(W)
         if permute_x or permute_y or fuse_mul_post or not is_first_gemm or dX_only or dW_only:
             require_valid_flags(permute_x, permute_y, fuse_mul_post, gather_indices, topk_weights)
@@ -94,7 +96,7 @@ def grouped_gemm(
             )
         if check:
             flags |= bits.CHECK
-        if allow_tf32 or (cuda and allow_tf32 is None and torch_allows_tf32(X)):
+        if allow_tf32 or (cuda and allow_tf32 is None and X.dtype is _float32 and torch_allows_tf32(X)):
             flags |= bits.ALLOW_TF32
         if (
             dX_only
@@ -124,7 +126,7 @@ def grouped_gemm(
         elif transformed:
             Y = apply_with_transforms(X, W, m_sizes, gather_indices, topk_weights, (topk, flags, settings))
         else:
-            Y = apply_without_transforms(X, W, m_sizes, gather_indices, topk_weights, (topk, flags, settings))
+            Y = apply_without_transforms(X, W, topk_weights, (m_sizes, gather_indices, topk, flags, settings))
     except (RuntimeError, AttributeError) as error:
         tensors = {"X": X, "W": W, "m_sizes": m_sizes, "gather_indices": gather_indices, "topk_weights": topk_weights}
         raise explain(error, tensors, topk) from None
