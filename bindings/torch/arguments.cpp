@@ -81,7 +81,7 @@ Tensor allocate_torch(std::int64_t rank, const std::int64_t* shape, std::int32_t
 
 }  // namespace
 
-Argument::Argument(const char* name, const Tensor& tensor) : name_(name), tensor_(tensor) {
+Argument::Argument(const char* name, const Tensor& tensor) : name_(name), tensor_(&tensor) {
   const torch::headeronly::IntHeaderOnlyArrayRef sizes = tensor.sizes();
   if (sizes.empty() || sizes.size() > 3) {
     refuse_value(name, " has ", sizes.size(), " dimensions; between 1 and 3 are accepted");
@@ -154,21 +154,24 @@ bool Argument::walkable() {
   return row_stride >= shape[last];
 }
 
+void Argument::make_contiguous() {
+  copy_ = torch::stable::contiguous(*tensor_);
+  view_.data = const_cast<void*>(copy_->const_data_ptr());
+  view_.row_stride = view_.shape[view_.rank - 1];
+}
+
 const TensorView& Argument::readable() {
-  if (!walkable()) {
-    tensor_ = torch::stable::contiguous(*tensor_);
-    view_.row_stride = view_.shape[view_.rank - 1];
+  if (walkable()) {
+    view_.data = const_cast<void*>(tensor_->const_data_ptr());
+  } else {
+    make_contiguous();
   }
-  view_.data = const_cast<void*>(tensor_->const_data_ptr());
   return view_;
 }
 
 TensorView Argument::readable_vector() {
   readable();
-  if (view_.rank > 1 && view_.row_stride != view_.shape[view_.rank - 1]) {
-    tensor_ = torch::stable::contiguous(*tensor_);
-    view_.data = const_cast<void*>(tensor_->const_data_ptr());
-  }
+  if (view_.rank > 1 && view_.row_stride != view_.shape[view_.rank - 1]) make_contiguous();
   return TensorView::vector(view_.data, view_.dtype, numel(), view_.device);
 }
 

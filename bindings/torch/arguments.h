@@ -32,7 +32,7 @@ template <class... Parts>
 }
 
 /// A torch tensor under the name that its Python caller knows, with what the library has to know of
-/// it. Reading it touches metadata only; `readable` may copy.
+/// it. Reading it touches metadata only; `readable` may copy. The tensor must outlive it.
 class Argument {
  public:
   Argument() = default;  ///< not given
@@ -66,9 +66,11 @@ class Argument {
 
  private:
   bool walkable();
+  void make_contiguous();
 
   const char* name_ = "";
-  std::optional<Tensor> tensor_;
+  const Tensor* tensor_ = nullptr;
+  std::optional<Tensor> copy_;  ///< with rows that the library can walk
   TensorView view_;
 };
 

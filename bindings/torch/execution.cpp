@@ -77,7 +77,10 @@ struct Notes {
 
 Execution::Execution(Device device, double flops) {
   if (device.type == DeviceType::kCuda) {
-    guard_.emplace(device.index);
+    // A guard costs an allocation; most programs stay on one device.
+    if (torch::stable::accelerator::getCurrentDeviceIndex() != device.index) {
+      guard_.emplace(device.index);
+    }
     context_.stream = current_stream(device.index);
   } else if (flops < kSerialFlops) {
     static SerialExecutor executor;

@@ -109,39 +109,41 @@ void product_out(const Tensor& first, const Tensor& second, const Tensor& m_size
 
 }  // namespace
 
-Tensor forward(Tensor x, Tensor w, Tensor m_sizes, std::optional<Tensor> gather_indices,
-               std::optional<Tensor> topk_weights, std::int64_t topk, std::int64_t flags,
-               Config config) {
+Tensor forward(const Tensor& x, const Tensor& w, const Tensor& m_sizes,
+               const std::optional<Tensor>& gather_indices,
+               const std::optional<Tensor>& topk_weights, std::int64_t topk, std::int64_t flags,
+               const Config& config) {
   return product<Op::kForward>(x, w, m_sizes, gather_indices, topk_weights, topk, flags, config);
 }
 
-Tensor dx(Tensor dy, Tensor w, Tensor m_sizes, std::optional<Tensor> gather_indices,
-          std::optional<Tensor> topk_weights, std::int64_t topk, std::int64_t flags,
-          Config config) {
+Tensor dx(const Tensor& dy, const Tensor& w, const Tensor& m_sizes,
+          const std::optional<Tensor>& gather_indices, const std::optional<Tensor>& topk_weights,
+          std::int64_t topk, std::int64_t flags, const Config& config) {
   return product<Op::kDx>(dy, w, m_sizes, gather_indices, topk_weights, topk, flags, config);
 }
 
-Tensor dw(Tensor dy, Tensor x, Tensor m_sizes, std::optional<Tensor> gather_indices,
-          std::optional<Tensor> topk_weights, std::int64_t topk, std::int64_t flags,
-          Config config) {
+Tensor dw(const Tensor& dy, const Tensor& x, const Tensor& m_sizes,
+          const std::optional<Tensor>& gather_indices, const std::optional<Tensor>& topk_weights,
+          std::int64_t topk, std::int64_t flags, const Config& config) {
   return product<Op::kDw>(dy, x, m_sizes, gather_indices, topk_weights, topk, flags, config);
 }
 
-void forward_out(Tensor x, Tensor w, Tensor m_sizes, std::optional<Tensor> gather_indices,
-                 std::optional<Tensor> topk_weights, std::int64_t topk, std::int64_t flags,
-                 Config config, Tensor out) {
+void forward_out(const Tensor& x, const Tensor& w, const Tensor& m_sizes,
+                 const std::optional<Tensor>& gather_indices,
+                 const std::optional<Tensor>& topk_weights, std::int64_t topk, std::int64_t flags,
+                 const Config& config, const Tensor& out) {
   product_out<Op::kForward>(x, w, m_sizes, gather_indices, topk_weights, topk, flags, config, out);
 }
 
-void dx_out(Tensor dy, Tensor w, Tensor m_sizes, std::optional<Tensor> gather_indices,
-            std::optional<Tensor> topk_weights, std::int64_t topk, std::int64_t flags,
-            Config config, Tensor out) {
+void dx_out(const Tensor& dy, const Tensor& w, const Tensor& m_sizes,
+            const std::optional<Tensor>& gather_indices, const std::optional<Tensor>& topk_weights,
+            std::int64_t topk, std::int64_t flags, const Config& config, const Tensor& out) {
   product_out<Op::kDx>(dy, w, m_sizes, gather_indices, topk_weights, topk, flags, config, out);
 }
 
-void dw_out(Tensor dy, Tensor x, Tensor m_sizes, std::optional<Tensor> gather_indices,
-            std::optional<Tensor> topk_weights, std::int64_t topk, std::int64_t flags,
-            Config config, Tensor out) {
+void dw_out(const Tensor& dy, const Tensor& x, const Tensor& m_sizes,
+            const std::optional<Tensor>& gather_indices, const std::optional<Tensor>& topk_weights,
+            std::int64_t topk, std::int64_t flags, const Config& config, const Tensor& out) {
   product_out<Op::kDw>(dy, x, m_sizes, gather_indices, topk_weights, topk, flags, config, out);
 }
 

@@ -14,31 +14,36 @@ namespace moegemm::torch_ops {
 
 using Config = std::optional<std::vector<std::int64_t>>;
 
-Tensor forward(Tensor x, Tensor w, Tensor m_sizes, std::optional<Tensor> gather_indices,
-               std::optional<Tensor> topk_weights, std::int64_t topk, std::int64_t flags,
-               Config config);
-Tensor dx(Tensor dy, Tensor w, Tensor m_sizes, std::optional<Tensor> gather_indices,
-          std::optional<Tensor> topk_weights, std::int64_t topk, std::int64_t flags, Config config);
-Tensor dw(Tensor dy, Tensor x, Tensor m_sizes, std::optional<Tensor> gather_indices,
-          std::optional<Tensor> topk_weights, std::int64_t topk, std::int64_t flags, Config config);
+Tensor forward(const Tensor& x, const Tensor& w, const Tensor& m_sizes,
+               const std::optional<Tensor>& gather_indices,
+               const std::optional<Tensor>& topk_weights, std::int64_t topk, std::int64_t flags,
+               const Config& config);
+Tensor dx(const Tensor& dy, const Tensor& w, const Tensor& m_sizes,
+          const std::optional<Tensor>& gather_indices, const std::optional<Tensor>& topk_weights,
+          std::int64_t topk, std::int64_t flags, const Config& config);
+Tensor dw(const Tensor& dy, const Tensor& x, const Tensor& m_sizes,
+          const std::optional<Tensor>& gather_indices, const std::optional<Tensor>& topk_weights,
+          std::int64_t topk, std::int64_t flags, const Config& config);
 
-void forward_out(Tensor x, Tensor w, Tensor m_sizes, std::optional<Tensor> gather_indices,
-                 std::optional<Tensor> topk_weights, std::int64_t topk, std::int64_t flags,
-                 Config config, Tensor out);
-void dx_out(Tensor dy, Tensor w, Tensor m_sizes, std::optional<Tensor> gather_indices,
-            std::optional<Tensor> topk_weights, std::int64_t topk, std::int64_t flags,
-            Config config, Tensor out);
-void dw_out(Tensor dy, Tensor x, Tensor m_sizes, std::optional<Tensor> gather_indices,
-            std::optional<Tensor> topk_weights, std::int64_t topk, std::int64_t flags,
-            Config config, Tensor out);
+void forward_out(const Tensor& x, const Tensor& w, const Tensor& m_sizes,
+                 const std::optional<Tensor>& gather_indices,
+                 const std::optional<Tensor>& topk_weights, std::int64_t topk, std::int64_t flags,
+                 const Config& config, const Tensor& out);
+void dx_out(const Tensor& dy, const Tensor& w, const Tensor& m_sizes,
+            const std::optional<Tensor>& gather_indices, const std::optional<Tensor>& topk_weights,
+            std::int64_t topk, std::int64_t flags, const Config& config, const Tensor& out);
+void dw_out(const Tensor& dy, const Tensor& x, const Tensor& m_sizes,
+            const std::optional<Tensor>& gather_indices, const std::optional<Tensor>& topk_weights,
+            std::int64_t topk, std::int64_t flags, const Config& config, const Tensor& out);
 
 /// m_sizes, gather_indices and (empty unless asked for) the inverse permutation.
-std::tuple<Tensor, Tensor, Tensor> route(Tensor expert_ids, std::int64_t experts, bool wide,
+std::tuple<Tensor, Tensor, Tensor> route(const Tensor& expert_ids, std::int64_t experts, bool wide,
                                          bool with_inverse);
-Tensor combine(Tensor rows, std::optional<Tensor> weights, std::int64_t topk, bool float32_output);
+Tensor combine(const Tensor& rows, const std::optional<Tensor>& weights, std::int64_t topk,
+               bool float32_output);
 /// Scales `product` in place and returns the dot products; see moegemm::scale_rows.
-Tensor scale_rows(Tensor product, Tensor x, Tensor m_sizes, Tensor gather_indices,
-                  Tensor topk_weights, std::int64_t topk);
+Tensor scale_rows(const Tensor& product, const Tensor& x, const Tensor& m_sizes,
+                  const Tensor& gather_indices, const Tensor& topk_weights, std::int64_t topk);
 
 /// What moegemm.info() shows, as JSON.
 std::string info();

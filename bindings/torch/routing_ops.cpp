@@ -22,7 +22,7 @@ std::int64_t tokens_of(const Argument& rows, std::int64_t topk) {
 
 }  // namespace
 
-std::tuple<Tensor, Tensor, Tensor> route(Tensor expert_ids, std::int64_t experts, bool wide,
+std::tuple<Tensor, Tensor, Tensor> route(const Tensor& expert_ids, std::int64_t experts, bool wide,
                                          bool with_inverse) {
   return raising([&] {
     Argument ids("expert_ids", expert_ids);
@@ -49,7 +49,8 @@ std::tuple<Tensor, Tensor, Tensor> route(Tensor expert_ids, std::int64_t experts
   });
 }
 
-Tensor combine(Tensor rows, std::optional<Tensor> weights, std::int64_t topk, bool float32_output) {
+Tensor combine(const Tensor& rows, const std::optional<Tensor>& weights, std::int64_t topk,
+               bool float32_output) {
   return raising([&] {
     Argument input("rows", rows);
     input.require_rank(2, "[M, C]");
@@ -76,8 +77,8 @@ Tensor combine(Tensor rows, std::optional<Tensor> weights, std::int64_t topk, bo
   });
 }
 
-Tensor scale_rows(Tensor product, Tensor x, Tensor m_sizes, Tensor gather_indices,
-                  Tensor topk_weights, std::int64_t topk) {
+Tensor scale_rows(const Tensor& product, const Tensor& x, const Tensor& m_sizes,
+                  const Tensor& gather_indices, const Tensor& topk_weights, std::int64_t topk) {
   return raising([&] {
     require_topk(topk);
     Argument target("product", product);
