@@ -32,8 +32,12 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
   for (std::int64_t e = 0; e < problem.experts; ++e) {
     if (locator.size(e) > 0) cost += locator.size(e) + 6;
   }
-  const std::int64_t share = balanced_share(cost * problem.n, executor_of(context).concurrency());
+  const double operations = static_cast<double>(cost) * problem.n * problem.k;
+  const int workers = worthwhile_workers(context, operations);
+  const std::int64_t share =
+      workers == 1 ? cost * problem.n : balanced_share(cost * problem.n, workers);
   WorkList work;
+  work.reserve(problem.experts);
   std::int64_t rows_of_largest_block = 0;
   for (std::int64_t e = 0; e < problem.experts; ++e) {
     const std::int64_t rows = std::min(locator.size(e), max_rows);
@@ -51,7 +55,6 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
   const std::int64_t scratch_bytes = RowBlock::scratch_bytes(rows_of_largest_block) +
                                      Scratch::bytes_of<float>(parked) +
                                      Scratch::bytes_of<float>(kStagedCols * rows_of_largest_block);
-  const double operations = static_cast<double>(cost) * problem.n * problem.k;
   work.run(context, operations, [&](const Block& block, const Block& next) {
     Scratch& scratch = Scratch::of_this_thread();
     scratch.reserve(scratch_bytes);

@@ -14,6 +14,13 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; 
 
 }  // namespace
 
+int worthwhile_workers(const ExecutionContext& context, double operations) {
+  // Do not even ask for the threads when the work is for one of them.
+  if (operations < kOperationsPerWorker) return 1;
+  const int concurrency = executor_of(context).concurrency();
+  return static_cast<int>(std::min<double>(concurrency, 1 + operations / kOperationsPerWorker));
+}
+
 void WorkList::add(std::int64_t expert, std::int64_t rows, std::int64_t cols, std::int64_t max_rows,
                    std::int64_t max_cols, std::int64_t col_unit) {
   if (rows <= 0 || cols <= 0) return;
@@ -61,13 +68,10 @@ void WorkList::run(const ExecutionContext& context, double operations,
       index = next;
     }
   };
-  const std::int64_t worthwhile = 1 + static_cast<std::int64_t>(operations / kOperationsPerWorker);
-  // Do not even ask for the threads when the work is for one of them.
-  const std::int64_t most = std::min(total_, worthwhile);
-  const std::int64_t workers =
-      most == 1 ? 1 : std::min<std::int64_t>(executor_of(context).concurrency(), most);
+  const int workers =
+      static_cast<int>(std::min<std::int64_t>(total_, worthwhile_workers(context, operations)));
   if (workers == 1) return work(0);
-  executor_of(context).run(static_cast<int>(workers), work);
+  executor_of(context).run(workers, work);
 }
 
 }  // namespace moegemm::cpu::simd

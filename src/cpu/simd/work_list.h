@@ -18,6 +18,9 @@ struct Block {
   std::int64_t cols = 0;
 };
 
+/// How many workers of `context` are worth waking for about this many multiply-adds.
+int worthwhile_workers(const ExecutionContext& context, double operations);
+
 /// All blocks of all experts, handed out through one counter: an expert with most of the rows is
 /// shared by all workers. Blocks of one expert differ by at most one unit in either extent.
 class WorkList {
@@ -27,14 +30,17 @@ class WorkList {
   void add(std::int64_t expert, std::int64_t rows, std::int64_t cols, std::int64_t max_rows,
            std::int64_t max_cols, std::int64_t col_unit);
 
+  /// Makes room for the entries of this many experts.
+  void reserve(std::int64_t experts) { entries_.reserve(static_cast<std::size_t>(experts)); }
+
   std::int64_t size() const { return total_; }
 
   /// Columns vary fastest, so that neighbours share their rows.
   Block block(std::int64_t index) const;
 
   /// Calls body(block, next) for every block on the workers of `context`; `next` is what the same
-  /// worker gets afterwards, so that it can fetch ahead. `operations`, about how many multiply-adds
-  /// the whole list is worth, keeps small problems on few workers.
+  /// worker gets afterwards, so that it can fetch ahead. `operations` is about how many
+  /// multiply-adds the whole list is worth: it keeps small problems on few workers.
   void run(const ExecutionContext& context, double operations,
            const std::function<void(const Block& block, const Block& next)>& body) const;
 

@@ -188,6 +188,8 @@ void forward_task(const ForwardTask& task) {
 
   // Two groups of four short rows leave L1 room enough for the group in use.
   const bool short_rows = task.k * std::int64_t{sizeof(T)} <= 1024;
+  // The hardware follows rows of a few lines by itself: the prefetches would be a third of the loop.
+  const bool fetch_ahead = task.k * std::int64_t{sizeof(T)} > 256;
   DotTile<T> tile = {};
   for (std::int64_t n = 0; n < task.w_rows; n += 4) {
     // Past the last weight row the last one is computed again and not stored.
@@ -198,7 +200,7 @@ void forward_task(const ForwardTask& task) {
     // Two groups ahead: one is too late, eight measured worse.
     const T* ahead[4];
     int ahead_rows = 0;
-    for (int j = 0; j < 4; ++j) {
+    for (int j = 0; j < 4 && fetch_ahead; ++j) {
       const T* row = weight_row_ahead<T>(task, n + 8 + j);
       if (row != nullptr) ahead[ahead_rows++] = row;
     }
