@@ -73,8 +73,7 @@ RandomCase random_case(Random& random, bool aligned) {
   drawn.op = static_cast<Op>(random.below(3));
   drawn.dtype = static_cast<DType>(random.below(3));
   c.accumulate = drawn.op == Op::kDw && random.chance(3);
-  c.dy_per_token =
-      drawn.op != Op::kForward && c.permutation == Permutation::kY && random.chance(3);
+  c.dy_per_token = drawn.op != Op::kForward && c.permutation == Permutation::kY && random.chance(3);
   if (aligned) {
     for (std::int64_t* extent :
          {&c.n, &c.k, &c.x_padding, &c.w_padding, &c.dy_padding, &c.out_padding, &c.base_offset}) {
