@@ -31,6 +31,21 @@ STABLE_TORCH_LIBRARY(moegemm, m) {
   m.def(
       "scale_rows(Tensor(a!) product, Tensor x, Tensor m_sizes, Tensor gather_indices, "
       "Tensor topk_weights, int topk) -> Tensor");
+  m.def(
+      "combine_with_bias(Tensor rows, Tensor? weights, int topk, Tensor bias, Tensor expert_ids) "
+      "-> "
+      "Tensor");
+  m.def(
+      "activate(Tensor pre, Tensor? bias, Tensor m_sizes, int function, int layout, float alpha, "
+      "float limit, float up_offset) -> Tensor");
+  m.def(
+      "activate_backward(Tensor(a!) d_act, Tensor pre, Tensor? bias, Tensor m_sizes, "
+      "Tensor gather_indices, Tensor? topk_weights, int topk, Tensor? d_out, Tensor? down_bias, "
+      "int function, int layout, float alpha, float limit, float up_offset, "
+      "bool need_weighted_act, bool need_d_weights) -> (Tensor, Tensor)");
+  m.def(
+      "expert_sums(Tensor rows, Tensor m_sizes, Tensor? gather_indices, Tensor? topk_weights, "
+      "int topk) -> Tensor");
   m.def("info() -> str");
   m.def("take_notes() -> str");
 }
@@ -48,6 +63,10 @@ void implement(torch::stable::detail::StableLibrary& m) {
   m.impl("route", TORCH_BOX(&torch_ops::route));
   m.impl("combine", TORCH_BOX(&torch_ops::combine));
   m.impl("scale_rows", TORCH_BOX(&torch_ops::scale_rows));
+  m.impl("combine_with_bias", TORCH_BOX(&torch_ops::combine_with_bias));
+  m.impl("activate", TORCH_BOX(&torch_ops::activate));
+  m.impl("activate_backward", TORCH_BOX(&torch_ops::activate_backward));
+  m.impl("expert_sums", TORCH_BOX(&torch_ops::expert_sums));
 }
 
 }  // namespace

@@ -45,6 +45,21 @@ Tensor combine(const Tensor& rows, const std::optional<Tensor>& weights, std::in
 Tensor scale_rows(const Tensor& product, const Tensor& x, const Tensor& m_sizes,
                   const Tensor& gather_indices, const Tensor& topk_weights, std::int64_t topk);
 
+Tensor combine_with_bias(Tensor rows, std::optional<Tensor> weights, std::int64_t topk, Tensor bias,
+                         Tensor expert_ids);
+
+Tensor activate(Tensor pre, std::optional<Tensor> bias, Tensor m_sizes, std::int64_t function,
+                std::int64_t layout, double alpha, double limit, double up_offset);
+/// d_pre and (empty unless asked for) d_weights; with need_weighted_act the weighted activation
+/// replaces d_act. See moegemm::activate_backward.
+std::tuple<Tensor, Tensor> activate_backward(
+    Tensor d_act, Tensor pre, std::optional<Tensor> bias, Tensor m_sizes, Tensor gather_indices,
+    std::optional<Tensor> topk_weights, std::int64_t topk, std::optional<Tensor> d_out,
+    std::optional<Tensor> down_bias, std::int64_t function, std::int64_t layout, double alpha,
+    double limit, double up_offset, bool need_weighted_act, bool need_d_weights);
+Tensor expert_sums(Tensor rows, Tensor m_sizes, std::optional<Tensor> gather_indices,
+                   std::optional<Tensor> topk_weights, std::int64_t topk);
+
 /// What moegemm.info() shows, as JSON.
 std::string info();
 

@@ -3,6 +3,7 @@
 /// Everything: matrix products of Mixture-of-Experts layers, forward and backward, with the token
 /// permutation inside. Start at ops.h and routing.h.
 
+#include "moegemm/activation.h"
 #include "moegemm/config.h"
 #include "moegemm/error.h"
 #include "moegemm/executor.h"

@@ -24,6 +24,7 @@ from moegemm.interface import (  # noqa: E402
     grouped_gemm_dX,
     grouped_gemm_forward,
 )
+from moegemm.layer import moe_mlp  # noqa: E402
 from moegemm.routing import combine, route  # noqa: E402
 from moegemm.tuning import (  # noqa: E402
     KernelConfigBackward_dW,
@@ -44,5 +45,6 @@ __all__ = [
     "grouped_gemm_dX",
     "grouped_gemm_forward",
     "info",
+    "moe_mlp",
     "route",
 ]

@@ -90,6 +90,33 @@ def _scale_rows(
     return topk_weights.new_empty((product.size(0),))
 
 
+def _combine_with_bias(rows: Tensor, weights: Tensor | None, topk: int, bias: Tensor, expert_ids: Tensor) -> Tensor:
+    return rows.new_empty((rows.size(0) // topk, rows.size(1)))
+
+
+def _activate(
+    pre: Tensor, bias: Tensor | None, m_sizes: Tensor, function: int, layout: int,
+    alpha: float, limit: float, up_offset: float,
+) -> Tensor:  # fmt: skip
+    return pre.new_empty((pre.size(0), pre.size(1) // 2 if layout else pre.size(1)))
+
+
+def _activate_backward(
+    d_act: Tensor, pre: Tensor, bias: Tensor | None, m_sizes: Tensor, gather_indices: Tensor,
+    topk_weights: Tensor | None, topk: int, d_out: Tensor | None, down_bias: Tensor | None,
+    function: int, layout: int, alpha: float, limit: float, up_offset: float,
+    need_weighted_act: bool, need_d_weights: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    rows = pre.size(0) if need_d_weights else 0
+    return pre.new_empty(pre.shape), pre.new_empty((rows,), dtype=torch.float32)
+
+
+def _expert_sums(
+    rows: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, topk_weights: Tensor | None, topk: int
+) -> Tensor:
+    return rows.new_empty((m_sizes.size(0), rows.size(1)))
+
+
 _FAKES: dict[str, Callable[..., Any]] = {
     "forward": _forward,
     "dx": _dx,
@@ -97,6 +124,10 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "route": _route,
     "combine": _combine,
     "scale_rows": _scale_rows,
+    "combine_with_bias": _combine_with_bias,
+    "activate": _activate,
+    "activate_backward": _activate_backward,
+    "expert_sums": _expert_sums,
     "forward_out": _writes_out,
     "dx_out": _writes_out,
     "dw_out": _writes_out,

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 
+#include "moegemm/activation.h"
 #include "moegemm/explain.h"
 #include "moegemm/info.h"
 #include "moegemm/ops.h"
@@ -80,8 +81,19 @@ class RowKernels {
                      const TensorView& gather_indices, const TensorView& inverse, void* workspace,
                      const ExecutionContext& context) const = 0;
   virtual std::int64_t route_workspace_bytes(std::int64_t rows, std::int64_t experts) const = 0;
+  /// `bias` and `expert_ids` are given together or not at all.
   virtual void combine(const TensorView& rows, const TensorView& weights, std::int64_t topk,
-                       const TensorView& out, const ExecutionContext& context) const = 0;
+                       const TensorView& bias, const TensorView& expert_ids, const TensorView& out,
+                       const ExecutionContext& context) const = 0;
+  virtual void activate(const TensorView& pre, const TensorView& bias, const TensorView& m_sizes,
+                        const Activation& activation, const TensorView& act,
+                        const ExecutionContext& context) const = 0;
+  virtual void activate_backward(const ActivationGradientInputs& inputs, const RoutingView& routing,
+                                 const Activation& activation,
+                                 const ActivationGradientOutputs& outputs,
+                                 const ExecutionContext& context) const = 0;
+  virtual void expert_sums(const TensorView& rows, const RoutingView& routing,
+                           const TensorView& sums, const ExecutionContext& context) const = 0;
   virtual void scale_rows(const TensorView& product, const TensorView& x,
                           const RoutingView& routing, const TensorView& scaled,
                           const TensorView& dot, const TensorView& scaled_x,

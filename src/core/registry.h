@@ -25,5 +25,7 @@ std::vector<GpuInfo> query_gpus(std::string* why_none);
 std::span<const Backend* const> all_backends();
 /// nullptr when nothing compiled serves this device type.
 const RowKernels* row_kernels(DeviceType type);
+/// The same, or a refusal.
+const RowKernels& kernels_for(Device device);
 
 }  // namespace moegemm

@@ -1,9 +1,8 @@
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <ostream>
 #include <string>
 
+#include "conformance/row_checks.h"
 #include "conformance/suites.h"
 #include "moegemm/routing.h"
 #include "support/device/device_vector.h"
@@ -14,54 +13,6 @@
 namespace moegemm::testing {
 namespace {
 
-constexpr double kFp32Roundoff = 0x1p-24;
-
-/// fp32 arithmetic over `length` terms with this sum of squares, then one rounding: the bound of
-/// support/numerics/comparison.h.
-double sum_bound(DType out, std::int64_t length, double value, double squares) {
-  const double computed = 8 * kFp32Roundoff * static_cast<double>(length) * std::sqrt(squares) +
-                          kFp32Roundoff * std::fabs(value);
-  return computed + half_ulp(out, std::fabs(value) + computed);
-}
-
-struct Place {
-  const char* tensor;
-  std::int64_t row;
-  std::int64_t col;
-};
-
-std::ostream& operator<<(std::ostream& out, const Place& place) {
-  return out << place.tensor << "[" << place.row << ", " << place.col << "]";
-}
-
-/// Whether the element is right; if not, the test has failed with its place.
-bool expect_close(DType dtype, const std::vector<unsigned char>& bytes, std::int64_t at,
-                  double want, double bound, const Place& place) {
-  const double got = decode(dtype, bytes.data(), at);
-  const bool written = !is_poison(dtype, bytes.data(), at);
-  if (written && (std::isnan(want) ? std::isnan(got) : std::fabs(got - want) <= bound)) return true;
-  ADD_FAILURE() << place << (written ? "" : " was not written") << " is " << got << ", expected "
-                << want << " within " << bound;
-  return false;
-}
-
-void expect_untouched_padding(const HostMatrix& m, const std::vector<unsigned char>& bytes) {
-  for (std::int64_t r = 0; r + 1 < m.rows; ++r) {
-    for (std::int64_t c = m.cols; c < m.stride; ++c) {
-      ASSERT_TRUE(is_poison(m.dtype, bytes.data(), m.position(r, c))) << Place{"padding", r, c};
-    }
-  }
-}
-
-std::vector<float> random_weights(DType dtype, std::int64_t count, Random& random) {
-  std::vector<float> weights(count);
-  for (float& weight : weights) {
-    encode(dtype, &weight, 0, random.symmetric());
-    weight = decode(dtype, &weight, 0);
-  }
-  return weights;
-}
-
 struct CombineCase {
   std::string name;
   std::int64_t tokens = 33;
@@ -71,6 +22,7 @@ struct CombineCase {
   bool fp32_output = false;
   enum class Weights { kNone, kFp32, kSame, kMatrix } weights = Weights::kFp32;
   bool nan_row = false;
+  bool bias = false;
 };
 
 std::vector<CombineCase> combine_cases() {
@@ -85,6 +37,11 @@ std::vector<CombineCase> combine_cases() {
       {.name = "Strided", .padding = 8},
       {.name = "StridedUnaligned", .cols = 37, .padding = 3},
       {.name = "NanStaysInItsToken", .nan_row = true},
+      {.name = "Bias", .bias = true},
+      {.name = "BiasPlainSum", .weights = Weights::kNone, .bias = true},
+      {.name = "BiasUnaligned", .cols = 37, .padding = 3, .bias = true},
+      {.name = "BiasOneSlot", .topk = 1, .bias = true},
+      {.name = "BiasTenSlots", .topk = 10, .cols = 72, .bias = true},
       {.name = "ManyTokens", .tokens = 3000, .topk = 8, .cols = 128},
       {.name = "WideRows", .tokens = 5, .topk = 2, .cols = 7168},
   };
@@ -117,7 +74,20 @@ void expect_combine(const RowTarget& target, const CombineCase& c, DType dtype) 
     weights_view =
         TensorView::matrix(weights_view.data, weights_dtype, c.tokens, c.topk, 0, memory.device());
   }
-  combine(device_rows.view(), weights_view, c.topk, device_out.view(), memory.context());
+  constexpr std::int64_t kExperts = 5;
+  const HostMatrix bias = random_matrix(dtype, kExperts, c.cols, c.padding, 0, random);
+  std::vector<std::int64_t> ids(count);  // also ids of nobody's
+  for (std::int64_t& id : ids) id = random.between(-2, kExperts + 1);
+  const DeviceMatrix device_bias(memory, bias);
+  const DeviceVector device_ids(memory, DType::kInt64, ids);
+  if (c.bias) {
+    combine_with_bias(device_rows.view(), weights_view, c.topk, device_bias.view(),
+                      TensorView::matrix(device_ids.view().data, DType::kInt64, c.tokens, c.topk, 0,
+                                         memory.device()),
+                      device_out.view(), memory.context());
+  } else {
+    combine(device_rows.view(), weights_view, c.topk, device_out.view(), memory.context());
+  }
   memory.synchronize();
 
   const std::vector<unsigned char> bytes = device_out.download();
@@ -129,11 +99,13 @@ void expect_combine(const RowTarget& target, const CombineCase& c, DType dtype) 
         const std::int64_t row = t * c.topk + s;
         const double weight = c.weights == CombineCase::Weights::kNone ? 1.0 : weights[row];
         const double term = weight * rows.row(row)[col];
-        sum += term;
-        squares += term * term;
+        const bool biased = c.bias && ids[row] >= 0 && ids[row] < kExperts;
+        const double added = biased ? weight * bias.row(ids[row])[col] : 0.0;
+        sum += term + added;
+        squares += term * term + added * added;
       }
       if (!expect_close(out_dtype, bytes, out.position(t, col), sum,
-                        sum_bound(out_dtype, c.topk, sum, squares), {"out", t, col})) {
+                        sum_bound(out_dtype, 2 * c.topk, sum, squares), {"out", t, col})) {
         return;
       }
     }
@@ -257,11 +229,6 @@ void expect_scale_rows(const RowTarget& target, const ScaleCase& c, DType dtype)
   expect_untouched_padding(blank, scaled_x);
   EXPECT_TRUE(device_scaled.guards_intact() && device_scaled_x.guards_intact() &&
               device_dot.guards_intact());
-}
-
-/// A trimmed run takes each case once, with the dtypes in turn, and leaves out the large ones.
-bool kept(std::size_t case_number, int dtype, std::int64_t elements) {
-  return !trimmed_run() || (elements <= 20'000 && static_cast<int>(case_number % 3) == dtype);
 }
 
 }  // namespace

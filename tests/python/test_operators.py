@@ -57,3 +57,38 @@ def test_scale_rows(device):
     product = torch.randn_like(case.X)
     routing = (case.m_sizes, case.gather_indices, case.topk_weights, case.topk)
     torch.library.opcheck(OPS.scale_rows.default, (product, case.X, *routing))
+
+
+def test_dy_per_token(device):
+    case = make_case(device, "permute_y", torch.bfloat16)
+    dY = torch.randn(case.rows // case.topk, 24, device=device).bfloat16()
+    flags = bits.PERMUTE_Y | bits.DY_PER_TOKEN
+    torch.library.opcheck(OPS.dx.default, (*arguments(case, dY, case.W)[:-1], flags))
+    torch.library.opcheck(OPS.dw.default, (*arguments(case, dY, case.X)[:-1], flags))
+
+
+def test_activations(device):
+    case = make_case(device, "permute_y_mul", torch.bfloat16)
+    routing = (case.m_sizes, case.gather_indices, case.topk_weights, case.topk)
+    pre, bias = torch.randn_like(case.X), torch.randn(5, 40, device=device).bfloat16()
+    d_act = torch.randn(case.rows, 20, device=device).bfloat16()
+    d_out, down_bias = torch.randn(13, 8, device=device).bfloat16(), torch.randn(5, 8, device=device).bfloat16()
+    activation = (0, 1, 1.0, 7.0, 0.0)
+    torch.library.opcheck(OPS.activate.default, (pre, bias, case.m_sizes, *activation))
+    for needs in [(True, True), (False, False)]:
+        share = (d_out, down_bias) if needs[1] else (None, None)
+        torch.library.opcheck(OPS.activate_backward.default, (d_act, pre, bias, *routing, *share, *activation, *needs))
+
+
+def test_expert_sums(device):
+    case = make_case(device, "permute_y_mul", torch.bfloat16)
+    torch.library.opcheck(OPS.expert_sums.default, (case.X, case.m_sizes, None, None, 1))
+    d_out = torch.randn(13, 8, device=device)
+    routing = (case.m_sizes, case.gather_indices, case.topk_weights, case.topk)
+    torch.library.opcheck(OPS.expert_sums.default, (d_out, *routing))
+
+
+def test_combine_with_bias(device):
+    rows, weights = torch.randn(14, 8, device=device), torch.rand(7, 2, device=device)
+    ids, bias = torch.randint(5, (7, 2), device=device), torch.randn(5, 8, device=device)
+    torch.library.opcheck(OPS.combine_with_bias.default, (rows, weights, 2, bias, ids))

@@ -1,4 +1,6 @@
 #include "core/registry.h"
+#include "cpu/rows/activation.h"
+#include "cpu/rows/expert_sums.h"
 #include "cpu/rows/route.h"
 #include "cpu/rows/scale.h"
 
@@ -16,8 +18,26 @@ class CpuRowKernels final : public RowKernels {
   std::int64_t route_workspace_bytes(std::int64_t, std::int64_t) const override { return 0; }
 
   void combine(const TensorView& rows, const TensorView& weights, std::int64_t topk,
-               const TensorView& out, const ExecutionContext& context) const override {
-    cpu::rows::combine(rows, weights, topk, out, context);
+               const TensorView& bias, const TensorView& expert_ids, const TensorView& out,
+               const ExecutionContext& context) const override {
+    cpu::rows::combine(rows, weights, topk, bias, expert_ids, out, context);
+  }
+
+  void activate(const TensorView& pre, const TensorView& bias, const TensorView& m_sizes,
+                const Activation& activation, const TensorView& act,
+                const ExecutionContext& context) const override {
+    cpu::rows::activate(pre, bias, m_sizes, activation, act, context);
+  }
+
+  void activate_backward(const ActivationGradientInputs& inputs, const RoutingView& routing,
+                         const Activation& activation, const ActivationGradientOutputs& outputs,
+                         const ExecutionContext& context) const override {
+    cpu::rows::activate_backward(inputs, routing, activation, outputs, context);
+  }
+
+  void expert_sums(const TensorView& rows, const RoutingView& routing, const TensorView& sums,
+                   const ExecutionContext& context) const override {
+    cpu::rows::expert_sums(rows, routing, sums, context);
   }
 
   void scale_rows(const TensorView& product, const TensorView& x, const RoutingView& routing,

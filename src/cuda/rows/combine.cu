@@ -27,6 +27,12 @@ struct CombineArguments {
   const void* weights;  // [T * topk] or null
   DType weights_dtype;
   int topk;
+  const void* bias;  // [experts, columns] in rows' dtype, or null
+  std::int64_t bias_stride;
+  std::int64_t experts;
+  const void* expert_ids;  // [T, topk]
+  bool ids_64_bit;
+  std::int64_t ids_stride;
   std::int64_t columns;
   void* out;  // [T, columns]
   DType out_dtype;
@@ -53,6 +59,33 @@ __device__ bool find_item(const CombineArguments& a, std::int64_t& token, std::i
   return true;
 }
 
+/// The expert whose bias slot s of a token gets, or -1.
+__device__ std::int64_t bias_expert(const CombineArguments& a, std::int64_t token, int s) {
+  const std::int64_t expert = load_index(a.expert_ids, a.ids_64_bit, token * a.ids_stride + s);
+  return expert >= 0 && expert < a.experts ? expert : -1;
+}
+
+__device__ float weight_of(const CombineArguments& a, std::int64_t row) {
+  return a.weights ? load_float(a.weights, a.weights_dtype, row) : 1.0f;
+}
+
+/// Adds the slots' biases, weighted, to eight columns of a token.
+template <typename T>
+__device__ void add_bias_pack(const CombineArguments& a, std::int64_t token, std::int64_t column,
+                              float (&sums)[kPackElems]) {
+  for (int s = 0; s < a.topk; ++s) {
+    const std::int64_t expert = bias_expert(a, token, s);
+    if (expert < 0) continue;
+    const float weight = weight_of(a, token * a.topk + s);
+    float values[kPackElems];
+    unpack(load_pack(static_cast<const T*>(a.bias) + expert * a.bias_stride + column), values);
+#pragma unroll
+    for (int i = 0; i < kPackElems; ++i) {
+      sums[i] = fmaf(weight, values[i], sums[i]);
+    }
+  }
+}
+
 /// One element, in the order and with the rounding of the packed path.
 __device__ void combine_element(const CombineArguments& a, std::int64_t token,
                                 std::int64_t column) {
@@ -61,8 +94,13 @@ __device__ void combine_element(const CombineArguments& a, std::int64_t token,
 #pragma unroll 4
   for (int s = 0; s < a.topk; ++s) {
     const float value = load_float(a.rows, a.rows_dtype, (first_row + s) * a.rows_stride + column);
-    const float weight = a.weights ? load_float(a.weights, a.weights_dtype, first_row + s) : 1.0f;
-    sum = fmaf(weight, value, sum);
+    sum = fmaf(weight_of(a, first_row + s), value, sum);
+  }
+  for (int s = 0; a.bias && s < a.topk; ++s) {
+    const std::int64_t expert = bias_expert(a, token, s);
+    if (expert < 0) continue;
+    const float value = load_float(a.bias, a.rows_dtype, expert * a.bias_stride + column);
+    sum = fmaf(weight_of(a, first_row + s), value, sum);
   }
   store_float(a.out, a.out_dtype, token * a.out_stride + column, sum);
 }
@@ -124,6 +162,7 @@ __global__ void __launch_bounds__(kThreads, 3) combine_packs(const CombineArgume
         }
       }
       if (first + kSlots >= a.topk && is_whole(p)) {
+        if (a.bias) add_bias_pack<T>(a, token, column_of(p), sums);
         store_pack(a.out, a.out_dtype, token * a.out_stride + column_of(p), sums);
 #pragma unroll
         for (float& sum : sums) {
@@ -171,12 +210,14 @@ int packs_per_thread(std::int64_t topk, DType dtype) {
 }  // namespace
 
 void launch_combine(const TensorView& rows, const TensorView& weights, std::int64_t topk,
-                    const TensorView& out, cudaStream_t stream) {
+                    const TensorView& bias, const TensorView& expert_ids, const TensorView& out,
+                    cudaStream_t stream) {
   const std::int64_t tokens = out.shape[0], columns = out.shape[1];
   if (tokens == 0 || columns == 0) {
     return;
   }
-  const bool packed = is_16_byte_aligned(rows) && is_16_byte_aligned(out);
+  const bool packed = is_16_byte_aligned(rows) && is_16_byte_aligned(out) &&
+                      (!bias.given() || is_16_byte_aligned(bias));
   const int packs = packed ? packs_per_thread(topk, rows.dtype) : 1;
   const std::int64_t columns_per_item = packed ? kPackElems * packs : 1;
   const std::int64_t per_token = (columns + columns_per_item - 1) / columns_per_item;
@@ -187,6 +228,12 @@ void launch_combine(const TensorView& rows, const TensorView& weights, std::int6
       .weights = weights.given() ? weights.data : nullptr,
       .weights_dtype = weights.dtype,
       .topk = static_cast<int>(topk),
+      .bias = bias.given() ? bias.data : nullptr,
+      .bias_stride = bias.row_stride,
+      .experts = bias.given() ? bias.shape[0] : 0,
+      .expert_ids = expert_ids.data,
+      .ids_64_bit = expert_ids.dtype == DType::kInt64,
+      .ids_stride = expert_ids.row_stride,
       .columns = columns,
       .out = out.data,
       .out_dtype = out.dtype,

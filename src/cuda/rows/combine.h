@@ -8,9 +8,10 @@
 
 namespace moegemm::cuda {
 
-/// moegemm::combine on a GPU, in one launch; see include/moegemm/routing.h for the meaning. The
-/// current device is the tensors'.
+/// moegemm::combine and combine_with_bias on a GPU, in one launch; see include/moegemm/routing.h
+/// for the meaning. The current device is the tensors'.
 void launch_combine(const TensorView& rows, const TensorView& weights, std::int64_t topk,
-                    const TensorView& out, cudaStream_t stream);
+                    const TensorView& bias, const TensorView& expert_ids, const TensorView& out,
+                    cudaStream_t stream);
 
 }  // namespace moegemm::cuda

@@ -3,8 +3,10 @@
 #include "core/backend.h"
 #include "core/registry.h"
 #include "cuda/host/device_facts.h"
+#include "cuda/rows/activation/activation.h"
 #include "cuda/rows/check_routing.h"
 #include "cuda/rows/combine.h"
+#include "cuda/rows/expert_sums.h"
 #include "cuda/rows/route.h"
 #include "cuda/rows/route_plan.h"
 #include "cuda/rows/scale_rows.h"
@@ -31,9 +33,30 @@ class CudaRowKernels final : public RowKernels {
   }
 
   void combine(const TensorView& rows, const TensorView& weights, std::int64_t topk,
-               const TensorView& out, const ExecutionContext& context) const override {
+               const TensorView& bias, const TensorView& expert_ids, const TensorView& out,
+               const ExecutionContext& context) const override {
     const cuda::DeviceGuard guard(rows.device.index);
-    cuda::launch_combine(rows, weights, topk, out, stream_of(context));
+    cuda::launch_combine(rows, weights, topk, bias, expert_ids, out, stream_of(context));
+  }
+
+  void activate(const TensorView& pre, const TensorView& bias, const TensorView& m_sizes,
+                const Activation& activation, const TensorView& act,
+                const ExecutionContext& context) const override {
+    const cuda::DeviceGuard guard(pre.device.index);
+    cuda::launch_activate(pre, bias, m_sizes, activation, act, stream_of(context));
+  }
+
+  void activate_backward(const ActivationGradientInputs& inputs, const RoutingView& routing,
+                         const Activation& activation, const ActivationGradientOutputs& outputs,
+                         const ExecutionContext& context) const override {
+    const cuda::DeviceGuard guard(inputs.pre.device.index);
+    cuda::launch_activate_backward(inputs, routing, activation, outputs, stream_of(context));
+  }
+
+  void expert_sums(const TensorView& rows, const RoutingView& routing, const TensorView& sums,
+                   const ExecutionContext& context) const override {
+    const cuda::DeviceGuard guard(rows.device.index);
+    cuda::launch_expert_sums(rows, routing, sums, stream_of(context));
   }
 
   void scale_rows(const TensorView& product, const TensorView& x, const RoutingView& routing,

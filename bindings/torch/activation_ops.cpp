@@ -1,0 +1,130 @@
+#include "execution.h"
+#include "gemm_rules.h"
+#include "moegemm/activation.h"
+#include "moegemm/routing.h"
+#include "operators.h"
+
+namespace moegemm::torch_ops {
+namespace {
+
+/// Exponentials and the like: one element of an activation costs about this many operations.
+constexpr double kElementFlops = 20;
+
+/// The numbers of the operators' `activation` argument: function and layout as in
+/// moegemm/activation.h; python/moegemm/activations.py has the same order.
+Activation activation_from(std::int64_t function, std::int64_t layout, double alpha, double limit,
+                           double up_offset) {
+  if (function < 0 || function > static_cast<std::int64_t>(ActivationFunction::kRelu2)) {
+    refuse_value("function is ", function, "; it must be between 0 and 3");
+  }
+  if (layout < 0 || layout > static_cast<std::int64_t>(GateLayout::kInterleaved)) {
+    refuse_value("layout is ", layout, "; it must be between 0 and 2");
+  }
+  return {static_cast<ActivationFunction>(function), static_cast<GateLayout>(layout),
+          static_cast<float>(alpha), static_cast<float>(limit), static_cast<float>(up_offset)};
+}
+
+/// The I of [M, I or 2 I].
+std::int64_t activated_columns(const Argument& pre, const Activation& activation) {
+  pre.require_rank(2, "[M, I] or [M, 2 I]");
+  pre.require_floating();
+  if (activation.gated() && pre.size(1) % 2 != 0) {
+    refuse_value(pre.name(), " is ", pre.describe(),
+                 "; with a gate its columns must be even, gate and up in equal numbers");
+  }
+  return activation.gated() ? pre.size(1) / 2 : pre.size(1);
+}
+
+TensorView readable(Argument& argument) {
+  return argument.given() ? argument.readable() : TensorView{};
+}
+
+}  // namespace
+
+Tensor activate(Tensor pre, std::optional<Tensor> bias, Tensor m_sizes, std::int64_t function,
+                std::int64_t layout, double alpha, double limit, double up_offset) {
+  return raising([&] {
+    const Activation activation = activation_from(function, layout, alpha, limit, up_offset);
+    Argument input("pre", pre), biases("bias", bias), sizes("m_sizes", m_sizes);
+    const std::int64_t columns = activated_columns(input, activation);
+    const TensorView pre_view = input.readable(), bias_view = readable(biases);
+    const TensorView sizes_view = sizes.readable();
+    const Execution execution(input.device(), kElementFlops * static_cast<double>(input.numel()));
+    Output act = allocate({input.size(0), columns}, input.dtype(), input.device());
+    moegemm::activate(pre_view, bias_view, sizes_view, activation, act.view, execution.context());
+    return act.tensor;
+  });
+}
+
+std::tuple<Tensor, Tensor> activate_backward(
+    Tensor d_act, Tensor pre, std::optional<Tensor> bias, Tensor m_sizes, Tensor gather_indices,
+    std::optional<Tensor> topk_weights, std::int64_t topk, std::optional<Tensor> d_out,
+    std::optional<Tensor> down_bias, std::int64_t function, std::int64_t layout, double alpha,
+    double limit, double up_offset, bool need_weighted_act, bool need_d_weights) {
+  return raising([&] {
+    const Activation activation = activation_from(function, layout, alpha, limit, up_offset);
+    Argument gradient("d_act", d_act), input("pre", pre), biases("bias", bias);
+    Argument d_outs("d_out", d_out), down_biases("down_bias", down_bias);
+    activated_columns(input, activation);
+    RoutingArguments routing{Argument("m_sizes", m_sizes),
+                             Argument("gather_indices", gather_indices),
+                             Argument("topk_weights", topk_weights), topk};
+    const RoutingView routing_view = routing.readable();
+    ActivationGradientInputs inputs;
+    inputs.d_act = need_weighted_act ? gradient.writable() : gradient.readable();
+    inputs.pre = input.readable();
+    inputs.bias = readable(biases);
+    inputs.d_out = readable(d_outs);
+    inputs.down_bias = readable(down_biases);
+    const Execution execution(input.device(), kElementFlops * static_cast<double>(input.numel()));
+    Output d_pre = allocate({input.size(0), input.size(1)}, input.dtype(), input.device());
+    Output d_weights =
+        allocate({need_d_weights ? input.size(0) : 0}, DType::kFloat32, input.device());
+    ActivationGradientOutputs outputs;
+    outputs.d_pre = d_pre.view;
+    if (need_weighted_act) outputs.weighted_act = inputs.d_act;
+    if (need_d_weights) outputs.d_weights = d_weights.view;
+    moegemm::activate_backward(inputs, routing_view, activation, outputs, execution.context());
+    return std::make_tuple(d_pre.tensor, d_weights.tensor);
+  });
+}
+
+Tensor expert_sums(Tensor rows, Tensor m_sizes, std::optional<Tensor> gather_indices,
+                   std::optional<Tensor> topk_weights, std::int64_t topk) {
+  return raising([&] {
+    Argument input("rows", rows);
+    input.require_rank(2, "[M, C] or [T, C]");
+    input.require_floating();
+    RoutingArguments routing{Argument("m_sizes", m_sizes),
+                             Argument("gather_indices", gather_indices),
+                             Argument("topk_weights", topk_weights), topk};
+    routing.m_sizes.require_rank(1, "[E]");
+    const RoutingView routing_view = routing.readable();
+    const TensorView rows_view = input.readable();
+    const Execution execution(input.device(), 2.0 * static_cast<double>(input.numel()));
+    Output sums = allocate({routing.m_sizes.size(0), input.size(1)}, input.dtype(), input.device());
+    moegemm::expert_sums(rows_view, routing_view, sums.view, execution.context());
+    return sums.tensor;
+  });
+}
+
+Tensor combine_with_bias(Tensor rows, std::optional<Tensor> weights, std::int64_t topk, Tensor bias,
+                         Tensor expert_ids) {
+  return raising([&] {
+    Argument input("rows", rows), scales("weights", weights), biases("bias", bias);
+    Argument ids("expert_ids", expert_ids);
+    input.require_rank(2, "[M, C]");
+    input.require_floating();
+    if (topk < 1) refuse_value("topk is ", topk, "; it must be at least 1");
+    const TensorView rows_view = input.readable(), bias_view = biases.readable();
+    const TensorView weights_view = scales.given() ? scales.readable_vector() : TensorView{};
+    const TensorView ids_view = ids.readable();
+    const Execution execution(input.device(), 4.0 * static_cast<double>(input.numel()));
+    Output out = allocate({input.size(0) / topk, input.size(1)}, input.dtype(), input.device());
+    moegemm::combine_with_bias(rows_view, weights_view, topk, bias_view, ids_view, out.view,
+                               execution.context());
+    return out.tensor;
+  });
+}
+
+}  // namespace moegemm::torch_ops

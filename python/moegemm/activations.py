@@ -1,0 +1,55 @@
+"""The activations of an expert by name, and as the numbers that the operators take."""
+
+import math
+from typing import Final, NamedTuple
+
+_FUNCTIONS: Final = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu2": 3}  # ActivationFunction
+_LAYOUTS: Final = {"none": 0, "concatenated": 1, "interleaved": 2}  # GateLayout
+
+
+class Activation(NamedTuple):
+    """include/moegemm/activation.h: act = f(min(gate, limit)) * (clamp(up, -limit, limit) + up_offset)."""
+
+    function: int
+    layout: int
+    alpha: float = 1.0
+    limit: float = math.inf
+    up_offset: float = 0.0
+
+    @property
+    def gated(self) -> bool:
+        return self.layout != 0
+
+
+# Name: function, whether a gate multiplies, and the defaults of alpha, limit and up_offset.
+_NAMED: Final[dict[str, tuple[str, bool, float, float, float]]] = {
+    "swiglu": ("silu", True, 1.0, math.inf, 0.0),
+    "geglu": ("gelu", True, 1.0, math.inf, 0.0),
+    "geglu_tanh": ("gelu_tanh", True, 1.0, math.inf, 0.0),
+    "clamped_swiglu": ("silu", True, 1.702, 7.0, 1.0),
+    "silu": ("silu", False, 1.0, math.inf, 0.0),
+    "gelu": ("gelu", False, 1.0, math.inf, 0.0),
+    "gelu_tanh": ("gelu_tanh", False, 1.0, math.inf, 0.0),
+    "relu2": ("relu2", False, 1.0, math.inf, 0.0),
+}
+
+
+def activation_named(
+    name: str, layout: str, alpha: float | None, limit: float | None, up_offset: float | None
+) -> Activation:
+    """The activation of that name; None leaves a number at the name's default."""
+    if name not in _NAMED:
+        raise ValueError(f"activation is {name!r}; accepted are {', '.join(_NAMED)}")
+    if layout not in ("concatenated", "interleaved"):
+        raise ValueError(f"layout is {layout!r}; accepted are 'concatenated' and 'interleaved'")
+    function, gated, own_alpha, own_limit, own_offset = _NAMED[name]
+    for argument, value in (("alpha", alpha), ("up_offset", up_offset)):
+        if value is not None and function != "silu":
+            raise ValueError(f"{argument} is {value} with activation {name!r}; only SiLU and its gated forms take it")
+    return Activation(
+        _FUNCTIONS[function],
+        _LAYOUTS[layout] if gated else 0,
+        own_alpha if alpha is None else float(alpha),
+        own_limit if limit is None else float(limit),
+        own_offset if up_offset is None else float(up_offset),
+    )

@@ -1,0 +1,310 @@
+"""The expert layer in one call: route, first product, activation, second product, top-k sum."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from moegemm import flags as bits
+from moegemm.activations import Activation, activation_named
+from moegemm.errors import explain
+from moegemm.raw import torch_allows_tf32
+
+_ops: Any = torch.ops.moegemm
+_forward: Callable[..., Tensor] = _ops.forward.default
+_dx: Callable[..., Tensor] = _ops.dx.default
+_dw: Callable[..., Tensor] = _ops.dw.default
+_route: Callable[..., tuple[Tensor, Tensor, Tensor]] = _ops.route.default
+_combine: Callable[..., Tensor] = _ops.combine.default
+_combine_with_bias: Callable[..., Tensor] = _ops.combine_with_bias.default
+_activate: Callable[..., Tensor] = _ops.activate.default
+_activate_backward: Callable[..., tuple[Tensor, Tensor]] = _ops.activate_backward.default
+_expert_sums: Callable[..., Tensor] = _ops.expert_sums.default
+
+_TOKENS_OF_X = bits.PERMUTE_X
+_TOKENS_OF_DY = bits.PERMUTE_Y | bits.DY_PER_TOKEN
+
+
+class Routed(NamedTuple):
+    """Which row belongs to which expert."""
+
+    m_sizes: Tensor  # [E]
+    gather_indices: Tensor  # [M]
+    topk: int
+
+
+class Weights(NamedTuple):
+    """How one product's W is stored: [E, N, K], or [E, K, N] with transposed.
+
+    Y = X W^T and dX = dY W are each other's formula with W transposed, and dW has its operands swapped. So every
+    layout runs on the same kernels without a copy: only which operator and which permutation flag change.
+    """
+
+    transposed: bool
+    tf32: int  # bits.ALLOW_TF32 or 0
+
+    def from_tokens(self, tokens: Tensor, w: Tensor, routed: Routed) -> Tensor:
+        """[T, K] -> [M, N] in expert order: row r reads its token. The first product."""
+        if self.transposed:
+            return _dx(tokens, w, *routed[:2], None, routed.topk, _TOKENS_OF_DY | self.tf32)
+        return _forward(tokens, w, *routed[:2], None, routed.topk, _TOKENS_OF_X | self.tf32)
+
+    def to_flat(self, rows: Tensor, w: Tensor, routed: Routed) -> Tensor:
+        """[M, K] in expert order -> [M, N] in flat order. The second product."""
+        if self.transposed:
+            return _dx(rows, w, *routed[:2], None, routed.topk, bits.PERMUTE_X | self.tf32)
+        return _forward(rows, w, *routed[:2], None, routed.topk, bits.PERMUTE_Y | self.tf32)
+
+    def from_tokens_backward(self, d_tokens: Tensor, w: Tensor, routed: Routed) -> Tensor:
+        """The gradient of to_flat's rows where every slot of a token has the token's gradient [T, N]."""
+        return Weights(not self.transposed, self.tf32).from_tokens(d_tokens, w, routed)
+
+    def to_flat_backward(self, d_rows: Tensor, w: Tensor, routed: Routed) -> Tensor:
+        """The gradient of from_tokens' tokens, one row per slot [M, K] in flat order."""
+        return Weights(not self.transposed, self.tf32).to_flat(d_rows, w, routed)
+
+    def gradient_of_first(self, d_rows: Tensor, tokens: Tensor, routed: Routed) -> Tensor:
+        """dW of from_tokens."""
+        if self.transposed:
+            return _dw(tokens, d_rows, *routed[:2], None, routed.topk, _TOKENS_OF_DY | self.tf32)
+        return _dw(d_rows, tokens, *routed[:2], None, routed.topk, _TOKENS_OF_X | self.tf32)
+
+    def gradient_of_second(self, d_tokens: Tensor, rows: Tensor, routed: Routed) -> Tensor:
+        """dW of to_flat, from the tokens' gradient [T, N] and rows that are scaled by their router weights."""
+        if self.transposed:
+            return _dw(rows, d_tokens, *routed[:2], None, routed.topk, _TOKENS_OF_X | self.tf32)
+        return _dw(d_tokens, rows, *routed[:2], None, routed.topk, _TOKENS_OF_DY | self.tf32)
+
+
+class LayerCall(NamedTuple):
+    """What a call asks for besides its tensors."""
+
+    activation: Activation
+    first: Weights
+    second: Weights
+
+
+def _run_forward(
+    call: LayerCall,
+    x: Tensor,
+    w_gate_up: Tensor,
+    w_down: Tensor,
+    expert_ids: Tensor,
+    router_weights: Tensor | None,
+    gate_up_bias: Tensor | None,
+    down_bias: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The layer's output, and what the backward needs: the first product, m_sizes and gather_indices."""
+    topk = expert_ids.size(1)
+    m_sizes, gather_indices, _ = _route(expert_ids, w_gate_up.size(0), False, False)
+    routed = Routed(m_sizes, gather_indices, topk)
+    pre = call.first.from_tokens(x, w_gate_up, routed)
+    act = _activate(pre, gate_up_bias, m_sizes, *call.activation)
+    rows = call.second.to_flat(act, w_down, routed)
+    if down_bias is not None:
+        out = _combine_with_bias(rows, router_weights, topk, down_bias, expert_ids)
+    else:
+        out = _combine(rows, router_weights, topk, False)
+    return out, pre, m_sizes, gather_indices
+
+
+class MoeMlp(torch.autograd.Function):
+    """The layer with its gradients; `moe_mlp` is the checked way in.
+
+    Saved for the backward are x, the first product and the routing. With a the activation of row r, w its router
+    weight and t its token: dw = <d_out[t] W_down, a>, and dW_down adds d_out[t]^T (w a). So the tokens' gradient is
+    read where it is, one pass over the rows recomputes the activation and makes everything that depends on it, and
+    nothing of size [M, H] is written but the rows that the top-k sum of dX reads.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        call: LayerCall,
+        x: Tensor,
+        w_gate_up: Tensor,
+        w_down: Tensor,
+        expert_ids: Tensor,
+        router_weights: Tensor | None,
+        gate_up_bias: Tensor | None,
+        down_bias: Tensor | None,
+    ) -> Tensor:
+        out, pre, m_sizes, gather_indices = _run_forward(
+            call, x, w_gate_up, w_down, expert_ids, router_weights, gate_up_bias, down_bias
+        )
+        _, need_x, need_gate_up, *_ = ctx.needs_input_grad
+        ctx.save_for_backward(
+            x if need_gate_up else None,
+            w_gate_up if need_x else None,
+            w_down,
+            router_weights,
+            gate_up_bias,
+            down_bias,
+            pre,
+            m_sizes,
+            gather_indices,
+        )
+        ctx.call = call
+        ctx.topk = expert_ids.size(1)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        x, w_gate_up, w_down, router_weights, gate_up_bias, down_bias, pre, m_sizes, gather_indices = ctx.saved_tensors
+        _, need_x, need_gate_up, need_down, _, need_weights, need_gate_up_bias, need_down_bias = ctx.needs_input_grad
+        call, topk = ctx.call, ctx.topk
+        routed = Routed(m_sizes, gather_indices, topk)
+        d_x = d_gate_up = d_down = d_weights = d_gate_up_bias = d_down_bias = None
+        # Once: an expanded gradient would be copied by each product that reads it.
+        d_out = gradients[0].contiguous()
+        try:
+            if need_x or need_gate_up or need_down or need_weights or need_gate_up_bias:
+                rows = call.second.from_tokens_backward(d_out, w_down, routed)  # [M, I]
+                biased = need_weights and down_bias is not None
+                d_pre, dots = _activate_backward(
+                    rows, pre, gate_up_bias, m_sizes, gather_indices, router_weights, topk,
+                    d_out if biased else None, down_bias if biased else None,
+                    *call.activation, need_down, need_weights,
+                )  # fmt: skip
+                if need_weights:
+                    d_weights = dots.view(router_weights.shape).to(router_weights.dtype)
+                if need_down:  # `rows` now holds the weighted activation
+                    d_down = call.second.gradient_of_second(d_out, rows, routed)
+                del rows
+                if need_gate_up_bias:
+                    d_gate_up_bias = _expert_sums(d_pre, m_sizes, None, None, 1)
+                if need_gate_up:
+                    d_gate_up = call.first.gradient_of_first(d_pre, x, routed)
+                if need_x:
+                    d_x = call.first.to_flat_backward(d_pre, w_gate_up, routed)
+                    if topk > 1:
+                        d_x = _combine(d_x, None, topk, False)
+            if need_down_bias:
+                d_down_bias = _expert_sums(d_out, m_sizes, gather_indices, router_weights, topk)
+        except RuntimeError as error:
+            raise explain(error, {}) from None
+        return None, d_x, d_gate_up, d_down, None, d_weights, d_gate_up_bias, d_down_bias
+
+
+_apply: Callable[..., Tensor] = MoeMlp.apply
+
+
+def _require_shape(name: str, tensor: Tensor, shape: tuple[int, ...], meaning: str) -> None:
+    if tuple(tensor.shape) != shape:
+        raise ValueError(f"{name} is {list(tensor.shape)}; its shape must be {meaning} = {list(shape)}")
+
+
+def _require_tensors(tensors: dict[str, Tensor | None], optional: set[str]) -> None:
+    for name, value in tensors.items():
+        if value is None and name in optional:
+            continue
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} is {value!r} of type {type(value).__name__}; a torch.Tensor is accepted")
+
+
+def _without_transpose(w: Tensor, transposed: bool) -> tuple[Tensor, bool]:
+    """The same W as its memory lies: a transposed view is the other layout, not a reason to copy."""
+    if w.dim() == 3 and w.stride(-1) != 1 and w.stride(-2) == 1:
+        return w.transpose(-1, -2), not transposed
+    return w, transposed
+
+
+def moe_mlp(
+    x: Tensor,
+    w_gate_up: Tensor,
+    w_down: Tensor,
+    expert_ids: Tensor,
+    router_weights: Tensor | None,
+    activation: str = "swiglu",
+    *,
+    layout: str = "concatenated",
+    transposed: bool = False,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    alpha: float | None = None,
+    limit: float | None = None,
+    up_offset: float | None = None,
+    allow_tf32: bool | None = None,
+) -> Tensor:
+    """The expert layer: out[t] = sum over s of router_weights[t, s] * expert(expert_ids[t, s], x[t]). Differentiable.
+
+    Shapes, with C = 2 I for a gated activation and C = I for one without:
+        x: [..., H]; bf16, fp16 or fp32. expert_ids: [..., topk], int32 or int64; an id outside [0, E) adds nothing.
+        router_weights: [..., topk], or None for a plain sum. Returns [..., H] in x's dtype.
+        w_gate_up: [E, C, H], w_down: [E, H, I]; with transposed [E, H, C] and [E, I, H]. No layout is copied.
+        gate_up_bias: [E, C], down_bias: [E, H]; None for none.
+
+    activation: "swiglu", "geglu", "geglu_tanh" and "clamped_swiglu" (gpt-oss) with a gate; "silu", "gelu",
+    "gelu_tanh" and "relu2" without. layout says how gate and up share the C columns: "concatenated" (all gates, then
+    all ups) or "interleaved". alpha, limit and up_offset change the activation's numbers:
+    gate * sigmoid(alpha * gate) * (up + up_offset), with gate clamped to at most limit and up to [-limit, limit].
+
+    Gradients for x, both weights, both biases and router_weights, each computed only if needed. Kept for the backward
+    are x, the first product and the routing. The same call gives the same bits. A CUDA graph can capture it.
+
+    >>> import torch, moegemm
+    >>> x, gate_up, down = torch.randn(6, 16), torch.randn(4, 2 * 24, 16), torch.randn(4, 16, 24)
+    >>> weights, ids = torch.randn(6, 4).softmax(-1).topk(2)
+    >>> moegemm.moe_mlp(x, gate_up, down, ids, weights).shape
+    torch.Size([6, 16])
+    """
+    tensors = {
+        "x": x, "w_gate_up": w_gate_up, "w_down": w_down, "expert_ids": expert_ids, "router_weights": router_weights,
+        "gate_up_bias": gate_up_bias, "down_bias": down_bias,
+    }  # fmt: skip
+    _require_tensors(tensors, {"router_weights", "gate_up_bias", "down_bias"})
+    chosen = activation_named(activation, layout, alpha, limit, up_offset)
+    if w_gate_up.dim() != 3 or w_down.dim() != 3:
+        raise ValueError(
+            f"w_gate_up is {list(w_gate_up.shape)} and w_down {list(w_down.shape)}; both must have three dimensions, "
+            "the first of them E"
+        )
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, w_gate_up, w_down = x.to(dtype), w_gate_up.to(dtype), w_down.to(dtype)
+        gate_up_bias = None if gate_up_bias is None else gate_up_bias.to(dtype)
+        down_bias = None if down_bias is None else down_bias.to(dtype)
+    hidden = x.size(-1)
+    experts, inner = w_down.size(0), w_down.size(1 if transposed else 2)
+    columns = 2 * inner if chosen.gated else inner
+    if transposed:
+        _require_shape("w_down", w_down, (experts, inner, hidden), "[E, I, H]")
+        _require_shape("w_gate_up", w_gate_up, (experts, hidden, columns), "[E, H, C]")
+    else:
+        _require_shape("w_down", w_down, (experts, hidden, inner), "[E, H, I]")
+        _require_shape("w_gate_up", w_gate_up, (experts, columns, hidden), "[E, C, H]")
+    if gate_up_bias is not None:
+        _require_shape("gate_up_bias", gate_up_bias, (experts, columns), "[E, C]")
+    if down_bias is not None:
+        _require_shape("down_bias", down_bias, (experts, hidden), "[E, H]")
+    if expert_ids.dim() < 1:
+        raise ValueError("expert_ids has no dimensions; its shape must be [..., topk]")
+    ids_shape = (*x.shape[:-1], expert_ids.size(-1))
+    _require_shape("expert_ids", expert_ids, ids_shape, "[..., topk] with x's leading dimensions")
+    if router_weights is not None:
+        _require_shape("router_weights", router_weights, ids_shape, "that of expert_ids")
+        if router_weights.dtype not in (torch.float32, x.dtype):
+            router_weights = router_weights.float()
+        router_weights = router_weights.reshape(-1, expert_ids.size(-1))
+
+    if allow_tf32 is None:
+        allow_tf32 = torch_allows_tf32(x)
+    tf32 = bits.ALLOW_TF32 if allow_tf32 else 0
+    w_gate_up, first_transposed = _without_transpose(w_gate_up, transposed)
+    w_down, second_transposed = _without_transpose(w_down, transposed)
+    call = LayerCall(chosen, Weights(first_transposed, tf32), Weights(second_transposed, tf32))
+    rows = x.reshape(-1, hidden)
+    arguments = (
+        call, rows, w_gate_up, w_down, expert_ids.reshape(-1, expert_ids.size(-1)), router_weights, gate_up_bias,
+        down_bias,
+    )  # fmt: skip
+    differentiable = (rows, w_gate_up, w_down, router_weights, gate_up_bias, down_bias)
+    try:
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in differentiable):
+            out = _apply(*arguments)
+        else:
+            out = _run_forward(*arguments)[0]
+    except RuntimeError as error:
+        raise explain(error, tensors) from None
+    return out.view(x.shape)

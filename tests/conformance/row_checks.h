@@ -1,0 +1,71 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <ostream>
+#include <vector>
+
+#include "support/numerics/floats.h"
+#include "support/numerics/random.h"
+#include "support/problem/host_problem.h"
+#include "support/targets.h"
+
+/// What the tests of the row kernels share.
+namespace moegemm::testing {
+
+inline constexpr double kFp32Roundoff = 0x1p-24;
+
+/// fp32 arithmetic over `length` terms with this sum of squares, then one rounding: the bound of
+/// support/numerics/comparison.h.
+inline double sum_bound(DType out, std::int64_t length, double value, double squares) {
+  const double computed = 8 * kFp32Roundoff * static_cast<double>(length) * std::sqrt(squares) +
+                          kFp32Roundoff * std::fabs(value);
+  return computed + half_ulp(out, std::fabs(value) + computed);
+}
+
+struct Place {
+  const char* tensor;
+  std::int64_t row;
+  std::int64_t col;
+};
+
+inline std::ostream& operator<<(std::ostream& out, const Place& place) {
+  return out << place.tensor << "[" << place.row << ", " << place.col << "]";
+}
+
+/// Whether the element is right; if not, the test has failed with its place.
+inline bool expect_close(DType dtype, const std::vector<unsigned char>& bytes, std::int64_t at,
+                         double want, double bound, const Place& place) {
+  const double got = decode(dtype, bytes.data(), at);
+  const bool written = !is_poison(dtype, bytes.data(), at);
+  if (written && (std::isnan(want) ? std::isnan(got) : std::fabs(got - want) <= bound)) return true;
+  ADD_FAILURE() << place << (written ? "" : " was not written") << " is " << got << ", expected "
+                << want << " within " << bound;
+  return false;
+}
+
+inline void expect_untouched_padding(const HostMatrix& m, const std::vector<unsigned char>& bytes) {
+  for (std::int64_t r = 0; r + 1 < m.rows; ++r) {
+    for (std::int64_t c = m.cols; c < m.stride; ++c) {
+      ASSERT_TRUE(is_poison(m.dtype, bytes.data(), m.position(r, c))) << Place{"padding", r, c};
+    }
+  }
+}
+
+inline std::vector<float> random_weights(DType dtype, std::int64_t count, Random& random) {
+  std::vector<float> weights(count);
+  for (float& weight : weights) {
+    encode(dtype, &weight, 0, random.symmetric());
+    weight = decode(dtype, &weight, 0);
+  }
+  return weights;
+}
+
+/// A trimmed run takes each case once, with the dtypes in turn, and leaves out the large ones.
+inline bool kept(std::size_t case_number, int dtype, std::int64_t elements) {
+  return !trimmed_run() || (elements <= 20'000 && static_cast<int>(case_number % 3) == dtype);
+}
+
+}  // namespace moegemm::testing
