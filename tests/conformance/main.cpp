@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <set>
 #include <string>
 
 #include "conformance/suites.h"
@@ -28,6 +29,30 @@ bool isa_missing(const std::string& isa) {
     std::printf("Skipped: %s\n", error.what());
   }
   return true;
+}
+
+/// Remembers why tests were skipped: brief output does not say.
+class SkipReasons final : public ::testing::EmptyTestEventListener {
+ public:
+  void OnTestPartResult(const ::testing::TestPartResult& result) override {
+    if (result.skipped()) reasons_.insert(result.message());
+  }
+  const std::set<std::string>& all() const { return reasons_; }
+
+ private:
+  std::set<std::string> reasons_;
+};
+
+/// What the process should exit with: a run that tested nothing must not look like one that passed.
+int exit_status(int status, const SkipReasons& skipped) {
+  const ::testing::UnitTest& run = *::testing::UnitTest::GetInstance();
+  if (run.test_to_run_count() == 0) {
+    std::fprintf(stderr, "no test has a name that the filter takes\n");
+    return 1;
+  }
+  if (status != 0 || run.successful_test_count() > 0 || skipped.all().empty()) return status;
+  for (const std::string& reason : skipped.all()) std::printf("Skipped: %s\n", reason.c_str());
+  return kSkipped;
 }
 
 void add_all_tests() {
@@ -64,5 +89,8 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "cannot list the tests: %s\n", error.what());
     return 1;
   }
-  return RUN_ALL_TESTS();
+  auto* skipped = new SkipReasons;  // GoogleTest deletes it
+  ::testing::UnitTest::GetInstance()->listeners().Append(skipped);
+  const int status = RUN_ALL_TESTS();
+  return exit_status(status, *skipped);
 }

@@ -62,11 +62,12 @@ void add_test(const std::string& suite, const std::string& name, std::function<v
 void add_unavailable_tests() {
   for (const BackendInfo& info : backends()) {
     if (info.available) continue;
-    add_test(to_string(info.kind), "Unavailable", [info] { GTEST_SKIP() << info.reason; });
+    add_test(to_string(info.kind), "Unavailable",
+             [info] { GTEST_SKIP() << to_string(info.kind) << ": " << info.reason; });
   }
   std::string why_none;
   if (cuda_memory(&why_none) == nullptr) {
-    add_test("cuda", "Unavailable", [why_none] { GTEST_SKIP() << why_none; });
+    add_test("cuda", "Unavailable", [why_none] { GTEST_SKIP() << "cuda: " << why_none; });
   }
 }
 
