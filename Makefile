@@ -59,11 +59,11 @@ wheel: $(STAMPS)/venv ## Build the Python wheel into dist/
 build: build/release/build.ninja ## Set up and compile, release
 	@$(STEP) "Compile (release)" $(LOGS)/compile-release.log cmake --build build/release -j $(JOBS)
 
-# Races need threads: of the tsan build only the conformance suite is run, so only it is built.
+# Races need threads: of the tsan build only the conformance suite and the pool's test are run and built.
 .PHONY: build-sanitizers
 build-sanitizers: build/asan/build.ninja build/tsan/build.ninja
 	@$(STEP) "Compile (asan)" $(LOGS)/compile-asan.log cmake --build build/asan -j $(JOBS)
-	@$(STEP) "Compile (tsan)" $(LOGS)/compile-tsan.log cmake --build build/tsan -j $(JOBS) -t moegemm_conformance
+	@$(STEP) "Compile (tsan)" $(LOGS)/compile-tsan.log cmake --build build/tsan -j $(JOBS) -t moegemm_conformance cpu_executor_test
 
 .PHONY: clean
 clean: ## Remove the builds and the virtual environment

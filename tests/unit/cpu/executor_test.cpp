@@ -6,12 +6,56 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
+#include <cstdio>
 #include <cstdlib>
+#include <mutex>
 #include <thread>
 #include <vector>
 
 namespace moegemm {
 namespace {
+
+using std::chrono::microseconds;
+
+/// More threads than the smallest machine has cores: they also get in each other's way.
+const bool more_threads_than_cores = setenv("MOEGEMM_NUM_THREADS", "4", 0) == 0;
+
+/// Ends the process when a test that may wait for ever takes longer than `limit`.
+class Watchdog {
+ public:
+  explicit Watchdog(std::chrono::seconds limit)
+      : thread_([this, limit] {
+          std::unique_lock lock(mutex_);
+          if (done_.wait_for(lock, limit, [this] { return finished_; })) return;
+          std::fprintf(stderr, "the executor has stalled\n");
+          std::abort();
+        }) {}
+  ~Watchdog() {
+    {
+      const std::lock_guard lock(mutex_);
+      finished_ = true;
+    }
+    done_.notify_one();
+    thread_.join();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable done_;
+  bool finished_ = false;
+  std::thread thread_;
+};
+
+/// Returns when all threads of the pool are inside the same call: each has started and woken up.
+void meet_all_threads(Executor& executor) {
+  const int workers = executor.concurrency();
+  std::atomic<int> arrived = 0;
+  executor.run(workers, [&](int) {
+    ++arrived;
+    while (arrived < workers) std::this_thread::yield();
+  });
+}
 
 /// How often each worker was called.
 std::vector<int> calls_of(Executor& executor, int workers) {
@@ -63,12 +107,55 @@ TEST(DefaultExecutor, ResultsOfAllWorkersAreVisibleToTheCaller) {
   }
 }
 
-// A sanitizer's runtime has threads of its own, which do not survive a fork either.
+// A thread that sleeps through its job would let the others wait for ever. The pauses lie around
+// the 50 microseconds after which threads go to sleep.
+TEST(DefaultExecutor, NoThreadSleepsThroughAJob) {
+  const Watchdog watchdog(std::chrono::seconds(240));
+  for (int repeat = 0; repeat < 1000; ++repeat) {
+    meet_all_threads(default_executor());
+    if (repeat % 2 == 0) std::this_thread::sleep_for(microseconds(30 + repeat % 40));
+  }
+}
+
+// The caller goes to sleep when its own share is done before that of the others.
+TEST(DefaultExecutor, NoCallerSleepsThroughTheEndOfItsJob) {
+  const Watchdog watchdog(std::chrono::seconds(240));
+  std::atomic<int> done = 0;
+  for (int repeat = 0; repeat < 2000; ++repeat) {
+    const auto length = microseconds(30 + repeat % 40);
+    default_executor().run(2, [&](int worker) {
+      if (worker == 1) std::this_thread::sleep_for(length);
+      ++done;
+    });
+  }
+  EXPECT_EQ(done, 2 * 2000);
+}
+
+TEST(DefaultExecutor, ThousandsOfTinyJobsFromManyThreadsAllFinish) {
+  const Watchdog watchdog(std::chrono::seconds(240));
+  std::vector<std::thread> callers;
+  std::atomic<int> done = 0;
+  for (int caller = 0; caller < 4; ++caller) {
+    callers.emplace_back([&, caller] {
+      for (int repeat = 0; repeat < 5000; ++repeat) {
+        default_executor().run(3, [&](int) { ++done; });
+        if (repeat % 16 == caller) std::this_thread::sleep_for(microseconds(60));
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(done, 4 * 5000 * 3);
+}
+
+// The thread sanitizer's runtime has threads of its own, which do not survive a fork either.
 #if !defined(__SANITIZE_THREAD__)
 TEST(DefaultExecutor, WorksInAForkedChild) {
-  calls_of(default_executor(), 4);
+  // A thread that is still starting may hold a lock of a sanitizer's runtime, which the child would
+  // then wait for.
+  meet_all_threads(default_executor());
   const pid_t child = fork();
   if (child == 0) {
+    alarm(120);  // ends a child that stalls
     const bool good = calls_of(default_executor(), 4) == std::vector<int>(4, 1);
     _exit(good ? 0 : 1);
   }
@@ -78,6 +165,7 @@ TEST(DefaultExecutor, WorksInAForkedChild) {
 }
 
 TEST(DefaultExecutorDeathTest, DoesNotHoldUpTheEndOfTheProcess) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // this process has threads
   EXPECT_EXIT(
       {
         calls_of(default_executor(), 4);
