@@ -17,10 +17,11 @@ LOGS := build/logs
 STEP := scripts/step
 export PYTHON
 
-LAUNCHER := $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
-RELEASE_OPTIONS := $(LAUNCHER) -DMOEGEMM_CUDA=$(CUDA) -DMOEGEMM_BUILD_TORCH=ON -DPython3_EXECUTABLE=$(VENV_PYTHON)
-WHEEL_OPTIONS := $(patsubst -D%,--config-settings=cmake.define.%,$(LAUNCHER) -DMOEGEMM_CUDA=$(CUDA))
-SANITIZER_OPTIONS := $(LAUNCHER) -DMOEGEMM_BUILD_CLI=OFF
+# Looked up when a recipe runs, after the system packages. The wheel then gets its objects from the build's.
+LAUNCHER = $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
+RELEASE_OPTIONS = $(LAUNCHER) -DMOEGEMM_CUDA=$(CUDA) -DMOEGEMM_BUILD_TORCH=ON -DPython3_EXECUTABLE=$(VENV_PYTHON)
+WHEEL_OPTIONS = $(patsubst -D%,--config-settings=cmake.define.%,$(LAUNCHER) -DMOEGEMM_CUDA=$(CUDA))
+SANITIZER_OPTIONS = $(LAUNCHER) -DMOEGEMM_BUILD_CLI=OFF
 
 .PHONY: help
 help: ## List the commands
@@ -35,7 +36,9 @@ demo: build ## Build, then run and check one MoE layer on this machine
 	@PYTHONPATH=python $(VENV_PYTHON) examples/train_moe.py --quick --plot build/train_moe.png
 
 .PHONY: test
-test: build build-sanitizers ## Build, then run every test that this machine can run
+test: ## Build, then run every test that this machine can run
+	@STEP_IN_PARALLEL=1 $(MAKE) -j 2 $(STAMPS)/venv build-sanitizers  # one waits for the network, one for the compiler
+	@$(MAKE) build
 	@scripts/run_tests
 
 .PHONY: test-gpu
@@ -83,9 +86,9 @@ $(STAMPS)/lint-tools: requirements/lint.txt requirements/system-lint.txt $(STAMP
 	@touch $@
 
 # Reconfigured when the options change; CMake itself follows changes to its own files.
-$(STAMPS)/options-release: force
+$(STAMPS)/options-release: force | $(STAMPS)/system
 	@scripts/remember $@ "$(RELEASE_OPTIONS)"
-$(STAMPS)/options-sanitizers: force
+$(STAMPS)/options-sanitizers: force | $(STAMPS)/system
 	@scripts/remember $@ "$(SANITIZER_OPTIONS)"
 .PHONY: force
 force:

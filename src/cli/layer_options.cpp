@@ -7,6 +7,7 @@
 #include <charconv>
 #include <limits>
 #include <optional>
+#include <system_error>
 #include <vector>
 
 #include "layer/device_memory.h"
