@@ -8,6 +8,8 @@
 torch.Size([12, 32])
 """
 
+from torch.nn import Module as _Module
+
 from moegemm.loading import load as _load
 
 _load()
@@ -34,6 +36,14 @@ from moegemm.tuning import (  # noqa: E402
 
 __version__ = "0.1.0"
 
+
+def patch(model: _Module) -> _Module:
+    """Makes every expert layer of a Hugging Face transformers model run on moegemm; see moegemm.transformers.patch."""
+    from moegemm.transformers import patch as patch_model  # transformers is imported only by those who use it
+
+    return patch_model(model)
+
+
 __all__ = [
     "GroupedGemm",
     "KernelConfigBackward_dW",
@@ -46,5 +56,6 @@ __all__ = [
     "grouped_gemm_forward",
     "info",
     "moe_mlp",
+    "patch",
     "route",
 ]

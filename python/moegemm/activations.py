@@ -35,9 +35,11 @@ _NAMED: Final[dict[str, tuple[str, bool, float, float, float]]] = {
 
 
 def activation_named(
-    name: str, layout: str, alpha: float | None, limit: float | None, up_offset: float | None
+    name: str | Activation, layout: str, alpha: float | None, limit: float | None, up_offset: float | None
 ) -> Activation:
     """The activation of that name; None leaves a number at the name's default."""
+    if isinstance(name, Activation):
+        return name
     if name not in _NAMED:
         raise ValueError(f"activation is {name!r}; accepted are {', '.join(_NAMED)}")
     if layout not in ("concatenated", "interleaved"):

@@ -216,7 +216,7 @@ def moe_mlp(
     w_down: Tensor,
     expert_ids: Tensor,
     router_weights: Tensor | None,
-    activation: str = "swiglu",
+    activation: str | Activation = "swiglu",
     *,
     layout: str = "concatenated",
     transposed: bool = False,

@@ -1,0 +1,1 @@
+"""The whole expert layer against transformers' grouped_mm experts."""

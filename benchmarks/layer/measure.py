@@ -1,0 +1,105 @@
+"""What is measured of one layer: times in a round robin, memory, the first call, agreement, and the row kernels."""
+
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+import moegemm
+import torch
+from grouped.timing import Clock, spread
+from moegemm.activations import activation_named
+from torch import Tensor
+
+from layer.contenders import Layer
+
+MIB = 1 << 20
+
+
+def relative_difference(a: Tensor, b: Tensor) -> float:
+    """||a - b|| / ||b||, in parts: fp32 copies of a large model's gradients would not fit."""
+    squares, total = 0.0, 0.0
+    for left, right in zip(a.detach().flatten().split(1 << 28), b.detach().flatten().split(1 << 28), strict=True):
+        squares += (left.float() - right.float()).square().sum().item()
+        total += right.float().square().sum().item()
+    return (squares / max(total, 1e-30)) ** 0.5
+
+
+def first_calls(call: Callable[[], object], clock: Clock) -> list[float]:
+    """Milliseconds of the first and of the second call, on the host's clock."""
+    times = []
+    for _ in range(2):
+        clock.synchronize()
+        begin = time.perf_counter()
+        call()
+        clock.synchronize()
+        times.append((time.perf_counter() - begin) * 1e3)
+    return times
+
+
+def kept_mib(layer: Layer, name: str) -> float:
+    """Memory that a forward pass leaves allocated for its backward, without its output."""
+    gc.collect()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    out = layer.calls[name]()
+    kept = torch.cuda.memory_allocated() - before - out.numel() * out.element_size()
+    # x is the layer's input and outlives the call; it is kept all the same.
+    return (kept + layer.x.numel() * layer.x.element_size()) / MIB
+
+
+def disagreement(layer: Layer) -> dict[str, float]:
+    """Of the output and every gradient, in the norm."""
+    kept: dict[str, dict[str, Tensor]] = {}
+    for name, call in layer.calls.items():
+        layer.clear_gradients()
+        out = call()
+        out.backward(layer.d_out)
+        kept[name] = {"out": out.detach(), **{k: v.grad for k, v in layer.leaves().items()}}
+    layer.clear_gradients()
+    mine, theirs = kept.values()
+    return {k: relative_difference(mine[k], theirs[k]) for k in mine}
+
+
+def row_kernels(layer: Layer, clock: Clock, rounds: int) -> dict[str, float]:
+    """GB/s of the activation, of its backward, and of a copy as large as the first product."""
+    e, ids = layer.experts, layer.ids
+    topk, inner = ids.size(1), e.down_proj.size(1 if e.is_transposed else 2)
+    rows = ids.numel()
+    m_sizes, gather = moegemm.route(ids, e.num_experts)
+    named = ("clamped_swiglu", "interleaved") if e.has_bias else ("swiglu", "concatenated")
+    numbers = activation_named(*named, None, None, None)
+    bias = e.gate_up_proj_bias.detach() if e.has_bias else None
+    pre = torch.randn(rows, 2 * inner, device=ids.device, dtype=layer.x.dtype)
+    d_act, other = torch.randn(rows, inner, device=ids.device, dtype=layer.x.dtype), torch.empty_like(pre)
+    weights, ops = layer.router_weights.detach(), torch.ops.moegemm
+    calls = {
+        "copy": lambda: other.copy_(pre),
+        "activate": lambda: ops.activate(pre, bias, m_sizes, *numbers),
+        "activate_backward": lambda: ops.activate_backward(
+            d_act, pre, bias, m_sizes, gather, weights, topk, None, None, *numbers, True, True
+        ),
+    }
+    element = rows * inner * pre.element_size()
+    moved = {"copy": 4 * element, "activate": 3 * element, "activate_backward": 6 * element}
+    times = clock.round_robin(calls, rounds)
+    return {name: moved[name] / spread(times[name])["ms"] / 1e6 for name in calls}
+
+
+def measure(model: dict, tokens: int, dtype: torch.dtype, device: str, rounds: int, clock: Clock) -> dict[str, Any]:
+    layer = Layer.of(model, tokens, dtype, device)
+    entry: dict[str, Any] = {"model": model["name"], "tokens": tokens, "first_calls_ms": {}}
+    for name in layer.calls:
+        entry["first_calls_ms"][name] = first_calls(layer.forward_backward(name), clock)
+    layer.clear_gradients()
+    entry["disagreement"] = disagreement(layer)
+    entry["forward"] = {
+        name: spread(t) for name, t in clock.round_robin({n: layer.forward(n) for n in layer.calls}, rounds).items()
+    }
+    both = {n: layer.forward_backward(n) for n in layer.calls}
+    entry["forward_backward"] = {name: spread(t) for name, t in clock.round_robin(both, rounds).items()}
+    layer.clear_gradients()
+    if device == "cuda":
+        entry["kept_mib"] = {name: kept_mib(layer, name) for name in layer.calls}
+        entry["row_kernels_gb_s"] = row_kernels(layer, clock, rounds)
+    return entry

@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""Times the whole expert layer against transformers' grouped_mm experts, and writes the record.
+
+PYTHONPATH=python python benchmarks/moe_layer.py                      # on the GPU, the six models of the figures
+PYTHONPATH=python python benchmarks/moe_layer.py --device cpu --tokens 64 --models demo --out /tmp
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from grouped.machine import commit_of, describe  # noqa: E402 - found through the line above
+from grouped.timing import Clock  # noqa: E402
+from layer.measure import measure  # noqa: E402
+from layer.report import TARGETS, draw, page, speedup  # noqa: E402
+
+STEM = "moe_layer"
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--dtype", default="bf16", choices=list(DTYPES))
+    parser.add_argument("--models", nargs="+", default=list(TARGETS), help="names from data/models.json")
+    parser.add_argument("--tokens", nargs="+", type=int, default=[8192])
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--heat", type=float, default=2.0, help="seconds of matrix products first, on a GPU")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks")
+    parser.add_argument("--commit", default=None, help="what to record as the commit, where there is no repository")
+    parser.add_argument("--render", type=Path, help="write page and picture of this record instead of measuring")
+    return parser.parse_args()
+
+
+def write(record: dict, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{STEM}.json").write_text(json.dumps(record, indent=1) + "\n")
+    (folder / f"{STEM}.md").write_text(page(record))
+    draw(record, folder, STEM)
+
+
+def main() -> None:
+    options = arguments()
+    if options.render:
+        write(json.loads(options.render.read_text()), options.out)
+        return
+    catalogue = {m["name"]: m for m in json.loads((ROOT / "data" / "models.json").read_text())["models"]}
+    unknown = [name for name in options.models if name not in catalogue]
+    if unknown:
+        sys.exit(f"--models {' '.join(unknown)}: not in data/models.json, which has {', '.join(catalogue)}")
+    clock = Clock(options.device)
+    run = describe(options.device, options.dtype, options.rounds, options.commit or commit_of(ROOT))
+    record = {"run": {**run, "transformers": transformers.__version__}, "layers": []}
+    cases = [(catalogue[name], tokens) for name in options.models for tokens in options.tokens]
+    clock.heat(options.heat)
+    for done, (model, tokens) in enumerate(cases, start=1):
+        entry = measure(model, tokens, DTYPES[options.dtype], options.device, options.rounds, clock)
+        record["layers"].append(entry)
+        if options.device == "cuda":
+            torch.cuda.empty_cache()
+        factors = " / ".join(f"{speedup(entry, which):.2f}" for which in ("forward", "forward_backward"))
+        print(f"[{done}/{len(cases)}] {model['name']}, {tokens} tokens: {factors} times faster", file=sys.stderr)
+        write(record, options.out)  # after each model: a run that is cut short leaves what it has
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Single products of an expert layer with gradients, for layers whose activation or adapters are torch code.
+
+`first_product` reads tokens and gives rows in expert order, `second_product` takes those and gives rows in flat order,
+`expert_product` stays in expert order. W is [E, N, K], or [E, K, N] with transposed; neither is copied.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moegemm import flags as bits
+from moegemm.errors import explain
+from moegemm.layer import Routed, Weights
+
+_ops: Any = torch.ops.moegemm
+_forward: Callable[..., Tensor] = _ops.forward.default
+_dx: Callable[..., Tensor] = _ops.dx.default
+_dw: Callable[..., Tensor] = _ops.dw.default
+_combine: Callable[..., Tensor] = _ops.combine.default
+
+FIRST, SECOND, WITHIN = 0, 1, 2
+
+
+def _run(role: int, weights: Weights, x: Tensor, w: Tensor, routed: Routed) -> Tensor:
+    if role == FIRST:
+        return weights.from_tokens(x, w, routed)
+    if role == SECOND:
+        return weights.to_flat(x, w, routed)
+    return (_dx if weights.transposed else _forward)(x, w, routed.m_sizes, None, None, 1, weights.tf32)
+
+
+def _input_gradient(role: int, weights: Weights, dy: Tensor, w: Tensor, routed: Routed) -> Tensor:
+    if role == FIRST:
+        slots = weights.to_flat_backward(dy, w, routed)
+        return _combine(slots, None, routed.topk, False) if routed.topk > 1 else slots
+    if role == SECOND:
+        arguments = (dy, w, routed.m_sizes, routed.gather_indices, None)
+        if weights.transposed:  # one row per slot: as if every slot were a token of its own
+            return _forward(*arguments, 1, bits.PERMUTE_X | weights.tf32)
+        return _dx(*arguments, routed.topk, bits.PERMUTE_Y | weights.tf32)
+    return (_forward if weights.transposed else _dx)(dy, w, routed.m_sizes, None, None, 1, weights.tf32)
+
+
+def _weight_gradient(role: int, weights: Weights, dy: Tensor, x: Tensor, routed: Routed) -> Tensor:
+    if role == FIRST:
+        return weights.gradient_of_first(dy, x, routed)
+    first, second = (x, dy) if weights.transposed else (dy, x)
+    if role == WITHIN:
+        return _dw(first, second, routed.m_sizes, None, None, 1, weights.tf32)
+    flag = bits.PERMUTE_X if weights.transposed else bits.PERMUTE_Y
+    topk = 1 if weights.transposed else routed.topk
+    return _dw(first, second, routed.m_sizes, routed.gather_indices, None, topk, flag | weights.tf32)
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, role: int, weights: Weights, x: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor, topk: int
+    ) -> Tensor:
+        _, _, need_x, need_w, *_ = ctx.needs_input_grad
+        ctx.save_for_backward(x if need_w else None, w if need_x else None, m_sizes, gather_indices)
+        ctx.call = role, weights, topk
+        return _run(role, weights, x, w, Routed(m_sizes, gather_indices, topk))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        x, w, m_sizes, gather_indices = ctx.saved_tensors
+        role, weights, topk = ctx.call
+        routed = Routed(m_sizes, gather_indices, topk)
+        _, _, need_x, need_w, *_ = ctx.needs_input_grad
+        dy = gradients[0].contiguous()
+        try:
+            dx = _input_gradient(role, weights, dy, w, routed) if need_x else None
+            dw = _weight_gradient(role, weights, dy, x, routed) if need_w else None
+        except RuntimeError as error:
+            raise explain(error, {}) from None
+        return None, None, dx, dw, None, None, None
+
+
+_apply: Callable[..., Tensor] = _Product.apply
+
+
+def _product(role: int, x: Tensor, w: Tensor, routed: Routed, transposed: bool, tf32: int) -> Tensor:
+    try:
+        return _apply(role, Weights(transposed, tf32), x, w, *routed)
+    except RuntimeError as error:
+        raise explain(error, {"X": x, "W": w}) from None
+
+
+def first_product(x: Tensor, w: Tensor, routed: Routed, transposed: bool = False, tf32: int = 0) -> Tensor:
+    """x [T, K] -> [M, N] in expert order."""
+    return _product(FIRST, x, w, routed, transposed, tf32)
+
+
+def second_product(rows: Tensor, w: Tensor, routed: Routed, transposed: bool = False, tf32: int = 0) -> Tensor:
+    """rows [M, K] in expert order -> [M, N] in flat order."""
+    return _product(SECOND, rows, w, routed, transposed, tf32)
+
+
+def expert_product(rows: Tensor, w: Tensor, routed: Routed, transposed: bool = False, tf32: int = 0) -> Tensor:
+    """rows [M, K] in expert order -> [M, N] in expert order."""
+    return _product(WITHIN, rows, w, routed, transposed, tf32)
