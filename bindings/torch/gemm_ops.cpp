@@ -5,6 +5,7 @@
 #include "gemm_rules.h"
 #include "moegemm/routing.h"
 #include "operators.h"
+#include "torch_tuning.h"
 
 namespace moegemm::torch_ops {
 namespace {
@@ -39,25 +40,43 @@ Output scaled_rows(const TensorView& x, const RoutingView& routing, const Execut
   return scaled;
 }
 
-void run(Op op, GemmArguments& arguments, const TensorView& out) {
-  RoutingView routing = arguments.routing.readable();
-  const TensorView& first = arguments.first.readable();
-  TensorView second = arguments.second.readable();
-  const Execution execution(arguments.device(), arguments.shape().flops());
-  std::optional<Output> scaled;
-  if (op == Op::kDw && arguments.options.fuse_mul && arguments.device().type == DeviceType::kCuda) {
+/// The views of one product, with what they borrow.
+struct Prepared {
+  Prepared(Op op, GemmArguments& arguments)
+      : routing(arguments.routing.readable()),
+        first(arguments.first.readable()),
+        second(arguments.second.readable()),
+        execution(arguments.device(), arguments.shape().flops()) {
+    if (op != Op::kDw || !arguments.options.fuse_mul ||
+        arguments.device().type != DeviceType::kCuda) {
+      return;
+    }
     scaled = scaled_rows(second, routing, execution);
     second = scaled->view;
     arguments.options.fuse_mul = false;
     routing.topk_weights = {};
   }
+
+  RoutingView routing;
+  TensorView first;
+  TensorView second;
+  Execution execution;
+  std::optional<Output> scaled;
+};
+
+void run(Op op, GemmArguments& arguments, const TensorView& out) {
+  const Prepared ready(op, arguments);
   constexpr auto kLibraryCall = [](Op which) {
     return which == Op::kForward ? &moegemm::forward
            : which == Op::kDx    ? &backward_dx
                                  : &backward_dw;
   };
-  const Plan plan =
-      kLibraryCall(op)(first, second, out, routing, arguments.options, execution.context());
+  const auto call = [&](const ExecutionContext& context) {
+    return kLibraryCall(op)(ready.first, ready.second, out, ready.routing, arguments.options,
+                            context);
+  };
+  const Plan plan = arguments.options.autotune ? call(TorchTuning().context(ready.execution))
+                                               : call(ready.execution.context());
   if (!plan.note.empty()) note_once(plan.note, arguments.warn_at_once());
 }
 
@@ -145,6 +164,24 @@ void dw_out(const Tensor& dy, const Tensor& x, const Tensor& m_sizes,
             const std::optional<Tensor>& gather_indices, const std::optional<Tensor>& topk_weights,
             std::int64_t topk, std::int64_t flags, const Config& config, const Tensor& out) {
   product_out<Op::kDw>(dy, x, m_sizes, gather_indices, topk_weights, topk, flags, config, out);
+}
+
+std::string tune(std::int64_t op_number, const Tensor& first, const Tensor& second,
+                 const Tensor& m_sizes, const std::optional<Tensor>& gather_indices,
+                 const std::optional<Tensor>& topk_weights, std::int64_t topk, std::int64_t flags,
+                 double budget_seconds, bool again) {
+  return raising([&] {
+    if (op_number < 0 || op_number > 2) refuse_value("op is ", op_number, "; it must be 0, 1 or 2");
+    const Op op = static_cast<Op>(op_number);
+    GemmArguments arguments(op, first, second, m_sizes, gather_indices, topk_weights, topk, flags);
+    const Output result = allocate_result(op, arguments);
+    const Prepared ready(op, arguments);
+    TorchTuning tuning;
+    tuning.budget_seconds = budget_seconds;
+    const auto measure = op == Op::kForward ? &tune_forward : op == Op::kDx ? &tune_dx : &tune_dw;
+    return describe(measure(ready.first, ready.second, result.view, ready.routing,
+                            arguments.options, tuning.context(ready.execution), again));
+  });
 }
 
 }  // namespace moegemm::torch_ops

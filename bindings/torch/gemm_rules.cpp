@@ -12,6 +12,7 @@ GemmOptions options_from(std::int64_t flags) {
   options.dy_per_token = (flags & kDyPerToken) != 0;
   options.check = (flags & kCheck) != 0;
   options.accumulate = (flags & kAccumulate) != 0;
+  options.autotune = (flags & kAutotune) != 0;
   return options;
 }
 

@@ -18,6 +18,7 @@ enum Flag : std::int64_t {
   kFloat32Output = 64,
   kWarnAtOnce = 128,
   kDyPerToken = 256,
+  kAutotune = 512,
 };
 
 /// The extents of one product, once its arguments have passed the rules.

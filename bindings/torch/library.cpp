@@ -1,7 +1,9 @@
 #include <torch/csrc/stable/library.h>
 
 #include "execution.h"
+#include "moegemm/warning.h"
 #include "operators.h"
+#include "torch_tuning.h"
 
 STABLE_TORCH_LIBRARY(moegemm, m) {
   // `flags` are the bits of gemm_rules.h, `config` the seven numbers of gemm_ops.cpp: fewer and
@@ -46,6 +48,11 @@ STABLE_TORCH_LIBRARY(moegemm, m) {
   m.def(
       "expert_sums(Tensor rows, Tensor m_sizes, Tensor? gather_indices, Tensor? topk_weights, "
       "int topk) -> Tensor");
+  m.def(
+      "tune(int op, Tensor first, Tensor second, Tensor m_sizes, Tensor? gather_indices, "
+      "Tensor? topk_weights, int topk, int flags, float budget_seconds, bool again) -> str");
+  m.def("set_tune_progress(int address) -> ()");
+  m.def("tuning_cache() -> str");
   m.def("info() -> str");
   m.def("take_notes() -> str");
 }
@@ -67,6 +74,7 @@ void implement(torch::stable::detail::StableLibrary& m) {
   m.impl("activate", TORCH_BOX(&torch_ops::activate));
   m.impl("activate_backward", TORCH_BOX(&torch_ops::activate_backward));
   m.impl("expert_sums", TORCH_BOX(&torch_ops::expert_sums));
+  m.impl("tune", TORCH_BOX(&torch_ops::tune));
 }
 
 }  // namespace
@@ -74,6 +82,11 @@ void implement(torch::stable::detail::StableLibrary& m) {
 STABLE_TORCH_LIBRARY_IMPL(moegemm, CPU, m) { implement(m); }
 STABLE_TORCH_LIBRARY_IMPL(moegemm, CUDA, m) { implement(m); }
 STABLE_TORCH_LIBRARY_IMPL(moegemm, CompositeExplicitAutograd, m) {
+  // Loading is the first thing that happens: from here on warnings reach Python's.
+  moegemm::set_warning_handler(
+      [](const std::string& message) { moegemm::torch_ops::note_once(message, false); });
+  m.impl("set_tune_progress", TORCH_BOX(&moegemm::torch_ops::set_tune_progress));
+  m.impl("tuning_cache", TORCH_BOX(&moegemm::torch_ops::tuning_cache));
   m.impl("info", TORCH_BOX(&moegemm::torch_ops::info));
   m.impl("take_notes", TORCH_BOX(&moegemm::torch_ops::take_notes));
 }

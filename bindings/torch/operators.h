@@ -59,6 +59,12 @@ std::tuple<Tensor, Tensor> activate_backward(
     double limit, double up_offset, bool need_weighted_act, bool need_d_weights);
 Tensor expert_sums(Tensor rows, Tensor m_sizes, std::optional<Tensor> gather_indices,
                    std::optional<Tensor> topk_weights, std::int64_t topk);
+/// Measures one product (0 forward, 1 dX, 2 dW) as `moegemm::tune_forward` does; the report as
+/// JSON.
+std::string tune(std::int64_t op_number, const Tensor& first, const Tensor& second,
+                 const Tensor& m_sizes, const std::optional<Tensor>& gather_indices,
+                 const std::optional<Tensor>& topk_weights, std::int64_t topk, std::int64_t flags,
+                 double budget_seconds, bool again);
 
 /// What moegemm.info() shows, as JSON.
 std::string info();

@@ -28,6 +28,7 @@ from moegemm.interface import (  # noqa: E402
 )
 from moegemm.layer import moe_mlp  # noqa: E402
 from moegemm.routing import combine, route  # noqa: E402
+from moegemm.tune_products import tune, tuning_cache  # noqa: E402
 from moegemm.tuning import (  # noqa: E402
     KernelConfigBackward_dW,
     KernelConfigBackward_dX,
@@ -58,4 +59,6 @@ __all__ = [
     "moe_mlp",
     "patch",
     "route",
+    "tune",
+    "tuning_cache",
 ]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from moegemm import flags as bits
+from moegemm.autotune import after_autotune
 from moegemm.errors import explain
 from moegemm.notes import warn_of_replaced_kernels
 
@@ -140,6 +141,8 @@ def _backward(
     manual = settings.config_dx is not None or settings.config_dw is not None
     if manual and not flags & bits.WARN_AT_ONCE:
         warn_of_replaced_kernels(stacklevel=1)
+    if flags & bits.AUTOTUNE and not torch.compiler.is_compiling():
+        after_autotune(stacklevel=1)
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         sources = [t for t in (dY, *saved) if t is not None]
         dX, dW, d_weights = (None if g is None else _refuse_second_derivative(g, *sources) for g in (dX, dW, d_weights))

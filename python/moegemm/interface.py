@@ -12,6 +12,7 @@ from torch import Tensor
 
 from moegemm import flags as bits
 from moegemm.autograd import DEFAULTS, Settings, apply_with_transforms, apply_without_transforms
+from moegemm.autotune import after_autotune, autotune_flag
 from moegemm.errors import explain
 from moegemm.notes import warn_of_replaced_kernels
 from moegemm.raw import RawArguments, raw_flags, run_raw, torch_allows_tf32
@@ -68,7 +69,8 @@ def grouped_gemm(
     permute_x reads X in flat order (first GEMM of a layer), permute_y stores Y in flat order (second GEMM), and
     fuse_mul_post multiplies row r by topk_weights[gather_indices[r]] before the one rounding.
     dX_only and dW_only skip the other gradients (dW_only also that of topk_weights, which needs dX's product).
-    autotune asks for measured instead of predicted kernels where the library has measurements.
+    autotune takes the kernels that were fastest when measured, here or in an earlier process. The first call with a new
+    problem measures them, for at most two seconds each, forward here and the gradients in backward; see moegemm.tune.
     check validates m_sizes and gather_indices on the device first, which synchronises.
     accumulate adds dW to `W.main_grad`, a fp32 tensor of W's shape, in backward; W.grad is left alone.
     allow_tf32 permits TF32 for fp32 tensors on CUDA; None means torch.backends.cuda.matmul decides.
@@ -96,6 +98,8 @@ def grouped_gemm(
             )
         if check:
             flags |= bits.CHECK
+        if autotune:
+            flags |= autotune_flag()
         if allow_tf32 or (cuda and allow_tf32 is None and X.dtype is _float32 and torch_allows_tf32(X)):
             flags |= bits.ALLOW_TF32
         if (
@@ -130,8 +134,11 @@ def grouped_gemm(
     except (RuntimeError, AttributeError) as error:
         tensors = {"X": X, "W": W, "m_sizes": m_sizes, "gather_indices": gather_indices, "topk_weights": topk_weights}
         raise explain(error, tensors, topk) from None
-    if settings.config_forward is not None and not transformed:
-        warn_of_replaced_kernels(stacklevel=2)
+    if not transformed:
+        if settings.config_forward is not None:
+            warn_of_replaced_kernels(stacklevel=2)
+        if autotune:
+            after_autotune(stacklevel=2)
     return Y
 
 
@@ -178,7 +185,7 @@ def grouped_gemm_forward(
         use_tma_store=use_tma_store, use_tma_load_w=use_tma_load_w, use_tma_load_x=use_tma_load_x,
     )  # fmt: skip
     arguments = RawArguments(X, W, m_sizes, gather_indices, topk_weights, topk, ("X", "W"))
-    flags = raw_flags(X, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32)
+    flags = raw_flags(X, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32, autotune)
     return run_raw("forward", arguments, flags, config, out, out_dtype)
 
 
@@ -231,7 +238,7 @@ def grouped_gemm_dX(
         use_tma_store=use_tma_store, use_tma_load_w=use_tma_load_w, use_tma_load_dy=use_tma_load_dy,
     )  # fmt: skip
     arguments = RawArguments(dY, W, m_sizes, gather_indices, topk_weights, topk, ("dY", "W"))
-    flags = raw_flags(dY, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32)
+    flags = raw_flags(dY, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32, autotune)
     return run_raw("dx", arguments, flags, config, out, out_dtype)
 
 
@@ -287,7 +294,7 @@ def grouped_gemm_dW(
         use_tma_store=use_tma_store, use_tma_load_dy=use_tma_load_dy, use_tma_load_x=use_tma_load_x,
     )  # fmt: skip
     arguments = RawArguments(dY, X, m_sizes, gather_indices, topk_weights, topk, ("dY", "X"))
-    flags = raw_flags(X, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32)
+    flags = raw_flags(X, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32, autotune)
     return run_raw("dw", arguments, flags | (bits.ACCUMULATE if accumulate else 0), config, out, out_dtype)
 
 

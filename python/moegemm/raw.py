@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from moegemm import flags as bits
+from moegemm.autotune import after_autotune, autotune_flag
 from moegemm.errors import explain
 from moegemm.notes import warn_of_replaced_kernels
 from moegemm.tuning import KernelConfig
@@ -47,7 +48,13 @@ def torch_allows_tf32(lead: Tensor) -> bool:
 
 
 def raw_flags(
-    lead: Tensor, permute_x: bool, permute_y: bool, fuse_mul_post: bool, check: bool, allow_tf32: bool | None
+    lead: Tensor,
+    permute_x: bool,
+    permute_y: bool,
+    fuse_mul_post: bool,
+    check: bool,
+    allow_tf32: bool | None,
+    autotune: bool = False,
 ) -> int:
     """The operators' `flags`."""
     if allow_tf32 is None:
@@ -58,6 +65,7 @@ def raw_flags(
         | (bits.FUSE_MUL if fuse_mul_post else 0)
         | (bits.CHECK if check else 0)
         | (bits.ALLOW_TF32 if allow_tf32 else 0)
+        | (autotune_flag() if autotune else 0)
     )
 
 
@@ -104,4 +112,6 @@ def run_raw(
         raise explain(error, tensors, arguments.topk) from None
     if numbers is not None and not torch.compiler.is_compiling():
         warn_of_replaced_kernels(stacklevel=3)
+    if flags & bits.AUTOTUNE and not torch.compiler.is_compiling():
+        after_autotune(stacklevel=3)
     return result

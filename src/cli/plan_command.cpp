@@ -6,7 +6,7 @@
 #include "commands.h"
 #include "layer/layer_run.h"
 #include "layer_options.h"
-#include "moegemm/ops.h"
+#include "moegemm/explain.h"
 #include "report.h"
 
 namespace moegemm::cli {
@@ -14,29 +14,112 @@ namespace {
 
 struct PlanOptions {
   std::unique_ptr<LayerOptions> layer;
+  bool autotune = false;
   bool json = false;
 };
+
+/// "412 GFLOP", "1.04 GB": three digits and the prefix that suits.
+std::string amount(double value, const char* unit) {
+  const char* prefixes[] = {"", "K", "M", "G", "T", "P"};
+  int i = 0;
+  for (; value >= 1000 && i < 5; ++i) value /= 1000;
+  return fmt::format("{:.3g} {}{}", value, prefixes[i], unit);
+}
+
+std::string duration(double us) {
+  return us < 1000 ? fmt::format("{:.1f} us", us) : fmt::format("{:.2f} ms", us / 1000);
+}
+
+/// What bounds the chosen kernel, with the numbers.
+std::string limit_text(const PlanExplanation& explained) {
+  const CostEstimate& cost = explained.cost;
+  if (cost.total_us <= 0) {
+    return fmt::format("{}, {}; this backend predicts no times", amount(cost.flops, "FLOP"),
+                       amount(cost.bytes, "B"));
+  }
+  std::string text =
+      fmt::format("{}: compute {} ({} at {}/s, {:.0f} tiles, {:.2f} waves), memory {} ({} at {}/s)",
+                  cost.limit(), duration(cost.compute_us), amount(cost.flops, "FLOP"),
+                  amount(explained.limits.flops_per_second, "FLOP"), cost.tiles, cost.waves,
+                  duration(cost.memory_us), amount(cost.bytes, "B"),
+                  amount(explained.limits.bytes_per_second, "B"));
+  if (cost.tile_load_us > 0) text += fmt::format(", tile loads {}", duration(cost.tile_load_us));
+  return text;
+}
+
+void print_product(const std::string& op, const Problem& problem,
+                   const PlanExplanation& explained) {
+  fmt::print("{}: {}\n", op, to_string(problem));
+  fmt::print("  plan   {}\n", to_string(explained.plan));
+  fmt::print("  limit  {}\n", limit_text(explained));
+  for (const std::string& backend : explained.not_available) fmt::print("  not    {}\n", backend);
+  std::vector<std::vector<std::string>> rows;
+  for (const PlanCandidate& candidate : explained.candidates) {
+    const bool predicted = candidate.refused.empty() && candidate.cost.total_us > 0;
+    rows.push_back({candidate.chosen ? "->" : "", candidate.kernel.name,
+                    predicted ? duration(candidate.cost.total_us) : "",
+                    predicted ? fmt::format("{:.2f}", candidate.cost.waves) : "",
+                    (candidate.refused.empty() ? "" : "refused: ") + candidate.remark});
+  }
+  fmt::print("{}\n", format_table({"", "kernel", "predicted", "waves", "why"}, rows,
+                                  {false, false, true, true, false}));
+}
+
+nlohmann::json to_json(const CostEstimate& cost) {
+  return {{"flops", cost.flops},
+          {"bytes", cost.bytes},
+          {"tiles", cost.tiles},
+          {"waves", cost.waves},
+          {"compute_us", cost.compute_us},
+          {"memory_us", cost.memory_us},
+          {"tile_load_us", cost.tile_load_us},
+          {"total_us", cost.total_us}};
+}
+
+nlohmann::json product_json(const std::string& op, const Problem& problem,
+                            const PlanExplanation& explained) {
+  nlohmann::json candidates = nlohmann::json::array();
+  for (const PlanCandidate& candidate : explained.candidates) {
+    candidates.push_back({{"kernel", candidate.kernel.name},
+                          {"chosen", candidate.chosen},
+                          {"refused", candidate.refused},
+                          {"cost", to_json(candidate.cost)},
+                          {"why", candidate.remark}});
+  }
+  return {{"op", op},
+          {"problem", cli::to_json(problem)},
+          {"plan", cli::to_json(explained.plan)},
+          {"limit", explained.cost.limit()},
+          {"cost", to_json(explained.cost)},
+          {"candidates", candidates},
+          {"not_available", explained.not_available}};
+}
 
 int print_plans(const PlanOptions& options) {
   const LayerSpec spec = options.layer->layer();
   nlohmann::json plans = nlohmann::json::array();
-  std::vector<std::vector<std::string>> rows;
+  if (!options.json) {
+    fmt::print(
+        "{}: {} experts, top {}, hidden {}, intermediate {}; {} tokens, {:.1f} rows per "
+        "expert\n\n",
+        spec.name, spec.experts, spec.topk, spec.hidden, spec.intermediate, spec.tokens,
+        static_cast<double>(spec.rows()) / static_cast<double>(spec.experts));
+  }
   for (const LayerGemm gemm : {LayerGemm::kFirst, LayerGemm::kSecond}) {
     for (const Op op : {Op::kForward, Op::kDx, Op::kDw}) {
       const Problem problem = layer_problem(spec, gemm, op);
-      const Plan chosen = plan(problem, spec.backend);
-      plans.push_back({{"problem", to_json(problem)}, {"plan", to_json(chosen)}});
-      rows.push_back({fmt::format("{} {}", to_string(op), gemm == LayerGemm::kFirst ? 1 : 2),
-                      fmt::format("{} x {} x {}", problem.rows, problem.n, problem.k),
-                      plan_summary(chosen), std::to_string(chosen.stages),
-                      std::to_string(chosen.grid), to_string(chosen.source)});
+      const PlanExplanation explained = explain(problem, spec.backend, {}, options.autotune);
+      const std::string name =
+          fmt::format("{} {}", to_string(op), gemm == LayerGemm::kFirst ? 1 : 2);
+      if (options.json) {
+        plans.push_back(product_json(name, problem, explained));
+      } else {
+        print_product(name, problem, explained);
+      }
     }
   }
   if (options.json) {
-    fmt::print("{}\n", nlohmann::json{{"layer", to_json(spec)}, {"plans", plans}}.dump(2));
-  } else {
-    fmt::print("{}", format_table({"op", "M x N x K", "plan", "stages", "grid", "source"}, rows,
-                                  {false, false, false, true, true, false}));
+    fmt::print("{}\n", nlohmann::json{{"layer", cli::to_json(spec)}, {"plans", plans}}.dump(2));
   }
   return kSuccess;
 }
@@ -45,9 +128,12 @@ int print_plans(const PlanOptions& options) {
 
 Command add_plan_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
-      "plan", "Show which kernel each product of a layer would get, without running it.");
+      "plan",
+      "Show which kernel each product of a layer would get, what limits it and why every other\n"
+      "kernel lost or cannot run it, without running anything.");
   auto options = std::make_shared<PlanOptions>();
   options->layer = std::make_unique<LayerOptions>(*command);
+  command->add_flag("--autotune", options->autotune, "Plan as calls with autotune=True do");
   command->add_flag("--json", options->json, "Print the plans as JSON");
   return [options] { return print_plans(*options); };
 }

@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "cli/program.h"
@@ -24,6 +25,28 @@ TEST(ProgramPlan, GivesTheSixProductsOfTheLayer) {
   EXPECT_EQ(last.at("k"), 768);
   EXPECT_EQ(last.at("permutation"), "permute_y");
   for (const auto& entry : plans) EXPECT_NE(entry.at("plan").at("kernel"), "");
+}
+
+TEST(ProgramPlan, NamesTheLimitAndTheFateOfEveryKernel) {
+  const auto document = run_program("plan qwen3-30b-a3b --tokens 64 --json").json();
+  for (const auto& entry : document.at("plans")) {
+    EXPECT_THAT(entry.at("limit"), ::testing::AnyOf("compute", "memory", "tile loads"));
+    EXPECT_GT(entry.at("cost").at("total_us"), 0);
+    int chosen = 0;
+    for (const auto& candidate : entry.at("candidates")) {
+      if (candidate.at("chosen")) ++chosen;
+      EXPECT_NE(candidate.at("why"), "");
+    }
+    EXPECT_EQ(chosen, 1);
+  }
+}
+
+TEST(ProgramPlan, TextSaysWhyAKernelLost) {
+  const ProgramResult result = run_program("plan demo");
+  EXPECT_EQ(result.exit_code, 0);
+  for (const char* text : {"limit  ", "FLOP/s", "B/s", "waves", "chosen: ", "lost: "}) {
+    EXPECT_THAT(result.out, ::testing::HasSubstr(text));
+  }
 }
 
 TEST(ProgramPlan, ForcedBackendIsTheOnePlanned) {

@@ -27,10 +27,10 @@ class CpuStopwatch final : public Stopwatch {
   unsigned char filling_ = 0;
 };
 
-/// Once around the last-level cache; more than 64 MiB would take longer than what is timed.
+/// Once around the last-level cache; more than 32 MiB would take longer than what is timed.
 std::int64_t cpu_flush_bytes() {
   constexpr std::int64_t kLeast = 8 << 20;
-  constexpr std::int64_t kMost = 64 << 20;
+  constexpr std::int64_t kMost = 32 << 20;
 #if defined(_SC_LEVEL3_CACHE_SIZE)
   return std::clamp<std::int64_t>(sysconf(_SC_LEVEL3_CACHE_SIZE), kLeast, kMost);
 #else

@@ -1,0 +1,66 @@
+#include "torch_tuning.h"
+
+#include <atomic>
+#include <exception>
+#include <nlohmann/json.hpp>
+
+namespace moegemm::torch_ops {
+namespace {
+
+std::atomic<ProgressFunction> progress_function = nullptr;
+
+}  // namespace
+
+void* TorchTuning::allocate(std::int64_t bytes, Device device) {
+  try {
+    borrowed_.push_back(allocate_bytes(bytes, device));
+  } catch (const std::exception&) {
+    // Out of memory, in whatever words torch has for it: the call itself may still have enough.
+    return nullptr;
+  }
+  return borrowed_.back().mutable_data_ptr();
+}
+
+bool TorchTuning::progress(const TuneProgress& now) {
+  const ProgressFunction function = progress_function;
+  return function == nullptr ||
+         function(to_string(now.problem).c_str(), now.kernel.c_str(), now.candidate, now.candidates,
+                  now.best.c_str(), now.best_us, now.done, now.seconds_left) != 0;
+}
+
+ExecutionContext TorchTuning::context(const Execution& execution) {
+  ExecutionContext context = execution.context();
+  context.tuning = this;
+  return context;
+}
+
+void set_tune_progress(std::int64_t address) {
+  progress_function = reinterpret_cast<ProgressFunction>(address);
+}
+
+std::string describe(const TuneReport& report) {
+  nlohmann::json candidates = nlohmann::json::array();
+  for (const TuneCandidate& candidate : report.candidates) {
+    candidates.push_back({{"kernel", candidate.kernel},
+                          {"predicted_us", candidate.predicted_us},
+                          {"us", candidate.median_us},
+                          {"launches", candidate.launches},
+                          {"outcome", candidate.outcome}});
+  }
+  return nlohmann::json{{"problem", to_string(report.problem)},
+                        {"kernel", report.plan.kernel_name},
+                        {"source", to_string(report.plan.source)},
+                        {"seconds", report.seconds},
+                        {"measured", report.measured},
+                        {"interrupted", report.interrupted},
+                        {"why_not", report.why_not},
+                        {"candidates", candidates}}
+      .dump();
+}
+
+std::string tuning_cache() {
+  nlohmann::json cache = nlohmann::json::parse(export_tuning_cache());
+  return nlohmann::json{{"path", tuning_cache_path()}, {"entries", cache.at("entries")}}.dump();
+}
+
+}  // namespace moegemm::torch_ops

@@ -1,0 +1,127 @@
+"""Measuring kernels on the way: what calls with autotune=True do besides calling their operator.
+
+A measurement takes at most two seconds per problem, shows a bar on a terminal, keeps what it found when interrupted
+and is remembered, in the process and in a file. It never runs while torch records operations instead of running them,
+nor during CUDA graph capture, nor with MOEGEMM_AUTOTUNE=0 in the environment.
+"""
+
+import ctypes
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TextIO
+
+import torch
+
+from moegemm import flags as bits
+from moegemm.notes import warn_of_replaced_kernels
+
+_ops: Any = torch.ops.moegemm
+_is_compiling = torch.compiler.is_compiling
+_torch: Any = torch
+_Callback: Any = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_char_p,
+    ctypes.c_double,
+    ctypes.c_double,
+    ctypes.c_double,
+)
+
+REDRAW_SECONDS = 0.05
+BAR_CELLS = 20
+LINE_LIMIT = 150
+
+
+class Bar:
+    """One line on a terminal: problem, candidate, best so far, time left. Silent elsewhere."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._drawn_at = 0.0
+        self.shown = False
+
+    def draw(
+        self, problem: str, kernel: str, number: int, count: int, best: str, best_us: float, done: float, left: float
+    ) -> None:
+        now = time.monotonic()
+        if not self._stream.isatty() or now - self._drawn_at < REDRAW_SECONDS:
+            return
+        self._drawn_at = now
+        self.shown = True
+        filled = int(BAR_CELLS * done)
+        bar = "#" * filled + "." * (BAR_CELLS - filled)
+        found = f"{best} {best_us:.1f} us" if best else "-"
+        line = f"[{bar}] {problem}: {number}/{count} {kernel}; best {found}; {left:.1f} s left"
+        print(f"\r\033[K{line[:LINE_LIMIT]}", end="", file=self._stream, flush=True)
+
+    def erase(self) -> None:
+        if self.shown:
+            print("\r\033[K", end="", file=self._stream, flush=True)
+        self.shown = False
+
+
+class Watch:
+    """Called by the library before each timed launch. Ctrl-C ends the measurement; `settle` raises it afterwards."""
+
+    def __init__(self) -> None:
+        self.bar = Bar(sys.stderr)
+        self.listener: Callable[[dict[str, Any]], object] | None = None
+        self.interrupted = False
+        self._callback = _Callback(self._progress)
+        _ops.set_tune_progress(ctypes.cast(self._callback, ctypes.c_void_p).value)
+
+    def _progress(
+        self, problem: bytes, kernel: bytes, number: int, count: int, best: bytes, best_us: float, done: float,
+        left: float,
+    ) -> int:  # fmt: skip
+        # An exception must not leave a function that C++ calls.
+        try:
+            words = problem.decode(), kernel.decode(), number, count, best.decode(), best_us, done, left
+            self.bar.draw(*words)
+            if self.listener is not None:
+                names = ("problem", "kernel", "candidate", "candidates", "best", "best_us", "done", "seconds_left")
+                return 0 if self.listener(dict(zip(names, words, strict=True))) is False else 1
+        except BaseException as error:
+            self.interrupted = isinstance(error, KeyboardInterrupt)
+            return 0
+        return 1
+
+    def settle(self) -> None:
+        """After a call that may have measured: erases the bar and raises a Ctrl-C that ended it."""
+        self.bar.erase()
+        if self.interrupted:
+            self.interrupted = False
+            raise KeyboardInterrupt
+
+
+_watch: Watch | None = None
+
+
+def installed_watch() -> Watch:
+    """The process's watch, which the library calls from now on."""
+    global _watch
+    if _watch is None:
+        _watch = Watch()
+    return _watch
+
+
+def autotune_flag() -> int:
+    """bits.AUTOTUNE, or 0 while torch records operations on real tensors. A compiled graph keeps the bit: it measures
+    when it runs, not while it is traced."""
+    if _is_compiling():
+        return bits.AUTOTUNE
+    if _torch.jit.is_tracing() or _torch._C._get_dispatch_mode(_torch._C._TorchDispatchModeKey.PROXY) is not None:
+        return 0
+    installed_watch()
+    return bits.AUTOTUNE
+
+
+def after_autotune(stacklevel: int) -> None:
+    """What a call with the AUTOTUNE bit does when it is through, unless it was compiled."""
+    if _watch is not None:
+        _watch.settle()
+    warn_of_replaced_kernels(stacklevel=stacklevel + 1)

@@ -1,0 +1,93 @@
+"""Measuring the kernels of a product and its gradients ahead of time, and what has been measured."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moegemm import flags as bits
+from moegemm.autotune import after_autotune, installed_watch
+from moegemm.errors import explain
+from moegemm.raw import raw_flags
+from moegemm.rules import require_valid_flags
+
+_ops: Any = torch.ops.moegemm
+
+
+def tune(
+    X: Tensor,
+    W: Tensor,
+    m_sizes: Tensor,
+    topk: int,
+    gather_indices: Tensor | None = None,
+    permute_x: bool = False,
+    permute_y: bool = False,
+    topk_weights: Tensor | None = None,
+    fuse_mul_post: bool = False,
+    *,
+    backward: bool = True,
+    budget: float = 2.0,
+    again: bool = False,
+    allow_tf32: bool | None = None,
+    progress: Callable[[dict[str, Any]], object] | None = None,
+) -> list[dict[str, Any]]:
+    """Measures the kernels for a product and, with `backward`, for its two gradients, and remembers the fastest for
+    calls with autotune=True. The arguments are those of grouped_gemm; no tensor and no random state is changed.
+
+    Returns one report per product: problem, kernel, seconds, measured, candidates with their median microseconds and
+    what became of them. `budget` is in seconds per product. What is known is measured only `again`. `progress` gets a
+    dict before each launch and ends the measurement by returning False. Ctrl-C keeps what was found and raises.
+
+    >>> import torch, moegemm
+    >>> X, W = torch.randn(6, 16), torch.randn(4, 8, 16)
+    >>> reports = moegemm.tune(X, W, torch.tensor([3, 0, 1, 2]), topk=1, budget=0.1)
+    >>> [report["problem"].split()[0] for report in reports]
+    ['forward', 'dX', 'dW']
+    """
+    if not 0 < budget <= 3600:
+        raise ValueError(f"budget is {budget}; seconds above 0 and up to 3600 are accepted")
+    require_valid_flags(permute_x, permute_y, fuse_mul_post, gather_indices, topk_weights)
+    flags = raw_flags(X, permute_x, permute_y, fuse_mul_post, False, allow_tf32) | bits.AUTOTUNE
+    watch = installed_watch()
+    watch.listener = progress
+    reports: list[dict[str, Any]] = []
+    tensors = {"X": X, "W": W, "m_sizes": m_sizes, "gather_indices": gather_indices, "topk_weights": topk_weights}
+
+    def measure(op: int, first: Tensor, second: Tensor) -> bool:
+        weights = topk_weights if fuse_mul_post else None
+        found = _ops.tune.default(
+            op, first, second, m_sizes, gather_indices, weights, topk, flags, float(budget), again
+        )
+        reports.append(json.loads(found))
+        return not reports[-1]["interrupted"]
+
+    try:
+        with torch.no_grad():
+            X, W = X.detach(), W.detach()
+            going_on = measure(0, X, W)
+            if going_on and backward:
+                # The product itself is what its gradient looks like: [M, N], and not zeros.
+                plain = flags & ~bits.AUTOTUNE
+                dY = _ops.forward.default(X, W, m_sizes, gather_indices, topk_weights, topk, plain)
+                if measure(1, dY, W):
+                    measure(2, dY, X)
+    except RuntimeError as error:
+        raise explain(error, tensors, topk) from None
+    finally:
+        watch.listener = None
+        watch.bar.erase()
+    after_autotune(stacklevel=2)
+    return reports
+
+
+def tuning_cache() -> dict[str, Any]:
+    """What has been measured: `path` of the file and `entries`, each with its device, problem and fastest kernel.
+
+    >>> import moegemm
+    >>> sorted(moegemm.tuning_cache())
+    ['entries', 'path']
+    """
+    found: dict[str, Any] = json.loads(_ops.tuning_cache())
+    return found
