@@ -14,13 +14,6 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "benchmarks" / "grouped_gemm.py"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def benchmarks_importable():
-    sys.path.insert(0, str(SCRIPT.parent))
-    yield
-    sys.path.remove(str(SCRIPT.parent))
-
-
 def run_script(*arguments: object) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(ROOT / "python")}
     command = [sys.executable, str(SCRIPT), *map(str, arguments)]
@@ -34,7 +27,7 @@ def contender(flops: float, tflops: float, **more: Any) -> dict[str, Any]:
 
 def made_up_record() -> dict[str, Any]:
     """Every case of the default run, with rates that are a function of its place: 0.83 of dense, 1.5 times torch."""
-    cases = importlib.import_module("grouped.cases")
+    cases = importlib.import_module("moegemm.bench.cases")
     catalogue = cases.read_catalogue()
     models = [catalogue[name] for name in cases.DEFAULT_MODELS]
     listed = cases.ordered_cases(models, cases.DEFAULT_TOKENS, cases.ROUTINGS, cases.OPS)
@@ -49,6 +42,7 @@ def made_up_record() -> dict[str, Any]:
                 "tokens": case.tokens,
                 "routing": case.routing,
                 "op": case.op,
+                "rows": case.rows,
                 "experts": experts,
                 "touched_experts": min(experts, case.rows),
                 "weight_bytes": min(experts, case.rows) * n * k * 2,
@@ -107,14 +101,14 @@ def test_render_writes_tables_and_pictures_from_json_alone(tmp_path: Path) -> No
 
 
 def test_wrong_failed_and_skipped_results_are_named_and_not_counted() -> None:
-    report = importlib.import_module("grouped.report")
+    report = importlib.import_module("moegemm.bench.report")
     record = made_up_record()
     find_entry(record, "qwen3-30b-a3b", "fwd1")["contenders"]["ours"] |= {"correct": False, "error": 0.5}
     find_entry(record, "mixtral-8x7b", "dw1")["contenders"]["torch"] = {"correct": False, "failure": "no memory"}
     skipped = find_entry(record, "deepseek-v3", "fwd2", tokens=64)
     del skipped["touched_experts"]
     skipped |= {"contenders": {}, "skipped": "needs 200 GiB"}
-    text = report.to_markdown(record, None)
+    text = report.to_markdown(record)
     assert "**ours was wrong**: qwen3-30b-a3b fwd1, 8192 tokens, random routing: error 0.5" in text
     assert "torch failed: mixtral-8x7b dw1, 8192 tokens, random routing: no memory" in text
     assert "Not measured: deepseek-v3 fwd2, 64 tokens, random routing: needs 200 GiB" in text
@@ -122,7 +116,7 @@ def test_wrong_failed_and_skipped_results_are_named_and_not_counted() -> None:
 
 
 def test_decode_ratio_is_against_reading_the_touched_weights_once() -> None:
-    report = importlib.import_module("grouped.report")
+    report = importlib.import_module("moegemm.bench.report")
     entry = find_entry(made_up_record(), "qwen3-30b-a3b", "fwd1", tokens=64)
     floor_ms = entry["weight_bytes"] / 4.3e12 * 1e3
     entry["contenders"]["ours"]["ms"] = 1.08 * floor_ms
@@ -132,7 +126,7 @@ def test_decode_ratio_is_against_reading_the_touched_weights_once() -> None:
 
 
 def test_the_headline_comes_first_and_tiny_batches_have_no_gradients() -> None:
-    cases = importlib.import_module("grouped.cases")
+    cases = importlib.import_module("moegemm.bench.cases")
     models = list(cases.read_catalogue().values())[:3]
     listed = cases.ordered_cases(models, (1, 64, 512, 8192), ("zipf", "random"), cases.OPS)
     assert len(set(listed)) == len(listed)
@@ -144,7 +138,7 @@ def test_the_headline_comes_first_and_tiny_batches_have_no_gradients() -> None:
 
 @pytest.mark.parametrize("routing", ["random", "balanced", "zipf"])
 def test_routing_sends_each_token_to_different_experts(routing: str) -> None:
-    cases, operands = (importlib.import_module(f"grouped.{name}") for name in ("cases", "operands"))
+    cases, operands = (importlib.import_module(f"moegemm.bench.{name}") for name in ("cases", "operands"))
     case = cases.Case(cases.read_catalogue()["qwen3-30b-a3b"], 300, routing, "fwd1")
     ids = operands.draw_experts(case, "cpu", seed=1)
     assert ids.shape == (300, 8)
@@ -160,7 +154,7 @@ def test_routing_sends_each_token_to_different_experts(routing: str) -> None:
 def test_a_result_with_an_error_or_a_hole_fails_the_check() -> None:
     torch = importlib.import_module("torch")
     cases, operands, contenders = (
-        importlib.import_module(f"grouped.{name}") for name in ("cases", "operands", "contenders")
+        importlib.import_module(f"moegemm.bench.{name}") for name in ("cases", "operands", "contenders")
     )
     case = cases.Case(cases.Model("tiny", 4, 2, 32, 16), 6, "random", "fwd2")
     weights = operands.make_weights(case, "cpu", torch.bfloat16)

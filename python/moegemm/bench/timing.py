@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
+_cuda: Any = torch.cuda
 Calls = Mapping[str, Callable[[], object]]
 
-# Five times the 50 MB of L2: whatever a call left there is gone.
+# Five times the 50 MB of L2: whatever a call left there is gone. On a CPU, once around a large last-level cache.
 FLUSH_BYTES = 256 << 20
+CPU_FLUSH_BYTES = 32 << 20
 # Launching the copies of a small case takes the host longer than running them takes the GPU. Spinning for 100
 # microseconds (at up to 2 GHz) before each call lets the host get ahead, so that events see GPU time only.
 SPIN_CYCLES = 200_000
@@ -25,7 +27,7 @@ class Clock:
 
     def __init__(self, device: str) -> None:
         self.cuda = device == "cuda"
-        self._flush = torch.empty(FLUSH_BYTES if self.cuda else 0, dtype=torch.int8, device=device)
+        self._flush = torch.empty(FLUSH_BYTES if self.cuda else CPU_FLUSH_BYTES, dtype=torch.int8, device=device)
 
     def synchronize(self) -> None:
         if self.cuda:
@@ -61,7 +63,7 @@ class Clock:
     def _warm_up(self, calls: Calls, spin: bool) -> None:
         until = time.monotonic() + (WARM_UP_SECONDS if self.cuda else 0)
         done = 0
-        while done < WARM_UP_ROUNDS or time.monotonic() < until:
+        while done < (WARM_UP_ROUNDS if self.cuda else 1) or time.monotonic() < until:
             for call in calls.values():
                 self._time(call, spin)
             self.synchronize()
@@ -69,13 +71,14 @@ class Clock:
 
     def _time(self, call: Callable[[], object], spin: bool) -> tuple[Any, Any]:
         if not self.cuda:
+            self._flush.zero_()
             begin = time.perf_counter()
             call()
             return begin, time.perf_counter()
-        started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        started, ended = (_cuda.Event(enable_timing=True) for _ in range(2))
         self._flush.zero_()
         if spin:
-            torch.cuda._sleep(SPIN_CYCLES)
+            _cuda._sleep(SPIN_CYCLES)
         started.record()
         call()
         ended.record()
@@ -85,7 +88,7 @@ class Clock:
         """Milliseconds of one call out of `repeats` in a CUDA graph: launch gaps hardly count."""
         if not self.cuda:
             return self.round_robin({"call": call}, rounds)["call"]
-        side = torch.cuda.Stream()
+        side = _cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(3):
@@ -97,6 +100,15 @@ class Clock:
                 call()
         times = self.round_robin({"graph": graph.replay}, rounds)["graph"]
         return [t / repeats for t in times]
+
+
+def copy_bytes_per_s(clock: Clock, device: str) -> float:
+    """What memory gives and takes when a large tensor is copied: the slope of the roofline."""
+    count = (1 << 30) if clock.cuda else (128 << 20)
+    source = torch.zeros(count, dtype=torch.int8, device=device)
+    target = torch.empty_like(source)
+    times = clock.round_robin({"copy": lambda: target.copy_(source)}, 9)["copy"]
+    return 2 * count / statistics.median(times) * 1e3
 
 
 def spread(times: list[float]) -> dict[str, float]:

@@ -5,17 +5,20 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from grouped import contenders
-from grouped.cases import Case
-from grouped.contenders import Contender, KernelList, KernelReplacedError
-from grouped.operands import Operands, bytes_needed, make_operands, make_weights
-from grouped.timing import Clock, spread
+from moegemm.bench import contenders
+from moegemm.bench.cases import Case
+from moegemm.bench.contenders import Contender, KernelList, KernelReplacedError
+from moegemm.bench.operands import Operands, bytes_needed, make_operands, make_weights
+from moegemm.bench.peers import importable_peers
+from moegemm.bench.timing import Clock, spread
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 class DeviceLostError(Exception):
@@ -28,6 +31,7 @@ class Settings:
     dtype: torch.dtype
     rounds: int
     all_kernels: bool
+    peers: bool
     deadline: float  # of time.monotonic()
 
 
@@ -58,6 +62,7 @@ class Measurement:
         self._settings = settings
         self._clock = clock
         self._kernels = KernelList(settings.device) if settings.all_kernels else None
+        self._peers = importable_peers() if settings.peers else {}
         self._weights: torch.Tensor | None = None
         self._weights_of: tuple[str, str] | None = None
 
@@ -128,7 +133,9 @@ class Measurement:
             except KernelReplacedError:
                 assert self._kernels is not None
                 self._kernels.forget(case, name)
-            except (RuntimeError, NotImplementedError, ValueError) as error:
+            except Exception as error:  # whatever a peer raises is its result
+                if name == "ours" and not isinstance(error, RuntimeError | ValueError):
+                    raise
                 results[name] = {"correct": False, "failure": first_line(error)}
                 if self._device_lost():
                     entry["device_lost"] = True
@@ -157,11 +164,15 @@ class Measurement:
         makers: dict[str, Callable[[], Contender]] = {
             "dense": lambda: contenders.dense(operands),
             "torch": lambda: contenders.torch_with_copies(operands),
+            "loop": lambda: contenders.expert_loop(operands),
             "ours": lambda: contenders.ours(operands),
         }
+        for name, peer in self._peers.items():
+            if case.op in peer.ops:
+                makers[name] = partial(peer.make, operands)
         if self._kernels is not None:
             for name, numbers in self._kernels.of(case).items():
-                makers[name] = lambda numbers=numbers: contenders.ours(operands, numbers)
+                makers[name] = partial(contenders.ours, operands, numbers)
         return makers
 
     def _drop_foreign_weights(self, case: Case) -> None:
@@ -173,7 +184,7 @@ class Measurement:
 
     def _missing_bytes(self, case: Case) -> int:
         if self._settings.device != "cuda":
-            return 0
+            return bytes_needed(case) - available_host_bytes()
         held = 0 if self._weights is None else self._weights.numel() * self._weights.element_size()
         return bytes_needed(case) - torch.cuda.mem_get_info()[0] - held
 
@@ -191,6 +202,15 @@ class Measurement:
         except RuntimeError:
             return True
         return False
+
+
+def available_host_bytes() -> int:
+    """Memory that can be had without swapping; plenty where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 1 << 62
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), 1 << 62)
 
 
 def first_line(error: Exception) -> str:

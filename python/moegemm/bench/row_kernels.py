@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-import moegemm
 import torch
 
-from grouped.cases import Case, Model
-from grouped.operands import Routing, draw_experts, randn
-from grouped.timing import Clock, spread
+import moegemm
+from moegemm.bench.cases import Case, Model
+from moegemm.bench.operands import Routing, draw_experts, randn
+from moegemm.bench.timing import Clock, spread
 
 ROUTE_TOKENS, ROUTE_TOPK, ROUTE_EXPERTS = 8192, 8, 128
 ROUTES_PER_GRAPH = 20
@@ -42,7 +42,7 @@ def measure_combine(
         moved_bytes = (rows.numel() + out_elems) * rows.element_size()
         source = randn((rows.numel() + out_elems) // 2, device=device, dtype=dtype)
         target = torch.empty_like(source)
-        calls = {
+        calls: dict[str, Any] = {
             "copy": lambda source=source, target=target: target.copy_(source),
             "weighted": lambda rows=rows, weights=weights: moegemm.combine(rows, weights),
             "plain": lambda rows=rows, topk=model.topk: moegemm.combine(rows, None, topk),

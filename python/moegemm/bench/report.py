@@ -1,10 +1,11 @@
 """The record as Markdown. Works from the JSON alone, on any machine."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from grouped.cases import DECODE_TOKENS, HEADLINE_TOKENS, OPS
-from grouped.targets import AT_8192, COMBINE_OF_COPY, DECODE, READ_BYTES_PER_S, ROUTE_US
+from moegemm.bench.cases import DECODE_TOKENS, HEADLINE_TOKENS, OPS
+from moegemm.bench.targets import AT_8192, COMBINE_OF_COPY, DECODE, READ_BYTES_PER_S, ROUTE_US
 
 Record = dict[str, Any]
 Entry = dict[str, Any]
@@ -54,6 +55,12 @@ def meets_decode_target(case: Entry) -> bool | None:
     return round(ratio, 2) <= DECODE[case["op"]]
 
 
+def digits_of(case: Entry) -> int:
+    """Digits behind the point of a rate in TFLOP/s: three significant ones of ours."""
+    rate = tflops(case, "ours")
+    return 0 if rate is None or rate >= 10 else 1 if rate >= 1 else 3
+
+
 def number(value: float | None, digits: int) -> str:
     return MISSING if value is None else f"{value:.{digits}f}"
 
@@ -74,9 +81,26 @@ def by_model(cases: Iterable[Entry]) -> list[Entry]:
     return sorted(cases, key=lambda c: (place[c["model"]], c["tokens"], OPS.index(c["op"])))
 
 
-def headline_table(cases: list[Entry]) -> list[str]:
+def headline_of(record: Record) -> int:
+    """The token count that the first table and the first picture show."""
+    return int(record["run"].get("headline_tokens", HEADLINE_TOKENS))
+
+
+def rivals(cases: Iterable[Entry]) -> list[str]:
+    """Everybody who was measured but us, the ceiling first."""
+    seen = dict.fromkeys(name for case in cases for name in case["contenders"] if not name.startswith("ours"))
+    known = [name for name in ("dense", "torch", "loop") if name in seen]
+    return known + [name for name in seen if name not in known]
+
+
+LABELS = {"torch": "torch + copies", "loop": "expert loop"}
+
+
+def headline_table(cases: list[Entry], headline: int) -> list[str]:
     rows = []
-    for case in by_model(c for c in cases if c["tokens"] == HEADLINE_TOKENS and c["routing"] == "random"):
+    shown = [c for c in cases if c["tokens"] == headline and c["routing"] == "random"]
+    others = rivals(shown)
+    for case in by_model(shown):
         target = AT_8192.get(case["model"], {}).get(case["op"])
         wanted = MISSING
         if target is not None:
@@ -85,17 +109,15 @@ def headline_table(cases: list[Entry]) -> list[str]:
             (
                 case["model"],
                 case["op"],
-                *(number(tflops(case, name), 0) for name in ("dense", "torch", "ours")),
+                *(number(tflops(case, name), digits_of(case)) for name in (*others, "ours")),
                 number(speedup(case, "dense"), 2),
                 number(speedup(case, "torch"), 2),
                 wanted,
                 verdict(meets_target(case)),
             )
         )
-    head = (
-        "model", "op", "dense", "torch + copies", "moegemm", "of dense", "of torch", "target", "met",
-    )  # fmt: skip
-    return table(head, rows, 2)
+    names = [LABELS.get(name, name) for name in others]
+    return table(("model", "op", *names, "moegemm", "of dense", "of torch", "target", "met"), rows, 2)
 
 
 def decode_table(cases: list[Entry]) -> list[str]:
@@ -139,7 +161,7 @@ def token_table(cases: list[Entry], routing: str) -> list[str]:
             case = cells.get((model, op, count))
             rate = None if case is None else tflops(case, "ours")
             over = None if case is None else speedup(case, "torch")
-            digits = 1 if rate is not None and rate < 10 else 0
+            digits = 0 if case is None else digits_of(case)
             row.append(number(rate, digits) + (f" ({over:.2f})" if over is not None else ""))
         rows.append(row)
     return table(("model", "op", *(f"T = {count}" for count in counts)), rows, 2)
@@ -189,7 +211,8 @@ def row_kernel_lines(record: Record) -> list[str]:
             for name, c in entry["contenders"].items()
         }
         for name in ("weighted", "plain"):
-            share = None if rates[name] is None else rates[name] / rates["copy"]
+            mine, copied = rates[name], rates["copy"]
+            share = None if mine is None or copied is None else mine / copied
             met = None if share is None else round(share, 2) >= COMBINE_OF_COPY
             rows.append(
                 (
@@ -209,17 +232,27 @@ def row_kernel_lines(record: Record) -> list[str]:
     return lines
 
 
+def geometric_mean(ratios: Iterable[float]) -> float:
+    logs = [math.log(ratio) for ratio in ratios]
+    return math.exp(sum(logs) / len(logs))
+
+
 def summary_lines(cases: list[Entry]) -> list[str]:
     def tally(judge: Callable[[Entry], bool | None]) -> str:
         judged = [met for met in map(judge, cases) if met is not None]
         return f"{sum(judged)} of {len(judged)}"
 
     against_torch = {i: r for i, c in enumerate(cases) if (r := speedup(c, "torch")) is not None}
-    lines = [
-        f"- Targets at {HEADLINE_TOKENS} tokens met: {tally(meets_target)}.",
-        f"- Decode targets met, all routings: {tally(meets_decode_target)}.",
+    lines = []
+    if any(meets_target(case) is not None for case in cases):
+        lines += [
+            f"- Targets at {HEADLINE_TOKENS} tokens met: {tally(meets_target)}.",
+            f"- Decode targets met, all routings: {tally(meets_decode_target)}.",
+        ]
+    lines += [
         f"- At least as fast as torch's `grouped_mm` with copies: {sum(r >= 1 for r in against_torch.values())} of "
-        f"{len(against_torch)} cases.",
+        f"{len(against_torch)} cases"
+        + (f"; geometric mean {geometric_mean(against_torch.values()):.2f} times." if against_torch else "."),
     ]
     behind = sorted((r, i) for i, r in against_torch.items() if r < 1)
     lines += [f"  - behind: {describe(cases[i])}, {r:.2f} times torch" for r, i in behind[:20]]
@@ -239,19 +272,22 @@ def describe(case: Entry) -> str:
     return f"{case['model']} {case['op']}, {case['tokens']} tokens, {case['routing']} routing"
 
 
-def to_markdown(record: Record, figure: str | None) -> str:
+def to_markdown(record: Record, figures: Sequence[tuple[str, str]] = ()) -> str:
+    """`figures` are file names with what they show."""
     run, cases = record["run"], record["cases"]
+    headline = headline_of(record)
+    on_cpu = run.get("device") == "cpu"
     lines = [
-        "# Grouped products on a Hopper GPU",
+        "# Grouped products on a CPU" if on_cpu else "# Grouped products on a Hopper GPU",
         "",
         f"{run['gpu']}, {run['dtype']}, {run['date']}, commit {run['commit']}; torch {run['torch']}, "
-        f"CUDA {run['cuda']}, driver {run['driver']}. Written by `benchmarks/grouped_gemm.py`; every number, with its "
+        f"CUDA {run['cuda']}, driver {run['driver']}. Written by `moegemm-bench`; every number, with its "
         "spread, is in the JSON file beside this page.",
         "",
-        f"Round robin of all contenders of a case, medians of {run['rounds']} rounds, L2 flushed before each launch "
-        "(see `benchmarks/README.md`). TFLOP/s count useful work only: 2 M N K with M = tokens x topk. *dense* is one "
-        "cuBLAS product with the same FLOPs, *torch + copies* is `grouped_mm` with the gather, scatter and multiply "
-        "that its user adds.",
+        f"Round robin of all contenders of a case, medians of {run['rounds']} rounds, caches flushed before each "
+        "launch (see `benchmarks/README.md`). TFLOP/s count useful work only: 2 M N K with M = tokens x topk. *dense* "
+        "is one product with the same FLOPs, *torch + copies* is `grouped_mm` with the gather, scatter and multiply "
+        "that its user adds, *expert loop* is one product per expert with the same copies.",
         "",
         "fwd1, dx1 and dw1 belong to the first GEMM of a layer (gate and up), fwd2, dx2 and dw2 to the second: fwd1 "
         "gathers X, dx1 scatters dX, dw1 gathers X; fwd2 scatters Y and multiplies by the router's weights, dx2 and "
@@ -260,22 +296,25 @@ def to_markdown(record: Record, figure: str | None) -> str:
         *summary_lines(cases),
         "",
     ]
-    if figure:
-        lines += [f"![TFLOP/s by model and product, {HEADLINE_TOKENS} tokens]({figure})", ""]
+    for name, what in figures:
+        lines += [f"![{what}]({name})", ""]
     lines += [
-        f"## {HEADLINE_TOKENS} tokens, random routing, TFLOP/s",
+        f"## {headline} tokens, random routing, TFLOP/s",
         "",
         "Target: share of dense, in brackets times torch.",
         "",
-        *headline_table(cases),
-        "",
-        "## Decode, random routing",
-        "",
-        f"The floor is reading the weights of the touched experts once at {READ_BYTES_PER_S * 1e-12:.1f} TB/s.",
-        "",
-        *decode_table(cases),
+        *headline_table(cases, headline),
         "",
     ]
+    if not on_cpu:
+        lines += [
+            "## Decode, random routing",
+            "",
+            f"The floor is reading the weights of the touched experts once at {READ_BYTES_PER_S * 1e-12:.1f} TB/s.",
+            "",
+            *decode_table(cases),
+            "",
+        ]
     for routing in dict.fromkeys(c["routing"] for c in cases):
         lines += [
             f"## All token counts, {routing} routing",

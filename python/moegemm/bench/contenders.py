@@ -1,4 +1,4 @@
-"""Who competes: dense cuBLAS, torch's grouped_mm with the copies its user makes, and moegemm."""
+"""Who competes: one dense product, torch's grouped_mm with the copies its user makes, a loop over experts, moegemm."""
 
 import math
 import warnings
@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import moegemm
 import torch
 from torch import Tensor
 
-from grouped.cases import Case
-from grouped.operands import Operands, has_nan, relative_error
+import moegemm
+from moegemm.bench.cases import Case
+from moegemm.bench.operands import Operands, has_nan, relative_error
 
 _functional: Any = torch.nn.functional
 grouped_mm: Callable[..., Tensor] = getattr(_functional, "grouped_mm", None) or torch._grouped_mm
@@ -65,7 +65,7 @@ def torch_with_copies(o: Operands) -> Contender:
     per layer (offsets, int64 indices, inverse) is not charged."""
     case, r = o.case, o.routing
     X, dY, W, ends = o.X, o.dY, o.W, r.ends
-    weights = None if o.topk_weights is None else o.topk_weights.to(o.out.dtype)[:, None]
+    weights: Any = None if o.topk_weights is None else o.topk_weights.to(o.out.dtype)[:, None]
 
     def run() -> Tensor:
         match case.op:
@@ -84,6 +84,40 @@ def torch_with_copies(o: Operands) -> Contender:
 
     # Weight, product and their product are rounded in fwd2. Empty experts are not torch's promise.
     return Contender(run, lambda y: relative_error(o, y, with_empty=False), roundings=3 if weights is not None else 2)
+
+
+def expert_loop(o: Operands) -> Contender:
+    """One torch.mm per expert that has rows, with the same copies around it. The segment sizes are on the host
+    already, which a real layer would have to wait for."""
+    case, r = o.case, o.routing
+    X, dY, W = o.X, o.dY, o.W
+    segments = [s for s in r.segments() if s[2] > s[1]]
+    weights = None if o.topk_weights is None else o.topk_weights.to(o.out.dtype)[:, None]
+    rows_out = torch.empty(case.rows, o.out.size(-1), device=o.out.device, dtype=o.out.dtype)
+    # An expert without rows keeps its zeros.
+    gradient = torch.zeros_like(o.out) if case.product == "dW" else None
+
+    def run() -> Tensor:
+        if case.product == "dW":
+            assert gradient is not None
+            x = X.index_select(0, r.token_of_row) if case.op == "dw1" else X
+            dy = dY if case.op == "dw1" else dY.index_select(0, r.gather)
+            for expert, begin, end in segments:
+                torch.mm(dy[begin:end].t(), x[begin:end], out=gradient[expert])
+            return gradient
+        if case.product == "forward":
+            rows = X.index_select(0, r.token_of_row) if case.op == "fwd1" else X
+        else:
+            rows = dY if case.op == "dx1" else dY.index_select(0, r.gather)
+        for expert, begin, end in segments:
+            w = W[expert].t() if case.product == "forward" else W[expert]
+            torch.mm(rows[begin:end], w, out=rows_out[begin:end])
+        if case.op in ("fwd1", "dx2"):
+            return rows_out
+        back = rows_out.index_select(0, r.inverse)
+        return back if weights is None else back.mul_(weights)
+
+    return Contender(run, lambda y: relative_error(o, y), roundings=3 if weights is not None else 2)
 
 
 def ours(o: Operands, kernel: KernelNumbers | None = None) -> Contender:

@@ -5,7 +5,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-CATALOGUE = Path(__file__).resolve().parents[2] / "data" / "models.json"
+# Installed with the package, or where a checkout keeps it for the program too.
+_PLACES = (
+    Path(__file__).resolve().parent / "models.json",
+    Path(__file__).resolve().parents[3] / "data" / "models.json",
+)
 
 DEFAULT_MODELS = (
     "qwen3-30b-a3b",
@@ -20,6 +24,10 @@ ROUTINGS = ("random", "balanced", "zipf")
 OPS = ("fwd1", "dx1", "dw1", "fwd2", "dx2", "dw2")
 
 HEADLINE_TOKENS = 8192
+# What two cores compute in two minutes.
+CPU_MODELS = ("demo", "olmoe")
+CPU_TOKENS = (16, 256)
+CPU_HEADLINE_TOKENS = 256
 DECODE_TOKENS = 64  # this many tokens and fewer are decoding
 # Nobody trains on a handful of tokens: gradients are measured from here on.
 LEAST_GRADIENT_TOKENS = 64
@@ -69,22 +77,28 @@ class Case:
         return f"{self.model.name} T={self.tokens} {self.routing} {self.op}"
 
 
-def read_catalogue(path: Path = CATALOGUE) -> dict[str, Model]:
+def read_catalogue(path: Path | None = None) -> dict[str, Model]:
+    """The models by name, in the file's order."""
+    path = path or next((place for place in _PLACES if place.is_file()), _PLACES[0])
     listed = json.loads(path.read_text())["models"]
     return {m["name"]: Model(m["name"], m["experts"], m["topk"], m["hidden"], m["intermediate"]) for m in listed}
 
 
-def importance(tokens: int) -> int:
-    if tokens == HEADLINE_TOKENS:
+def importance(tokens: int, headline: int) -> int:
+    if tokens == headline:
         return 0
     return 1 if tokens <= DECODE_TOKENS else 2
 
 
 def ordered_cases(
-    models: Sequence[Model], tokens: Iterable[int], routings: Iterable[str], ops: Iterable[str]
+    models: Sequence[Model],
+    tokens: Iterable[int],
+    routings: Iterable[str],
+    ops: Iterable[str],
+    headline: int = HEADLINE_TOKENS,
 ) -> list[Case]:
-    """Random routing before the others, 8192 tokens before decoding before the rest: a run that ends early has
-    measured what matters. Inside a tier the cases that share weights follow each other."""
+    """Random routing before the others, the headline's token count before decoding before the rest: a run that ends
+    early has measured what matters. Inside a tier the cases that share weights follow each other."""
     wanted = set(ops)
     cases = [
         Case(model, count, routing, op)
@@ -92,14 +106,14 @@ def ordered_cases(
         for count in set(tokens)
         for routing in dict.fromkeys(routings)
         for op in OPS
-        if op in wanted and (op.startswith("fwd") or count >= LEAST_GRADIENT_TOKENS)
+        if op in wanted and (op.startswith("fwd") or count >= min(LEAST_GRADIENT_TOKENS, headline))
     ]
     place = {model.name: i for i, model in enumerate(models)}
     return sorted(
         cases,
         key=lambda c: (
             c.routing != "random",
-            importance(c.tokens),
+            importance(c.tokens, headline),
             place[c.model.name],
             c.op[-1],
             c.tokens,

@@ -6,8 +6,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import moegemm
 import torch
+
+import moegemm
 
 
 def _answer(*command: str) -> str:
@@ -30,12 +31,14 @@ def gpu_state() -> str:
 def describe(device: str, dtype: str, rounds: int, commit: str) -> dict[str, Any]:
     cuda = device == "cuda"
     described = moegemm.info()
-    gpu = torch.cuda.get_device_name() if cuda else f"no GPU ({described['cpu']['model']})"
+    cpu = described["cpu"]
+    gpu = torch.cuda.get_device_name() if cuda else f"{cpu['model']} ({cpu['isa']}, {torch.get_num_threads()} threads)"
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
         "commit": commit,
         "version": described["version"],
         "build": described["build"],
+        "device": device,
         "gpu": gpu,
         "gpu_memory_bytes": torch.cuda.get_device_properties(0).total_memory if cuda else 0,
         "gpu_state_at_start": gpu_state(),

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from grouped.cases import Case
+from moegemm.bench.cases import Case
 
 SAMPLED_EXPERTS = 6
 SAMPLED_ROWS = 8  # of each sampled expert; for dW, rows of its gradient
@@ -74,9 +75,10 @@ class Operands:
 
     case: Case
     routing: Routing
-    W: Tensor | None  # [E, N, K]
-    X: Tensor | None  # [T, K] for the first GEMM, else [M, K]
-    dY: Tensor | None  # [M, N], flat order for the second GEMM
+    # Tensors, or None where the product has no such operand.
+    W: Any  # [E, N, K]
+    X: Any  # [T, K] for the first GEMM, else [M, K]
+    dY: Any  # [M, N], flat order for the second GEMM
     rows_k: Tensor | None
     rows_n: Tensor | None
     topk_weights: Tensor | None  # [M] fp32, for fwd2
@@ -177,4 +179,4 @@ def _samples(operands: Operands, result: Tensor, expert: int, begin: int, end: i
 
 def has_nan(tensor: Tensor) -> bool:
     """Looks in pieces: a mask of a whole gradient would take half its memory again."""
-    return any(bool(piece.isnan().any()) for piece in tensor.view(-1).split(SCAN_ELEMS))
+    return any(bool(piece.isnan().any()) for piece in torch.split(tensor.view(-1), SCAN_ELEMS))

@@ -1,1 +1,0 @@
-"""The parts of benchmarks/grouped_gemm.py: what is measured, how, and how it is written down."""

@@ -1,0 +1,1 @@
+"""moegemm-bench: our products beside what a user would pick instead, with tables and plots; see bench/cli.py."""

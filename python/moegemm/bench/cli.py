@@ -1,0 +1,271 @@
+"""Times moegemm's products beside what a user would pick instead: torch's grouped_mm with the copies its user makes, a
+loop over experts, any other library that is installed, and one dense product of the same FLOPs as the ceiling.
+
+All contenders of a case take turns in one process, every result is checked against an fp32 reference on samples, and
+the record is written as JSON (after each case), Markdown and pictures. benchmarks/README.md explains the method.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from moegemm.bench import report
+from moegemm.bench.cases import (
+    CPU_HEADLINE_TOKENS,
+    CPU_MODELS,
+    CPU_TOKENS,
+    DEFAULT_MODELS,
+    DEFAULT_TOKENS,
+    HEADLINE_TOKENS,
+    OPS,
+    ROUTINGS,
+    ordered_cases,
+    read_catalogue,
+)
+
+# Less than two minutes with starting and drawing.
+CPU_SECONDS = 95.0
+SMALLEST = "demo"  # for trying things out; not a published model
+
+
+def words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
+
+
+def numbers(text: str) -> list[int]:
+    counts = [int(word) for word in words(text)]
+    if min(counts, default=0) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}; a comma-separated list of positive numbers is accepted")
+    return counts
+
+
+def choice_of(accepted: tuple[str, ...]) -> Any:
+    def read(text: str) -> list[str]:
+        chosen = words(text)
+        unknown = [word for word in chosen if word not in accepted]
+        if unknown or not chosen:
+            raise argparse.ArgumentTypeError(f"{text!r}; accepted are {','.join(accepted)}")
+        return chosen
+
+    return read
+
+
+def read_options(arguments: Sequence[str] | None, out: Path, stem: str | None) -> argparse.Namespace:
+    catalogue = read_catalogue()
+    parser = argparse.ArgumentParser(
+        prog="moegemm-bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--device", choices=("cuda", "cpu"), help="default: cuda where torch sees a GPU")
+    add("--models", type=choice_of(tuple(catalogue)), help=f"default: {','.join(DEFAULT_MODELS)}; on a CPU fewer")
+    add("--tokens", type=numbers, help="comma-separated; default: " + ",".join(map(str, DEFAULT_TOKENS)))
+    add("--routing", type=choice_of(ROUTINGS), help=f"default: {','.join(ROUTINGS)}; on a CPU random")
+    add("--ops", type=choice_of(OPS), default=list(OPS), help=f"default: {','.join(OPS)}")
+    add("--dtype", choices=("bf16", "fp16", "fp32"), default="bf16")
+    add("--rounds", type=int, help="timed rounds per case (default: 30, on a CPU 5; at least 20 for a GPU record)")
+    add("--heat", type=float, default=2.0, metavar="SECONDS", help="dense products before the first case")
+    add("--seconds", type=float, help=f"start no case that may end later than this (default: on a CPU {CPU_SECONDS})")
+    add("--all-kernels", action="store_true", help="time every compiled kernel beside the chosen one")
+    add("--no-peers", action="store_true", help="leave out other libraries")
+    add("--no-row-kernels", action="store_true", help="leave out route and combine")
+    add("--planner", action="store_true", help="compare the planner's choice with every compiled kernel instead")
+    add("--budget", type=float, default=2.0, metavar="SECONDS", help="--planner: per problem (default: %(default)s)")
+    add("--commit", help="commit that is measured (default: ask git)")
+    add("--append", type=Path, metavar="JSON", help="keep the cases of this record and measure only the missing ones")
+    add("--render", type=Path, metavar="JSON", help="write Markdown and pictures of this record; measure nothing")
+    add("--out", type=Path, default=out, help="folder (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    complete(options, catalogue, stem)
+    return options
+
+
+def complete(options: argparse.Namespace, catalogue: dict[str, Any], stem: str | None) -> None:
+    """The defaults that depend on the device or on one another."""
+    if options.device is None and not options.render:
+        import torch
+
+        options.device = "cuda" if torch.cuda.is_available() else "cpu"
+    on_cpu = options.device == "cpu"
+    options.headline = CPU_HEADLINE_TOKENS if on_cpu else HEADLINE_TOKENS
+    options.stem = stem or options.device or "cuda"
+    if options.planner:
+        from moegemm.bench.planner import TOKENS
+
+        options.stem = "planner"
+        options.models = options.models or [name for name in catalogue if name != SMALLEST]
+        options.tokens = options.tokens or list(TOKENS)
+    options.models = options.models or list(CPU_MODELS if on_cpu else DEFAULT_MODELS)
+    options.tokens = options.tokens or list(CPU_TOKENS if on_cpu else DEFAULT_TOKENS)
+    options.routing = options.routing or (["random"] if on_cpu else list(ROUTINGS))
+    options.rounds = options.rounds or (5 if on_cpu else 30)
+    if options.seconds is None:
+        options.seconds = CPU_SECONDS if on_cpu and not options.planner else float("inf")
+    options.models = [catalogue[name] for name in dict.fromkeys(options.models)]
+
+
+def write_json(record: report.Record, folder: Path, stem: str) -> None:
+    """Whole or not at all: a run that is killed while writing leaves the record before it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{stem}.json"
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
+    partial.replace(path)
+
+
+def render(record: report.Record, folder: Path, stem: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    if record.get("kind") == "planner":
+        from moegemm.bench import planner
+
+        (folder / f"{stem}.md").write_text(planner.to_markdown(record))
+        return
+    figures: list[tuple[str, str]] = []
+    try:
+        from moegemm.bench import plots
+
+        figures = [(path.name, what) for path, what in plots.draw(record, folder, stem)]
+    except ImportError as error:
+        print(f"no pictures: {error}; --render draws them where matplotlib is installed", file=sys.stderr)
+    (folder / f"{stem}.md").write_text(report.to_markdown(record, figures))
+
+
+def read_earlier(path: Path | None, run: dict[str, Any]) -> report.Record:
+    """The record to add to. Numbers of another commit, GPU or dtype do not belong in one table."""
+    if path is None or not path.is_file():
+        return {"format": 1, "run": run, "models": {}, "cases": []}
+    earlier: report.Record = json.loads(path.read_text())
+    for fact in ("commit", "gpu", "dtype"):
+        if earlier["run"][fact] != run[fact]:
+            sys.exit(f"--append {path}: measured with {fact} {earlier['run'][fact]}, this run has {run[fact]}")
+    return earlier
+
+
+def require_device(device: str) -> None:
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        sys.exit("torch sees no CUDA device; --device cpu measures there, --render redraws an existing record")
+
+
+def measure(options: argparse.Namespace, root: Path) -> int:
+    import torch
+
+    from moegemm.bench import machine
+    from moegemm.bench.measure import DTYPES, DeviceLostError, Measurement, Settings
+    from moegemm.bench.row_kernels import measure_combine, measure_route
+    from moegemm.bench.timing import Clock, copy_bytes_per_s
+
+    begin = time.monotonic()
+    require_device(options.device)
+    torch.manual_seed(0)
+    dtype = DTYPES[options.dtype]
+    run = machine.describe(options.device, options.dtype, options.rounds, options.commit or machine.commit_of(root))
+    run["headline_tokens"] = options.headline
+    record = read_earlier(options.append, run)
+    for model in options.models:
+        record["models"][model.name] = vars(model)
+    record["cases"] = [c for c in record["cases"] if not c.get("skipped")]
+    done = {(c["model"], c["tokens"], c["routing"], c["op"]) for c in record["cases"]}
+    cases = ordered_cases(options.models, options.tokens, options.routing, options.ops, options.headline)
+    cases = [case for case in cases if case.key not in done]
+
+    clock = Clock(options.device)
+    clock.heat(options.heat)
+    record["run"].setdefault("memory_bytes_per_s", copy_bytes_per_s(clock, options.device))
+    if options.device == "cuda" and not options.no_row_kernels and "route" not in record:
+        for name, call in (
+            ("route", lambda: measure_route(clock, options.device, options.rounds, HEADLINE_TOKENS)),
+            (
+                "combine",
+                lambda: measure_combine(clock, options.models, options.device, dtype, options.rounds, HEADLINE_TOKENS),
+            ),
+        ):
+            try:
+                record[name] = call()
+            except RuntimeError as error:
+                print(f"{name} left out: {error}", file=sys.stderr)
+
+    def keep(entry: dict[str, Any]) -> None:
+        record["cases"].append(entry)
+        write_json(record, options.out, options.stem)
+
+    deadline = begin + options.seconds
+    settings = Settings(options.device, dtype, options.rounds, options.all_kernels, not options.no_peers, deadline)
+    lost = False
+    try:
+        unreached = Measurement(settings, clock).run(cases, keep)
+        if unreached:
+            print(f"{unreached} cases not measured: --seconds is used up (--append continues)", file=sys.stderr)
+    except DeviceLostError as error:
+        lost = True
+        print(f"stopped: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("stopped; what was measured is kept", file=sys.stderr)
+    record["run"]["gpu_state_at_end"] = machine.gpu_state()
+    write_json(record, options.out, options.stem)
+    render(record, options.out, options.stem)
+    print("\n".join(report.summary_lines(record["cases"])))
+    print(f"{options.out / options.stem}.md, {time.monotonic() - begin:.0f} s")
+    wrong = any(not c["contenders"].get("ours", {}).get("correct", True) for c in record["cases"])
+    return 1 if wrong or lost else 0
+
+
+def measure_planner(options: argparse.Namespace, root: Path) -> int:
+    import torch
+
+    from moegemm.bench import machine, planner
+    from moegemm.bench.measure import DTYPES
+    from moegemm.bench.timing import Clock
+
+    begin = time.monotonic()
+    require_device(options.device)
+    torch.manual_seed(0)
+    run = machine.describe(options.device, options.dtype, options.rounds, options.commit or machine.commit_of(root))
+    record = read_earlier(options.append, run) | {"kind": "planner"}
+    done = {(c["model"], c["tokens"], "random", c["op"]) for c in record["cases"]}
+    wanted = [c for c in planner.cases_of(options.models, options.tokens) if c.op in options.ops]
+    cases = [case for case in wanted if case.key not in done]
+    Clock(options.device).heat(options.heat)
+
+    def keep(entry: dict[str, Any]) -> None:
+        record["cases"].append(entry)
+        count = len(record["cases"])
+        words = "one kernel" if entry["only_kernel"] else f"{entry['reached']:.3f} with {entry['heuristic']}"
+        line = f"[{count}/{len(wanted)}] {entry['model']} T={entry['tokens']} {entry['op']}: {words}"
+        end, start = ("", "\r\033[K") if sys.stderr.isatty() else ("\n", "")
+        print(start + line[:150], end=end, file=sys.stderr, flush=True)
+        if count % 20 == 0:
+            write_json(record, options.out, options.stem)
+
+    try:
+        unreached = planner.measure(
+            cases, options.device, DTYPES[options.dtype], options.budget, begin + options.seconds, keep
+        )
+        if unreached:
+            print(f"{unreached} cases not measured: --seconds is used up (--append continues)", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("stopped; what was measured is kept", file=sys.stderr)
+    write_json(record, options.out, options.stem)
+    render(record, options.out, options.stem)
+    print("\n".join(planner.quality_lines(record["cases"])))
+    print(f"{options.out / options.stem}.md, {time.monotonic() - begin:.0f} s")
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None, *, out: Path = Path("moegemm-bench"), stem: str | None = None) -> int:
+    """The program; `out` and `stem` are where and under which name the record is written by default."""
+    options = read_options(arguments, out, stem)
+    root = Path(__file__).resolve().parents[3]
+    if options.render:
+        record = json.loads(options.render.read_text())
+        render(record, options.out, stem or options.render.stem)
+        return 0
+    return measure_planner(options, root) if options.planner else measure(options, root)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""How good the planner's heuristic is: every compiled kernel of a problem against the one that the heuristic takes,
+over all models of the catalogue, measured by the tuner itself."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moegemm import flags as bits
+from moegemm.bench.cases import OPS, Case, Model
+from moegemm.bench.operands import bytes_needed, make_operands, make_weights
+from moegemm.bench.report import geometric_mean, table
+
+TOKENS = (16, 64, 512, 2048, 8192, 32768)
+WANTED_MEAN, WANTED_LEAST = 0.95, 0.85
+
+Entry = dict[str, Any]
+_ops: Any = torch.ops.moegemm
+_NUMBERS = {"forward": 0, "dX": 1, "dW": 2}
+
+
+def cases_of(models: Sequence[Model], tokens: Iterable[int]) -> list[Case]:
+    """Cases that share weights follow each other."""
+    counts = sorted(set(tokens), reverse=True)
+    return [
+        Case(model, count, "random", op)
+        for model in models
+        for gemm in "12"
+        for product in ("fwd", "dx", "dw")
+        for count in counts
+        for op in OPS
+        if op == product + gemm
+    ]
+
+
+def measure(
+    cases: Sequence[Case],
+    device: str,
+    dtype: torch.dtype,
+    budget: float,
+    deadline: float,
+    keep: Callable[[Entry], None],
+) -> int:
+    """Hands each measured case to `keep`; returns how many the time did not reach."""
+    weights: Tensor | None = None
+    weights_of: tuple[str, str] | None = None
+    for done, case in enumerate(cases):
+        if time.monotonic() > deadline:
+            return len(cases) - done
+        wanted = None if case.product == "dW" else (case.model.name, case.op[-1])
+        if wanted != weights_of:
+            weights = None
+            if device == "cuda":
+                torch.cuda.empty_cache()
+            weights = None if wanted is None else make_weights(case, device, dtype)
+            weights_of = wanted
+        if device == "cuda" and bytes_needed(case) > torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved():
+            continue
+        keep(_measure_case(case, weights, device, dtype, budget))
+    return 0
+
+
+def _measure_case(case: Case, weights: Tensor | None, device: str, dtype: torch.dtype, budget: float) -> Entry:
+    o = make_operands(case, weights, device, dtype, seed=case.tokens)
+    flags = bits.AUTOTUNE | (bits.PERMUTE_X if case.op.endswith("1") else bits.PERMUTE_Y)
+    if o.topk_weights is not None:
+        flags |= bits.FUSE_MUL
+    first = o.X if case.product == "forward" else o.dY
+    second = o.X if case.product == "dW" else o.W
+    found = _ops.tune.default(
+        _NUMBERS[case.product], first, second, o.routing.m_sizes, o.routing.gather_indices, o.topk_weights,
+        case.model.topk, flags, budget, True,
+    )  # fmt: skip
+    report = json.loads(found)
+    timed = {c["kernel"]: c["us"] for c in report["candidates"] if c["launches"] > 0}
+    # The tuner times the heuristic's kernel first.
+    heuristic = next(iter(timed), report["kernel"])
+    best = min(timed, key=lambda kernel: timed[kernel]) if timed else heuristic
+    return {
+        "model": case.model.name,
+        "tokens": case.tokens,
+        "op": case.op,
+        "heuristic": heuristic,
+        "best": best,
+        "us": timed,
+        "reached": timed[best] / timed[heuristic] if timed else 1.0,
+        "only_kernel": not timed,
+        "seconds": report["seconds"],
+        "why_not": report["why_not"],
+    }
+
+
+def quality_lines(entries: Sequence[Entry]) -> list[str]:
+    chosen = [e for e in entries if not e["only_kernel"]]
+    if not chosen:
+        return ["No problem had more than one kernel."]
+    mean = geometric_mean(e["reached"] for e in chosen)
+    over_all = geometric_mean(e["reached"] for e in entries)
+    least = min(chosen, key=lambda e: float(e["reached"]))
+    right = sum(e["best"] == e["heuristic"] for e in chosen)
+    slowest = max(e["seconds"] for e in chosen)
+    return [
+        f"- Geometric mean of the speed reached: **{mean:.3f}** of the best kernel's over the {len(chosen)} problems "
+        f"with a choice, {over_all:.3f} over all {len(entries)} (wanted: {WANTED_MEAN:.2f}).",
+        f"- Least: **{least['reached']:.3f}** at {least['model']} {least['op']}, {least['tokens']} tokens "
+        f"(wanted: {WANTED_LEAST:.2f}); {sum(e['reached'] < WANTED_MEAN for e in chosen)} problems below "
+        f"{WANTED_MEAN:.2f}.",
+        f"- The heuristic's kernel was the fastest in {right} of {len(chosen)} problems.",
+        f"- Tuning took {sum(e['seconds'] for e in chosen) / len(chosen):.2f} s per problem on average, {slowest:.2f} "
+        "s at most.",
+    ]
+
+
+def to_markdown(record: dict[str, Any]) -> str:
+    run, entries = record["run"], record["cases"]
+    lines = [
+        "# The planner's choice against every compiled kernel",
+        "",
+        f"{run['gpu']}, {run['dtype']}, {run['date']}, commit {run['commit']}. Written by `moegemm-bench --planner`: "
+        "the tuner measures the kernels of each problem in turn, with cold caches, and keeps the medians. A cell is "
+        "the speed of the heuristic's kernel as a share of the fastest one's; **bold** is below "
+        f"{WANTED_MEAN:.2f}, – means that one kernel only runs the problem.",  # noqa: RUF001
+        "",
+        *quality_lines(entries),
+        "",
+        "## Every problem, random routing",
+        "",
+        *_every_problem(entries),
+        "",
+        f"## Where the choice reaches less than {WANTED_MEAN:.2f}",
+        "",
+        *_worst(entries),
+        "",
+        "## How often each kernel is the fastest, and is taken",
+        "",
+        *_kernels(entries),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _every_problem(entries: Sequence[Entry]) -> list[str]:
+    counts = sorted({e["tokens"] for e in entries})
+    cells = {(e["model"], e["op"], e["tokens"]): e for e in entries}
+
+    def cell(model: str, op: str, count: int) -> str:
+        entry = cells.get((model, op, count))
+        if entry is None:
+            return ""
+        if entry["only_kernel"]:
+            return "–"  # noqa: RUF001
+        text = f"{entry['reached']:.2f}"
+        return f"**{text}**" if entry["reached"] < WANTED_MEAN else text
+
+    keys = dict.fromkeys((e["model"], op) for e in entries for op in OPS if (e["model"], op, e["tokens"]) in cells)
+    rows = [[model, op, *(cell(model, op, count) for count in counts)] for model, op in keys]
+    return table(("model", "op", *(f"T = {count}" for count in counts)), rows, 2)
+
+
+def _worst(entries: Sequence[Entry]) -> list[str]:
+    behind = sorted((e for e in entries if e["reached"] < WANTED_MEAN), key=lambda e: float(e["reached"]))
+    if not behind:
+        return ["None."]
+    rows = [
+        [
+            e["model"], e["op"], str(e["tokens"]), e["heuristic"], e["best"], f"{e['us'][e['heuristic']]:.1f}",
+            f"{e['us'][e['best']]:.1f}", f"{e['reached']:.3f}",
+        ]
+        for e in behind
+    ]  # fmt: skip
+    return table(("model", "op", "tokens", "taken", "fastest", "us", "fastest, us", "reached"), rows, 2)
+
+
+def _kernels(entries: Sequence[Entry]) -> list[str]:
+    fastest = Counter(e["best"] for e in entries if not e["only_kernel"])
+    taken = Counter(e["heuristic"] for e in entries if not e["only_kernel"])
+    rows = [[name, str(fastest[name]), str(taken[name])] for name in sorted(fastest | taken)]
+    return table(("kernel", "fastest", "taken"), rows, 1)
