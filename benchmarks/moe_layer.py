@@ -16,10 +16,10 @@ import transformers
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from grouped.machine import commit_of, describe  # noqa: E402 - found through the line above
-from grouped.timing import Clock  # noqa: E402
-from layer.measure import measure  # noqa: E402
+from layer.measure import measure  # noqa: E402 - found through the line above
 from layer.report import TARGETS, draw, page, speedup  # noqa: E402
+from moegemm.bench.machine import commit_of, describe  # noqa: E402
+from moegemm.bench.timing import Clock  # noqa: E402
 
 STEM = "moe_layer"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

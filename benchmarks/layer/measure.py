@@ -7,8 +7,8 @@ from typing import Any
 
 import moegemm
 import torch
-from grouped.timing import Clock, spread
 from moegemm.activations import activation_named
+from moegemm.bench.timing import Clock, spread
 from torch import Tensor
 
 from layer.contenders import Layer
