@@ -76,8 +76,7 @@ __device__ __forceinline__ void consume(const RowGemmParams& params,
     if (rows == 0) return;
     consume_tile_of<T, TileT::kRows, TileT, WeightMajor, Gathered>(
         padded_rows<TileT>(rows), params, shared, tile, slot, consumer, stage);
-    __syncwarp();
-    if (threadIdx.x % kWarpSize == 0) ptx::mbarrier_arrive(&ring.empty[slot.slot]);
+    ptx::mbarrier_arrive(&ring.empty[slot.slot]);
     slot.advance();
     if constexpr (TileT::kPingpong) {
       slot.advance();
@@ -106,11 +105,14 @@ __global__ void __launch_bounds__((1 + kConsumers) * kWarpgroupThreads, 1)
       ptx::prefetch_tensormap(&params.rows_map);
       ptx::prefetch_tensormap(&params.half_rows_map);
     }
-    constexpr int kConsumerWarps = (TileT::kPingpong ? 1 : kConsumers) * 4;
+    constexpr int kTileConsumers = TileT::kPingpong ? 1 : kConsumers;
     auto& rings = shared.rings();
-    rings.stage.init(Gathered ? 1 + kWarpgroupThreads : 1, kConsumerWarps);
-    rings.tile.init(1, kConsumerWarps);
-    for (auto& barrier : rings.info_full) ptx::mbarrier_init(&barrier, Gathered ? 4 : kInfoWarps);
+    rings.stage.init(Gathered ? 1 + kWarpgroupThreads : 1, kTileConsumers * 4);
+    rings.tile.init(1, kTileConsumers * kWarpgroupThreads +
+                           (Gathered || row_info ? kInfoWarps * kWarpSize : 0));
+    for (auto& barrier : rings.info_full) {
+      ptx::mbarrier_init(&barrier, Gathered ? kWarpgroupThreads : kInfoWarps * kWarpSize);
+    }
     ptx::fence_mbarrier_init();
   }
   __syncthreads();

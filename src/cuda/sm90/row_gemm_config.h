@@ -16,7 +16,7 @@ enum class Schedule {
 constexpr int kDepth = 64;      ///< contraction step: 64 16-bit elements are a swizzled row
 constexpr int kRowBytes = 128;  ///< bytes of such a row
 constexpr int kWarpgroupThreads = 128;
-constexpr int kInfoWarps = 3;  ///< producer warps that only write row info
+constexpr int kInfoWarps = 3;  ///< producer warps beside the scheduler
 constexpr int kConsumers = 2;  ///< consumer warpgroups
 constexpr int kTileSlots =
     4;  ///< decoded tiles in flight: two being multiplied or stored, two ahead

@@ -224,7 +224,11 @@ __device__ __forceinline__ void load_gathered(const RowGemmParams& params,
     write_info(tile, slot.slot);
     rows.locate(params, tile, thread);
     load_gathered_tile<TileT, WeightMajor>(params, shared, tile, rows, stage);
-    if (scheduler) queue.advance();
+    if (scheduler) {
+      queue.advance();
+    } else {
+      ptx::mbarrier_arrive(&rings.tile.empty[slot.slot]);
+    }
   }
   if (scheduler) {
     publish_end(shared, PipelineState<kTileSlots>::at(position));
@@ -239,8 +243,8 @@ __device__ __forceinline__ float router_weight(const RowGemmParams& params, int 
 }
 
 /// Destination and router weight of every Step-th row of the tile from `first` on, then one arrival
-/// of this warp. All loads of a kind are in flight together: done row by row, their latency adds up
-/// to more than a short tile takes to multiply.
+/// of this thread. All loads of a kind are in flight together: done row by row, their latency adds
+/// up to more than a short tile takes to multiply.
 template <typename T, int Step, typename TileT>
 __device__ __forceinline__ void write_row_info(const RowGemmParams& params,
                                                const RowGemmShared<TileT>& shared, const Tile& tile,
@@ -266,8 +270,7 @@ __device__ __forceinline__ void write_row_info(const RowGemmParams& params,
       shared.scales(slot)[row] = scale[i];
     }
   }
-  __syncwarp();
-  if (threadIdx.x % kWarpSize == 0) ptx::mbarrier_arrive(&shared.rings().info_full[slot]);
+  ptx::mbarrier_arrive(&shared.rings().info_full[slot]);
 }
 
 /// The producer warps that do not load write the row info when rows come in order.
@@ -281,6 +284,7 @@ __device__ __forceinline__ void row_info_warps(const RowGemmParams& params,
     if (tile.rows == 0) return;
     write_row_info<T, kInfoWarps * kWarpSize>(params, shared, tile, slot.slot,
                                               threadIdx.x - kWarpSize);
+    ptx::mbarrier_arrive(&shared.rings().tile.empty[slot.slot]);
     slot.advance();
   }
 }

@@ -13,8 +13,10 @@ namespace moegemm::cuda::sm90 {
 /// | ring  | full: arrivals                                   | empty: arrivals                  |
 /// |-------|--------------------------------------------------|----------------------------------|
 /// | stage | 1 with the bytes of TMA, + 128 cp.async (gather)  | each consumer warp of the tile   |
-/// | tile  | 1, the scheduler warp                             | each consumer warp of the tile   |
-/// | info  | each warp that writes row info                    | none: freed with its tile        |
+/// | tile  | 1, the scheduler warp                             | each thread that reads it        |
+/// | info  | each thread that writes row info                  | none: freed with its tile        |
+/// Threads arrive for themselves where it happens once per tile: it costs nothing there, and the
+/// race checker can follow it.
 template <typename TileT>
 struct RowGemmRings {
   Ring<TileT::kStages> stage;

@@ -259,7 +259,7 @@ __global__ void __launch_bounds__(kWeightGemmThreads, 1)
   if (threadIdx.x == 0) {
     const bool gathers = params.gather_indices.data != nullptr;
     smem.loads.init(gathers ? 1 + kWarpSize : 1, kMultiplyWarps);
-    smem.tile_ring.init(1, kMultiplyWarps + kLoadWarps);
+    smem.tile_ring.init(1, (kMultiplyWarps + kLoadWarps) * kWarpSize);
     for (auto& barrier : smem.old_full) ptx::mbarrier_init(&barrier, 1);
     ptx::fence_mbarrier_init();
     ptx::prefetch_tensormap(&params.a_map);

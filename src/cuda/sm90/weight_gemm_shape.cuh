@@ -78,8 +78,7 @@ class TileReader {
   __device__ __forceinline__ WeightTile next() {
     smem_.tile_ring.wait_full(slot_);
     const WeightTile tile = smem_.tiles[slot_.slot];
-    __syncwarp();
-    if (threadIdx.x % kWarpSize == 0) ptx::mbarrier_arrive(&smem_.tile_ring.empty[slot_.slot]);
+    ptx::mbarrier_arrive(&smem_.tile_ring.empty[slot_.slot]);
     slot_.advance();
     return tile;
   }
