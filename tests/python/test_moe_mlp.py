@@ -1,5 +1,8 @@
 """moe_mlp against the layer in float64: every activation, layout and gradient, and what it promises besides."""
 
+import subprocess
+import sys
+
 import moegemm
 import pytest
 import torch
@@ -248,6 +251,23 @@ def test_a_cuda_graph_replays_with_other_routing():
     torch.cuda.synchronize()
     exact = reference_layer(layer.leaves(torch.float64))
     assert relative_error(out, exact) <= tolerance(torch.bfloat16)
+
+
+FRESH_BACKWARD = """
+import torch, moegemm
+x = torch.randn(64, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+gate_up, down = (torch.randn(4, *s, device="cuda", dtype=torch.bfloat16) for s in ((128, 64), (64, 64)))
+weights, ids = torch.rand(64, 4, device="cuda").topk(2)
+out = moegemm.moe_mlp(x, gate_up, down, ids, weights)
+out.backward(torch.ones_like(out))
+assert x.grad.isfinite().all()
+"""
+
+
+def test_a_product_may_be_the_first_thing_that_a_backward_thread_runs():
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device")
+    subprocess.run([sys.executable, "-c", FRESH_BACKWARD], check=True)
 
 
 @pytest.mark.parametrize(

@@ -88,18 +88,34 @@ void require_valid(const TensorMapSpec& spec) {
   }
 }
 
+/// A thread that has made no runtime call yet has no context, for which the driver's functions do
+/// not stand in as the runtime's do: PyTorch's backward threads begin like that when the first
+/// thing they run is ours. Choosing the device that is current anyway binds its context.
+void bind_context() {
+  int device = 0;
+  check(cudaGetDevice(&device), "ask for the current device");
+  check(cudaSetDevice(device), "bind the device's context to this thread");
+}
+
 }  // namespace
 
 CUtensorMap encode(const TensorMapSpec& spec) {
   require_valid(spec);
   static constexpr std::array<std::uint32_t, 5> kUnitSteps = {1, 1, 1, 1, 1};
   CUtensorMap map;
-  const CUresult status =
-      encode_tiled()(&map, driver_type(spec.dtype), static_cast<std::uint32_t>(spec.rank),
-                     const_cast<void*>(spec.base), spec.dims.data(), spec.strides_bytes.data(),
-                     spec.box.data(), kUnitSteps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
-                     spec.swizzle_128b ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
-                     spec.l2_promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const auto ask_driver = [&] {
+    return encode_tiled()(
+        &map, driver_type(spec.dtype), static_cast<std::uint32_t>(spec.rank),
+        const_cast<void*>(spec.base), spec.dims.data(), spec.strides_bytes.data(), spec.box.data(),
+        kUnitSteps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
+        spec.swizzle_128b ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+        spec.l2_promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  };
+  CUresult status = ask_driver();
+  if (status == CUDA_ERROR_INVALID_CONTEXT) {
+    bind_context();
+    status = ask_driver();
+  }
   if (status != CUDA_SUCCESS) {
     std::string text = "tensor map: the driver refused (CUresult " +
                        std::to_string(static_cast<int>(status)) + ") rank " +
