@@ -227,5 +227,5 @@ def outcome(entry: dict[str, Any]) -> str:
         elif not contender["correct"]:
             words.append(f"{name} WRONG ({contender.get('fault') or contender['error']})")
         elif "ms" in contender:
-            words.append(f"{name} {contender['ms']:.4f} ms {entry['flops'] / contender['ms'] * 1e-9:.0f} TF")
+            words.append(f"{name} {contender['ms']:.4f} ms {entry['flops'] / contender['ms'] * 1e-9:.3g} TF")
     return ", ".join(words)

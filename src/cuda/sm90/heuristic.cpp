@@ -23,20 +23,73 @@ constexpr Shape kWideDx = {256, 192};
 
 using Preference = std::array<Shape, 4>;
 
-/// Best first; what is not compiled or not feasible for a problem is passed over. The borders are
-/// those where the kernels' speeds cross on an H200 (docs/benchmarks).
-Preference preference(const Problem& problem) {
-  const double experts = std::max<double>(1, std::min<double>(problem.experts, problem.rows));
-  const double rows = static_cast<double>(problem.rows) / experts;  // average of those in use
+/// The part of the output's columns in tiles of `features` that is not padding.
+double fill(std::int64_t cols, int features) {
+  const std::int64_t tiles = (cols + features - 1) / features;
+  return static_cast<double>(cols) / static_cast<double>(tiles * features);
+}
+
+/// What decides between the kernels, all known on the host.
+struct Facts {
+  double rows;         ///< per expert in use, on average
+  std::int64_t depth;  ///< contraction
+  bool forward;
+  bool gathers;
+  bool balanced_fits;       ///< 192 columns divide the output (nearly)
+  bool balanced_pads_less;  ///< by more than 1.5% than 128 columns do: widths like 2880
+};
+
+Facts facts_of(const Problem& problem) {
   const bool forward = problem.op == Op::kForward;
-  const Shape wide = !forward ? kWideDx : (problem.gathers() ? kWide : kWideInOrder);
-  if (rows <= 64) return {kSmall, kBalanced, kTall, wide};
-  if (rows <= 200) return {kTall, kBalanced, wide, kSmall};
-  const std::int64_t depth = forward ? problem.k : problem.n;
-  if (forward && problem.gathers()) return {wide, kBalanced, kTall, kSmall};
-  if (rows <= 320) return {kBalanced, kTall, wide, kSmall};
-  if (depth <= 2048) return {kTall, wide, kBalanced, kSmall};
-  return {wide, kTall, kBalanced, kSmall};
+  const std::int64_t cols = forward ? problem.n : problem.k;
+  const double experts = std::max<double>(1, std::min<double>(problem.experts, problem.rows));
+  return {static_cast<double>(problem.rows) / experts,
+          forward ? problem.k : problem.n,
+          forward,
+          problem.gathers(),
+          fill(cols, kBalanced.features) >= 0.99,
+          fill(cols, kBalanced.features) >= fill(cols, kTall.features) + 0.015};
+}
+
+/// Tiles are full of rows, so padded columns, stores and gathering decide.
+Preference for_many_rows(const Facts& facts, Shape wide) {
+  if (facts.rows > 4096 || facts.balanced_pads_less) return {kBalanced, kTall, wide, kSmall};
+  if (facts.forward && facts.gathers) {
+    if (facts.rows > 700 && facts.balanced_fits) return {kBalanced, kTall, wide, kSmall};
+    if (facts.rows <= 700 || facts.depth >= 4096) return {wide, kTall, kBalanced, kSmall};
+  }
+  // Long dX: the weights of one column of wide tiles are what L2 should keep.
+  const bool long_dx = !facts.forward && (facts.gathers ? facts.depth > 6144
+                                                        : facts.depth >= 4096 && facts.rows > 600);
+  if (long_dx) return {wide, kBalanced, kTall, kSmall};
+  return {kTall, kBalanced, wide, kSmall};
+}
+
+/// Best first; what is not compiled or not feasible for a problem is passed over. The borders are
+/// those where the kernels' speeds cross on an H200, over 14 models and 16 to 32768 tokens
+/// (docs/benchmarks/planner.md).
+Preference preference(const Problem& problem) {
+  const Facts facts = facts_of(problem);
+  const bool gathered_forward = facts.forward && facts.gathers;
+  const Shape wide = !facts.forward ? kWideDx : (facts.gathers ? kWide : kWideInOrder);
+  // Sizes scatter around the average: at 64 every second expert would need two tiles of 64 rows.
+  if (facts.rows <= 48) return {kSmall, kBalanced, kTall, wide};
+  if (facts.rows <= 115) return {kBalanced, kTall, wide, kSmall};
+  if (facts.rows <= 200) {
+    const bool long_depth = gathered_forward
+                                ? facts.depth >= 4096
+                                : !facts.forward && facts.gathers && facts.depth > 6144;
+    if (long_depth) return {wide, kTall, kBalanced, kSmall};
+    return {kTall, wide, kBalanced, kSmall};
+  }
+  if (facts.rows <= 450 && !gathered_forward) {
+    const std::int64_t cols = facts.forward ? problem.n : problem.k;
+    if (facts.depth <= 1024 || fill(cols, kBalanced.features) < 0.95) {
+      return {kTall, kBalanced, wide, kSmall};
+    }
+    return {kBalanced, wide, kTall, kSmall};
+  }
+  return for_many_rows(facts, wide);
 }
 
 }  // namespace
