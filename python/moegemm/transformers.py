@@ -6,6 +6,7 @@
 or, for a model that is there already, `moegemm.patch(model)`. Routers, attention and everything else are left alone.
 """
 
+import importlib
 import inspect
 import types
 import warnings
@@ -38,13 +39,13 @@ _say_once._dynamo_marked_constant = True  # type: ignore[attr-defined]  # while 
 
 def _interface() -> Any:
     try:
-        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+        moe: Any = importlib.import_module("transformers.integrations.moe")
     except ImportError as error:
         raise ImportError(
             "moegemm.transformers found no experts interface (transformers.integrations.moe) in this transformers; "
             "transformers 5.0 or newer is needed"
         ) from error
-    return ALL_EXPERTS_FUNCTIONS
+    return moe.ALL_EXPERTS_FUNCTIONS
 
 
 def _why_not(first: Any, second: Any) -> str | None:
@@ -66,7 +67,8 @@ def _with_own_activation(
     """Our products and top-k sum around the module's own activation (and norm), run by torch."""
     topk = ids.size(1)
     tf32 = bits.ALLOW_TF32 if torch_allows_tf32(x) else 0
-    routed = Routed(*route(ids, first.size(0)), topk=topk)
+    m_sizes, gather_indices = route(ids, first.size(0))
+    routed = Routed(m_sizes, gather_indices, topk)
     flat_ids = ids.reshape(-1)
     mine = ((flat_ids >= 0) & (flat_ids < first.size(0))).unsqueeze(-1)
     known_ids = flat_ids.clamp(0, first.size(0) - 1)
@@ -182,7 +184,8 @@ def patch(model: nn.Module) -> nn.Module:
     """
     register()
     patched = 0
-    for module in model.modules():
+    modules: list[Any] = list(model.modules())
+    for module in modules:
         if _dispatched(module):
             module.config._experts_implementation_internal = NAME
             patched += 1
