@@ -27,6 +27,7 @@ from moegemm.interface import (  # noqa: E402
     grouped_gemm_forward,
 )
 from moegemm.layer import moe_mlp  # noqa: E402
+from moegemm.lora import LoraAdapter, lora_moe_mlp  # noqa: E402
 from moegemm.routing import combine, route  # noqa: E402
 from moegemm.tune_products import tune, tuning_cache  # noqa: E402
 from moegemm.tuning import (  # noqa: E402
@@ -50,12 +51,14 @@ __all__ = [
     "KernelConfigBackward_dW",
     "KernelConfigBackward_dX",
     "KernelConfigForward",
+    "LoraAdapter",
     "combine",
     "grouped_gemm",
     "grouped_gemm_dW",
     "grouped_gemm_dX",
     "grouped_gemm_forward",
     "info",
+    "lora_moe_mlp",
     "moe_mlp",
     "patch",
     "route",

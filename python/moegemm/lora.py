@@ -1,0 +1,155 @@
+"""Low-rank adapters on experts: y_r = x_r W_e^T + scaling * (dropout(x_r) A_e^T) B_e^T, as grouped products."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from moegemm import flags as bits
+from moegemm.activations import Activation, activation_named
+from moegemm.layer import Routed
+from moegemm.products import expert_product, first_product, second_product
+from moegemm.raw import torch_allows_tf32
+from moegemm.routing import combine, route
+
+_ops: Any = torch.ops.moegemm
+
+
+class _Activate(torch.autograd.Function):
+    """The activation on its own, for layers that need the rows on either side of it."""
+
+    @staticmethod
+    def forward(ctx: Any, pre: Tensor, bias: Tensor | None, m_sizes: Tensor, activation: Activation) -> Tensor:
+        ctx.save_for_backward(pre, bias, m_sizes)
+        ctx.activation = activation
+        result: Tensor = _ops.activate.default(pre, bias, m_sizes, *activation)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        pre, bias, m_sizes = ctx.saved_tensors
+        order = torch.arange(pre.size(0), device=pre.device, dtype=torch.int32)
+        d_pre, _ = _ops.activate_backward.default(
+            gradients[0].contiguous(), pre, bias, m_sizes, order, None, 1, None, None, *ctx.activation, False, False
+        )
+        d_bias = None
+        if ctx.needs_input_grad[1]:
+            d_bias = _ops.expert_sums.default(d_pre, m_sizes, None, None, 1)
+        return d_pre, d_bias, None, None
+
+
+def _dropped(x: Tensor, p: float, training: bool) -> Tensor:
+    return nn.functional.dropout(x, p, training) if p > 0 and training else x
+
+
+def _require_adapter(name: str, a: Tensor, b: Tensor, experts: int, k: int, n: int) -> None:
+    rank = a.size(1) if a.dim() == 3 else -1
+    if a.dim() != 3 or tuple(a.shape) != (experts, rank, k):
+        raise ValueError(f"{name} has A {list(a.shape)}; its shape must be [E, r, K] = [{experts}, r, {k}]")
+    if b.dim() != 3 or tuple(b.shape) != (experts, n, rank):
+        raise ValueError(f"{name} has B {list(b.shape)}; its shape must be [E, N, r] = [{experts}, {n}, {rank}]")
+
+
+class LoraAdapter(nn.Module):
+    """A [E, r, K] and B [E, N, r] beside one stack of frozen experts W [E, N, K].
+
+    B starts at zero, so that a new adapter changes nothing. `scaling` is alpha / r.
+
+    >>> import torch, moegemm
+    >>> adapter = moegemm.LoraAdapter(experts=4, in_features=16, out_features=32, rank=8, alpha=16)
+    >>> adapter.A.shape, adapter.B.shape, adapter.scaling
+    (torch.Size([4, 8, 16]), torch.Size([4, 32, 8]), 2.0)
+    """
+
+    def __init__(
+        self,
+        experts: int,
+        in_features: int,
+        out_features: int,
+        rank: int,
+        alpha: float = 16.0,
+        dropout: float = 0.0,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        if rank < 1:
+            raise ValueError(f"rank is {rank}; it must be at least 1")
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout is {dropout}; it must be in [0, 1)")
+        self.A = nn.Parameter(torch.empty(experts, rank, in_features, dtype=dtype, device=device))
+        self.B = nn.Parameter(torch.zeros(experts, out_features, rank, dtype=dtype, device=device))
+        self.scaling, self.dropout = alpha / rank, dropout
+        nn.init.kaiming_uniform_(self.A, a=math.sqrt(5))
+
+    def extra_repr(self) -> str:
+        experts, rank, k = self.A.shape
+        return f"experts={experts}, in={k}, out={self.B.size(1)}, rank={rank}, scaling={self.scaling}"
+
+    def merged(self, w: Tensor) -> Tensor:
+        """W + scaling * B A, for serving without the adapter."""
+        return w + self.scaling * torch.bmm(self.B, self.A).to(w.dtype)
+
+
+def lora_moe_mlp(
+    x: Tensor,
+    w_gate_up: Tensor,
+    w_down: Tensor,
+    expert_ids: Tensor,
+    router_weights: Tensor | None,
+    gate_up: LoraAdapter | None = None,
+    down: LoraAdapter | None = None,
+    activation: str | Activation = "swiglu",
+    *,
+    layout: str = "concatenated",
+    transposed: bool = False,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    alpha: float | None = None,
+    limit: float | None = None,
+    up_offset: float | None = None,
+) -> Tensor:
+    """moe_mlp with a low-rank adapter beside one or both products. Differentiable in x, A, B and router_weights.
+
+    W and its adapter are never added: each adapter costs two products of rank r. Frozen weights (requires_grad False)
+    get no gradient and cost no dW. Shapes as in moe_mlp; A [E, r, K] and B [E, N, r] also where W is transposed.
+    Dropout acts on the adapters' inputs while the adapter is in training mode.
+
+    >>> import torch, moegemm
+    >>> x, w1, w2 = torch.randn(6, 16), torch.randn(4, 2 * 24, 16), torch.randn(4, 16, 24)
+    >>> weights, ids = torch.randn(6, 4).softmax(-1).topk(2)
+    >>> adapter = moegemm.LoraAdapter(4, 16, 48, rank=4)
+    >>> same = moegemm.lora_moe_mlp(x, w1, w2, ids, weights, adapter)
+    >>> torch.allclose(same, moegemm.moe_mlp(x, w1, w2, ids, weights), atol=1e-5)
+    True
+    """
+    chosen = activation_named(activation, layout, alpha, limit, up_offset)
+    experts, hidden, topk = w_gate_up.size(0), x.size(-1), expert_ids.size(-1)
+    inner, columns = w_down.size(1 if transposed else 2), w_gate_up.size(2 if transposed else 1)
+    if gate_up is not None:
+        _require_adapter("gate_up", gate_up.A, gate_up.B, experts, hidden, columns)
+    if down is not None:
+        _require_adapter("down", down.A, down.B, experts, inner, hidden)
+    tf32 = bits.ALLOW_TF32 if torch_allows_tf32(x) else 0
+    tokens, ids = x.reshape(-1, hidden), expert_ids.reshape(-1, topk)
+    m_sizes, gather_indices = route(ids, experts)
+    routed = Routed(m_sizes, gather_indices, topk)
+
+    pre = first_product(tokens, w_gate_up, routed, transposed, tf32)
+    if gate_up is not None:
+        low = first_product(_dropped(tokens, gate_up.dropout, gate_up.training).to(gate_up.A.dtype), gate_up.A, routed)
+        pre = pre + gate_up.scaling * expert_product(low, gate_up.B, routed).to(pre.dtype)
+    act: Tensor = _Activate.apply(pre, gate_up_bias, m_sizes, chosen)  # type: ignore[no-untyped-call]
+    rows = second_product(act, w_down, routed, transposed, tf32)
+    if down is not None:
+        low = expert_product(_dropped(act, down.dropout, down.training).to(down.A.dtype), down.A, routed)
+        rows = rows + down.scaling * second_product(low, down.B, routed).to(rows.dtype)
+    if down_bias is not None:
+        mine = ((ids >= 0) & (ids < experts)).reshape(-1, 1)
+        rows = rows + torch.where(mine, down_bias[ids.clamp(0, experts - 1).reshape(-1)], 0.0)
+    if router_weights is not None:
+        router_weights = router_weights.reshape(-1, topk)
+        if router_weights.dtype not in (torch.float32, rows.dtype):
+            router_weights = router_weights.float()
+    return combine(rows, router_weights, topk).view(x.shape)
