@@ -20,7 +20,7 @@ find_package(CUDAToolkit 13.0 REQUIRED)
 find_package(Python3 REQUIRED COMPONENTS Interpreter)  # runs ptxas_check.py
 
 set(MOEGEMM_CUDA_ARCHS "80;90" CACHE STRING
-  "Compute capabilities that the row kernels are compiled for, ascending; the last one also as PTX")
+  "Compute capabilities to compile for, ascending; releases: 80;86;89;90a;100;120")
 
 # Row kernels are plain CUDA: machine code for the listed architectures, and PTX of the newest so
 # that any later GPU can run them.
@@ -30,6 +30,18 @@ foreach(arch IN LISTS MOEGEMM_CUDA_ARCHS)
 endforeach()
 list(GET MOEGEMM_CUDA_ARCHS -1 arch)
 list(APPEND MOEGEMM_ROW_GENCODE "-gencode=arch=compute_${arch},code=compute_${arch}")
+
+# The mma.sync kernels use nothing beyond the oldest architecture: one front-end pass for it, machine
+# code for all, and its PTX for every GPU that is newer and not listed. "90a" is "90" to them.
+set(sm80_codes "")
+foreach(arch IN LISTS MOEGEMM_CUDA_ARCHS)
+  string(REGEX MATCH "^[0-9]+" arch "${arch}")
+  string(APPEND sm80_codes "sm_${arch},")
+endforeach()
+list(GET MOEGEMM_CUDA_ARCHS 0 arch)
+string(REGEX MATCH "^[0-9]+" arch "${arch}")
+set(MOEGEMM_SM80_GENCODE
+  "-gencode=arch=compute_${arch},code=[${sm80_codes}compute_${arch}]")
 
 # wgmma and setmaxnreg exist in sm_90a alone, which has no forward compatible PTX.
 set(MOEGEMM_SM90_GENCODE "-gencode=arch=compute_90a,code=sm_90a")

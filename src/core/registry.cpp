@@ -8,6 +8,7 @@ std::span<const Backend* const> all_backends() {
   static const std::array backends = {
 #if MOEGEMM_HAS_CUDA
     &sm90_backend(),
+    &sm80_backend(),
 #endif
     &cpu_backend(),
     &reference_backend(),

@@ -17,6 +17,7 @@ CpuInfo query_cpu();
 
 #if MOEGEMM_HAS_CUDA
 const Backend& sm90_backend();
+const Backend& sm80_backend();
 const RowKernels& cuda_row_kernels();
 std::vector<GpuInfo> query_gpus(std::string* why_none);
 #endif

@@ -61,7 +61,8 @@ Facts read_facts() {
                                static_cast<std::int64_t>(properties.l2CacheSize),
                                attribute(cudaDevAttrClockRate, ordinal) * 1e3,
                                attribute(cudaDevAttrMemoryClockRate, ordinal) * 1e3 * 2 *
-                                   attribute(cudaDevAttrGlobalMemoryBusWidth, ordinal) / 8});
+                                   attribute(cudaDevAttrGlobalMemoryBusWidth, ordinal) / 8,
+                               static_cast<std::int64_t>(properties.sharedMemPerMultiprocessor)});
     }
   }
   if (facts.devices.empty()) {

@@ -17,6 +17,7 @@ struct DeviceFacts {
   std::int64_t l2_bytes = 0;
   double clock_hz = 0;          ///< highest of the multiprocessors
   double bytes_per_second = 0;  ///< of device memory, by its bus
+  std::int64_t multiprocessor_shared_memory_bytes = 0;  ///< for all blocks on a multiprocessor
 };
 
 /// Visible devices; 0 when there is no driver. All facts are read once, at the first call of any of

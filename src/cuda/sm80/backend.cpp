@@ -1,0 +1,125 @@
+#include "core/backend.h"
+
+#include <string>
+#include <vector>
+
+#include "core/registry.h"
+#include "cuda/host/device_facts.h"
+#include "cuda/sm80/compiled_kernel.h"
+#include "cuda/sm80/compute_capability.h"
+#include "cuda/sm80/heuristic.h"
+
+namespace moegemm {
+namespace {
+
+using cuda::DeviceFacts;
+using cuda::sm80::CompiledKernel;
+
+/// Every NVIDIA GPU from Ampere up: cp.async and mma.sync, persistent kernels that are compiled
+/// ahead of time. The last resort of newer GPUs, too.
+class Sm80Backend final : public Backend {
+ public:
+  Sm80Backend() : kernels_(cuda::sm80::compiled_kernels()) {
+    for (const CompiledKernel& kernel : kernels_) infos_.push_back(kernel.info);
+  }
+
+  BackendKind kind() const override { return BackendKind::kSm80; }
+
+  std::string unavailable(Device device) const override {
+    if (device.type != DeviceType::kCuda) return "runs on CUDA devices only";
+    const DeviceFacts* facts = cuda::device_facts(device.index);
+    if (!facts) {
+      return cuda::device_count() == 0
+                 ? cuda::why_no_device()
+                 : "no CUDA device with number " + std::to_string(device.index);
+    }
+    const std::string gpu = facts->name + " has compute capability " +
+                            std::to_string(facts->major) + "." + std::to_string(facts->minor);
+    if (facts->major < 8) return gpu + ", these kernels need 8.0 or newer";
+    if (!cuda::sm80::runs_on(cuda::sm80::compiled_archs(), facts->major, facts->minor)) {
+      return gpu + ", this library was compiled for " +
+             std::string(cuda::sm80::compiled_archs()) + " (MOEGEMM_CUDA_ARCHS)";
+    }
+    return {};
+  }
+
+  std::span<const KernelInfo> kernels() const override { return infos_; }
+
+  std::string refuse(const Problem& problem, const KernelInfo& kernel) const override {
+    const DeviceFacts* facts = cuda::device_facts(problem.device.index);
+    if (!facts) return cuda::why_no_device();
+    for (const CompiledKernel& compiled : kernels_) {
+      if (compiled.info.name == kernel.name) {
+        return cuda::sm80::refuse(compiled, problem, *facts);
+      }
+    }
+    return "is not a kernel of this backend";
+  }
+
+  Plan plan_with(const Problem& problem, int kernel) const override {
+    const CompiledKernel& compiled = kernels_[static_cast<std::size_t>(kernel)];
+    Plan plan;
+    plan.backend = kind();
+    plan.kernel = kernel;
+    plan.kernel_name = compiled.info.name;
+    plan.tile = compiled.info.tile;
+    plan.stages = compiled.info.stages;
+    plan.grid = cuda::sm80::grid(compiled, problem, *cuda::device_facts(problem.device.index));
+    return plan;
+  }
+
+  int choose(const Problem& problem) const override {
+    const DeviceFacts& facts = *cuda::device_facts(problem.device.index);
+    int best = -1;
+    int best_rank = 0;
+    for (std::size_t i = 0; i < kernels_.size(); ++i) {
+      const CompiledKernel& kernel = kernels_[i];
+      if (kernel.info.op != problem.op) continue;
+      if (!cuda::sm80::refuse(kernel, problem, facts).empty()) continue;
+      const int rank = cuda::sm80::preference_rank(kernel, problem);
+      if (best < 0 || rank < best_rank) {
+        best = static_cast<int>(i);
+        best_rank = rank;
+      }
+    }
+    return best;
+  }
+
+  MachineLimits limits(const Problem& problem) const override {
+    const DeviceFacts* facts = cuda::device_facts(problem.device.index);
+    if (!facts) return {};
+    MachineLimits limits;
+    limits.units = facts->multiprocessors;
+    limits.flops_per_second = cuda::sm80::flops_per_clock(problem, facts->major, facts->minor) *
+                              facts->multiprocessors * facts->clock_hz * 0.7;
+    limits.bytes_per_second = facts->bytes_per_second * 0.85;
+    limits.tile_bytes_per_second = 48.0 * facts->multiprocessors * facts->clock_hz;
+    limits.launch_us = 4;
+    return limits;
+  }
+
+  void launch(const Plan& plan, const Problem& problem, const Operands& operands,
+              const ExecutionContext& context) const override {
+    const cuda::DeviceGuard guard(problem.device.index);
+    const CompiledKernel& kernel = kernels_[static_cast<std::size_t>(plan.kernel)];
+    const auto stream = static_cast<cudaStream_t>(context.stream);
+    if (problem.op == Op::kDw) {
+      cuda::sm80::launch_weights(kernel, plan, problem, operands, stream);
+    } else {
+      cuda::sm80::launch_rows(kernel, plan, problem, operands, stream);
+    }
+  }
+
+ private:
+  std::span<const CompiledKernel> kernels_;
+  std::vector<KernelInfo> infos_;
+};
+
+}  // namespace
+
+const Backend& sm80_backend() {
+  static const Sm80Backend backend;
+  return backend;
+}
+
+}  // namespace moegemm

@@ -1,0 +1,137 @@
+#include "cuda/sm80/compiled_kernel.h"
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "cuda/sm80/instance.h"
+#include "cuda/sm80/shared_layout.h"
+
+namespace moegemm::cuda::sm80 {
+namespace {
+
+constexpr int kMost = std::numeric_limits<int>::max() / 2;
+
+const char* name_of(Op op) {
+  return op == Op::kForward ? "forward" : (op == Op::kDx ? "dx" : "dw");
+}
+
+const char* tag_of(Math math) {
+  return math == Math::kTensor16 ? "" : (math == Math::kTf32 ? "tf32_" : "fp32_");
+}
+
+template <Op O, Math M, Loads L, typename Shape>
+CompiledKernel compiled() {
+  constexpr int kElementBytes = M == Math::kTensor16 ? 2 : 4;
+  constexpr int kDepth = Shape::template depth<kElementBytes>();
+  CompiledKernel kernel;
+  kernel.info.backend = BackendKind::kSm80;
+  kernel.info.op = O;
+  kernel.info.tile = {Shape::kRows, Shape::kCols, kDepth};
+  kernel.info.stages = Shape::kStages;
+  kernel.info.name = std::string("sm80_") + name_of(O) + "_" + tag_of(M) +
+                     std::to_string(Shape::kRows) + "x" + std::to_string(Shape::kCols) + "x" +
+                     std::to_string(kDepth) + "_s" + std::to_string(Shape::kStages) +
+                     (L == Loads::kElements ? "_unaligned" : "");
+  kernel.math = M;
+  kernel.loads = L;
+  kernel.threads = Shape::kThreads;
+  kernel.blocks_per_multiprocessor = Shape::kBlocksPerMultiprocessor;
+  if constexpr (O == Op::kDw) {
+    kernel.smem_bytes = &WeightGemmLayout<Shape, kElementBytes>::total;
+  } else {
+    kernel.smem_bytes = &RowGemmLayout<Shape>::total;
+  }
+  if constexpr (M == Math::kTensor16) {
+    kernel.functions[0] = kernel_function<O, M, L, Shape, DType::kBFloat16>();
+    kernel.functions[1] = kernel_function<O, M, L, Shape, DType::kFloat16>();
+  } else {
+    kernel.functions[0] = kernel_function<O, M, L, Shape, DType::kFloat32>();
+  }
+  return kernel;
+}
+
+std::int64_t tiles(std::int64_t extent, int tile) { return (extent + tile - 1) / tile; }
+
+std::string refuse_dtype(const CompiledKernel& kernel, const Problem& problem) {
+  const bool fp32 = problem.dtype == DType::kFloat32;
+  if (kernel.math == Math::kTensor16 && fp32) return "is compiled for bf16 and fp16";
+  if (kernel.math != Math::kTensor16 && !fp32) return "is compiled for fp32";
+  // One kernel family for each setting: bits must not depend on which tile is chosen.
+  if (kernel.math == Math::kTf32 && !problem.allow_tf32) return "TF32 is not allowed";
+  if (kernel.math == Math::kFloat && problem.allow_tf32) return "TF32 is allowed";
+  if (problem.out_dtype != problem.dtype && problem.out_dtype != DType::kFloat32) {
+    return std::string("the output is ") + to_string(problem.out_dtype) + ", must be " +
+           to_string(problem.dtype) + " or fp32";
+  }
+  return {};
+}
+
+std::string refuse_alignment(const CompiledKernel& kernel, const Problem& problem) {
+  if (kernel.loads == Loads::kElements) return {};
+  const std::int64_t elements = kChunkBytes / size_bytes(problem.dtype);
+  for (const auto& [name, extent] : {std::pair("K", problem.k), std::pair("N", problem.n)}) {
+    if (extent % elements != 0) {
+      return std::string(name) + " = " + std::to_string(extent) + " is not a multiple of " +
+             std::to_string(elements);
+    }
+  }
+  if (problem.input_alignment < kChunkBytes || problem.output_alignment < kChunkBytes) {
+    return "base addresses and row pitches must be multiples of 16 bytes";
+  }
+  return {};
+}
+
+}  // namespace
+
+std::span<const CompiledKernel> compiled_kernels() {
+  static const std::vector<CompiledKernel> all = {
+#define MOEGEMM_SM80_KERNEL(op, math, loads, ...) \
+  compiled<Op::op, Math::math, Loads::loads, BlockShape<__VA_ARGS__>>(),
+#include "cuda/instances/sm80_kernels.inc"
+#undef MOEGEMM_SM80_KERNEL
+  };
+  return all;
+}
+
+std::int64_t most_tiles(const CompiledKernel& kernel, const Problem& problem) {
+  const TileShape& tile = kernel.info.tile;
+  if (problem.op == Op::kDw) {
+    return problem.experts * tiles(problem.n, tile.rows) * tiles(problem.k, tile.cols);
+  }
+  const std::int64_t features = problem.op == Op::kForward ? problem.n : problem.k;
+  const std::int64_t row_tiles = std::min(problem.experts, problem.rows) + problem.rows / tile.rows;
+  return row_tiles * tiles(features, tile.cols);
+}
+
+int grid(const CompiledKernel& kernel, const Problem& problem, const DeviceFacts& facts) {
+  constexpr std::int64_t kReserved = 1024;  // shared memory that the system takes for each block
+  const std::int64_t smem = kernel.smem_bytes(static_cast<int>(problem.experts)) + kReserved;
+  const std::int64_t resident = std::clamp<std::int64_t>(
+      facts.multiprocessor_shared_memory_bytes / smem, 1, kernel.blocks_per_multiprocessor);
+  return static_cast<int>(std::clamp<std::int64_t>(most_tiles(kernel, problem), 1,
+                                                   facts.multiprocessors * resident));
+}
+
+std::string refuse(const CompiledKernel& kernel, const Problem& problem, const DeviceFacts& facts) {
+  if (problem.op != kernel.info.op) {
+    return std::string("computes ") + to_string(kernel.info.op) + " only";
+  }
+  if (std::string reason = refuse_dtype(kernel, problem); !reason.empty()) return reason;
+  if (std::string reason = refuse_alignment(kernel, problem); !reason.empty()) return reason;
+  if (problem.rows > kMost || problem.n > kMost || problem.k > kMost || problem.experts > kMost) {
+    return "M, N, K and E must be below 2^30";
+  }
+  // Tile numbers, and a block's overshoot of them, must fit 32 bits.
+  if (most_tiles(kernel, problem) > kMost) return "more than 2^30 output tiles";
+  const std::int64_t smem = problem.experts > facts.shared_memory_bytes
+                                ? std::numeric_limits<int>::max()
+                                : kernel.smem_bytes(static_cast<int>(problem.experts));
+  if (smem > facts.shared_memory_bytes) {
+    return std::to_string(problem.experts) + " experts need more shared memory than a block has (" +
+           std::to_string(facts.shared_memory_bytes) + " bytes)";
+  }
+  return {};
+}
+
+}  // namespace moegemm::cuda::sm80

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <span>
+#include <string>
+
+#include "core/backend.h"
+#include "cuda/host/device_facts.h"
+#include "cuda/sm80/block_shape.h"
+
+namespace moegemm::cuda::sm80 {
+
+/// One line of instances/sm80_kernels.inc with its compiled functions. bf16 and fp16 are variants
+/// of one kernel.
+struct CompiledKernel {
+  KernelInfo info;
+  Math math = Math::kTensor16;
+  Loads loads = Loads::kVectors;
+  int threads = 0;
+  int blocks_per_multiprocessor = 0;
+  int (*smem_bytes)(int experts) = nullptr;
+  const void* functions[2] = {};  ///< bf16 and fp16, or fp32
+
+  const void* function(DType dtype) const { return functions[dtype == DType::kFloat16]; }
+};
+
+std::span<const CompiledKernel> compiled_kernels();
+
+/// Output tiles at most, for any m_sizes.
+std::int64_t most_tiles(const CompiledKernel& kernel, const Problem& problem);
+
+/// Thread blocks: as many as run at the same time, or as there are tiles.
+int grid(const CompiledKernel& kernel, const Problem& problem, const DeviceFacts& facts);
+
+/// The feasibility predicate of one kernel; empty if it runs the problem.
+std::string refuse(const CompiledKernel& kernel, const Problem& problem, const DeviceFacts& facts);
+
+/// Forward and dX.
+void launch_rows(const CompiledKernel& kernel, const Plan& plan, const Problem& problem,
+                 const Operands& operands, cudaStream_t stream);
+/// dW.
+void launch_weights(const CompiledKernel& kernel, const Plan& plan, const Problem& problem,
+                    const Operands& operands, cudaStream_t stream);
+
+}  // namespace moegemm::cuda::sm80

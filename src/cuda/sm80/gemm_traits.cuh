@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/sm80/block_shape.h"
+
+namespace moegemm::cuda::sm80 {
+
+/// Everything that changes the inner loop of a kernel.
+template <typename Shape_, typename Element_, Math Math_, Major AMajor_, Major BMajor_,
+          Loads Loads_>
+struct GemmTraits {
+  using Shape = Shape_;
+  using Element = Element_;
+  static constexpr Math kMath = Math_;
+  static constexpr Major kAMajor = AMajor_;
+  static constexpr Major kBMajor = BMajor_;
+  static constexpr Loads kLoads = Loads_;
+  static constexpr int kElementBytes = sizeof(Element);
+  static constexpr int kDepth = Shape::template depth<kElementBytes>();  ///< of one stage
+  static constexpr int kChunkElements = kChunkBytes / kElementBytes;
+  static constexpr int kABytes = Shape::kRows * kElementBytes;  ///< of one depth, outer major
+  static constexpr int kBBytes = Shape::kCols * kElementBytes;
+  static_assert((kMath == Math::kTensor16) == (kElementBytes == 2));
+};
+
+/// The accumulators of one thread: [row block][column block], as mma.sync lays them out.
+template <typename Traits, int RowBlocks>
+using Accumulators = float[RowBlocks][Traits::Shape::kColBlocks][4];
+
+}  // namespace moegemm::cuda::sm80

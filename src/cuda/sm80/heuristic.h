@@ -1,0 +1,11 @@
+#pragma once
+
+#include "cuda/sm80/compiled_kernel.h"
+
+namespace moegemm::cuda::sm80 {
+
+/// The rank of a feasible kernel for a problem: less is better, equal ranks go by list order. Host
+/// facts only.
+int preference_rank(const CompiledKernel& kernel, const Problem& problem);
+
+}  // namespace moegemm::cuda::sm80

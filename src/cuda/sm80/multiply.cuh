@@ -1,0 +1,170 @@
+#pragma once
+
+#include "cuda/sm80/fragments.cuh"
+
+/// The main loop: one output tile of a thread block, block of depth after block of depth.
+///
+/// Every result is one contraction in one order, whatever the tile, its height or the way operands
+/// are loaded: the tensor cores take 16 (TF32: 8) depths at a time from the first to the last, and
+/// fp32 goes depth by depth.
+namespace moegemm::cuda::sm80 {
+
+template <typename Traits, int RowBlocks>
+__device__ __forceinline__ void multiply_step(Accumulators<Traits, RowBlocks>& acc,
+                                              const Fragments<Traits, RowBlocks>& f) {
+#pragma unroll
+  for (int i = 0; i < RowBlocks; ++i) {
+#pragma unroll
+    for (int jj = 0; jj < Traits::Shape::kColBlocks; ++jj) {
+      // Back and forth: neighbouring instructions share an operand.
+      const int j = i % 2 == 0 ? jj : Traits::Shape::kColBlocks - 1 - jj;
+      if constexpr (Traits::kMath == Math::kTf32) {
+        ptx::mma_m16n8k8_tf32(acc[i][j], f.a[i], f.b[j]);
+      } else {
+        ptx::mma_m16n8k16(acc[i][j], f.a[i], f.b[j], typename Traits::Element{});
+      }
+    }
+  }
+}
+
+/// Tensor cores. Fragments are read one step ahead, across the border of stages too. `feed` hands
+/// out full stages and fills free ones.
+template <typename Traits, int RowBlocks, typename Feed>
+__device__ __forceinline__ void multiply_tensor(Accumulators<Traits, RowBlocks>& acc, Feed& feed,
+                                                int blocks) {
+  constexpr int kSteps = Traits::Shape::kDepthBytes / 32;
+  static_assert(kSteps % 2 == 0, "the two sets of fragments are told apart at compile time");
+  const FragmentReader<Traits, RowBlocks> reader;
+  Fragments<Traits, RowBlocks> f[2];
+  feed.wait();
+  reader.load(f[0], feed.stage_address(), 0, feed.scales());
+#pragma unroll 1
+  for (int block = 0; block < blocks; ++block) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      if (step == 0) feed.fill();  // while only one set of fragments is in registers
+      if (step + 1 < kSteps) {
+        reader.load(f[(step + 1) % 2], feed.stage_address(), step + 1, feed.scales());
+      } else {
+        feed.advance();
+        if (block + 1 < blocks) {
+          feed.wait();
+          reader.load(f[0], feed.stage_address(), 0, feed.scales());
+        }
+      }
+      multiply_step<Traits, RowBlocks>(acc, f[step % 2]);
+    }
+  }
+}
+
+/// fp32: the threads own the same elements as with tensor cores. Four depths at a time.
+template <typename Traits>
+struct FloatReader {
+  using Shape = typename Traits::Shape;
+
+  /// Depths 4 q to 4 q + 3 of row `row` of A.
+  static __device__ __forceinline__ float4 a(const std::byte* stage, int row, int q) {
+    if constexpr (Traits::kAMajor == Major::kDepth) {
+      return *reinterpret_cast<const float4*>(
+          stage + depth_major_offset<Shape::kDepthBytes>(row, q));
+    } else {
+      const auto at = [&](int depth) {
+        return *reinterpret_cast<const float*>(
+            stage + outer_major_offset<Traits::kABytes, 4>(depth, row / 4) + row % 4 * 4);
+      };
+      return {at(4 * q), at(4 * q + 1), at(4 * q + 2), at(4 * q + 3)};
+    }
+  }
+
+  /// The same of columns `col`, which is even, and col + 1 of B.
+  static __device__ __forceinline__ void b(const std::byte* stage, int col, int q,
+                                           float4 (&values)[2]) {
+    if constexpr (Traits::kBMajor == Major::kDepth) {
+      values[0] = *reinterpret_cast<const float4*>(
+          stage + depth_major_offset<Shape::kDepthBytes>(col, q));
+      values[1] = *reinterpret_cast<const float4*>(
+          stage + depth_major_offset<Shape::kDepthBytes>(col + 1, q));
+    } else {
+      const auto at = [&](int depth) {
+        return *reinterpret_cast<const float2*>(
+            stage + outer_major_offset<Traits::kBBytes, 4>(depth, col / 4) + col % 4 * 4);
+      };
+      const float2 p0 = at(4 * q), p1 = at(4 * q + 1), p2 = at(4 * q + 2), p3 = at(4 * q + 3);
+      values[0] = {p0.x, p1.x, p2.x, p3.x};
+      values[1] = {p0.y, p1.y, p2.y, p3.y};
+    }
+  }
+};
+
+__device__ __forceinline__ float dot_onto(float sum, const float4& a, const float4& b) {
+  return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
+}
+
+template <typename Traits, int RowBlocks>
+__device__ __forceinline__ void multiply_quad(Accumulators<Traits, RowBlocks>& acc,
+                                              const std::byte* stage, int q, const float* scales) {
+  using Shape = typename Traits::Shape;
+  using Reader = FloatReader<Traits>;
+  const int lane = lane_id();
+  const int row = warp_row<Shape>(RowBlocks) + lane / 4;
+  const int col = warp_col<Shape>() + lane % 4 * 2;
+  float4 a[2 * RowBlocks];
+#pragma unroll
+  for (int i = 0; i < 2 * RowBlocks; ++i) {
+    a[i] = Reader::a(stage, row + i * 8, q);
+    if (Traits::kAMajor == Major::kOuter && scales) {
+      a[i].x *= scales[4 * q];
+      a[i].y *= scales[4 * q + 1];
+      a[i].z *= scales[4 * q + 2];
+      a[i].w *= scales[4 * q + 3];
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < Shape::kColBlocks; ++j) {
+    float4 b[2];
+    Reader::b(stage + Shape::kRowsBytes, col + j * 8, q, b);
+#pragma unroll
+    for (int i = 0; i < RowBlocks; ++i) {
+#pragma unroll
+      for (int h = 0; h < 4; ++h) {
+        acc[i][j][h] = dot_onto(acc[i][j][h], a[2 * i + h / 2], b[h % 2]);
+      }
+    }
+  }
+}
+
+template <typename Traits, int RowBlocks, typename Feed>
+__device__ __forceinline__ void multiply_float(Accumulators<Traits, RowBlocks>& acc, Feed& feed,
+                                               int blocks) {
+  constexpr int kQuads = Traits::Shape::kDepthBytes / kChunkBytes;
+#pragma unroll 1
+  for (int block = 0; block < blocks; ++block) {
+    feed.wait();
+    feed.fill();
+#pragma unroll 1
+    for (int q = 0; q < kQuads; ++q) {
+      multiply_quad<Traits, RowBlocks>(acc, feed.stage_pointer(), q, feed.scales());
+    }
+    feed.advance();
+  }
+}
+
+template <typename Traits, int RowBlocks, typename Feed>
+__device__ __forceinline__ void multiply_tile(Accumulators<Traits, RowBlocks>& acc, Feed& feed,
+                                              int blocks) {
+#pragma unroll
+  for (auto& row : acc) {
+#pragma unroll
+    for (auto& block : row) {
+#pragma unroll
+      for (float& value : block) value = 0.0f;
+    }
+  }
+  if constexpr (Traits::kMath == Math::kFloat) {
+    multiply_float<Traits, RowBlocks>(acc, feed, blocks);
+  } else {
+    multiply_tensor<Traits, RowBlocks>(acc, feed, blocks);
+  }
+}
+
+}  // namespace moegemm::cuda::sm80

@@ -1,0 +1,129 @@
+#pragma once
+
+#include "cuda/sm80/multiply.cuh"
+#include "cuda/sm80/router_weight.cuh"
+#include "cuda/sm80/row_gemm_load.cuh"
+#include "cuda/sm80/shared_layout.h"
+#include "cuda/sm80/tile_feed.cuh"
+#include "cuda/sm80/tile_store.cuh"
+
+// clang-format off
+/// Forward and dX on every GPU from sm_80 up: out[rows of expert e] = rows W_e^T (or W_e), all experts
+/// in one persistent launch. Rows lie on mma.sync's M side, weights on its N side.
+///
+/// | warps | role                       | waits for                                   | signals         |
+/// |-------|----------------------------|---------------------------------------------|-----------------|
+/// | all   | cp.async, mma.sync, store  | its own copies, then all threads (1 barrier | the same        |
+/// |       |                            | per block of depth)                         | barrier         |
+/// | 0     | also takes and decodes     | nothing: tiles are decoded several ahead    | the same        |
+/// |       | tiles                      |                                             | barrier         |
+///
+/// Copies run ahead into the next tiles, so the stores of one tile hide the first loads of the next;
+/// two blocks on a multiprocessor hide each other's stores and barriers.
+// clang-format on
+namespace moegemm::cuda::sm80 {
+
+/// Rows and scales of this thread's accumulators, then the store.
+template <typename Traits, int RowBlocks>
+__device__ __forceinline__ void finish_rows(const RowGemmParams& params, const RowTile& tile,
+                                            Accumulators<Traits, RowBlocks>& acc) {
+  using Element = typename Traits::Element;
+  const int first = warp_row<typename Traits::Shape>(RowBlocks) + lane_id() / 4;
+  int rows[2 * RowBlocks];
+  int flat[2 * RowBlocks];
+  const bool indexed = params.scatter || params.multiply;
+#pragma unroll
+  for (int i = 0; i < 2 * RowBlocks; ++i) {
+    const int local = first + i * 8;
+    const bool inside = local < tile.rows;
+    flat[i] =
+        inside && indexed ? flat_row(params.gather_indices, tile.row + local, params.total_rows)
+                          : -1;
+    rows[i] = params.scatter ? flat[i] : (inside ? tile.row + local : -1);
+  }
+  if (params.multiply) {
+    float scale[2 * RowBlocks];
+#pragma unroll
+    for (int i = 0; i < 2 * RowBlocks; ++i) {
+      scale[i] = flat[i] < 0 ? 1.0f
+                             : router_weight<Element>(params.topk_weights, params.weights_are_fp32,
+                                                      flat[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < RowBlocks; ++i) {
+#pragma unroll
+      for (auto& block : acc[i]) {
+#pragma unroll
+        for (int h = 0; h < 4; ++h) block[h] *= scale[2 * i + h / 2];
+      }
+    }
+  }
+  store_tile<Traits, RowBlocks>(acc, params.out, rows, tile.feature);
+}
+
+/// One tile with the fewest row blocks that hold its rows.
+template <typename Traits, int RowBlocks, typename Feed>
+__device__ __forceinline__ void compute_rows(const RowGemmParams& params, const RowTile& tile,
+                                             Feed& feed) {
+  using Shape = typename Traits::Shape;
+  if constexpr (RowBlocks > Shape::kHeightStep) {
+    if (tile.rows <= (RowBlocks - Shape::kHeightStep) * 16 * Shape::kWarpRows) {
+      compute_rows<Traits, RowBlocks - Shape::kHeightStep>(params, tile, feed);
+      return;
+    }
+  }
+  Accumulators<Traits, RowBlocks> acc;
+  multiply_tile<Traits, RowBlocks>(acc, feed, ceil_div(params.depth, Traits::kDepth));
+  finish_rows<Traits, RowBlocks>(params, tile, acc);
+}
+
+/// Rows past the last segment are zero; the warps of all blocks share them.
+template <typename Traits>
+__device__ __forceinline__ void zero_padding_rows(const RowGemmParams& params, int routed_rows) {
+  constexpr int kWarps = Traits::Shape::kWarps;
+  const OutputView& out = params.out;
+  const int element_bytes = out.is_fp32 ? 4 : Traits::kElementBytes;
+  const int step = gridDim.x * kWarps;
+  for (long long position = routed_rows + static_cast<int>(blockIdx.x) * kWarps + warp_id();
+       position < params.total_rows; position += step) {
+    const int row = params.scatter ? flat_row(params.gather_indices, static_cast<int>(position),
+                                              params.total_rows)
+                                   : static_cast<int>(position);
+    if (row < 0) continue;
+    std::byte* line = static_cast<std::byte*>(out.data) + row * out.stride * element_bytes;
+    using Unit = std::conditional_t<kVectors<Traits>, uint2, unsigned short>;  // divides any row
+    const std::int64_t units = static_cast<std::int64_t>(out.cols) * element_bytes / sizeof(Unit);
+    for (std::int64_t i = lane_id(); i < units; i += kWarpThreads) {
+      reinterpret_cast<Unit*>(line)[i] = Unit{};
+    }
+  }
+}
+
+template <typename Traits>
+__global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlocksPerMultiprocessor)
+    row_gemm_kernel(const __grid_constant__ RowGemmParams params) {
+  using Shape = typename Traits::Shape;
+  using Layout = RowGemmLayout<Shape>;
+  static_assert(sizeof(RowTile) <= kTileBytes);
+  extern __shared__ __align__(128) std::byte shared[];
+  auto* tiles = reinterpret_cast<RowTile*>(shared + Layout::kTiles);
+  auto* starts = reinterpret_cast<SegmentStart*>(shared + Layout::kStarts);
+  if (threadIdx.x < kWarpSize) {
+    scan_segments(params.m_sizes, params.experts, params.total_rows, Shape::kRows, &starts->row,
+                  &starts->tile, ceil_div(params.out.cols, Shape::kCols), /*stride=*/2);
+  }
+  __syncthreads();
+  zero_padding_rows<Traits>(params, starts[params.experts].row);
+
+  RowLoader<Traits> loader(params);
+  RowScheduler<Shape> scheduler(params, starts);
+  TileFeed<Traits, RowLoader<Traits>, RowScheduler<Shape>> feed(loader, scheduler, shared, tiles);
+  for (int number = 0;; ++number) {
+    const RowTile& tile = tiles[number % kTileSlots];  // not copied: registers are short here
+    if (tile.is_end()) break;
+    compute_rows<Traits, Shape::kRowBlocks>(params, tile, feed);
+  }
+  scheduler.leave();
+}
+
+}  // namespace moegemm::cuda::sm80

@@ -1,0 +1,166 @@
+#pragma once
+
+#include "cuda/device/tile_scheduler.cuh"
+#include "cuda/sm80/chunk_copy.cuh"
+#include "cuda/sm80/operand_tile.h"
+#include "cuda/sm80/row_gemm_params.h"
+
+/// What the row kernels load, and in which order their tiles come.
+namespace moegemm::cuda::sm80 {
+
+struct RowTile : moegemm::cuda::Tile {
+  __device__ __forceinline__ bool is_end() const { return rows == 0; }
+};
+
+/// Tiles of all experts, from the queue that all blocks share.
+template <typename Shape>
+class RowScheduler {
+ public:
+  using Tile = RowTile;
+
+  __device__ __forceinline__ RowScheduler(const RowGemmParams& params, const SegmentStart* starts)
+      : params_(params),
+        queue_(params.counter, threadIdx.x < kWarpSize ? starts[params.experts].tile : 0),
+        decoder_(starts, params.experts) {}
+
+  __device__ __forceinline__ Tile decode() {
+    if (queue_.done()) return {};
+    const Tile tile = {
+        decoder_.template decode<Shape::kRows, Shape::kGranule, Shape::kCols>(queue_.current())};
+    queue_.advance();
+    prefetch_indices(tile);
+    return tile;
+  }
+
+  /// At the end, by all threads.
+  __device__ __forceinline__ void leave() {
+    if (threadIdx.x == 0) queue_.leave();
+  }
+
+ private:
+  /// A block waits for its indices when it starts to load a tile: let that be from L2.
+  __device__ __forceinline__ void prefetch_indices(const Tile& tile) const {
+    if (!params_.gather && !params_.scatter) return;
+    const int index_bytes = params_.gather_indices.is_64_bit ? 8 : 4;
+    const int offset = threadIdx.x * 128;
+    if (offset < tile.rows * index_bytes) {
+      ptx::prefetch_l2(static_cast<const std::byte*>(params_.gather_indices.data) +
+                       static_cast<std::int64_t>(tile.row) * index_bytes + offset);
+    }
+  }
+
+  const RowGemmParams& params_;
+  TileQueue queue_;
+  TileDecoder decoder_;
+};
+
+/// One thread's share of a row kernel's copies: a 16-byte chunk of every kRowStep-th row, and the
+/// same of the weights, or of every kDepthStep-th depth where the weights' features are contiguous.
+template <typename Traits>
+class RowLoader {
+  using Shape = typename Traits::Shape;
+  static constexpr bool kDepthMajor = Traits::kBMajor == Major::kDepth;
+  static constexpr int kChunks = Shape::kDepthBytes / kChunkBytes;
+  static constexpr int kRowStep = Shape::kThreads / kChunks;
+  static constexpr int kRowPasses = Shape::kRows / kRowStep;
+  static constexpr int kColChunks = Traits::kBBytes / kChunkBytes;
+  static constexpr int kDepthStep = Shape::kThreads / kColChunks;
+  static constexpr int kWeightPasses =
+      kDepthMajor ? Shape::kCols / kRowStep : Traits::kDepth / kDepthStep;
+  static_assert(Shape::kRows % kRowStep == 0 && Shape::kCols % kRowStep == 0);
+  static_assert(Traits::kDepth % kDepthStep == 0 && kDepthStep % 4 == 0);
+  // The swizzle of a thread's chunk does not depend on the pass.
+  static_assert(kRowStep % 8 == 0 && (Traits::kElementBytes == 4 || kDepthStep % 8 == 0));
+
+ public:
+  __device__ __forceinline__ explicit RowLoader(const RowGemmParams& params) : params_(params) {}
+
+  __device__ __forceinline__ int start(const RowTile& tile) {
+    depth_left_ = params_.depth;
+    locate_rows(tile);
+    const std::byte* expert = params_.weights + tile.expert * params_.expert_bytes;
+    if constexpr (kDepthMajor) {
+      weights_ = expert + (tile.feature + own_row()) * params_.weight_bytes +
+                 own_chunk() * kChunkBytes;
+      cols_left_ = params_.out.cols - tile.feature - own_row();
+    } else {
+      const int feature = tile.feature + own_col_chunk() * Traits::kChunkElements;
+      weights_ = expert + own_depth() * params_.weight_bytes +
+                 static_cast<std::int64_t>(feature) * Traits::kElementBytes;
+      cols_left_ = params_.out.cols - feature;
+    }
+    return ceil_div(params_.depth, Traits::kDepth);
+  }
+
+  __device__ __forceinline__ void load(std::uint32_t stage, int) {
+    const int inside = depth_left_ - own_chunk() * Traits::kChunkElements;
+    copy_chunks<Traits, kRowPasses, kRowStep * Shape::kDepthBytes>(
+        stage + depth_major_offset<Shape::kDepthBytes>(own_row(), own_chunk()),
+        [&](int i) { return rows_[i]; }, [&](int i) { return missing_ >> i & 1 ? 0 : inside; });
+    load_weights(stage + Shape::kRowsBytes, inside);
+#pragma unroll
+    for (auto& row : rows_) row += Shape::kDepthBytes;
+    weights_ += kDepthMajor ? Shape::kDepthBytes : Traits::kDepth * params_.weight_bytes;
+    depth_left_ -= Traits::kDepth;
+  }
+
+  static __device__ __forceinline__ const float* scales(int) { return nullptr; }
+
+ private:
+  static __device__ __forceinline__ int own_chunk() { return threadIdx.x % kChunks; }
+  static __device__ __forceinline__ int own_row() { return threadIdx.x / kChunks; }
+  static __device__ __forceinline__ int own_col_chunk() { return threadIdx.x % kColChunks; }
+  static __device__ __forceinline__ int own_depth() { return threadIdx.x / kColChunks; }
+
+  __device__ __forceinline__ void locate_rows(const RowTile& tile) {
+    const std::byte* base = params_.rows + own_chunk() * kChunkBytes;
+    missing_ = 0;
+    if (!params_.gather) {
+#pragma unroll
+      for (int i = 0; i < kRowPasses; ++i) {
+        const int row = own_row() + i * kRowStep;
+        if (row >= tile.rows) missing_ |= 1u << i;
+        rows_[i] = base + (tile.row + row) * params_.row_bytes;
+      }
+      return;
+    }
+    IndexArray::Fetched fetched[kRowPasses];  // all loads in flight before the first use
+#pragma unroll
+    for (int i = 0; i < kRowPasses; ++i) {
+      const int row = own_row() + i * kRowStep;
+      if (row < tile.rows) fetched[i] = params_.gather_indices.fetch(tile.row + row);
+    }
+#pragma unroll
+    for (int i = 0; i < kRowPasses; ++i) {
+      const int flat = fetched[i].below(params_.total_rows);
+      if (flat < 0) missing_ |= 1u << i;
+      rows_[i] = base + params_.divisor.divide(static_cast<unsigned>(max(flat, 0))) *
+                            params_.row_bytes;
+    }
+  }
+
+  __device__ __forceinline__ void load_weights(std::uint32_t stage, int inside) const {
+    if constexpr (kDepthMajor) {
+      copy_chunks<Traits, kWeightPasses, kRowStep * Shape::kDepthBytes>(
+          stage + depth_major_offset<Shape::kDepthBytes>(own_row(), own_chunk()),
+          [&](int i) { return weights_ + i * kRowStep * params_.weight_bytes; },
+          [&](int i) { return i * kRowStep < cols_left_ ? inside : 0; });
+    } else {
+      copy_chunks<Traits, kWeightPasses, kDepthStep * Traits::kBBytes>(
+          stage +
+              outer_major_offset<Traits::kBBytes, Traits::kElementBytes>(own_depth(),
+                                                                         own_col_chunk()),
+          [&](int i) { return weights_ + i * kDepthStep * params_.weight_bytes; },
+          [&](int i) { return own_depth() + i * kDepthStep < depth_left_ ? cols_left_ : 0; });
+    }
+  }
+
+  const RowGemmParams& params_;
+  const std::byte* rows_[kRowPasses];
+  const std::byte* weights_;
+  unsigned missing_;  ///< bit i: pass i reads zeros
+  int cols_left_;   ///< features from the first that this thread loads on
+  int depth_left_;  ///< of the contraction, from this block on
+};
+
+}  // namespace moegemm::cuda::sm80

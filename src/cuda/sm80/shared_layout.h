@@ -1,0 +1,34 @@
+#pragma once
+
+#include "cuda/device/size_class.h"
+#include "cuda/sm80/block_shape.h"
+
+/// What lies where in dynamic shared memory, in bytes. What has a size known only at run time comes
+/// last.
+namespace moegemm::cuda::sm80 {
+
+constexpr int kTileBytes = 32;  ///< of a decoded tile in the ring
+
+/// Forward and dX.
+template <typename Shape>
+struct RowGemmLayout {
+  static constexpr int kTiles = Shape::kStages * Shape::kStageBytes;
+  static constexpr int kStarts = kTiles + kTileSlots * kTileBytes;  ///< SegmentStart [E + 1]
+  static constexpr int total(int experts) { return kStarts + (experts + 1) * 8; }
+};
+
+/// dW.
+template <typename Shape, int ElementBytes>
+struct WeightGemmLayout {
+  static constexpr int kTiles = Shape::kStages * Shape::kStageBytes;
+  static constexpr int kScales = kTiles + kTileSlots * kTileBytes;  ///< float [stages][depth]
+  static constexpr int kCounts =
+      kScales + Shape::kStages * Shape::template depth<ElementBytes>() * 4;
+  static constexpr int kRowPrefix = kCounts + kSizeClasses * 4;  ///< int [E + 1]
+  static MOEGEMM_HOST_DEVICE constexpr int order(int experts) {  ///< unsigned short [E]
+    return kRowPrefix + (experts + 1) * 4;
+  }
+  static constexpr int total(int experts) { return order(experts) + experts * 2; }
+};
+
+}  // namespace moegemm::cuda::sm80

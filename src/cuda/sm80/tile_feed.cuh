@@ -1,0 +1,92 @@
+#pragma once
+
+#include "cuda/device/segments.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/shared_memory.cuh"
+#include "cuda/sm80/gemm_traits.cuh"
+
+namespace moegemm::cuda::sm80 {
+
+/// Keeps the ring of stages full: while one block of depth is multiplied, the next ones, of this
+/// tile or of those that follow, are on their way. All threads load; warp 0 also decodes tiles.
+///
+/// One barrier per block of depth orders everything:
+///   * wait() returns when the oldest stage has landed, for all threads, and everybody has read the
+///     one before it, which fill() then overwrites;
+///   * a tile decoded in one fill() is looked at in a later one.
+///
+/// Loader:    start(tile) returns the tile's blocks of depth, at least 1; load(address, stage)
+///            copies the next one; scales(stage) are factors of its depths, or null.
+/// Scheduler: decode() gives the next tile, end marks after the last one; called by warp 0.
+template <typename Traits, typename Loader, typename Scheduler>
+class TileFeed {
+  using Shape = typename Traits::Shape;
+  using Tile = typename Scheduler::Tile;
+
+ public:
+  /// How far tiles are decoded ahead of the one that is loaded. 2 would do: a tile is decoded
+  /// before the barrier that comes before its use.
+  static constexpr int kDecodeAhead = 3;
+
+  __device__ __forceinline__ TileFeed(Loader& loader, Scheduler& scheduler, std::byte* stages,
+                                      Tile* tiles)
+      : loader_(loader), scheduler_(scheduler), stages_(stages), tiles_(tiles) {
+#pragma unroll 1
+    for (int i = 0; i < kDecodeAhead; ++i) decode(i);
+#pragma unroll 1
+    for (int stage = 0; stage < Shape::kStages - 1; ++stage) {
+      __syncthreads();
+      fill(stage);
+    }
+  }
+
+  /// The oldest stage is full, and the one before it free.
+  __device__ __forceinline__ void wait() {
+    ptx::cp_async_wait_group<Shape::kStages - 2>();
+    __syncthreads();
+  }
+  __device__ __forceinline__ void advance() { stage_ = stage_ + 1 == Shape::kStages ? 0 : stage_ + 1; }
+  __device__ __forceinline__ const std::byte* stage_pointer() const {
+    return stages_ + stage_ * Shape::kStageBytes;
+  }
+  __device__ __forceinline__ std::uint32_t stage_address() const {
+    return ptx::shared_address(stages_) + stage_ * Shape::kStageBytes;
+  }
+  __device__ __forceinline__ const float* scales() const { return loader_.scales(stage_); }
+
+  /// Starts the copies of one more block of depth, once for every wait().
+  __device__ __forceinline__ void fill() { fill(stage_ == 0 ? Shape::kStages - 1 : stage_ - 1); }
+
+ private:
+  __device__ __forceinline__ void fill(int stage) {
+    if (blocks_left_ == 0) {
+      const Tile& next = tiles_[(loaded_ + 1) % kTileSlots];
+      if (!next.is_end()) {
+        ++loaded_;
+        blocks_left_ = loader_.start(next);
+        decode(loaded_ + kDecodeAhead);
+      }
+    }
+    if (blocks_left_ > 0) {
+      --blocks_left_;
+      loader_.load(ptx::shared_address(stages_) + stage * Shape::kStageBytes, stage);
+    }
+    ptx::cp_async_commit_group();
+  }
+
+  __device__ __forceinline__ void decode(int number) {
+    if (threadIdx.x >= kWarpSize) return;
+    const Tile tile = scheduler_.decode();
+    if (threadIdx.x == 0) tiles_[number % kTileSlots] = tile;
+  }
+
+  Loader& loader_;
+  Scheduler& scheduler_;
+  std::byte* stages_;
+  Tile* tiles_;
+  int stage_ = 0;
+  int loaded_ = -1;      ///< number of the tile that is being loaded
+  int blocks_left_ = 0;  ///< of that tile
+};
+
+}  // namespace moegemm::cuda::sm80

@@ -1,0 +1,175 @@
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <set>
+#include <string>
+#include <tuple>
+
+#include "cuda/sm80/compiled_kernel.h"
+#include "cuda/sm80/compute_capability.h"
+#include "cuda/sm80/heuristic.h"
+#include "cuda/sm80/weight_tiles.h"
+
+namespace moegemm::cuda::sm80 {
+namespace {
+
+DeviceFacts gpu(std::int64_t block_bytes, std::int64_t multiprocessor_bytes) {
+  DeviceFacts facts;
+  facts.multiprocessors = 100;
+  facts.shared_memory_bytes = block_bytes;
+  facts.multiprocessor_shared_memory_bytes = multiprocessor_bytes;
+  facts.l2_bytes = 6 << 20;
+  return facts;
+}
+
+const DeviceFacts kConsumer = gpu(99 << 10, 100 << 10);  // sm_86, 89, 120
+const DeviceFacts kAmpere = gpu(163 << 10, 164 << 10);   // sm_80
+
+Problem layer(Op op, DType dtype, std::int64_t experts, std::int64_t rows) {
+  Problem problem;
+  problem.op = op;
+  problem.dtype = problem.out_dtype = dtype;
+  problem.experts = experts;
+  problem.rows = rows;
+  problem.n = 1536;
+  problem.k = 2048;
+  return problem;
+}
+
+const CompiledKernel* choose(const Problem& problem, const DeviceFacts& facts) {
+  const CompiledKernel* best = nullptr;
+  for (const CompiledKernel& kernel : compiled_kernels()) {
+    if (!refuse(kernel, problem, facts).empty()) continue;
+    if (!best || preference_rank(kernel, problem) < preference_rank(*best, problem)) best = &kernel;
+  }
+  return best;
+}
+
+constexpr Op kOps[] = {Op::kForward, Op::kDx, Op::kDw};
+constexpr DType kDtypes[] = {DType::kBFloat16, DType::kFloat16, DType::kFloat32};
+
+TEST(Sm80Kernels, EveryProblemRunsOnEveryGpuFromSm80Up) {
+  for (const Op op : kOps) {
+    for (const DType dtype : kDtypes) {
+      for (const bool tf32 : {false, true}) {
+        for (const int alignment : {16, 2}) {
+          for (const std::int64_t k : {2048, 45, 1}) {
+            Problem problem = layer(op, dtype, 1024, 4096);
+            problem.allow_tf32 = tf32;
+            problem.input_alignment = alignment;
+            problem.k = k;
+            EXPECT_NE(choose(problem, kConsumer), nullptr) << to_string(problem);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Sm80Kernels, NamesAreUnique) {
+  std::set<std::string> names;
+  for (const CompiledKernel& kernel : compiled_kernels()) {
+    EXPECT_TRUE(names.insert(kernel.info.name).second) << kernel.info.name;
+  }
+}
+
+TEST(Sm80Kernels, AlignedProblemsGetVectorLoads) {
+  for (const Op op : kOps) {
+    for (const DType dtype : kDtypes) {
+      for (const std::int64_t rows : {128, 8192, 65536}) {
+        const CompiledKernel* kernel = choose(layer(op, dtype, 128, rows), kConsumer);
+        ASSERT_NE(kernel, nullptr);
+        EXPECT_EQ(kernel->loads, Loads::kVectors) << kernel->info.name;
+      }
+    }
+  }
+}
+
+TEST(Sm80Kernels, UnalignedProblemsGetElementLoads) {
+  for (const Op op : kOps) {
+    Problem odd = layer(op, DType::kBFloat16, 128, 8192);
+    odd.n = 1535;
+    EXPECT_EQ(choose(odd, kConsumer)->loads, Loads::kElements);
+    Problem offset = layer(op, DType::kBFloat16, 128, 8192);
+    offset.output_alignment = 8;
+    EXPECT_EQ(choose(offset, kConsumer)->loads, Loads::kElements);
+  }
+}
+
+TEST(Sm80Kernels, DecodeGetsTheWeightStreamingTile) {
+  const Problem decode = layer(Op::kForward, DType::kBFloat16, 128, 512);
+  EXPECT_EQ(choose(decode, kConsumer)->info.tile.rows, 32);
+  const Problem prefill = layer(Op::kForward, DType::kBFloat16, 128, 65536);
+  EXPECT_EQ(choose(prefill, kConsumer)->info.tile.rows, 128);
+}
+
+TEST(Sm80Kernels, Tf32IsAllOrNothing) {
+  for (const Op op : kOps) {
+    Problem problem = layer(op, DType::kFloat32, 128, 8192);
+    EXPECT_EQ(choose(problem, kConsumer)->math, Math::kFloat);
+    problem.allow_tf32 = true;
+    EXPECT_EQ(choose(problem, kConsumer)->math, Math::kTf32);
+  }
+}
+
+TEST(Sm80Kernels, TheGridHoldsWhatRunsAtTheSameTime) {
+  const Problem problem = layer(Op::kForward, DType::kBFloat16, 128, 65536);
+  const CompiledKernel* kernel = choose(problem, kConsumer);
+  EXPECT_EQ(grid(*kernel, problem, kConsumer), 100);
+  EXPECT_EQ(grid(*kernel, problem, kAmpere), 100 * kernel->blocks_per_multiprocessor);
+  Problem small = layer(Op::kForward, DType::kBFloat16, 1, 1);
+  small.n = 8;
+  EXPECT_EQ(grid(*kernel, small, kAmpere), 1);
+}
+
+TEST(Sm80Kernels, TooManyExpertsAreRefusedWithTheirNumber) {
+  const Problem problem = layer(Op::kForward, DType::kBFloat16, 1 << 20, 8192);
+  for (const CompiledKernel& kernel : compiled_kernels()) {
+    if (kernel.info.op != Op::kForward || kernel.math != Math::kTensor16) continue;
+    EXPECT_NE(refuse(kernel, problem, kConsumer).find("1048576 experts"), std::string::npos);
+  }
+}
+
+TEST(Sm80WeightTiles, CoverEveryTileOfEveryExpertOnce) {
+  for (const bool k_fastest : {false, true}) {
+    const WeightTiling tiling = {3, 5, k_fastest};
+    std::set<std::tuple<int, int, int>> seen;
+    for (int number = 0; number < 4 * tiling.per_expert(); ++number) {
+      const WeightTile tile = decode_weight_tile(number, tiling, 128, 64);
+      EXPECT_FALSE(tile.is_end());
+      EXPECT_LT(tile.expert, 4);
+      EXPECT_LT(tile.n, 3 * 128);
+      EXPECT_LT(tile.k, 5 * 64);
+      EXPECT_TRUE(seen.emplace(tile.expert, tile.n, tile.k).second);
+    }
+    EXPECT_EQ(seen.size(), 60u);
+  }
+}
+
+TEST(Sm80ComputeCapability, TheOldestArchitectureAndEverythingNewerRuns) {
+  EXPECT_TRUE(runs_on("80,90", 8, 0));
+  EXPECT_TRUE(runs_on("80,90", 8, 9));
+  EXPECT_TRUE(runs_on("80,90", 9, 0));
+  EXPECT_TRUE(runs_on("80,90", 12, 0));
+  EXPECT_TRUE(runs_on("80,86,89,90a,100,120", 12, 1));
+  EXPECT_TRUE(runs_on("90a", 10, 0));
+  EXPECT_FALSE(runs_on("80,90", 7, 5));
+  EXPECT_FALSE(runs_on("90", 8, 6));
+  EXPECT_FALSE(runs_on("86,90", 8, 0));
+  EXPECT_FALSE(runs_on("", 9, 0));
+}
+
+TEST(Sm80ComputeCapability, TensorCoresAreFasterThanFmaAndTf32IsHalfOf16Bit) {
+  const Problem half = layer(Op::kForward, DType::kBFloat16, 8, 8192);
+  Problem single = layer(Op::kForward, DType::kFloat32, 8, 8192);
+  EXPECT_EQ(flops_per_clock(half, 8, 0), 2048);
+  EXPECT_EQ(flops_per_clock(single, 8, 0), 128);
+  EXPECT_EQ(flops_per_clock(single, 8, 9), 256);
+  single.allow_tf32 = true;
+  EXPECT_EQ(flops_per_clock(single, 8, 0), 1024);
+}
+
+TEST(Sm80ComputeCapability, ThisLibraryNamesItsArchitectures) { EXPECT_FALSE(compiled_archs().empty()); }
+
+}  // namespace
+}  // namespace moegemm::cuda::sm80
