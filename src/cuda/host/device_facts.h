@@ -15,8 +15,8 @@ struct DeviceFacts {
   std::int64_t memory_bytes = 0;
   std::int64_t shared_memory_bytes = 0;  ///< most that one block may opt in to
   std::int64_t l2_bytes = 0;
-  double clock_hz = 0;          ///< highest of the multiprocessors
-  double bytes_per_second = 0;  ///< of device memory, by its bus
+  double clock_hz = 0;                                  ///< highest of the multiprocessors
+  double bytes_per_second = 0;                          ///< of device memory, by its bus
   std::int64_t multiprocessor_shared_memory_bytes = 0;  ///< for all blocks on a multiprocessor
 };
 

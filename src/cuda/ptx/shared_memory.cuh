@@ -33,8 +33,8 @@ __device__ __forceinline__ std::uint32_t ld_shared_4(std::uint32_t shared) {
 }
 
 __device__ __forceinline__ void st_shared_16(std::uint32_t shared, const uint4& value) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(value.x),
-               "r"(value.y), "r"(value.z), "r"(value.w)
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(value.x), "r"(value.y),
+               "r"(value.z), "r"(value.w)
                : "memory");
 }
 

@@ -37,8 +37,8 @@ class Sm80Backend final : public Backend {
                             std::to_string(facts->major) + "." + std::to_string(facts->minor);
     if (facts->major < 8) return gpu + ", these kernels need 8.0 or newer";
     if (!cuda::sm80::runs_on(cuda::sm80::compiled_archs(), facts->major, facts->minor)) {
-      return gpu + ", this library was compiled for " +
-             std::string(cuda::sm80::compiled_archs()) + " (MOEGEMM_CUDA_ARCHS)";
+      return gpu + ", this library was compiled for " + std::string(cuda::sm80::compiled_archs()) +
+             " (MOEGEMM_CUDA_ARCHS)";
     }
     return {};
   }

@@ -109,8 +109,8 @@ int grid(const CompiledKernel& kernel, const Problem& problem, const DeviceFacts
   const std::int64_t smem = kernel.smem_bytes(static_cast<int>(problem.experts)) + kReserved;
   const std::int64_t resident = std::clamp<std::int64_t>(
       facts.multiprocessor_shared_memory_bytes / smem, 1, kernel.blocks_per_multiprocessor);
-  return static_cast<int>(std::clamp<std::int64_t>(most_tiles(kernel, problem), 1,
-                                                   facts.multiprocessors * resident));
+  return static_cast<int>(
+      std::clamp<std::int64_t>(most_tiles(kernel, problem), 1, facts.multiprocessors * resident));
 }
 
 std::string refuse(const CompiledKernel& kernel, const Problem& problem, const DeviceFacts& facts) {

@@ -65,8 +65,8 @@ struct FloatReader {
   /// Depths 4 q to 4 q + 3 of row `row` of A.
   static __device__ __forceinline__ float4 a(const std::byte* stage, int row, int q) {
     if constexpr (Traits::kAMajor == Major::kDepth) {
-      return *reinterpret_cast<const float4*>(
-          stage + depth_major_offset<Shape::kDepthBytes>(row, q));
+      return *reinterpret_cast<const float4*>(stage +
+                                              depth_major_offset<Shape::kDepthBytes>(row, q));
     } else {
       const auto at = [&](int depth) {
         return *reinterpret_cast<const float*>(
@@ -80,8 +80,8 @@ struct FloatReader {
   static __device__ __forceinline__ void b(const std::byte* stage, int col, int q,
                                            float4 (&values)[2]) {
     if constexpr (Traits::kBMajor == Major::kDepth) {
-      values[0] = *reinterpret_cast<const float4*>(
-          stage + depth_major_offset<Shape::kDepthBytes>(col, q));
+      values[0] =
+          *reinterpret_cast<const float4*>(stage + depth_major_offset<Shape::kDepthBytes>(col, q));
       values[1] = *reinterpret_cast<const float4*>(
           stage + depth_major_offset<Shape::kDepthBytes>(col + 1, q));
     } else {

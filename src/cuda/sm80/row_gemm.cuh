@@ -36,9 +36,9 @@ __device__ __forceinline__ void finish_rows(const RowGemmParams& params, const R
   for (int i = 0; i < 2 * RowBlocks; ++i) {
     const int local = first + i * 8;
     const bool inside = local < tile.rows;
-    flat[i] =
-        inside && indexed ? flat_row(params.gather_indices, tile.row + local, params.total_rows)
-                          : -1;
+    flat[i] = inside && indexed
+                  ? flat_row(params.gather_indices, tile.row + local, params.total_rows)
+                  : -1;
     rows[i] = params.scatter ? flat[i] : (inside ? tile.row + local : -1);
   }
   if (params.multiply) {

@@ -80,8 +80,8 @@ class RowLoader {
     locate_rows(tile);
     const std::byte* expert = params_.weights + tile.expert * params_.expert_bytes;
     if constexpr (kDepthMajor) {
-      weights_ = expert + (tile.feature + own_row()) * params_.weight_bytes +
-                 own_chunk() * kChunkBytes;
+      weights_ =
+          expert + (tile.feature + own_row()) * params_.weight_bytes + own_chunk() * kChunkBytes;
       cols_left_ = params_.out.cols - tile.feature - own_row();
     } else {
       const int feature = tile.feature + own_col_chunk() * Traits::kChunkElements;
@@ -134,8 +134,8 @@ class RowLoader {
     for (int i = 0; i < kRowPasses; ++i) {
       const int flat = fetched[i].below(params_.total_rows);
       if (flat < 0) missing_ |= 1u << i;
-      rows_[i] = base + params_.divisor.divide(static_cast<unsigned>(max(flat, 0))) *
-                            params_.row_bytes;
+      rows_[i] =
+          base + params_.divisor.divide(static_cast<unsigned>(max(flat, 0))) * params_.row_bytes;
     }
   }
 
@@ -147,9 +147,8 @@ class RowLoader {
           [&](int i) { return i * kRowStep < cols_left_ ? inside : 0; });
     } else {
       copy_chunks<Traits, kWeightPasses, kDepthStep * Traits::kBBytes>(
-          stage +
-              outer_major_offset<Traits::kBBytes, Traits::kElementBytes>(own_depth(),
-                                                                         own_col_chunk()),
+          stage + outer_major_offset<Traits::kBBytes, Traits::kElementBytes>(own_depth(),
+                                                                             own_col_chunk()),
           [&](int i) { return weights_ + i * kDepthStep * params_.weight_bytes; },
           [&](int i) { return own_depth() + i * kDepthStep < depth_left_ ? cols_left_ : 0; });
     }
@@ -159,8 +158,8 @@ class RowLoader {
   const std::byte* rows_[kRowPasses];
   const std::byte* weights_;
   unsigned missing_;  ///< bit i: pass i reads zeros
-  int cols_left_;   ///< features from the first that this thread loads on
-  int depth_left_;  ///< of the contraction, from this block on
+  int cols_left_;     ///< features from the first that this thread loads on
+  int depth_left_;    ///< of the contraction, from this block on
 };
 
 }  // namespace moegemm::cuda::sm80

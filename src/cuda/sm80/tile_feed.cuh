@@ -45,7 +45,9 @@ class TileFeed {
     ptx::cp_async_wait_group<Shape::kStages - 2>();
     __syncthreads();
   }
-  __device__ __forceinline__ void advance() { stage_ = stage_ + 1 == Shape::kStages ? 0 : stage_ + 1; }
+  __device__ __forceinline__ void advance() {
+    stage_ = stage_ + 1 == Shape::kStages ? 0 : stage_ + 1;
+  }
   __device__ __forceinline__ const std::byte* stage_pointer() const {
     return stages_ + stage_ * Shape::kStageBytes;
   }

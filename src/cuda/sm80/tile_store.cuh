@@ -100,8 +100,8 @@ __device__ __forceinline__ void store_row_fp32(const float (&acc)[Traits::Shape:
 /// for none.
 template <typename Traits, int RowBlocks>
 __device__ __forceinline__ void store_tile(const Accumulators<Traits, RowBlocks>& acc,
-                                           const OutputView& out,
-                                           const int (&rows)[2 * RowBlocks], int tile_col) {
+                                           const OutputView& out, const int (&rows)[2 * RowBlocks],
+                                           int tile_col) {
   const int col = tile_col + warp_col<typename Traits::Shape>();
 #pragma unroll
   for (int i = 0; i < RowBlocks; ++i) {

@@ -21,15 +21,14 @@ __device__ __forceinline__ void build_expert_table(const WeightGemmParams& param
   const float share = static_cast<float>(params.total_rows / Traits::kDepth) *
                       static_cast<float>(params.tiling.per_expert()) /
                       static_cast<float>(gridDim.x);
-  order_large_first(table.row_prefix, params.experts, Traits::kDepth,
-                    static_cast<int>(share / 32), counts, table.order);
+  order_large_first(table.row_prefix, params.experts, Traits::kDepth, static_cast<int>(share / 32),
+                    counts, table.order);
 }
 
 template <typename Traits>
-__device__ __forceinline__ void store_weights(const WeightGemmParams& params,
-                                              const WeightTile& tile,
-                                              const Accumulators<Traits, Traits::Shape::kRowBlocks>&
-                                                  acc) {
+__device__ __forceinline__ void store_weights(
+    const WeightGemmParams& params, const WeightTile& tile,
+    const Accumulators<Traits, Traits::Shape::kRowBlocks>& acc) {
   using Shape = typename Traits::Shape;
   OutputView out = params.out;
   const std::int64_t bytes =
@@ -69,7 +68,8 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
     const WeightTile& tile = tiles[number % kTileSlots];  // not copied: registers are short here
     if (tile.is_end()) break;
     Accumulators<Traits, Shape::kRowBlocks> acc;
-    multiply_tile<Traits, Shape::kRowBlocks>(acc, feed, max(1, ceil_div(tile.rows, Traits::kDepth)));
+    multiply_tile<Traits, Shape::kRowBlocks>(acc, feed,
+                                             max(1, ceil_div(tile.rows, Traits::kDepth)));
     store_weights<Traits>(params, tile, acc);
   }
   scheduler.leave();

@@ -14,9 +14,9 @@ namespace {
 unsigned pitch_bytes(const char* name, std::int64_t stride, const Problem& problem) {
   const std::int64_t bytes = stride * size_bytes(problem.dtype);
   if (bytes > std::numeric_limits<unsigned>::max()) {
-    throw Error(ErrorKind::kNotImplemented,
-                std::string("rows of ") + name + " are " + std::to_string(bytes) +
-                    " bytes apart, dW takes less than 4 GiB");
+    throw Error(ErrorKind::kNotImplemented, std::string("rows of ") + name + " are " +
+                                                std::to_string(bytes) +
+                                                " bytes apart, dW takes less than 4 GiB");
   }
   return static_cast<unsigned>(bytes);
 }

@@ -31,8 +31,7 @@ class WeightScheduler {
 
   __device__ __forceinline__ Tile decode() {
     for (; !queue_.done(); queue_.advance()) {
-      Tile tile =
-          decode_weight_tile(queue_.current(), params_.tiling, Shape::kRows, Shape::kCols);
+      Tile tile = decode_weight_tile(queue_.current(), params_.tiling, Shape::kRows, Shape::kCols);
       tile.expert = table_.order[tile.expert];
       tile.row = table_.row_prefix[tile.expert];
       tile.rows = table_.row_prefix[tile.expert + 1] - tile.row;
@@ -101,8 +100,7 @@ class WeightLoader {
     const int offset = outer_major_offset<Traits::kABytes, Traits::kElementBytes>(
         own_row(), threadIdx.x % kChunks);
     copy_chunks<Traits, kPasses, kStep * Traits::kABytes>(
-        stage + offset,
-        [&](int i) { return dy_ + std::uint64_t{dy_rows[i]} * params_.dy_bytes; },
+        stage + offset, [&](int i) { return dy_ + std::uint64_t{dy_rows[i]} * params_.dy_bytes; },
         [&](int i) { return missing_dy >> i & 1 ? 0 : n_left_; });
     copy_chunks<Traits, kPasses, kStep * Traits::kBBytes>(
         stage + Shape::kRowsBytes + offset,

@@ -169,7 +169,9 @@ TEST(Sm80ComputeCapability, TensorCoresAreFasterThanFmaAndTf32IsHalfOf16Bit) {
   EXPECT_EQ(flops_per_clock(single, 8, 0), 1024);
 }
 
-TEST(Sm80ComputeCapability, ThisLibraryNamesItsArchitectures) { EXPECT_FALSE(compiled_archs().empty()); }
+TEST(Sm80ComputeCapability, ThisLibraryNamesItsArchitectures) {
+  EXPECT_FALSE(compiled_archs().empty());
+}
 
 }  // namespace
 }  // namespace moegemm::cuda::sm80

@@ -1,5 +1,3 @@
-#include "cuda/sm80/operand_tile.h"
-
 #include <gtest/gtest.h>
 
 #include <array>
@@ -7,6 +5,8 @@
 #include <set>
 #include <utility>
 #include <vector>
+
+#include "cuda/sm80/operand_tile.h"
 
 /// The kernels' shared-memory maths on a model of ldmatrix: which element does each lane get?
 namespace moegemm::cuda::sm80 {
@@ -48,8 +48,8 @@ std::map<int, Element> outer_major_stage(int depth_count) {
 /// What lane `lane` gets in register `matrix` of ldmatrix.x4, where `offset(l)` is the row that
 /// lane l names: the elements of two bytes at (g, 2t) and (g, 2t + 1), or transposed.
 template <typename Offset>
-std::array<Element, 2> ldmatrix(const std::map<int, Element>& stage, const Offset& offset,
-                                int lane, int matrix, bool transposed) {
+std::array<Element, 2> ldmatrix(const std::map<int, Element>& stage, const Offset& offset, int lane,
+                                int matrix, bool transposed) {
   const int g = lane / 4;
   const int t = lane % 4;
   std::array<Element, 2> got;
@@ -78,13 +78,11 @@ void check_depth_major() {
   for (const int block : {0, 16, 48, 112}) {
     for (int step = 0; step < DepthBytes / 32; ++step) {
       const auto a = [&](int lane) {
-        return ((a_depth_lane<DepthBytes>(lane) + depth_block<DepthBytes>(64)) ^
-                depth_step(step)) -
+        return ((a_depth_lane<DepthBytes>(lane) + depth_block<DepthBytes>(64)) ^ depth_step(step)) -
                depth_block<DepthBytes>(64) + depth_block<DepthBytes>(block);
       };
       const auto b = [&](int lane) {
-        return (b_depth_lane<DepthBytes>(lane) ^ depth_step(step)) +
-               depth_block<DepthBytes>(block);
+        return (b_depth_lane<DepthBytes>(lane) ^ depth_step(step)) + depth_block<DepthBytes>(block);
       };
       expect_no_bank_conflict(a);
       expect_no_bank_conflict(b);
