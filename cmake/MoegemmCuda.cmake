@@ -32,16 +32,25 @@ list(GET MOEGEMM_CUDA_ARCHS -1 arch)
 list(APPEND MOEGEMM_ROW_GENCODE "-gencode=arch=compute_${arch},code=compute_${arch}")
 
 # The mma.sync kernels use nothing beyond the oldest architecture: one front-end pass for it, machine
-# code for all, and its PTX for every GPU that is newer and not listed. "90a" is "90" to them.
-set(sm80_codes "")
-foreach(arch IN LISTS MOEGEMM_CUDA_ARCHS)
-  string(REGEX MATCH "^[0-9]+" arch "${arch}")
-  string(APPEND sm80_codes "sm_${arch},")
-endforeach()
+# code for all, and its PTX for every GPU that is newer and not listed. "90a" is "90" to them. Some of
+# them are for compute capability 9.0 and newer only.
+function(moegemm_gencode_from least result)
+  set(codes "")
+  foreach(arch IN LISTS MOEGEMM_CUDA_ARCHS)
+    string(REGEX MATCH "^[0-9]+" arch "${arch}")
+    if(arch GREATER_EQUAL least)
+      string(APPEND codes "sm_${arch},")
+    endif()
+  endforeach()
+  set(${result} "-gencode=arch=compute_${least},code=[${codes}compute_${least}]" PARENT_SCOPE)
+endfunction()
 list(GET MOEGEMM_CUDA_ARCHS 0 arch)
 string(REGEX MATCH "^[0-9]+" arch "${arch}")
-set(MOEGEMM_SM80_GENCODE
-  "-gencode=arch=compute_${arch},code=[${sm80_codes}compute_${arch}]")
+moegemm_gencode_from(${arch} MOEGEMM_SM80_GENCODE)
+if(arch LESS 90)
+  set(arch 90)
+endif()
+moegemm_gencode_from(${arch} MOEGEMM_SM80_GENCODE_90)
 
 # wgmma and setmaxnreg exist in sm_90a alone, which has no forward compatible PTX.
 set(MOEGEMM_SM90_GENCODE "-gencode=arch=compute_90a,code=sm_90a")

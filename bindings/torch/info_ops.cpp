@@ -23,7 +23,8 @@ json describe(const GpuInfo& gpu) {
           {"multiprocessors", gpu.multiprocessors},
           {"memory_bytes", gpu.memory_bytes},
           {"shared_memory_bytes", gpu.shared_memory_bytes},
-          {"backend", gpu.backend}};
+          {"backend", gpu.backend},
+          {"why", gpu.why}};
 }
 
 }  // namespace

@@ -26,6 +26,7 @@ struct GpuInfo {
   std::int64_t memory_bytes = 0;
   std::int64_t shared_memory_bytes = 0;  ///< most that one block may use
   std::string backend;                   ///< the backend it gets, or why none
+  std::string why;                       ///< why that one: what it covers, and who does the rest
 };
 
 struct BackendInfo {

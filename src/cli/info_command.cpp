@@ -32,7 +32,8 @@ void print_json(const InfoOptions& options) {
          {"multiprocessors", gpu.multiprocessors},
          {"memory_bytes", gpu.memory_bytes},
          {"shared_memory_bytes", gpu.shared_memory_bytes},
-         {"backend", gpu.backend}});
+         {"backend", gpu.backend},
+         {"why", gpu.why}});
   }
   nlohmann::json backend_list = nlohmann::json::array();
   for (const BackendInfo& backend : backends()) {
@@ -87,7 +88,8 @@ void print_text(const InfoOptions& options) {
     fmt::print(
         "gpu {}    {}, compute capability {}.{}, {} multiprocessors, {:.1f} GiB; backend: {}\n",
         gpu.index, gpu.name, gpu.compute_major, gpu.compute_minor, gpu.multiprocessors,
-        static_cast<double>(gpu.memory_bytes) / (1 << 30), gpu.backend);
+        static_cast<double>(gpu.memory_bytes) / (1 << 30),
+        gpu.why.empty() ? gpu.backend : fmt::format("{} ({})", gpu.backend, gpu.why));
   }
   for (const BackendInfo& backend : backends()) {
     fmt::print("backend  {}: {}\n", to_string(backend.kind),

@@ -5,7 +5,7 @@ import os
 import moegemm
 import torch
 from conftest import FLAGS, make_case
-from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_products import check, run
 
@@ -45,13 +45,7 @@ def test_any_call_matches_the_reference(device, routing, flags, dtype, index_dty
         device, flags, dtype, index_dtype, tokens=tokens, topk=topk, experts=experts, n=n, k=k, expert_ids=ids
     )
     dY = torch.randn(case.rows, n, device=device).to(dtype)
-    try:
-        got = run(case, dY)
-    except NotImplementedError:
-        if device == "cuda":
-            reject()  # what no compiled kernel takes says nothing about those that are
-        raise
-    check(case, got, dY)
+    check(case, run(case, dY), dY)
 
 
 @QUICK

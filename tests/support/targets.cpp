@@ -35,7 +35,7 @@ const std::vector<Target>& targets() {
       if (memory == nullptr) continue;
       list.push_back({.backend = info.kind,
                       .memory = memory,
-                      .may_refuse = runs_on_gpu(info.kind),
+                      .may_refuse = info.kind == BackendKind::kSm90,
                       .accuracy = {.double_accumulation = info.kind == BackendKind::kReference}});
     }
     return list;

@@ -15,7 +15,7 @@ struct Target {
   BackendKind backend = BackendKind::kReference;
   Memory* memory = nullptr;
   /// A kernel family for one GPU generation may leave some problems to another backend: a refusal
-  /// as kNotImplemented skips the case. The CPU backends take everything.
+  /// as kNotImplemented skips the case. The CPU backends and sm80 take everything.
   bool may_refuse = false;
   Accuracy accuracy;
 

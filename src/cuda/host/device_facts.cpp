@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdlib>
+#include <utility>
 #include <vector>
 
 #include "core/registry.h"
@@ -131,14 +132,30 @@ std::string backend_for(int ordinal) {
   return "none (" + (refusals.empty() ? "no CUDA backend is compiled in" : refusals) + ")";
 }
 
+/// Why a GPU gets the backend it gets.
+std::string why_backend(const std::string& backend, const cuda::DeviceFacts& device) {
+  const std::string capability =
+      "compute capability " + std::to_string(device.major) + "." + std::to_string(device.minor);
+  if (backend == to_string(BackendKind::kSm90)) {
+    return capability + ": TMA and wgmma; sm80 runs fp32 and what is not aligned to 16 bytes";
+  }
+  if (backend == to_string(BackendKind::kSm80)) {
+    return capability + ": cp.async and mma.sync; the sm90 kernels need 9.0";
+  }
+  return {};
+}
+
 }  // namespace
 
 std::vector<GpuInfo> query_gpus(std::string* why_none) {
   std::vector<GpuInfo> gpus;
   for (int ordinal = 0; ordinal < cuda::device_count(); ++ordinal) {
     const cuda::DeviceFacts& device = *cuda::device_facts(ordinal);
+    std::string backend = backend_for(ordinal);
+    std::string why = why_backend(backend, device);
     gpus.push_back({device.ordinal, device.name, device.major, device.minor, device.multiprocessors,
-                    device.memory_bytes, device.shared_memory_bytes, backend_for(ordinal)});
+                    device.memory_bytes, device.shared_memory_bytes, std::move(backend),
+                    std::move(why)});
   }
   if (why_none) {
     *why_none = cuda::why_no_device();

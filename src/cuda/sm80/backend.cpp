@@ -76,7 +76,7 @@ class Sm80Backend final : public Backend {
       const CompiledKernel& kernel = kernels_[i];
       if (kernel.info.op != problem.op) continue;
       if (!cuda::sm80::refuse(kernel, problem, facts).empty()) continue;
-      const int rank = cuda::sm80::preference_rank(kernel, problem);
+      const int rank = cuda::sm80::preference_rank(kernel, problem, facts);
       if (best < 0 || rank < best_rank) {
         best = static_cast<int>(i);
         best_rank = rank;

@@ -21,7 +21,7 @@ const char* tag_of(Math math) {
 }
 
 template <Op O, Math M, Loads L, typename Shape>
-CompiledKernel compiled() {
+CompiledKernel compiled(int least_major) {
   constexpr int kElementBytes = M == Math::kTensor16 ? 2 : 4;
   constexpr int kDepth = Shape::template depth<kElementBytes>();
   CompiledKernel kernel;
@@ -35,6 +35,7 @@ CompiledKernel compiled() {
                      (L == Loads::kElements ? "_unaligned" : "");
   kernel.math = M;
   kernel.loads = L;
+  kernel.least_major = least_major;
   kernel.threads = Shape::kThreads;
   kernel.blocks_per_multiprocessor = Shape::kBlocksPerMultiprocessor;
   if constexpr (O == Op::kDw) {
@@ -87,9 +88,12 @@ std::string refuse_alignment(const CompiledKernel& kernel, const Problem& proble
 std::span<const CompiledKernel> compiled_kernels() {
   static const std::vector<CompiledKernel> all = {
 #define MOEGEMM_SM80_KERNEL(op, math, loads, ...) \
-  compiled<Op::op, Math::math, Loads::loads, BlockShape<__VA_ARGS__>>(),
+  compiled<Op::op, Math::math, Loads::loads, BlockShape<__VA_ARGS__>>(8),
+#define MOEGEMM_SM80_KERNEL_90(op, math, loads, ...) \
+  compiled<Op::op, Math::math, Loads::loads, BlockShape<__VA_ARGS__>>(9),
 #include "cuda/instances/sm80_kernels.inc"
 #undef MOEGEMM_SM80_KERNEL
+#undef MOEGEMM_SM80_KERNEL_90
   };
   return all;
 }
@@ -104,18 +108,26 @@ std::int64_t most_tiles(const CompiledKernel& kernel, const Problem& problem) {
   return row_tiles * tiles(features, tile.cols);
 }
 
-int grid(const CompiledKernel& kernel, const Problem& problem, const DeviceFacts& facts) {
+int resident_blocks(const CompiledKernel& kernel, const Problem& problem,
+                    const DeviceFacts& facts) {
   constexpr std::int64_t kReserved = 1024;  // shared memory that the system takes for each block
   const std::int64_t smem = kernel.smem_bytes(static_cast<int>(problem.experts)) + kReserved;
-  const std::int64_t resident = std::clamp<std::int64_t>(
-      facts.multiprocessor_shared_memory_bytes / smem, 1, kernel.blocks_per_multiprocessor);
-  return static_cast<int>(
-      std::clamp<std::int64_t>(most_tiles(kernel, problem), 1, facts.multiprocessors * resident));
+  return static_cast<int>(std::clamp<std::int64_t>(facts.multiprocessor_shared_memory_bytes / smem,
+                                                   1, kernel.blocks_per_multiprocessor));
+}
+
+int grid(const CompiledKernel& kernel, const Problem& problem, const DeviceFacts& facts) {
+  const int most = facts.multiprocessors * resident_blocks(kernel, problem, facts);
+  return static_cast<int>(std::clamp<std::int64_t>(most_tiles(kernel, problem), 1, most));
 }
 
 std::string refuse(const CompiledKernel& kernel, const Problem& problem, const DeviceFacts& facts) {
   if (problem.op != kernel.info.op) {
     return std::string("computes ") + to_string(kernel.info.op) + " only";
+  }
+  if (facts.major < kernel.least_major) {
+    return "is compiled for compute capability " + std::to_string(kernel.least_major) +
+           ".0 and newer";
   }
   if (std::string reason = refuse_dtype(kernel, problem); !reason.empty()) return reason;
   if (std::string reason = refuse_alignment(kernel, problem); !reason.empty()) return reason;

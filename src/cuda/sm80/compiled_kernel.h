@@ -17,6 +17,7 @@ struct CompiledKernel {
   KernelInfo info;
   Math math = Math::kTensor16;
   Loads loads = Loads::kVectors;
+  int least_major = 8;  ///< of the compute capability
   int threads = 0;
   int blocks_per_multiprocessor = 0;
   int (*smem_bytes)(int experts) = nullptr;
@@ -29,6 +30,9 @@ std::span<const CompiledKernel> compiled_kernels();
 
 /// Output tiles at most, for any m_sizes.
 std::int64_t most_tiles(const CompiledKernel& kernel, const Problem& problem);
+
+/// Thread blocks of this kernel that a multiprocessor runs at the same time.
+int resident_blocks(const CompiledKernel& kernel, const Problem& problem, const DeviceFacts& facts);
 
 /// Thread blocks: as many as run at the same time, or as there are tiles.
 int grid(const CompiledKernel& kernel, const Problem& problem, const DeviceFacts& facts);

@@ -29,7 +29,7 @@ struct GemmTraits {
 };
 
 /// The accumulators of one thread: [row block][column block], as mma.sync lays them out.
-template <typename Traits, int RowBlocks>
-using Accumulators = float[RowBlocks][Traits::Shape::kColBlocks][4];
+template <typename Traits>
+using Accumulators = float[Traits::Shape::kRowBlocks][Traits::Shape::kColBlocks][4];
 
 }  // namespace moegemm::cuda::sm80

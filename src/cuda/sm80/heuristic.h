@@ -6,6 +6,6 @@ namespace moegemm::cuda::sm80 {
 
 /// The rank of a feasible kernel for a problem: less is better, equal ranks go by list order. Host
 /// facts only.
-int preference_rank(const CompiledKernel& kernel, const Problem& problem);
+int preference_rank(const CompiledKernel& kernel, const Problem& problem, const DeviceFacts& facts);
 
 }  // namespace moegemm::cuda::sm80

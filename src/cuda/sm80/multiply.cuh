@@ -10,7 +10,7 @@
 namespace moegemm::cuda::sm80 {
 
 template <typename Traits, int RowBlocks>
-__device__ __forceinline__ void multiply_step(Accumulators<Traits, RowBlocks>& acc,
+__device__ __forceinline__ void multiply_step(Accumulators<Traits>& acc,
                                               const Fragments<Traits, RowBlocks>& f) {
 #pragma unroll
   for (int i = 0; i < RowBlocks; ++i) {
@@ -30,8 +30,7 @@ __device__ __forceinline__ void multiply_step(Accumulators<Traits, RowBlocks>& a
 /// Tensor cores. Fragments are read one step ahead, across the border of stages too. `feed` hands
 /// out full stages and fills free ones.
 template <typename Traits, int RowBlocks, typename Feed>
-__device__ __forceinline__ void multiply_tensor(Accumulators<Traits, RowBlocks>& acc, Feed& feed,
-                                                int blocks) {
+__device__ __forceinline__ void multiply_tensor(Accumulators<Traits>& acc, Feed& feed, int blocks) {
   constexpr int kSteps = Traits::Shape::kDepthBytes / 32;
   static_assert(kSteps % 2 == 0, "the two sets of fragments are told apart at compile time");
   const FragmentReader<Traits, RowBlocks> reader;
@@ -101,8 +100,8 @@ __device__ __forceinline__ float dot_onto(float sum, const float4& a, const floa
 }
 
 template <typename Traits, int RowBlocks>
-__device__ __forceinline__ void multiply_quad(Accumulators<Traits, RowBlocks>& acc,
-                                              const std::byte* stage, int q, const float* scales) {
+__device__ __forceinline__ void multiply_quad(Accumulators<Traits>& acc, const std::byte* stage,
+                                              int q, const float* scales) {
   using Shape = typename Traits::Shape;
   using Reader = FloatReader<Traits>;
   const int lane = lane_id();
@@ -134,8 +133,7 @@ __device__ __forceinline__ void multiply_quad(Accumulators<Traits, RowBlocks>& a
 }
 
 template <typename Traits, int RowBlocks, typename Feed>
-__device__ __forceinline__ void multiply_float(Accumulators<Traits, RowBlocks>& acc, Feed& feed,
-                                               int blocks) {
+__device__ __forceinline__ void multiply_float(Accumulators<Traits>& acc, Feed& feed, int blocks) {
   constexpr int kQuads = Traits::Shape::kDepthBytes / kChunkBytes;
 #pragma unroll 1
   for (int block = 0; block < blocks; ++block) {
@@ -149,9 +147,18 @@ __device__ __forceinline__ void multiply_float(Accumulators<Traits, RowBlocks>& 
   }
 }
 
+/// Adds `blocks` blocks of depth to the first RowBlocks row blocks of the accumulators.
 template <typename Traits, int RowBlocks, typename Feed>
-__device__ __forceinline__ void multiply_tile(Accumulators<Traits, RowBlocks>& acc, Feed& feed,
-                                              int blocks) {
+__device__ __forceinline__ void multiply_tile(Accumulators<Traits>& acc, Feed& feed, int blocks) {
+  if constexpr (Traits::kMath == Math::kFloat) {
+    multiply_float<Traits, RowBlocks>(acc, feed, blocks);
+  } else {
+    multiply_tensor<Traits, RowBlocks>(acc, feed, blocks);
+  }
+}
+
+template <typename Traits>
+__device__ __forceinline__ void clear(Accumulators<Traits>& acc) {
 #pragma unroll
   for (auto& row : acc) {
 #pragma unroll
@@ -159,11 +166,6 @@ __device__ __forceinline__ void multiply_tile(Accumulators<Traits, RowBlocks>& a
 #pragma unroll
       for (float& value : block) value = 0.0f;
     }
-  }
-  if constexpr (Traits::kMath == Math::kFloat) {
-    multiply_float<Traits, RowBlocks>(acc, feed, blocks);
-  } else {
-    multiply_tensor<Traits, RowBlocks>(acc, feed, blocks);
   }
 }
 

@@ -24,33 +24,34 @@
 namespace moegemm::cuda::sm80 {
 
 /// Rows and scales of this thread's accumulators, then the store.
-template <typename Traits, int RowBlocks>
+template <typename Traits>
 __device__ __forceinline__ void finish_rows(const RowGemmParams& params, const RowTile& tile,
-                                            Accumulators<Traits, RowBlocks>& acc) {
-  using Element = typename Traits::Element;
-  const int first = warp_row<typename Traits::Shape>(RowBlocks) + lane_id() / 4;
-  int rows[2 * RowBlocks];
-  int flat[2 * RowBlocks];
+                                            int row_blocks, Accumulators<Traits>& acc) {
+  using Shape = typename Traits::Shape;
+  constexpr int kHalves = 2 * Shape::kRowBlocks;
+  const int first = warp_row<Shape>(row_blocks) + lane_id() / 4;
   const bool indexed = params.scatter || params.multiply;
+  int rows[kHalves];
+  int flat[kHalves];
 #pragma unroll
-  for (int i = 0; i < 2 * RowBlocks; ++i) {
+  for (int i = 0; i < kHalves; ++i) {
     const int local = first + i * 8;
-    const bool inside = local < tile.rows;
+    const bool inside = i < 2 * row_blocks && local < tile.rows;
     flat[i] = inside && indexed
                   ? flat_row(params.gather_indices, tile.row + local, params.total_rows)
                   : -1;
     rows[i] = params.scatter ? flat[i] : (inside ? tile.row + local : -1);
   }
   if (params.multiply) {
-    float scale[2 * RowBlocks];
+    float scale[kHalves];
 #pragma unroll
-    for (int i = 0; i < 2 * RowBlocks; ++i) {
+    for (int i = 0; i < kHalves; ++i) {
       scale[i] = flat[i] < 0 ? 1.0f
-                             : router_weight<Element>(params.topk_weights, params.weights_are_fp32,
-                                                      flat[i]);
+                             : router_weight<typename Traits::Element>(
+                                   params.topk_weights, params.weights_are_fp32, flat[i]);
     }
 #pragma unroll
-    for (int i = 0; i < RowBlocks; ++i) {
+    for (int i = 0; i < Shape::kRowBlocks; ++i) {
 #pragma unroll
       for (auto& block : acc[i]) {
 #pragma unroll
@@ -58,23 +59,21 @@ __device__ __forceinline__ void finish_rows(const RowGemmParams& params, const R
       }
     }
   }
-  store_tile<Traits, RowBlocks>(acc, params.out, rows, tile.feature);
+  store_tile<Traits>(acc, row_blocks, params.out, rows, tile.feature);
 }
 
-/// One tile with the fewest row blocks that hold its rows.
+/// Multiplies with the fewest row blocks that hold the tile's rows, and returns how many those are.
 template <typename Traits, int RowBlocks, typename Feed>
-__device__ __forceinline__ void compute_rows(const RowGemmParams& params, const RowTile& tile,
-                                             Feed& feed) {
+__device__ __forceinline__ int multiply_rows(const RowGemmParams& params, int rows, Feed& feed,
+                                             Accumulators<Traits>& acc) {
   using Shape = typename Traits::Shape;
   if constexpr (RowBlocks > Shape::kHeightStep) {
-    if (tile.rows <= (RowBlocks - Shape::kHeightStep) * 16 * Shape::kWarpRows) {
-      compute_rows<Traits, RowBlocks - Shape::kHeightStep>(params, tile, feed);
-      return;
+    if (rows <= (RowBlocks - Shape::kHeightStep) * 16 * Shape::kWarpRows) {
+      return multiply_rows<Traits, RowBlocks - Shape::kHeightStep>(params, rows, feed, acc);
     }
   }
-  Accumulators<Traits, RowBlocks> acc;
   multiply_tile<Traits, RowBlocks>(acc, feed, ceil_div(params.depth, Traits::kDepth));
-  finish_rows<Traits, RowBlocks>(params, tile, acc);
+  return RowBlocks;
 }
 
 /// Rows past the last segment are zero; the warps of all blocks share them.
@@ -121,7 +120,10 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
   for (int number = 0;; ++number) {
     const RowTile& tile = tiles[number % kTileSlots];  // not copied: registers are short here
     if (tile.is_end()) break;
-    compute_rows<Traits, Shape::kRowBlocks>(params, tile, feed);
+    Accumulators<Traits> acc;
+    clear<Traits>(acc);
+    const int row_blocks = multiply_rows<Traits, Shape::kRowBlocks>(params, tile.rows, feed, acc);
+    finish_rows<Traits>(params, tile, row_blocks, acc);
   }
   scheduler.leave();
 }

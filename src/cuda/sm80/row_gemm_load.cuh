@@ -67,6 +67,7 @@ class RowLoader {
   static constexpr int kDepthStep = Shape::kThreads / kColChunks;
   static constexpr int kWeightPasses =
       kDepthMajor ? Shape::kCols / kRowStep : Traits::kDepth / kDepthStep;
+  static constexpr unsigned kColumnsMissing = 1u << 31;  ///< in missing_: some weights, too
   static_assert(Shape::kRows % kRowStep == 0 && Shape::kCols % kRowStep == 0);
   static_assert(Traits::kDepth % kDepthStep == 0 && kDepthStep % 4 == 0);
   // The swizzle of a thread's chunk does not depend on the pass.
@@ -74,6 +75,8 @@ class RowLoader {
 
  public:
   __device__ __forceinline__ explicit RowLoader(const RowGemmParams& params) : params_(params) {}
+
+  static __device__ __forceinline__ void prepare() {}
 
   __device__ __forceinline__ int start(const RowTile& tile) {
     depth_left_ = params_.depth;
@@ -89,15 +92,17 @@ class RowLoader {
                  static_cast<std::int64_t>(feature) * Traits::kElementBytes;
       cols_left_ = params_.out.cols - feature;
     }
+    constexpr int kLastPass = kDepthMajor ? (kWeightPasses - 1) * kRowStep : 0;
+    if (cols_left_ <= kLastPass) missing_ |= kColumnsMissing;
     return ceil_div(params_.depth, Traits::kDepth);
   }
 
   __device__ __forceinline__ void load(std::uint32_t stage, int) {
-    const int inside = depth_left_ - own_chunk() * Traits::kChunkElements;
-    copy_chunks<Traits, kRowPasses, kRowStep * Shape::kDepthBytes>(
-        stage + depth_major_offset<Shape::kDepthBytes>(own_row(), own_chunk()),
-        [&](int i) { return rows_[i]; }, [&](int i) { return missing_ >> i & 1 ? 0 : inside; });
-    load_weights(stage + Shape::kRowsBytes, inside);
+    if (Traits::kLoads == Loads::kVectors && missing_ == 0 && depth_left_ >= Traits::kDepth) {
+      copy<true>(stage);
+    } else {
+      copy<false>(stage);
+    }
 #pragma unroll
     for (auto& row : rows_) row += Shape::kDepthBytes;
     weights_ += kDepthMajor ? Shape::kDepthBytes : Traits::kDepth * params_.weight_bytes;
@@ -139,25 +144,40 @@ class RowLoader {
     }
   }
 
-  __device__ __forceinline__ void load_weights(std::uint32_t stage, int inside) const {
+  /// One block of depth; `Whole`: nothing of it is missing.
+  template <bool Whole>
+  __device__ __forceinline__ void copy(std::uint32_t stage) const {
+    const int inside = depth_left_ - own_chunk() * Traits::kChunkElements;
+    const int row_target = depth_major_offset<Shape::kDepthBytes>(own_row(), own_chunk());
+    copy_chunks<Traits, kRowPasses, kRowStep * Shape::kDepthBytes>(
+        stage + row_target, [&](int i) { return rows_[i]; },
+        [&](int i) { return Whole               ? Traits::kChunkElements
+                            : missing_ >> i & 1 ? 0
+                                                : inside; });
+    stage += Shape::kRowsBytes;
     if constexpr (kDepthMajor) {
       copy_chunks<Traits, kWeightPasses, kRowStep * Shape::kDepthBytes>(
-          stage + depth_major_offset<Shape::kDepthBytes>(own_row(), own_chunk()),
-          [&](int i) { return weights_ + i * kRowStep * params_.weight_bytes; },
-          [&](int i) { return i * kRowStep < cols_left_ ? inside : 0; });
+          stage + row_target, [&](int i) { return weights_ + i * kRowStep * params_.weight_bytes; },
+          [&](int i) {
+            return Whole ? Traits::kChunkElements : i * kRowStep < cols_left_ ? inside : 0;
+          });
     } else {
       copy_chunks<Traits, kWeightPasses, kDepthStep * Traits::kBBytes>(
           stage + outer_major_offset<Traits::kBBytes, Traits::kElementBytes>(own_depth(),
                                                                              own_col_chunk()),
           [&](int i) { return weights_ + i * kDepthStep * params_.weight_bytes; },
-          [&](int i) { return own_depth() + i * kDepthStep < depth_left_ ? cols_left_ : 0; });
+          [&](int i) {
+            return Whole                                        ? Traits::kChunkElements
+                   : own_depth() + i * kDepthStep < depth_left_ ? cols_left_
+                                                                : 0;
+          });
     }
   }
 
   const RowGemmParams& params_;
   const std::byte* rows_[kRowPasses];
   const std::byte* weights_;
-  unsigned missing_;  ///< bit i: pass i reads zeros
+  unsigned missing_;  ///< bit i: rows of pass i read zeros
   int cols_left_;     ///< features from the first that this thread loads on
   int depth_left_;    ///< of the contraction, from this block on
 };

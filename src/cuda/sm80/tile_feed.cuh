@@ -15,7 +15,8 @@ namespace moegemm::cuda::sm80 {
 ///     one before it, which fill() then overwrites;
 ///   * a tile decoded in one fill() is looked at in a later one.
 ///
-/// Loader:    start(tile) returns the tile's blocks of depth, at least 1; load(address, stage)
+/// Loader:    prepare() comes first, when the first tiles are decoded; start(tile) returns the
+/// tile's blocks of depth, at least 1; load(address, stage)
 ///            copies the next one; scales(stage) are factors of its depths, or null.
 /// Scheduler: decode() gives the next tile, end marks after the last one; called by warp 0.
 template <typename Traits, typename Loader, typename Scheduler>
@@ -33,6 +34,8 @@ class TileFeed {
       : loader_(loader), scheduler_(scheduler), stages_(stages), tiles_(tiles) {
 #pragma unroll 1
     for (int i = 0; i < kDecodeAhead; ++i) decode(i);
+    __syncthreads();
+    loader_.prepare();
 #pragma unroll 1
     for (int stage = 0; stage < Shape::kStages - 1; ++stage) {
       __syncthreads();

@@ -40,6 +40,10 @@ __device__ __forceinline__ uint4 transpose_quad(const std::uint32_t (&w)[4]) {
 template <typename Traits>
 constexpr bool kVectors = Traits::kLoads == Loads::kVectors;
 
+/// dW alone adds to what is there.
+template <typename Traits>
+constexpr bool kAccumulates = Traits::kAMajor == Major::kOuter;
+
 /// 16-bit results of one row of this thread: half h of row block `acc`.
 template <typename Traits>
 __device__ __forceinline__ void store_row_16(const float (&acc)[Traits::Shape::kColBlocks][4],
@@ -75,6 +79,7 @@ __device__ __forceinline__ void store_row_fp32(const float (&acc)[Traits::Shape:
                                                int half, const OutputView& out, int row, int col) {
   if (row < 0) return;
   float* line = static_cast<float*>(out.data) + row * out.stride;
+  const bool adds = kAccumulates<Traits> && out.accumulate;
 #pragma unroll
   for (int j = 0; j < Traits::Shape::kColBlocks; ++j) {
     const int first = col + j * 8 + lane_id() % 4 * 2;
@@ -82,29 +87,32 @@ __device__ __forceinline__ void store_row_fp32(const float (&acc)[Traits::Shape:
     if constexpr (kVectors<Traits>) {
       if (first >= out.cols) continue;
       auto* target = reinterpret_cast<float2*>(line + first);
-      if (out.accumulate) {
+      if (adds) {
         const float2 old = *target;
         pair = {old.x + pair.x, old.y + pair.y};
       }
       *target = pair;
     } else {
-      if (first < out.cols) line[first] = out.accumulate ? line[first] + pair.x : pair.x;
+      if (first < out.cols) line[first] = adds ? line[first] + pair.x : pair.x;
       if (first + 1 < out.cols) {
-        line[first + 1] = out.accumulate ? line[first + 1] + pair.y : pair.y;
+        line[first + 1] = adds ? line[first + 1] + pair.y : pair.y;
       }
     }
   }
 }
 
 /// A whole tile. rows[2 i + h] is the output row of half h of this thread's row block i, negative
-/// for none.
-template <typename Traits, int RowBlocks>
-__device__ __forceinline__ void store_tile(const Accumulators<Traits, RowBlocks>& acc,
-                                           const OutputView& out, const int (&rows)[2 * RowBlocks],
+/// for none. Row blocks from `row_blocks` on hold nothing.
+template <typename Traits>
+__device__ __forceinline__ void store_tile(const Accumulators<Traits>& acc, int row_blocks,
+                                           const OutputView& out,
+                                           const int (&rows)[2 * Traits::Shape::kRowBlocks],
                                            int tile_col) {
-  const int col = tile_col + warp_col<typename Traits::Shape>();
+  using Shape = typename Traits::Shape;
+  const int col = tile_col + warp_col<Shape>();
 #pragma unroll
-  for (int i = 0; i < RowBlocks; ++i) {
+  for (int i = 0; i < Shape::kRowBlocks; ++i) {
+    if (i >= row_blocks) break;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if constexpr (Traits::kElementBytes == 2) {

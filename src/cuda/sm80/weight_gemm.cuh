@@ -26,9 +26,9 @@ __device__ __forceinline__ void build_expert_table(const WeightGemmParams& param
 }
 
 template <typename Traits>
-__device__ __forceinline__ void store_weights(
-    const WeightGemmParams& params, const WeightTile& tile,
-    const Accumulators<Traits, Traits::Shape::kRowBlocks>& acc) {
+__device__ __forceinline__ void store_weights(const WeightGemmParams& params,
+                                              const WeightTile& tile,
+                                              const Accumulators<Traits>& acc) {
   using Shape = typename Traits::Shape;
   OutputView out = params.out;
   const std::int64_t bytes =
@@ -40,7 +40,7 @@ __device__ __forceinline__ void store_weights(
   for (int i = 0; i < 2 * Shape::kRowBlocks; ++i) {
     rows[i] = first + i * 8 < params.n ? first + i * 8 : -1;
   }
-  store_tile<Traits, Shape::kRowBlocks>(acc, out, rows, tile.k);
+  store_tile<Traits>(acc, Shape::kRowBlocks, out, rows, tile.k);
 }
 
 template <typename Traits>
@@ -61,15 +61,17 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
   }
   __syncthreads();
 
-  Loader loader(params, reinterpret_cast<float*>(shared + Layout::kScales));
+  Loader loader(params, tiles,
+                *reinterpret_cast<GatherTable<Traits>*>(shared + Layout::kGatherTable),
+                reinterpret_cast<float*>(shared + Layout::kScales));
   WeightScheduler<Shape> scheduler(params, table);
   TileFeed<Traits, Loader, WeightScheduler<Shape>> feed(loader, scheduler, shared, tiles);
   for (int number = 0;; ++number) {
     const WeightTile& tile = tiles[number % kTileSlots];  // not copied: registers are short here
     if (tile.is_end()) break;
-    Accumulators<Traits, Shape::kRowBlocks> acc;
-    multiply_tile<Traits, Shape::kRowBlocks>(acc, feed,
-                                             max(1, ceil_div(tile.rows, Traits::kDepth)));
+    Accumulators<Traits> acc;
+    clear<Traits>(acc);
+    multiply_tile<Traits, Shape::kRowBlocks>(acc, feed, Loader::blocks_of(tile));
     store_weights<Traits>(params, tile, acc);
   }
   scheduler.leave();

@@ -54,7 +54,18 @@ class WeightScheduler {
   TileQueue queue_;
 };
 
+/// Where the rows of one gathered block of depth begin, in bytes from the operand's first row;
+/// negative: reads as zeros. Two blocks, written one ahead.
+template <typename Traits>
+struct GatherTable {
+  std::int64_t offsets[2][Traits::kDepth];
+};
+
 /// One thread's share of the copies: a 16-byte chunk of every kStep-th row, of dY and of X.
+///
+/// Rows of a gathered operand are looked up once for all threads: one thread for each row of a
+/// block fetches its index two blocks ahead, of the next tile too, and writes its offset one block
+/// ahead. Done by every thread for its own chunks, this cost 40 % of the kernel's time.
 template <typename Traits>
 class WeightLoader {
   using Shape = typename Traits::Shape;
@@ -63,96 +74,138 @@ class WeightLoader {
   static constexpr int kPasses = Traits::kDepth / kStep;
   static_assert(Shape::kRows == Shape::kCols, "a thread copies the same rows of both operands");
   static_assert(Traits::kDepth % kStep == 0 && kStep % (Traits::kElementBytes == 2 ? 8 : 4) == 0);
+  static_assert(Traits::kDepth <= Shape::kThreads);
 
  public:
-  __device__ __forceinline__ WeightLoader(const WeightGemmParams& params, float* scales)
-      : params_(params), scales_(scales) {}
+  __device__ __forceinline__ WeightLoader(const WeightGemmParams& params, const WeightTile* tiles,
+                                          GatherTable<Traits>& table, float* scales)
+      : params_(params), tiles_(tiles), table_(table), scales_(scales) {}
+
+  /// Before the first load, when the first tiles are decoded; a barrier must follow.
+  __device__ __forceinline__ void prepare() {
+    if (!gathers()) return;
+    fetch_next();
+    write_next();
+    fetch_next();
+  }
 
   __device__ __forceinline__ int start(const WeightTile& tile) {
     const int chunk = threadIdx.x % kChunks * Traits::kChunkElements;
-    row_ = tile.row + own_row();
     rows_left_ = tile.rows - own_row();
-    dy_ = params_.dy + static_cast<std::int64_t>(tile.n + chunk) * Traits::kElementBytes;
-    x_ = params_.x + static_cast<std::int64_t>(tile.k + chunk) * Traits::kElementBytes;
+    const std::int64_t first = params_.gather_dy ? 0 : tile.row + own_row();
+    dy_ = params_.dy + first * params_.dy_bytes +
+          static_cast<std::int64_t>(tile.n + chunk) * Traits::kElementBytes;
+    const std::int64_t first_x = params_.gather_x ? 0 : tile.row + own_row();
+    x_ = params_.x + first_x * params_.x_bytes +
+         static_cast<std::int64_t>(tile.k + chunk) * Traits::kElementBytes;
     n_left_ = params_.n - tile.n - chunk;
     k_left_ = params_.out.cols - tile.k - chunk;
-    fetch_indices();
-    return max(1, ceil_div(tile.rows, Traits::kDepth));
+    return blocks_of(tile);
   }
 
   __device__ __forceinline__ void load(std::uint32_t stage, int slot) {
-    // Rows past the segment are zeros in both operands: 0 times a neighbour's NaN would not be 0.
-    unsigned dy_rows[kPasses];
-    unsigned x_rows[kPasses];
-    unsigned missing_dy = 0;
-    unsigned missing_x = 0;
-#pragma unroll
-    for (int i = 0; i < kPasses; ++i) {
-      const bool outside = i * kStep >= rows_left_;
-      const int flat = fetched_[i].below(params_.total_rows);
-      const unsigned source = params_.divisor.divide(static_cast<unsigned>(max(flat, 0)));
-      const unsigned row = outside ? 0 : static_cast<unsigned>(row_ + i * kStep);
-      dy_rows[i] = params_.gather_dy ? source : row;
-      x_rows[i] = params_.gather_x ? source : row;
-      if (outside || (params_.gather_dy && flat < 0)) missing_dy |= 1u << i;
-      if (outside || (params_.gather_x && flat < 0)) missing_x |= 1u << i;
+    const std::uint32_t target = stage + outer_major_offset<Traits::kABytes, Traits::kElementBytes>(
+                                             own_row(), threadIdx.x % kChunks);
+    if (params_.gather_dy) {
+      copy_gathered(target, dy_, n_left_);
+    } else {
+      copy_in_order(target, dy_, params_.dy_bytes, n_left_);
+      dy_ += std::uint64_t{Traits::kDepth} * params_.dy_bytes;
     }
-    const int offset = outer_major_offset<Traits::kABytes, Traits::kElementBytes>(
-        own_row(), threadIdx.x % kChunks);
-    copy_chunks<Traits, kPasses, kStep * Traits::kABytes>(
-        stage + offset, [&](int i) { return dy_ + std::uint64_t{dy_rows[i]} * params_.dy_bytes; },
-        [&](int i) { return missing_dy >> i & 1 ? 0 : n_left_; });
-    copy_chunks<Traits, kPasses, kStep * Traits::kBBytes>(
-        stage + Shape::kRowsBytes + offset,
-        [&](int i) { return x_ + std::uint64_t{x_rows[i]} * params_.x_bytes; },
-        [&](int i) { return missing_x >> i & 1 ? 0 : k_left_; });
-    if (params_.multiply) load_scales(slot);
-    row_ += Traits::kDepth;
+    if (params_.gather_x) {
+      copy_gathered(target + Shape::kRowsBytes, x_, k_left_);
+    } else {
+      copy_in_order(target + Shape::kRowsBytes, x_, params_.x_bytes, k_left_);
+      x_ += std::uint64_t{Traits::kDepth} * params_.x_bytes;
+    }
     rows_left_ -= Traits::kDepth;
-    fetch_indices();
+    if (!gathers()) return;
+    if (params_.multiply && looks_up()) scales_[slot * Traits::kDepth + threadIdx.x] = scale_;
+    write_next();
+    fetch_next();
   }
 
   __device__ __forceinline__ const float* scales(int slot) const {
     return params_.multiply ? scales_ + slot * Traits::kDepth : nullptr;
   }
 
- private:
-  static __device__ __forceinline__ int own_row() { return threadIdx.x / kChunks; }
-
-  /// Of the next block, while this one's copies are on their way.
-  __device__ __forceinline__ void fetch_indices() {
-    if (!params_.gather_dy && !params_.gather_x) return;
-#pragma unroll
-    for (int i = 0; i < kPasses; ++i) {
-      fetched_[i] = {};
-      if (i * kStep < rows_left_) fetched_[i] = params_.gather_indices.fetch(row_ + i * kStep);
-    }
+  static __device__ __forceinline__ int blocks_of(const WeightTile& tile) {
+    return max(1, ceil_div(tile.rows, Traits::kDepth));
   }
 
-  /// The scales of this block's rows, one thread each.
-  __device__ __forceinline__ void load_scales(int slot) const {
-    if (threadIdx.x >= Traits::kDepth) return;
-    const int ahead = static_cast<int>(threadIdx.x) - own_row();  // from this thread's first row
-    float scale = 0.0f;
-    if (ahead < rows_left_) {
-      const int flat = flat_row(params_.gather_indices, row_ + ahead, params_.total_rows);
-      if (flat >= 0) {
-        scale = router_weight<typename Traits::Element>(params_.topk_weights,
-                                                        params_.weights_are_fp32, flat);
-      }
+ private:
+  static __device__ __forceinline__ int own_row() { return threadIdx.x / kChunks; }
+  static __device__ __forceinline__ bool looks_up() { return threadIdx.x < Traits::kDepth; }
+  __device__ __forceinline__ bool gathers() const { return params_.gather_dy || params_.gather_x; }
+
+  /// Rows past the segment are zeros in both operands: 0 times a neighbour's NaN would not be 0.
+  __device__ __forceinline__ void copy_in_order(std::uint32_t target, const std::byte* source,
+                                                unsigned pitch, int cols_left) const {
+    copy_chunks<Traits, kPasses, kStep * Traits::kABytes>(
+        target, [&](int i) { return source + std::uint64_t{pitch} * (i * kStep); },
+        [&](int i) { return i * kStep < rows_left_ ? cols_left : 0; });
+  }
+
+  __device__ __forceinline__ void copy_gathered(std::uint32_t target, const std::byte* source,
+                                                int cols_left) const {
+    std::int64_t offsets[kPasses];
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) offsets[i] = table_.offsets[half_][own_row() + i * kStep];
+    copy_chunks<Traits, kPasses, kStep * Traits::kABytes>(
+        target, [&](int i) { return source + offsets[i]; },
+        [&](int i) { return offsets[i] >= 0 ? cols_left : 0; });
+  }
+
+  /// Fetches this thread's index of the block after the last one fetched.
+  __device__ __forceinline__ void fetch_next() {
+    if (!looks_up()) return;
+    fetched_ = {};
+    if (ahead_blocks_ == 0) {
+      const WeightTile& next = tiles_[(ahead_tile_ + 1) % kTileSlots];
+      if (next.is_end()) return;
+      ++ahead_tile_;
+      ahead_blocks_ = blocks_of(next);
+      ahead_row_ = next.row + threadIdx.x;
+      ahead_end_ = next.row + next.rows;
     }
-    scales_[slot * Traits::kDepth + threadIdx.x] = scale;
+    if (ahead_row_ < ahead_end_) fetched_ = params_.gather_indices.fetch(ahead_row_);
+    --ahead_blocks_;
+    ahead_row_ += Traits::kDepth;
+  }
+
+  /// Writes the offset that belongs to the fetched index, for the next block.
+  __device__ __forceinline__ void write_next() {
+    half_ ^= 1;
+    if (!looks_up()) return;
+    const int flat = fetched_.below(params_.total_rows);
+    const unsigned pitch = params_.gather_dy ? params_.dy_bytes : params_.x_bytes;
+    const unsigned row = params_.divisor.divide(static_cast<unsigned>(max(flat, 0)));
+    table_.offsets[half_][threadIdx.x] =
+        flat < 0 ? -1 : static_cast<std::int64_t>(std::uint64_t{row} * pitch);
+    if (params_.multiply) {
+      scale_ = flat < 0 ? 0.0f
+                        : router_weight<typename Traits::Element>(params_.topk_weights,
+                                                                  params_.weights_are_fp32, flat);
+    }
   }
 
   const WeightGemmParams& params_;
+  const WeightTile* tiles_;
+  GatherTable<Traits>& table_;
   float* scales_;
-  const std::byte* dy_;  ///< this thread's columns, row 0
+  const std::byte* dy_;  ///< this thread's columns; its first row of the block, or row 0
   const std::byte* x_;
   int n_left_;  ///< columns from this thread's first on
   int k_left_;
-  int row_;        ///< this thread's first row of the block
-  int rows_left_;  ///< of the segment, from that row on
-  IndexArray::Fetched fetched_[kPasses];
+  int rows_left_;  ///< of the segment, from this thread's first row of the block on
+  int half_ = 1;   ///< of the table, for the block to load
+  // Threads that look up rows:
+  IndexArray::Fetched fetched_;
+  float scale_;  ///< of the block to load
+  int ahead_tile_ = -1;
+  int ahead_blocks_ = 0;
+  int ahead_row_ = 0;
+  int ahead_end_ = 0;
 };
 
 }  // namespace moegemm::cuda::sm80

@@ -13,8 +13,9 @@
 namespace moegemm::cuda::sm80 {
 namespace {
 
-DeviceFacts gpu(std::int64_t block_bytes, std::int64_t multiprocessor_bytes) {
+DeviceFacts gpu(int major, std::int64_t block_bytes, std::int64_t multiprocessor_bytes) {
   DeviceFacts facts;
+  facts.major = major;
   facts.multiprocessors = 100;
   facts.shared_memory_bytes = block_bytes;
   facts.multiprocessor_shared_memory_bytes = multiprocessor_bytes;
@@ -22,8 +23,8 @@ DeviceFacts gpu(std::int64_t block_bytes, std::int64_t multiprocessor_bytes) {
   return facts;
 }
 
-const DeviceFacts kConsumer = gpu(99 << 10, 100 << 10);  // sm_86, 89, 120
-const DeviceFacts kAmpere = gpu(163 << 10, 164 << 10);   // sm_80
+const DeviceFacts kConsumer = gpu(8, 99 << 10, 100 << 10);  // sm_86, 89
+const DeviceFacts kAmpere = gpu(8, 163 << 10, 164 << 10);   // sm_80
 
 Problem layer(Op op, DType dtype, std::int64_t experts, std::int64_t rows) {
   Problem problem;
@@ -40,7 +41,8 @@ const CompiledKernel* choose(const Problem& problem, const DeviceFacts& facts) {
   const CompiledKernel* best = nullptr;
   for (const CompiledKernel& kernel : compiled_kernels()) {
     if (!refuse(kernel, problem, facts).empty()) continue;
-    if (!best || preference_rank(kernel, problem) < preference_rank(*best, problem)) best = &kernel;
+    const int rank = preference_rank(kernel, problem, facts);
+    if (!best || rank < preference_rank(*best, problem, facts)) best = &kernel;
   }
   return best;
 }
@@ -103,6 +105,17 @@ TEST(Sm80Kernels, DecodeGetsTheWeightStreamingTile) {
   EXPECT_EQ(choose(prefill, kConsumer)->info.tile.rows, 128);
 }
 
+TEST(Sm80Kernels, LongerStagesAreForGpusThatHoldTwoBlocksOfThem) {
+  const DeviceFacts hopper = gpu(9, 227 << 10, 228 << 10);
+  for (const Op op : kOps) {
+    const Problem problem = layer(op, DType::kBFloat16, 128, 65536);
+    EXPECT_EQ(choose(problem, kAmpere)->info.tile.depth, 32);
+    EXPECT_EQ(choose(problem, hopper)->info.tile.depth, 64);
+    EXPECT_EQ(resident_blocks(*choose(problem, kAmpere), problem, kAmpere), 2);
+    EXPECT_EQ(resident_blocks(*choose(problem, hopper), problem, hopper), 2);
+  }
+}
+
 TEST(Sm80Kernels, Tf32IsAllOrNothing) {
   for (const Op op : kOps) {
     Problem problem = layer(op, DType::kFloat32, 128, 8192);
@@ -114,7 +127,7 @@ TEST(Sm80Kernels, Tf32IsAllOrNothing) {
 
 TEST(Sm80Kernels, TheGridHoldsWhatRunsAtTheSameTime) {
   const Problem problem = layer(Op::kForward, DType::kBFloat16, 128, 65536);
-  const CompiledKernel* kernel = choose(problem, kConsumer);
+  const CompiledKernel* kernel = choose(problem, kAmpere);
   EXPECT_EQ(grid(*kernel, problem, kConsumer), 100);
   EXPECT_EQ(grid(*kernel, problem, kAmpere), 100 * kernel->blocks_per_multiprocessor);
   Problem small = layer(Op::kForward, DType::kBFloat16, 1, 1);
@@ -126,6 +139,7 @@ TEST(Sm80Kernels, TooManyExpertsAreRefusedWithTheirNumber) {
   const Problem problem = layer(Op::kForward, DType::kBFloat16, 1 << 20, 8192);
   for (const CompiledKernel& kernel : compiled_kernels()) {
     if (kernel.info.op != Op::kForward || kernel.math != Math::kTensor16) continue;
+    if (kernel.least_major > kConsumer.major) continue;
     EXPECT_NE(refuse(kernel, problem, kConsumer).find("1048576 experts"), std::string::npos);
   }
 }

@@ -1,0 +1,116 @@
+"""Registers and shared memory of every sm80 kernel on architectures that the build has no machine code for.
+
+    sm80_resources.py --nvcc=NVCC --ptxas=PTXAS --source=FOLDER [--archs=80,86,89,120] [--only=TEXT]
+
+Each line of src/cuda/instances/sm80_kernels.inc is compiled to PTX once (bf16 for 16-bit kernels: fp16 differs in the
+instructions' types only) and assembled for each architecture. Fails when a kernel spills registers, or when an op has
+no kernel whose shared memory fits a block of some architecture.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from ptxas_check import faults_of, kernels_of
+
+LINE = re.compile(r"^MOEGEMM_SM80_KERNEL(_90)?\((k\w+), (k\w+), (k\w+), ([\d, ]+)\)")
+SOURCE = """#include "cuda/sm80/{family}_gemm_instance.cuh"
+namespace moegemm::cuda::sm80 {{
+template const void* kernel_function<Op::{op}, Math::{math}, Loads::{loads}, BlockShape<{shape}>, DType::{dtype}>();
+}}
+"""
+EXPERTS = 256
+RING_BYTES = 16 * 32  # decoded tiles, shared_layout.h
+BLOCK_KIB = {"80": 163, "87": 163, "90": 227, "100": 227}  # a block's shared memory; 99 elsewhere
+
+
+class Kernel:
+    def __init__(self, suffix: str | None, op: str, math: str, loads: str, shape: str) -> None:
+        self.least_arch = 90 if suffix else 80
+        self.op, self.math, self.loads, self.shape = op, math, loads, shape
+        rows, cols, depth_bytes, stages = (int(n) for n in shape.split(",")[:4])
+        depth = depth_bytes // (2 if math == "kTensor16" else 4)
+        self.smem = stages * (rows + cols) * depth_bytes + RING_BYTES
+        if op == "kDw":
+            self.smem += 2 * depth * 8 + stages * depth * 4 + 32 * 4 + (EXPERTS + 1) * 4 + EXPERTS * 2
+        else:
+            self.smem += (EXPERTS + 1) * 8
+
+    def __str__(self) -> str:
+        words = [self.op, self.math, self.loads, *self.shape.split(", ")[:4]]
+        return " ".join(word.removeprefix("k") for word in words)
+
+    def source(self) -> str:
+        return SOURCE.format(
+            family="weight" if self.op == "kDw" else "row",
+            op=self.op,
+            math=self.math,
+            loads=self.loads,
+            shape=self.shape,
+            dtype="kBFloat16" if self.math == "kTensor16" else "kFloat32",
+        )
+
+
+def run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, check=False, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+    return done.stdout + done.stderr
+
+
+def examine(kernel: Kernel, nvcc: str, ptxas: str, source: Path, archs: list[str]) -> list[tuple[str, str, list[str]]]:
+    """(architecture, registers, faults) of one kernel, for the architectures it is compiled for."""
+    archs = [arch for arch in archs if int(arch) >= kernel.least_arch]
+    with tempfile.TemporaryDirectory() as folder:
+        code, ptx = Path(folder) / "kernel.cu", Path(folder) / "kernel.ptx"
+        code.write_text(kernel.source())
+        includes = [f"-I{source / 'src'}", f"-I{source / 'include'}"]
+        flags = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", "-ptx", f"-arch=compute_{kernel.least_arch}"]
+        run([nvcc, *flags, *includes, str(code), "-o", str(ptx)])
+        found = []
+        for arch in archs:
+            report = run([ptxas, "-v", f"-arch=sm_{arch}", str(ptx), "-o", f"{folder}/{arch}.cubin"])
+            (entry,) = kernels_of(report)
+            found.append((arch, entry.get("registers", "?"), faults_of(report)))
+        return found
+
+
+def main(arguments: list[str]) -> int:
+    options = dict(a.removeprefix("--").split("=", 1) for a in arguments)
+    nvcc, ptxas, source = options["nvcc"], options["ptxas"], Path(options["source"])
+    archs = options.get("archs", "80,86,89,120").split(",")
+    listed = (source / "src/cuda/instances/sm80_kernels.inc").read_text()
+    kernels = [Kernel(*match.groups()) for line in listed.splitlines() if (match := LINE.match(line))]
+    kernels = [kernel for kernel in kernels if options.get("only", "") in str(kernel)]
+    failed = False
+    print("registers on " + ", ".join(f"sm_{arch}" for arch in archs) + f"; shared memory with {EXPERTS} experts")
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for kernel, found in zip(
+            kernels, pool.map(lambda k: examine(k, nvcc, ptxas, source, archs), kernels), strict=True
+        ):
+            fits = [arch for arch, _, _ in found if kernel.smem <= BLOCK_KIB.get(arch, 99) * 1024]
+            counts = {arch: count for arch, count, _ in found}
+            registers = "  ".join(f"{counts.get(arch, '-'):>3}" for arch in archs)
+            print(f"{registers}  {kernel.smem:>7} bytes, fits {','.join(fits)}  {kernel}", flush=True)
+            for arch, _, faults in found:
+                for fault in faults:
+                    failed = True
+                    print(f"  sm_{arch}: {fault}")
+    for kind in {(k.op, k.math, k.loads) for k in kernels}:
+        least = min(k.smem for k in kernels if (k.op, k.math, k.loads) == kind and k.least_arch == 80)
+        for arch in archs:
+            if least > BLOCK_KIB.get(arch, 99) * 1024:
+                failed = True
+                print(f"sm_{arch}: no {' '.join(kind)} kernel fits, the smallest takes {least} bytes")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
