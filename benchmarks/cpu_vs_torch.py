@@ -279,7 +279,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES), help="input dtypes")
     parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS), help="numbers of tokens T")
     parser.add_argument("--ops", nargs="+", choices=OPS, default=list(OPS), help="products")
-    parser.add_argument("--seconds", type=float, default=1.0, help="measuring time of each case (default %(default)s)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="measuring time of each case (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of operands and routing")
     parser.add_argument(
         "--output", type=Path, default=ROOT / "docs" / "benchmarks", help="folder of cpu.md and cpu.json"

@@ -2,6 +2,7 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdio>
 #include <exception>
 #include <new>
 #include <string>
@@ -87,17 +88,18 @@ int run_program(int argc, char** argv) {
 
 }  // namespace
 
+// Not with fmt, which throws when it cannot write.
 int main(int argc, char** argv) {
   try {
     return run_program(argc, argv);
   } catch (const moegemm::Error& error) {
-    fmt::print(stderr, "moegemm: {}\n", error.what());
+    std::fprintf(stderr, "moegemm: %s\n", error.what());
     return exit_code(error);
   } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "moegemm: out of memory\n");
+    std::fputs("moegemm: out of memory\n", stderr);
     return kCannotRun;
   } catch (const std::exception& error) {
-    fmt::print(stderr, "moegemm: {}\n", error.what());
+    std::fprintf(stderr, "moegemm: %s\n", error.what());
     return kCannotRun;
   }
 }
