@@ -108,12 +108,13 @@ class GroupedGemm(torch.autograd.Function):
             gather_indices,
             topk_weights,
         )
-        ctx.call = *call, W.dim() == 2
+        ctx.call = call
+        ctx.flat_weights = W.dim() == 2
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         wanted = ctx.needs_input_grad
-        dX, dW, d_weights = _backward(ctx, (wanted[0], wanted[1], wanted[4]), *gradients)
+        dX, dW, d_weights = _backward(ctx, (wanted[0], wanted[1], wanted[4]), ctx.flat_weights, *gradients)
         return dX, dW, None, None, d_weights, None
 
     @staticmethod
@@ -124,10 +125,10 @@ class GroupedGemm(torch.autograd.Function):
 
 
 def _backward(
-    ctx: Any, wanted: tuple[bool, bool, bool], dY: Tensor
+    ctx: Any, wanted: tuple[bool, bool, bool], flat_weights: bool, dY: Tensor
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of X, W and topk_weights as autograd gets them."""
-    topk, flags, settings, flat_weights = ctx.call
+    topk, flags, settings = ctx.call
     flags &= ~_FORWARD_ONLY
     call = (topk, flags, settings)
     saved = ctx.saved_tensors
@@ -205,8 +206,8 @@ def _accumulate(
     return parameter.new_zeros(()).expand(parameter.shape)
 
 
-# m_sizes, gather_indices, topk, flags and settings: what EagerGroupedGemm.apply takes besides tensors with a gradient.
-EagerCall = tuple[Tensor, Tensor | None, int, int, Settings]
+# m_sizes, gather_indices and the rest: what EagerGroupedGemm.apply takes besides tensors with a gradient.
+EagerCall = tuple[Tensor, Tensor | None, Call]
 
 
 class EagerGroupedGemm(torch.autograd.Function):
@@ -217,15 +218,18 @@ class EagerGroupedGemm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, X: Tensor, W: Tensor, topk_weights: Tensor | None, call: EagerCall) -> Tensor:
-        m_sizes, gather_indices, topk, flags, settings = call
+        m_sizes, gather_indices, rest = call
+        topk, flags, settings = rest
         if settings is DEFAULTS and topk_weights is None:
             keep_x, keep_w = W.requires_grad, X.requires_grad
         else:
             wanted = ctx.needs_input_grad
-            needs = _needs((wanted[0], wanted[1], wanted[2]), (topk, flags, settings))
+            needs = _needs((wanted[0], wanted[1], wanted[2]), rest)
             keep_x, keep_w = needs[1] or needs[2], needs[0] or needs[2]
         ctx.save_for_backward(X if keep_x else None, W if keep_w else None, m_sizes, gather_indices, topk_weights)
-        ctx.call = topk, flags, settings, W.dim() == 2
+        ctx.call = rest
+        if W.dim() == 2:
+            ctx.flat_weights = True
         if settings.config_forward is None:
             return _forward_directly(X, W, m_sizes, gather_indices, topk_weights, topk, flags)
         return _forward(X, W, m_sizes, gather_indices, topk_weights, topk, flags, settings.config_forward)
@@ -233,7 +237,8 @@ class EagerGroupedGemm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         wanted = ctx.needs_input_grad
-        return (*_backward(ctx, (wanted[0], wanted[1], wanted[2]), *gradients), None)
+        flat_weights = getattr(ctx, "flat_weights", False)
+        return (*_backward(ctx, (wanted[0], wanted[1], wanted[2]), flat_weights, *gradients), None)
 
 
 # Function.apply spends as long on functorch's wrappers and argument binding as the rest of a tiny call takes. The

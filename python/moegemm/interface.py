@@ -130,7 +130,7 @@ def grouped_gemm(
         elif transformed:
             Y = apply_with_transforms(X, W, m_sizes, gather_indices, topk_weights, (topk, flags, settings))
         else:
-            Y = apply_without_transforms(X, W, topk_weights, (m_sizes, gather_indices, topk, flags, settings))
+            Y = apply_without_transforms(X, W, topk_weights, (m_sizes, gather_indices, (topk, flags, settings)))
     except (RuntimeError, AttributeError) as error:
         tensors = {"X": X, "W": W, "m_sizes": m_sizes, "gather_indices": gather_indices, "topk_weights": topk_weights}
         raise explain(error, tensors, topk) from None

@@ -48,7 +48,7 @@ class InterruptHandler {
 class TuneBar {
  public:
   ~TuneBar() {
-    if (drawn_) fmt::print(stderr, "\r\x1b[2K");
+    if (drawn_) std::fputs("\r\x1b[2K", stderr);  // not with fmt, which may throw
   }
 
   void draw(const std::string& op, const TuneProgress& now) {

@@ -16,7 +16,8 @@ void advise_huge_pages(void* data, std::int64_t bytes) {
   const std::uintptr_t first = (begin + kHugePage - 1) / kHugePage * kHugePage;
   const std::uintptr_t last = (begin + static_cast<std::uintptr_t>(bytes)) / kHugePage * kHugePage;
   if (first < last) {
-    madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+    char* const aligned = static_cast<char*>(data) + (first - begin);
+    madvise(aligned, last - first, MADV_HUGEPAGE);
   }
 #else
   (void)data;

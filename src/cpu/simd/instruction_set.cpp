@@ -32,6 +32,11 @@ const KernelTable* compiled_kernels(InstructionSet isa) {
 /// What the processor has and the operating system saves.
 bool machine_runs(InstructionSet isa) {
 #if defined(__x86_64__)
+#if defined(__clang__) && __clang_major__ < 16  // does not know the name
+  const bool bf16 = false;
+#else
+  const bool bf16 = __builtin_cpu_supports("avx512bf16");
+#endif
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                     __builtin_cpu_supports("f16c");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
@@ -39,7 +44,7 @@ bool machine_runs(InstructionSet isa) {
                       __builtin_cpu_supports("avx512dq");
   switch (isa) {
     case InstructionSet::kAvx512Bf16:
-      return avx512 && __builtin_cpu_supports("avx512bf16");
+      return avx512 && bf16;
     case InstructionSet::kAvx512:
       return avx512;
     case InstructionSet::kAvx2:

@@ -97,9 +97,7 @@ void bind_context() {
   check(cudaSetDevice(device), "bind the device's context to this thread");
 }
 
-}  // namespace
-
-CUtensorMap encode(const TensorMapSpec& spec) {
+CUtensorMap encode_anew(const TensorMapSpec& spec) {
   require_valid(spec);
   static constexpr std::array<std::uint32_t, 5> kUnitSteps = {1, 1, 1, 1, 1};
   CUtensorMap map;
@@ -130,6 +128,25 @@ CUtensorMap encode(const TensorMapSpec& spec) {
     throw Error(ErrorKind::kRuntime, text);
   }
   return map;
+}
+
+}  // namespace
+
+CUtensorMap encode(const TensorMapSpec& spec) {
+  // A map is a function of its spec alone. Weights stay where they are and allocators hand out the
+  // same rows again, so that a layer's products mostly find theirs here, direct mapped.
+  struct Known {
+    TensorMapSpec spec;
+    CUtensorMap map;
+  };
+  thread_local std::array<Known, 64> known = {};
+  const std::size_t hash = reinterpret_cast<std::uintptr_t>(spec.base) / 512 + spec.box[1];
+  Known& entry = known[hash % known.size()];
+  if (spec.base == nullptr || entry.spec != spec) {
+    entry.map = encode_anew(spec);  // throws before the entry changes
+    entry.spec = spec;
+  }
+  return entry.map;
 }
 
 }  // namespace moegemm::cuda

@@ -21,10 +21,12 @@ struct TensorMapSpec {
                                           ///< 16 bytes, at most 128 bytes with swizzle
   bool swizzle_128b = true;
   CUtensorMapL2promotion l2_promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
+
+  bool operator==(const TensorMapSpec&) const = default;
 };
 
 /// The map, to be passed by value as a `const __grid_constant__ CUtensorMap` kernel parameter.
-/// Touches no device memory. Throws Error(kRuntime) that names the first field that breaks a rule.
+/// Touches no device memory; the thread's last maps are remembered. Throws Error(kRuntime) that names the first field that breaks a rule.
 CUtensorMap encode(const TensorMapSpec& spec);
 
 }  // namespace moegemm::cuda
