@@ -220,17 +220,20 @@ class EagerGroupedGemm(torch.autograd.Function):
     def forward(ctx: Any, X: Tensor, W: Tensor, topk_weights: Tensor | None, call: EagerCall) -> Tensor:
         m_sizes, gather_indices, rest = call
         topk, flags, settings = rest
-        if settings is DEFAULTS and topk_weights is None:
-            keep_x, keep_w = W.requires_grad, X.requires_grad
-        else:
-            wanted = ctx.needs_input_grad
-            needs = _needs((wanted[0], wanted[1], wanted[2]), rest)
-            keep_x, keep_w = needs[1] or needs[2], needs[0] or needs[2]
-        ctx.save_for_backward(X if keep_x else None, W if keep_w else None, m_sizes, gather_indices, topk_weights)
         ctx.call = rest
         if W.dim() == 2:
             ctx.flat_weights = True
-        if settings.config_forward is None:
+        need_x, need_w, need_weights = ctx.needs_input_grad[:3]
+        if settings is not DEFAULTS or need_weights:
+            need_x, need_w, need_weights = _needs((need_x, need_w, need_weights), rest)
+        ctx.save_for_backward(
+            X if need_w or need_weights else None,
+            W if need_x or need_weights else None,
+            m_sizes,
+            gather_indices,
+            topk_weights,
+        )
+        if settings is DEFAULTS:
             return _forward_directly(X, W, m_sizes, gather_indices, topk_weights, topk, flags)
         return _forward(X, W, m_sizes, gather_indices, topk_weights, topk, flags, settings.config_forward)
 

@@ -134,7 +134,7 @@ def grouped_gemm(
     except (RuntimeError, AttributeError) as error:
         tensors = {"X": X, "W": W, "m_sizes": m_sizes, "gather_indices": gather_indices, "topk_weights": topk_weights}
         raise explain(error, tensors, topk) from None
-    if not transformed:
+    if (autotune or settings is not DEFAULTS) and not transformed:
         if settings.config_forward is not None:
             warn_of_replaced_kernels(stacklevel=2)
         if autotune:

@@ -3,6 +3,7 @@
 import moegemm
 import pytest
 import torch
+import torch._dynamo.testing
 from conftest import FLAGS, make_case
 from moegemm import raw
 
