@@ -213,19 +213,21 @@ EagerCall = tuple[Tensor, Tensor | None, Call]
 class EagerGroupedGemm(torch.autograd.Function):
     """GroupedGemm for calls that no transform looks at: the same gradients, a tenth less time for a tiny call.
 
-    Transforms need a separate setup_context and every tensor as an argument of its own; autograd spends time on both.
+    Transforms need a separate setup_context and every tensor as an argument of its own; autograd spends time on both,
+    also on an argument that is None.
     """
 
     @staticmethod
-    def forward(ctx: Any, X: Tensor, W: Tensor, topk_weights: Tensor | None, call: EagerCall) -> Tensor:
+    def forward(ctx: Any, X: Tensor, W: Tensor, call: EagerCall, topk_weights: Tensor | None = None) -> Tensor:
         m_sizes, gather_indices, rest = call
         topk, flags, settings = rest
         ctx.call = rest
         if W.dim() == 2:
             ctx.flat_weights = True
-        need_x, need_w, need_weights = ctx.needs_input_grad[:3]
-        if settings is not DEFAULTS or need_weights:
-            need_x, need_w, need_weights = _needs((need_x, need_w, need_weights), rest)
+        wanted = ctx.needs_input_grad
+        need_x, need_w, need_weights = wanted[0], wanted[1], False
+        if settings is not DEFAULTS or topk_weights is not None:
+            need_x, need_w, need_weights = _needs((need_x, need_w, topk_weights is not None and wanted[3]), rest)
         ctx.save_for_backward(
             X if need_w or need_weights else None,
             W if need_x or need_weights else None,
@@ -240,8 +242,10 @@ class EagerGroupedGemm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         wanted = ctx.needs_input_grad
+        weighted = len(wanted) == 4
         flat_weights = getattr(ctx, "flat_weights", False)
-        return (*_backward(ctx, (wanted[0], wanted[1], wanted[2]), flat_weights, *gradients), None)
+        dX, dW, d_weights = _backward(ctx, (wanted[0], wanted[1], weighted and wanted[3]), flat_weights, *gradients)
+        return (dX, dW, None, d_weights) if weighted else (dX, dW, None)
 
 
 # Function.apply spends as long on functorch's wrappers and argument binding as the rest of a tiny call takes. The

@@ -129,8 +129,10 @@ def grouped_gemm(
             Y = _forward(X, W, m_sizes, gather_indices, topk_weights, topk, flags, settings.config_forward)
         elif transformed:
             Y = apply_with_transforms(X, W, m_sizes, gather_indices, topk_weights, (topk, flags, settings))
+        elif topk_weights is None:
+            Y = apply_without_transforms(X, W, (m_sizes, gather_indices, (topk, flags, settings)))
         else:
-            Y = apply_without_transforms(X, W, topk_weights, (m_sizes, gather_indices, (topk, flags, settings)))
+            Y = apply_without_transforms(X, W, (m_sizes, gather_indices, (topk, flags, settings)), topk_weights)
     except (RuntimeError, AttributeError) as error:
         tensors = {"X": X, "W": W, "m_sizes": m_sizes, "gather_indices": gather_indices, "topk_weights": topk_weights}
         raise explain(error, tensors, topk) from None
