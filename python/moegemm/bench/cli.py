@@ -225,6 +225,7 @@ def measure_planner(options: argparse.Namespace, root: Path) -> int:
     require_device(options.device)
     torch.manual_seed(0)
     run = machine.describe(options.device, options.dtype, options.rounds, options.commit or machine.commit_of(root))
+    run["budget_seconds"] = options.budget
     record = read_earlier(options.append, run) | {"kind": "planner"}
     done = {(c["model"], c["tokens"], "random", c["op"]) for c in record["cases"]}
     wanted = [c for c in planner.cases_of(options.models, options.tokens) if c.op in options.ops]
@@ -235,6 +236,7 @@ def measure_planner(options: argparse.Namespace, root: Path) -> int:
         record["cases"].append(entry)
         count = len(record["cases"])
         words = "one kernel" if entry["only_kernel"] else f"{entry['reached']:.3f} with {entry['heuristic']}"
+        words = entry.get("skipped", words)
         line = f"[{count}/{len(wanted)}] {entry['model']} T={entry['tokens']} {entry['op']}: {words}"
         end, start = ("", "\r\033[K") if sys.stderr.isatty() else ("\n", "")
         print(start + line[:150], end=end, file=sys.stderr, flush=True)

@@ -80,7 +80,7 @@ def _measure_case(case: Case, weights: Tensor | None, device: str, dtype: torch.
     # The tuner times the heuristic's kernel first.
     heuristic = next(iter(timed), report["kernel"])
     best = min(timed, key=lambda kernel: timed[kernel]) if timed else heuristic
-    return {
+    entry = {
         "model": case.model.name,
         "tokens": case.tokens,
         "op": case.op,
@@ -88,13 +88,15 @@ def _measure_case(case: Case, weights: Tensor | None, device: str, dtype: torch.
         "best": best,
         "us": timed,
         "reached": timed[best] / timed[heuristic] if timed else 1.0,
-        "only_kernel": not timed,
+        "only_kernel": not timed and bool(report["why_not"]),
         "seconds": report["seconds"],
-        "why_not": report["why_not"],
     }
+    return entry if timed or report["why_not"] else entry | {"skipped": "no kernel was timed within the budget"}
 
 
 def quality_lines(entries: Sequence[Entry]) -> list[str]:
+    skipped = sum(bool(e.get("skipped")) for e in entries)
+    entries = [e for e in entries if not e.get("skipped")]
     chosen = [e for e in entries if not e["only_kernel"]]
     if not chosen:
         return ["No problem had more than one kernel."]
@@ -112,6 +114,7 @@ def quality_lines(entries: Sequence[Entry]) -> list[str]:
         f"- The heuristic's kernel was the fastest in {right} of {len(chosen)} problems.",
         f"- Tuning took {sum(e['seconds'] for e in chosen) / len(chosen):.2f} s per problem on average, {slowest:.2f} "
         "s at most.",
+        *([f"- {skipped} problems were not timed within the budget."] if skipped else []),
     ]
 
 
@@ -123,7 +126,8 @@ def to_markdown(record: dict[str, Any]) -> str:
         f"{run['gpu']}, {run['dtype']}, {run['date']}, commit {run['commit']}. Written by `moegemm-bench --planner`: "
         "the tuner measures the kernels of each problem in turn, with cold caches, and keeps the medians. A cell is "
         "the speed of the heuristic's kernel as a share of the fastest one's; **bold** is below "
-        f"{WANTED_MEAN:.2f}, – means that one kernel only runs the problem.",  # noqa: RUF001
+        f"{WANTED_MEAN:.2f}, – means that one kernel only runs the problem. Budget of the tuner: "  # noqa: RUF001
+        f"{run['budget_seconds']:g} s per problem.",
         "",
         *quality_lines(entries),
         "",
@@ -149,7 +153,7 @@ def _every_problem(entries: Sequence[Entry]) -> list[str]:
 
     def cell(model: str, op: str, count: int) -> str:
         entry = cells.get((model, op, count))
-        if entry is None:
+        if entry is None or entry.get("skipped"):
             return ""
         if entry["only_kernel"]:
             return "–"  # noqa: RUF001
@@ -162,7 +166,7 @@ def _every_problem(entries: Sequence[Entry]) -> list[str]:
 
 
 def _worst(entries: Sequence[Entry]) -> list[str]:
-    behind = sorted((e for e in entries if e["reached"] < WANTED_MEAN), key=lambda e: float(e["reached"]))
+    behind = sorted((e for e in entries if e["us"] and e["reached"] < WANTED_MEAN), key=lambda e: float(e["reached"]))
     if not behind:
         return ["None."]
     rows = [
@@ -176,7 +180,7 @@ def _worst(entries: Sequence[Entry]) -> list[str]:
 
 
 def _kernels(entries: Sequence[Entry]) -> list[str]:
-    fastest = Counter(e["best"] for e in entries if not e["only_kernel"])
-    taken = Counter(e["heuristic"] for e in entries if not e["only_kernel"])
+    fastest = Counter(e["best"] for e in entries if e["us"])
+    taken = Counter(e["heuristic"] for e in entries if e["us"])
     rows = [[name, str(fastest[name]), str(taken[name])] for name in sorted(fastest | taken)]
     return table(("kernel", "fastest", "taken"), rows, 1)

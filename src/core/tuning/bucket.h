@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <tuple>
 
 #include "core/backend.h"
 #include "moegemm/problem.h"
@@ -14,7 +15,11 @@ struct TuningKey {
   std::string kernel_set;  ///< fingerprint of the backend's kernel list
   std::string problem;     ///< problem_bucket()
 
-  auto operator<=>(const TuningKey&) const = default;
+  bool operator==(const TuningKey&) const = default;
+  bool operator<(const TuningKey& other) const {
+    return std::tie(device, version, kernel_set, problem) <
+           std::tie(other.device, other.version, other.kernel_set, other.problem);
+  }
 };
 
 /// What a kernel's speed depends on: everything but the pointers' types and the exact token count,
