@@ -56,6 +56,7 @@ def test_the_wheel_is_for_every_python_3_and_holds_one_library(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert [n for n in names if n.endswith(".so") or ".so." in n] == ["moegemm/libmoegemm_torch.so"]
     assert "moegemm/py.typed" in names
+    assert "moegemm/bench/models.json" in names
     assert all(n.startswith(("moegemm/", "moegemm-")) for n in names)
 
 
@@ -72,3 +73,7 @@ def test_the_wheel_works_in_a_clean_environment(wheel, tmp_path):
     done = subprocess.run([python, "-c", EXAMPLE], capture_output=True, text=True, env=clean, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[0] == "(12, 8) (4, 8, 16) 0.1.0"
+    bench = [tmp_path / "env" / "bin" / "moegemm-bench", "--help"]
+    done = subprocess.run(bench, capture_output=True, text=True, env=clean, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--planner" in done.stdout
