@@ -125,6 +125,29 @@ def test_decode_ratio_is_against_reading_the_touched_weights_once() -> None:
     assert not report.meets_decode_target(entry)
 
 
+def test_a_forced_backend_has_its_own_record_and_targets(tmp_path: Path) -> None:
+    record = made_up_record()
+    record["run"]["backend"] = "sm80"
+    for case in record["cases"]:
+        case["backend"] = "sm80"
+    fast = find_entry(record, "mixtral-8x7b", "dw1")
+    fast["contenders"]["ours"] = contender(fast["flops"], 361.0)
+    slow = find_entry(record, "mixtral-8x7b", "dx1")
+    slow["contenders"]["ours"] = contender(slow["flops"], 399.0)
+    source = tmp_path / "earlier.json"
+    source.write_text(json.dumps(record))
+    done = run_script("--render", source, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "hopper-sm80.md").read_text()
+    assert "sm80 backend" in text.splitlines()[0]
+    assert table_row(text, "mixtral-8x7b", "dw1").endswith("| 360 | yes |")
+    assert table_row(text, "mixtral-8x7b", "dx1").endswith("| 400 | **no** |")
+    decode = importlib.import_module("moegemm.bench.report").meets_decode_target
+    entry = find_entry(record, "qwen3-30b-a3b", "fwd1", tokens=64)
+    entry["contenders"]["ours"]["ms"] = 1.2 * entry["weight_bytes"] / 4.3e12 * 1e3
+    assert decode(entry)
+
+
 def test_the_headline_comes_first_and_tiny_batches_have_no_gradients() -> None:
     cases = importlib.import_module("moegemm.bench.cases")
     models = list(cases.read_catalogue().values())[:3]

@@ -7,6 +7,7 @@ the record is written as JSON (after each case), Markdown and pictures. benchmar
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -61,6 +62,7 @@ def read_options(arguments: Sequence[str] | None, out: Path, stem: str | None) -
     )
     add = parser.add_argument
     add("--device", choices=("cuda", "cpu"), help="default: cuda where torch sees a GPU")
+    add("--backend", choices=("sm90", "sm80"), help="force one, in a record of its own (default: the planner chooses)")
     add("--models", type=choice_of(tuple(catalogue)), help=f"default: {','.join(DEFAULT_MODELS)}; on a CPU fewer")
     add("--tokens", type=numbers, help="comma-separated; default: " + ",".join(map(str, DEFAULT_TOKENS)))
     add("--routing", type=choice_of(ROUTINGS), help=f"default: {','.join(ROUTINGS)}; on a CPU random")
@@ -91,7 +93,7 @@ def complete(options: argparse.Namespace, catalogue: dict[str, Any], stem: str |
         options.device = "cuda" if torch.cuda.is_available() else "cpu"
     on_cpu = options.device == "cpu"
     options.headline = CPU_HEADLINE_TOKENS if on_cpu else HEADLINE_TOKENS
-    options.stem = stem or options.device or "cuda"
+    options.stem = (stem or options.device or "cuda") + (f"-{options.backend}" if options.backend else "")
     if options.planner:
         from moegemm.bench.planner import TOKENS
 
@@ -138,9 +140,10 @@ def read_earlier(path: Path | None, run: dict[str, Any]) -> report.Record:
     if path is None or not path.is_file():
         return {"format": 1, "run": run, "models": {}, "cases": []}
     earlier: report.Record = json.loads(path.read_text())
-    for fact in ("commit", "gpu", "dtype"):
-        if earlier["run"][fact] != run[fact]:
-            sys.exit(f"--append {path}: measured with {fact} {earlier['run'][fact]}, this run has {run[fact]}")
+    for fact in ("commit", "gpu", "dtype", "backend"):
+        then, now = earlier["run"].get(fact), run.get(fact)
+        if then != now:
+            sys.exit(f"--append {path}: measured with {fact} {then}, this run has {now}")
     return earlier
 
 
@@ -165,6 +168,9 @@ def measure(options: argparse.Namespace, root: Path) -> int:
     dtype = DTYPES[options.dtype]
     run = machine.describe(options.device, options.dtype, options.rounds, options.commit or machine.commit_of(root))
     run["headline_tokens"] = options.headline
+    if options.backend:
+        run["backend"] = options.backend
+        os.environ["MOEGEMM_BACKEND"] = options.backend
     record = read_earlier(options.append, run)
     for model in options.models:
         record["models"][model.name] = vars(model)
@@ -190,6 +196,8 @@ def measure(options: argparse.Namespace, root: Path) -> int:
                 print(f"{name} left out: {error}", file=sys.stderr)
 
     def keep(entry: dict[str, Any]) -> None:
+        if options.backend:
+            entry["backend"] = options.backend
         record["cases"].append(entry)
         write_json(record, options.out, options.stem)
 
@@ -264,7 +272,9 @@ def main(arguments: Sequence[str] | None = None, *, out: Path = Path("moegemm-be
     root = Path(__file__).resolve().parents[3]
     if options.render:
         record = json.loads(options.render.read_text())
-        render(record, options.out, stem or options.render.stem)
+        backend = record["run"].get("backend")
+        name = f"{stem}-{backend}" if stem and backend else stem
+        render(record, options.out, name or options.render.stem)
         return 0
     return measure_planner(options, root) if options.planner else measure(options, root)
 

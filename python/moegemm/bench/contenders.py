@@ -1,6 +1,7 @@
 """Who competes: one dense product, torch's grouped_mm with the copies its user makes, a loop over experts, moegemm."""
 
 import math
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -168,6 +169,7 @@ class KernelList:
         described = moegemm.info()
         gpus = described["gpus"]
         backend = gpus[0]["backend"] if device == "cuda" and gpus else "cpu"
+        backend = os.environ.get("MOEGEMM_BACKEND", backend)
         self._kernels = [k for k in described["kernels"] if k["backend"] == backend]
         self._replaced: set[tuple[str, KernelNumbers]] = set()
 

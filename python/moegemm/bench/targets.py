@@ -64,5 +64,13 @@ AT_8192 = {
 READ_BYTES_PER_S = 4.3e12
 DECODE = {"fwd1": 1.08, "fwd2": 1.15}
 
+# The sm80 backend on the same chip, in TFLOP/s: it must be good on other GPUs, here it is the last resort.
+MMA_SYNC_TFLOPS = 645.0  # mma.sync m16n8k16 bf16 from registers alone, measured
+SM80_AT_8192 = {
+    "qwen3-30b-a3b": {"fwd": 350.0, "dx": 350.0, "dw": 310.0},
+    "mixtral-8x7b": {"fwd": 400.0, "dx": 400.0, "dw": 360.0},
+}
+SM80_DECODE = 1.25
+
 ROUTE_US = 25.0  # 8192 tokens x 8 over 128 experts
 COMBINE_OF_COPY = 0.90
