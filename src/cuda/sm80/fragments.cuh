@@ -71,13 +71,12 @@ class FragmentReader {
     }
   }
 
-  /// Step `step` of the stage at `stage`. `scales`, if not null, are those of the stage's depths.
+  /// Step `step` of the stage at `stage`. `Scaled`: A times `scales`, those of the stage's depths.
+  template <bool Scaled>
   __device__ __forceinline__ void load(Fragments<Traits, RowBlocks>& f, std::uint32_t stage,
                                        int step, const float* scales) const {
     load_a(f, stage, step);
-    if constexpr (Traits::kAMajor == Major::kOuter) {
-      if (scales) scale_a(f, scales + step * kStepDepth);
-    }
+    if constexpr (Scaled) scale_a(f, scales + step * kStepDepth);
     load_b(f, stage + Shape::kRowsBytes, step);
     if constexpr (kWords) round_to_tf32(f);
   }

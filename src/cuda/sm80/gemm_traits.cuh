@@ -32,4 +32,13 @@ struct GemmTraits {
 template <typename Traits>
 using Accumulators = float[Traits::Shape::kRowBlocks][Traits::Shape::kColBlocks][4];
 
+/// Calls f.operator()<0>() to f.operator()<Count - 1>().
+template <int Count, int First = 0, typename Function>
+__device__ __forceinline__ void static_for(const Function& f) {
+  if constexpr (First < Count) {
+    f.template operator()<First>();
+    static_for<Count, First + 1>(f);
+  }
+}
+
 }  // namespace moegemm::cuda::sm80

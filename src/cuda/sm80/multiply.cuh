@@ -28,27 +28,30 @@ __device__ __forceinline__ void multiply_step(Accumulators<Traits>& acc,
 }
 
 /// Tensor cores. Fragments are read one step ahead, across the border of stages too. `feed` hands
-/// out full stages and fills free ones.
-template <typename Traits, int RowBlocks, typename Feed>
+/// out full stages and fills free ones, a part of a stage in every step.
+template <typename Traits, int RowBlocks, bool Scaled, typename Feed>
 __device__ __forceinline__ void multiply_tensor(Accumulators<Traits>& acc, Feed& feed, int blocks) {
   constexpr int kSteps = Traits::Shape::kDepthBytes / 32;
   static_assert(kSteps % 2 == 0, "the two sets of fragments are told apart at compile time");
   const FragmentReader<Traits, RowBlocks> reader;
   Fragments<Traits, RowBlocks> f[2];
   feed.wait();
-  reader.load(f[0], feed.stage_address(), 0, feed.scales());
+  reader.template load<Scaled>(f[0], feed.stage_address(), 0, feed.scales());
 #pragma unroll 1
   for (int block = 0; block < blocks; ++block) {
+    feed.begin_fill();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      if (step == 0) feed.fill();  // while only one set of fragments is in registers
+      feed.template fill_part<kSteps>(step);
       if (step + 1 < kSteps) {
-        reader.load(f[(step + 1) % 2], feed.stage_address(), step + 1, feed.scales());
+        reader.template load<Scaled>(f[(step + 1) % 2], feed.stage_address(), step + 1,
+                                     feed.scales());
       } else {
+        feed.end_fill();
         feed.advance();
         if (block + 1 < blocks) {
           feed.wait();
-          reader.load(f[0], feed.stage_address(), 0, feed.scales());
+          reader.template load<Scaled>(f[0], feed.stage_address(), 0, feed.scales());
         }
       }
       multiply_step<Traits, RowBlocks>(acc, f[step % 2]);
@@ -99,7 +102,7 @@ __device__ __forceinline__ float dot_onto(float sum, const float4& a, const floa
   return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
 }
 
-template <typename Traits, int RowBlocks>
+template <typename Traits, int RowBlocks, bool Scaled>
 __device__ __forceinline__ void multiply_quad(Accumulators<Traits>& acc, const std::byte* stage,
                                               int q, const float* scales) {
   using Shape = typename Traits::Shape;
@@ -111,7 +114,7 @@ __device__ __forceinline__ void multiply_quad(Accumulators<Traits>& acc, const s
 #pragma unroll
   for (int i = 0; i < 2 * RowBlocks; ++i) {
     a[i] = Reader::a(stage, row + i * 8, q);
-    if (Traits::kAMajor == Major::kOuter && scales) {
+    if constexpr (Scaled) {
       a[i].x *= scales[4 * q];
       a[i].y *= scales[4 * q + 1];
       a[i].z *= scales[4 * q + 2];
@@ -132,28 +135,31 @@ __device__ __forceinline__ void multiply_quad(Accumulators<Traits>& acc, const s
   }
 }
 
-template <typename Traits, int RowBlocks, typename Feed>
+template <typename Traits, int RowBlocks, bool Scaled, typename Feed>
 __device__ __forceinline__ void multiply_float(Accumulators<Traits>& acc, Feed& feed, int blocks) {
   constexpr int kQuads = Traits::Shape::kDepthBytes / kChunkBytes;
 #pragma unroll 1
   for (int block = 0; block < blocks; ++block) {
     feed.wait();
-    feed.fill();
+    feed.begin_fill();
+    feed.template fill_part<1>(0);
+    feed.end_fill();
 #pragma unroll 1
     for (int q = 0; q < kQuads; ++q) {
-      multiply_quad<Traits, RowBlocks>(acc, feed.stage_pointer(), q, feed.scales());
+      multiply_quad<Traits, RowBlocks, Scaled>(acc, feed.stage_pointer(), q, feed.scales());
     }
     feed.advance();
   }
 }
 
-/// Adds `blocks` blocks of depth to the first RowBlocks row blocks of the accumulators.
-template <typename Traits, int RowBlocks, typename Feed>
+/// Adds `blocks` blocks of depth to the first RowBlocks row blocks of the accumulators. `Scaled`:
+/// A's depths are scaled by the feed's factors.
+template <typename Traits, int RowBlocks, bool Scaled, typename Feed>
 __device__ __forceinline__ void multiply_tile(Accumulators<Traits>& acc, Feed& feed, int blocks) {
   if constexpr (Traits::kMath == Math::kFloat) {
-    multiply_float<Traits, RowBlocks>(acc, feed, blocks);
+    multiply_float<Traits, RowBlocks, Scaled>(acc, feed, blocks);
   } else {
-    multiply_tensor<Traits, RowBlocks>(acc, feed, blocks);
+    multiply_tensor<Traits, RowBlocks, Scaled>(acc, feed, blocks);
   }
 }
 

@@ -23,57 +23,83 @@
 // clang-format on
 namespace moegemm::cuda::sm80 {
 
-/// Rows and scales of this thread's accumulators, then the store.
+/// Where this thread's results go: half h of row block i at 2 i + h.
 template <typename Traits>
-__device__ __forceinline__ void finish_rows(const RowGemmParams& params, const RowTile& tile,
-                                            int row_blocks, Accumulators<Traits>& acc) {
-  using Shape = typename Traits::Shape;
-  constexpr int kHalves = 2 * Shape::kRowBlocks;
-  const int first = warp_row<Shape>(row_blocks) + lane_id() / 4;
-  const bool indexed = params.scatter || params.multiply;
-  int rows[kHalves];
-  int flat[kHalves];
-#pragma unroll
-  for (int i = 0; i < kHalves; ++i) {
-    const int local = first + i * 8;
-    const bool inside = i < 2 * row_blocks && local < tile.rows;
-    flat[i] = inside && indexed
-                  ? flat_row(params.gather_indices, tile.row + local, params.total_rows)
-                  : -1;
-    rows[i] = params.scatter ? flat[i] : (inside ? tile.row + local : -1);
-  }
-  if (params.multiply) {
-    float scale[kHalves];
+struct RowTargets {
+  static constexpr int kHalves = 2 * Traits::Shape::kRowBlocks;
+  int rows[kHalves];      ///< of the output, negative for none
+  float scales[kHalves];  ///< set if results are multiplied
+
+  __device__ __forceinline__ void locate(const RowGemmParams& params, const RowTile& tile,
+                                         int row_blocks) {
+    const int first = warp_row<typename Traits::Shape>(row_blocks) + lane_id() / 4;
+    const bool indexed = params.scatter || params.multiply;
+    int flat[kHalves];
 #pragma unroll
     for (int i = 0; i < kHalves; ++i) {
-      scale[i] = flat[i] < 0 ? 1.0f
-                             : router_weight<typename Traits::Element>(
-                                   params.topk_weights, params.weights_are_fp32, flat[i]);
+      const int local = first + i * 8;
+      const bool inside = i < 2 * row_blocks && local < tile.rows;
+      flat[i] = inside && indexed
+                    ? flat_row(params.gather_indices, tile.row + local, params.total_rows)
+                    : -1;
+      rows[i] = params.scatter ? flat[i] : (inside ? tile.row + local : -1);
     }
+    if (!params.multiply) return;
 #pragma unroll
-    for (int i = 0; i < Shape::kRowBlocks; ++i) {
+    for (int i = 0; i < kHalves; ++i) {
+      scales[i] = flat[i] < 0 ? 1.0f
+                              : router_weight<typename Traits::Element>(
+                                    params.topk_weights, params.weights_are_fp32, flat[i]);
+    }
+  }
+
+  __device__ __forceinline__ void scale(Accumulators<Traits>& acc) const {
+#pragma unroll
+    for (int i = 0; i < Traits::Shape::kRowBlocks; ++i) {
 #pragma unroll
       for (auto& block : acc[i]) {
 #pragma unroll
-        for (int h = 0; h < 4; ++h) block[h] *= scale[2 * i + h / 2];
+        for (int h = 0; h < 4; ++h) block[h] *= scales[2 * i + h / 2];
       }
     }
   }
-  store_tile<Traits>(acc, row_blocks, params.out, rows, tile.feature);
+};
+
+/// The fewest row blocks of a warp that hold `rows` rows.
+template <typename Shape>
+__device__ __forceinline__ int row_blocks_for(int rows) {
+  return ceil_div(rows, Shape::kGranule) * Shape::kHeightStep;
 }
 
-/// Multiplies with the fewest row blocks that hold the tile's rows, and returns how many those are.
+/// Multiplies `row_blocks` row blocks.
 template <typename Traits, int RowBlocks, typename Feed>
-__device__ __forceinline__ int multiply_rows(const RowGemmParams& params, int rows, Feed& feed,
-                                             Accumulators<Traits>& acc) {
-  using Shape = typename Traits::Shape;
-  if constexpr (RowBlocks > Shape::kHeightStep) {
-    if (rows <= (RowBlocks - Shape::kHeightStep) * 16 * Shape::kWarpRows) {
-      return multiply_rows<Traits, RowBlocks - Shape::kHeightStep>(params, rows, feed, acc);
+__device__ __forceinline__ void multiply_rows(const RowGemmParams& params, int row_blocks,
+                                              Feed& feed, Accumulators<Traits>& acc) {
+  if constexpr (RowBlocks > Traits::Shape::kHeightStep) {
+    if (row_blocks < RowBlocks) {
+      multiply_rows<Traits, RowBlocks - Traits::Shape::kHeightStep>(params, row_blocks, feed, acc);
+      return;
     }
   }
-  multiply_tile<Traits, RowBlocks>(acc, feed, ceil_div(params.depth, Traits::kDepth));
-  return RowBlocks;
+  multiply_tile<Traits, RowBlocks, false>(acc, feed, ceil_div(params.depth, Traits::kDepth));
+}
+
+template <typename Traits, typename Feed>
+__device__ __forceinline__ void compute_tile(const RowGemmParams& params, const RowTile& tile,
+                                             Feed& feed) {
+  using Shape = typename Traits::Shape;
+  // Small tiles are short: their indices are fetched under the multiplications. Large ones have no
+  // registers for that.
+  constexpr bool kLocateFirst = Shape::kRowBlocks <= 2;
+  const int row_blocks = row_blocks_for<Shape>(tile.rows);
+  RowTargets<Traits> targets;
+  if constexpr (kLocateFirst) targets.locate(params, tile, row_blocks);
+  Accumulators<Traits> acc;
+  clear<Traits>(acc);
+  multiply_rows<Traits, Shape::kRowBlocks>(params, row_blocks, feed, acc);
+  if constexpr (!kLocateFirst) targets.locate(params, tile, row_blocks);
+  if (params.multiply) targets.scale(acc);
+  store_tile<Traits>(acc, row_blocks, params.out, targets.rows, tile.feature);
 }
 
 /// Rows past the last segment are zero; the warps of all blocks share them.
@@ -120,10 +146,7 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
   for (int number = 0;; ++number) {
     const RowTile& tile = tiles[number % kTileSlots];  // not copied: registers are short here
     if (tile.is_end()) break;
-    Accumulators<Traits> acc;
-    clear<Traits>(acc);
-    const int row_blocks = multiply_rows<Traits, Shape::kRowBlocks>(params, tile.rows, feed, acc);
-    finish_rows<Traits>(params, tile, row_blocks, acc);
+    compute_tile<Traits>(params, tile, feed);
   }
   scheduler.leave();
 }

@@ -1,6 +1,7 @@
 #include "cuda/host/launch.h"
 #include "cuda/host/tile_counters.h"
 #include "cuda/sm80/compiled_kernel.h"
+#include "cuda/sm80/pitch.h"
 #include "cuda/sm80/row_gemm_params.h"
 
 namespace moegemm::cuda::sm80 {
@@ -11,7 +12,8 @@ RowGemmParams make_params(const Problem& problem, const Operands& operands) {
   const bool forward = problem.op == Op::kForward;
   RowGemmParams params = {};
   params.rows = static_cast<const std::byte*>(forward ? operands.x : operands.dy);
-  params.row_bytes = (forward ? operands.x_stride : operands.dy_stride) * element_bytes;
+  params.row_bytes = forward ? pitch_bytes("x", operands.x_stride, problem.dtype)
+                             : pitch_bytes("dy", operands.dy_stride, problem.dtype);
   params.weights = static_cast<const std::byte*>(operands.w);
   params.weight_bytes = operands.w_stride * element_bytes;
   params.expert_bytes = problem.n * params.weight_bytes;

@@ -67,7 +67,10 @@ class RowLoader {
   static constexpr int kDepthStep = Shape::kThreads / kColChunks;
   static constexpr int kWeightPasses =
       kDepthMajor ? Shape::kCols / kRowStep : Traits::kDepth / kDepthStep;
-  static constexpr unsigned kColumnsMissing = 1u << 31;  ///< in missing_: some weights, too
+  static constexpr unsigned kFirstColumn = 1u << 16;
+  /// What of valid_ ends with the contraction.
+  static constexpr unsigned kRowBits = kDepthMajor ? ~0u : kFirstColumn - 1;
+  static_assert(kRowPasses <= 16 && kWeightPasses <= 16);
   static_assert(Shape::kRows % kRowStep == 0 && Shape::kCols % kRowStep == 0);
   static_assert(Traits::kDepth % kDepthStep == 0 && kDepthStep % 4 == 0);
   // The swizzle of a thread's chunk does not depend on the pass.
@@ -92,22 +95,40 @@ class RowLoader {
                  static_cast<std::int64_t>(feature) * Traits::kElementBytes;
       cols_left_ = params_.out.cols - feature;
     }
-    constexpr int kLastPass = kDepthMajor ? (kWeightPasses - 1) * kRowStep : 0;
-    if (cols_left_ <= kLastPass) missing_ |= kColumnsMissing;
+#pragma unroll
+    for (int i = 0; i < (kDepthMajor ? kWeightPasses : 1); ++i) {
+      if (i * kRowStep < cols_left_) valid_ |= kFirstColumn << i;
+    }
     return ceil_div(params_.depth, Traits::kDepth);
   }
 
-  __device__ __forceinline__ void load(std::uint32_t stage, int) {
-    if (Traits::kLoads == Loads::kVectors && missing_ == 0 && depth_left_ >= Traits::kDepth) {
-      copy<true>(stage);
-    } else {
-      copy<false>(stage);
-    }
-#pragma unroll
-    for (auto& row : rows_) row += Shape::kDepthBytes;
+  __device__ __forceinline__ void begin_load() {
+    const int inside = depth_left_ - own_chunk() * Traits::kChunkElements;
+    if (inside <= 0) valid_ &= ~kRowBits;  // the tile's last block
+  }
+
+  /// Copies part `part` of `Parts` of the next block of depth; the first parts are rows, the others
+  /// weights. There is no branch, so that copies mingle with multiplications.
+  template <int Parts>
+  __device__ __forceinline__ void load_part(std::uint32_t stage, int part) const {
+    static_assert(Parts == 1 || Parts % 2 == 0);
+    constexpr int kHalf = Parts == 1 ? 1 : Parts / 2;
+    static_for<kHalf>([&]<int I>() {
+      if (Parts == 1 || part == I) load_rows<I * kRowPasses / kHalf, kRowPasses / kHalf>(stage);
+      if (Parts == 1 || part == kHalf + I) {
+        load_weights<I * kWeightPasses / kHalf, kWeightPasses / kHalf>(stage + Shape::kRowsBytes);
+      }
+    });
+  }
+
+  __device__ __forceinline__ void end_load(int) {
+    base_ += Shape::kDepthBytes;
     weights_ += kDepthMajor ? Shape::kDepthBytes : Traits::kDepth * params_.weight_bytes;
     depth_left_ -= Traits::kDepth;
   }
+
+  /// There are no more tiles: further loads copy zeros.
+  __device__ __forceinline__ void stop() { valid_ = 0; }
 
   static __device__ __forceinline__ const float* scales(int) { return nullptr; }
 
@@ -118,14 +139,14 @@ class RowLoader {
   static __device__ __forceinline__ int own_depth() { return threadIdx.x / kColChunks; }
 
   __device__ __forceinline__ void locate_rows(const RowTile& tile) {
-    const std::byte* base = params_.rows + own_chunk() * kChunkBytes;
-    missing_ = 0;
+    base_ = params_.rows + own_chunk() * kChunkBytes;
+    valid_ = 0;
     if (!params_.gather) {
 #pragma unroll
       for (int i = 0; i < kRowPasses; ++i) {
         const int row = own_row() + i * kRowStep;
-        if (row >= tile.rows) missing_ |= 1u << i;
-        rows_[i] = base + (tile.row + row) * params_.row_bytes;
+        if (row < tile.rows) valid_ |= 1u << i;
+        rows_[i] = static_cast<unsigned>(tile.row + row);
       }
       return;
     }
@@ -138,48 +159,50 @@ class RowLoader {
 #pragma unroll
     for (int i = 0; i < kRowPasses; ++i) {
       const int flat = fetched[i].below(params_.total_rows);
-      if (flat < 0) missing_ |= 1u << i;
-      rows_[i] =
-          base + params_.divisor.divide(static_cast<unsigned>(max(flat, 0))) * params_.row_bytes;
+      if (flat >= 0) valid_ |= 1u << i;
+      rows_[i] = params_.divisor.divide(static_cast<unsigned>(max(flat, 0)));
     }
   }
 
-  /// One block of depth; `Whole`: nothing of it is missing.
-  template <bool Whole>
-  __device__ __forceinline__ void copy(std::uint32_t stage) const {
-    const int inside = depth_left_ - own_chunk() * Traits::kChunkElements;
-    const int row_target = depth_major_offset<Shape::kDepthBytes>(own_row(), own_chunk());
-    copy_chunks<Traits, kRowPasses, kRowStep * Shape::kDepthBytes>(
-        stage + row_target, [&](int i) { return rows_[i]; },
-        [&](int i) { return Whole               ? Traits::kChunkElements
-                            : missing_ >> i & 1 ? 0
-                                                : inside; });
-    stage += Shape::kRowsBytes;
+  /// How many elements of a chunk exist, if any does.
+  static __device__ __forceinline__ int existing(int left) {
+    return Traits::kLoads == Loads::kVectors ? Traits::kChunkElements : left;
+  }
+
+  template <int First, int Passes>
+  __device__ __forceinline__ void load_rows(std::uint32_t stage) const {
+    const int inside = existing(depth_left_ - own_chunk() * Traits::kChunkElements);
+    copy_chunks<Traits, First, Passes, kRowStep * Shape::kDepthBytes>(
+        stage + depth_major_offset<Shape::kDepthBytes>(own_row(), own_chunk()),
+        [&](int i) { return base_ + std::uint64_t{rows_[i]} * params_.row_bytes; },
+        [&](int i) { return valid_ & 1u << i ? inside : 0; });
+  }
+
+  template <int First, int Passes>
+  __device__ __forceinline__ void load_weights(std::uint32_t stage) const {
     if constexpr (kDepthMajor) {
-      copy_chunks<Traits, kWeightPasses, kRowStep * Shape::kDepthBytes>(
-          stage + row_target, [&](int i) { return weights_ + i * kRowStep * params_.weight_bytes; },
-          [&](int i) {
-            return Whole ? Traits::kChunkElements : i * kRowStep < cols_left_ ? inside : 0;
-          });
+      const int inside = existing(depth_left_ - own_chunk() * Traits::kChunkElements);
+      copy_chunks<Traits, First, Passes, kRowStep * Shape::kDepthBytes>(
+          stage + depth_major_offset<Shape::kDepthBytes>(own_row(), own_chunk()),
+          [&](int i) { return weights_ + i * kRowStep * params_.weight_bytes; },
+          [&](int i) { return valid_ & kFirstColumn << i ? inside : 0; });
     } else {
-      copy_chunks<Traits, kWeightPasses, kDepthStep * Traits::kBBytes>(
+      const int depths = valid_ & kFirstColumn ? depth_left_ - own_depth() : 0;
+      copy_chunks<Traits, First, Passes, kDepthStep * Traits::kBBytes>(
           stage + outer_major_offset<Traits::kBBytes, Traits::kElementBytes>(own_depth(),
                                                                              own_col_chunk()),
           [&](int i) { return weights_ + i * kDepthStep * params_.weight_bytes; },
-          [&](int i) {
-            return Whole                                        ? Traits::kChunkElements
-                   : own_depth() + i * kDepthStep < depth_left_ ? cols_left_
-                                                                : 0;
-          });
+          [&](int i) { return i * kDepthStep < depths ? existing(cols_left_) : 0; });
     }
   }
 
   const RowGemmParams& params_;
-  const std::byte* rows_[kRowPasses];
+  const std::byte* base_;  ///< this thread's chunk of row 0, at the block to load
+  unsigned rows_[kRowPasses];
   const std::byte* weights_;
-  unsigned missing_;  ///< bit i: rows of pass i read zeros
-  int cols_left_;     ///< features from the first that this thread loads on
-  int depth_left_;    ///< of the contraction, from this block on
+  unsigned valid_;  ///< bit i: the row of pass i exists; from kFirstColumn on: the weights' column
+  int cols_left_;   ///< features from the first that this thread loads on
+  int depth_left_;  ///< of the contraction, from this block on
 };
 
 }  // namespace moegemm::cuda::sm80

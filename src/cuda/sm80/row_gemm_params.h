@@ -22,7 +22,7 @@ struct OutputView {
 /// K, depth = N, rows of dY.
 struct RowGemmParams {
   const std::byte* rows;
-  std::int64_t row_bytes;  ///< pitch
+  unsigned row_bytes;  ///< pitch
   const std::byte* weights;
   std::int64_t weight_bytes;  ///< pitch of a row of W
   std::int64_t expert_bytes;

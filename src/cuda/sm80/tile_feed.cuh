@@ -12,12 +12,14 @@ namespace moegemm::cuda::sm80 {
 ///
 /// One barrier per block of depth orders everything:
 ///   * wait() returns when the oldest stage has landed, for all threads, and everybody has read the
-///     one before it, which fill() then overwrites;
-///   * a tile decoded in one fill() is looked at in a later one.
+///     one before it, which the next fill overwrites;
+///   * a tile decoded in one fill is looked at in a later one.
 ///
 /// Loader:    prepare() comes first, when the first tiles are decoded; start(tile) returns the
-/// tile's blocks of depth, at least 1; load(address, stage)
-///            copies the next one; scales(stage) are factors of its depths, or null.
+/// tile's
+///            blocks of depth, at least 1, and stop() follows the last tile. A block is copied by
+///            begin_load, load_part<parts>(address, part) for each part and end_load(stage);
+///            scales(stage) are factors of its depths, or null.
 /// Scheduler: decode() gives the next tile, end marks after the last one; called by warp 0.
 template <typename Traits, typename Loader, typename Scheduler>
 class TileFeed {
@@ -37,10 +39,14 @@ class TileFeed {
     __syncthreads();
     loader_.prepare();
 #pragma unroll 1
-    for (int stage = 0; stage < Shape::kStages - 1; ++stage) {
+    for (int i = 0; i < Shape::kStages - 1; ++i) {
       __syncthreads();
-      fill(stage);
+      advance();
+      begin_fill();
+      fill_part<1>(0);
+      end_fill();
     }
+    stage_ = 0;
   }
 
   /// The oldest stage is full, and the one before it free.
@@ -59,24 +65,36 @@ class TileFeed {
   }
   __device__ __forceinline__ const float* scales() const { return loader_.scales(stage_); }
 
-  /// Starts the copies of one more block of depth, once for every wait().
-  __device__ __forceinline__ void fill() { fill(stage_ == 0 ? Shape::kStages - 1 : stage_ - 1); }
+  /// Starts the copies of one more block of depth, once for every wait(): begin, all parts, end.
+  __device__ __forceinline__ void begin_fill() {
+    if (blocks_left_ == 0) next_tile();
+    --blocks_left_;
+    loader_.begin_load();
+  }
+  template <int Parts>
+  __device__ __forceinline__ void fill_part(int part) {
+    loader_.template load_part<Parts>(
+        ptx::shared_address(stages_) + stage_before(stage_) * Shape::kStageBytes, part);
+  }
+  __device__ __forceinline__ void end_fill() {
+    ptx::cp_async_commit_group();
+    loader_.end_load(stage_before(stage_));
+  }
 
  private:
-  __device__ __forceinline__ void fill(int stage) {
-    if (blocks_left_ == 0) {
-      const Tile& next = tiles_[(loaded_ + 1) % kTileSlots];
-      if (!next.is_end()) {
-        ++loaded_;
-        blocks_left_ = loader_.start(next);
-        decode(loaded_ + kDecodeAhead);
-      }
+  static __device__ __forceinline__ int stage_before(int stage) {
+    return stage == 0 ? Shape::kStages - 1 : stage - 1;
+  }
+
+  __device__ __forceinline__ void next_tile() {
+    const Tile& next = tiles_[(loaded_ + 1) % kTileSlots];
+    if (next.is_end()) {
+      loader_.stop();
+      return;
     }
-    if (blocks_left_ > 0) {
-      --blocks_left_;
-      loader_.load(ptx::shared_address(stages_) + stage * Shape::kStageBytes, stage);
-    }
-    ptx::cp_async_commit_group();
+    ++loaded_;
+    blocks_left_ = loader_.start(next);
+    decode(loaded_ + kDecodeAhead);
   }
 
   __device__ __forceinline__ void decode(int number) {
@@ -91,7 +109,7 @@ class TileFeed {
   Tile* tiles_;
   int stage_ = 0;
   int loaded_ = -1;      ///< number of the tile that is being loaded
-  int blocks_left_ = 0;  ///< of that tile
+  int blocks_left_ = 0;  ///< of that tile; negative after the last one
 };
 
 }  // namespace moegemm::cuda::sm80

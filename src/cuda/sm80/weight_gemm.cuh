@@ -61,8 +61,7 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
   }
   __syncthreads();
 
-  Loader loader(params, tiles,
-                *reinterpret_cast<GatherTable<Traits>*>(shared + Layout::kGatherTable),
+  Loader loader(params, tiles, *reinterpret_cast<RowTable<Traits>*>(shared + Layout::kRowTable),
                 reinterpret_cast<float*>(shared + Layout::kScales));
   WeightScheduler<Shape> scheduler(params, table);
   TileFeed<Traits, Loader, WeightScheduler<Shape>> feed(loader, scheduler, shared, tiles);
@@ -71,7 +70,11 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
     if (tile.is_end()) break;
     Accumulators<Traits> acc;
     clear<Traits>(acc);
-    multiply_tile<Traits, Shape::kRowBlocks>(acc, feed, Loader::blocks_of(tile));
+    if (params.multiply) {
+      multiply_tile<Traits, Shape::kRowBlocks, true>(acc, feed, Loader::blocks_of(tile));
+    } else {
+      multiply_tile<Traits, Shape::kRowBlocks, false>(acc, feed, Loader::blocks_of(tile));
+    }
     store_weights<Traits>(params, tile, acc);
   }
   scheduler.leave();

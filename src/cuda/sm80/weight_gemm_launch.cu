@@ -1,25 +1,13 @@
 #include <algorithm>
-#include <limits>
-#include <string>
 
 #include "cuda/host/launch.h"
 #include "cuda/host/tile_counters.h"
 #include "cuda/sm80/compiled_kernel.h"
+#include "cuda/sm80/pitch.h"
 #include "cuda/sm80/weight_gemm_params.h"
-#include "moegemm/error.h"
 
 namespace moegemm::cuda::sm80 {
 namespace {
-
-unsigned pitch_bytes(const char* name, std::int64_t stride, const Problem& problem) {
-  const std::int64_t bytes = stride * size_bytes(problem.dtype);
-  if (bytes > std::numeric_limits<unsigned>::max()) {
-    throw Error(ErrorKind::kNotImplemented, std::string("rows of ") + name + " are " +
-                                                std::to_string(bytes) +
-                                                " bytes apart, dW takes less than 4 GiB");
-  }
-  return static_cast<unsigned>(bytes);
-}
 
 WeightTiling make_tiling(const CompiledKernel& kernel, const Problem& problem) {
   const TileShape& tile = kernel.info.tile;
@@ -35,8 +23,8 @@ WeightGemmParams make_params(const CompiledKernel& kernel, const Problem& proble
   WeightGemmParams params = {};
   params.dy = static_cast<const std::byte*>(operands.dy);
   params.x = static_cast<const std::byte*>(operands.x);
-  params.dy_bytes = pitch_bytes("dy", operands.dy_stride, problem);
-  params.x_bytes = pitch_bytes("x", operands.x_stride, problem);
+  params.dy_bytes = pitch_bytes("dy", operands.dy_stride, problem.dtype);
+  params.x_bytes = pitch_bytes("x", operands.x_stride, problem.dtype);
   params.out = {operands.out, operands.out_stride, static_cast<int>(problem.k),
                 problem.out_dtype == DType::kFloat32, problem.accumulate};
   params.expert_stride = problem.n * operands.out_stride;

@@ -54,18 +54,23 @@ class WeightScheduler {
   TileQueue queue_;
 };
 
-/// Where the rows of one gathered block of depth begin, in bytes from the operand's first row;
-/// negative: reads as zeros. Two blocks, written one ahead.
+/// Where a row begins, in bytes from an operand's first row; negative: it reads as zeros.
+struct RowOffsets {
+  std::int64_t dy;
+  std::int64_t x;
+};
+
+/// The rows of two blocks of depth, written one block ahead.
 template <typename Traits>
-struct GatherTable {
-  std::int64_t offsets[2][Traits::kDepth];
+struct RowTable {
+  RowOffsets rows[2][Traits::kDepth];
 };
 
 /// One thread's share of the copies: a 16-byte chunk of every kStep-th row, of dY and of X.
 ///
-/// Rows of a gathered operand are looked up once for all threads: one thread for each row of a
-/// block fetches its index two blocks ahead, of the next tile too, and writes its offset one block
-/// ahead. Done by every thread for its own chunks, this cost 40 % of the kernel's time.
+/// Rows are looked up once for all threads: one thread for each row of a block fetches its index
+/// two blocks ahead, of the next tile too, and writes its offsets one block ahead. Done by every
+/// thread for its own chunks, this took 40 % of the kernel's time.
 template <typename Traits>
 class WeightLoader {
   using Shape = typename Traits::Shape;
@@ -75,55 +80,51 @@ class WeightLoader {
   static_assert(Shape::kRows == Shape::kCols, "a thread copies the same rows of both operands");
   static_assert(Traits::kDepth % kStep == 0 && kStep % (Traits::kElementBytes == 2 ? 8 : 4) == 0);
   static_assert(Traits::kDepth <= Shape::kThreads);
+  static constexpr int kNoRow = 0x7fffffff;
 
  public:
   __device__ __forceinline__ WeightLoader(const WeightGemmParams& params, const WeightTile* tiles,
-                                          GatherTable<Traits>& table, float* scales)
+                                          RowTable<Traits>& table, float* scales)
       : params_(params), tiles_(tiles), table_(table), scales_(scales) {}
 
   /// Before the first load, when the first tiles are decoded; a barrier must follow.
   __device__ __forceinline__ void prepare() {
-    if (!gathers()) return;
+    if (!looks_up()) return;
     fetch_next();
-    write_next();
+    write_fetched();
     fetch_next();
   }
 
   __device__ __forceinline__ int start(const WeightTile& tile) {
     const int chunk = threadIdx.x % kChunks * Traits::kChunkElements;
-    rows_left_ = tile.rows - own_row();
-    const std::int64_t first = params_.gather_dy ? 0 : tile.row + own_row();
-    dy_ = params_.dy + first * params_.dy_bytes +
-          static_cast<std::int64_t>(tile.n + chunk) * Traits::kElementBytes;
-    const std::int64_t first_x = params_.gather_x ? 0 : tile.row + own_row();
-    x_ = params_.x + first_x * params_.x_bytes +
-         static_cast<std::int64_t>(tile.k + chunk) * Traits::kElementBytes;
+    dy_ = params_.dy + static_cast<std::int64_t>(tile.n + chunk) * Traits::kElementBytes;
+    x_ = params_.x + static_cast<std::int64_t>(tile.k + chunk) * Traits::kElementBytes;
     n_left_ = params_.n - tile.n - chunk;
     k_left_ = params_.out.cols - tile.k - chunk;
     return blocks_of(tile);
   }
 
-  __device__ __forceinline__ void load(std::uint32_t stage, int slot) {
-    const std::uint32_t target = stage + outer_major_offset<Traits::kABytes, Traits::kElementBytes>(
-                                             own_row(), threadIdx.x % kChunks);
-    if (params_.gather_dy) {
-      copy_gathered(target, dy_, n_left_);
-    } else {
-      copy_in_order(target, dy_, params_.dy_bytes, n_left_);
-      dy_ += std::uint64_t{Traits::kDepth} * params_.dy_bytes;
-    }
-    if (params_.gather_x) {
-      copy_gathered(target + Shape::kRowsBytes, x_, k_left_);
-    } else {
-      copy_in_order(target + Shape::kRowsBytes, x_, params_.x_bytes, k_left_);
-      x_ += std::uint64_t{Traits::kDepth} * params_.x_bytes;
-    }
-    rows_left_ -= Traits::kDepth;
-    if (!gathers()) return;
-    if (params_.multiply && looks_up()) scales_[slot * Traits::kDepth + threadIdx.x] = scale_;
-    write_next();
+  static __device__ __forceinline__ void begin_load() {}
+
+  /// Copies part `part` of `Parts` of the next block of depth, every part some rows of both
+  /// operands. There is no branch, so that copies mingle with multiplications.
+  template <int Parts>
+  __device__ __forceinline__ void load_part(std::uint32_t stage, int part) const {
+    static_for<Parts>([&]<int I>() {
+      if (part == I) load_rows<I * kPasses / Parts, (I + 1) * kPasses / Parts>(stage);
+    });
+  }
+
+  __device__ __forceinline__ void end_load(int slot) {
+    half_ ^= 1;
+    if (!looks_up()) return;
+    if (params_.multiply) scales_[slot * Traits::kDepth + threadIdx.x] = scale_;
+    write_fetched();
     fetch_next();
   }
+
+  /// There are no more tiles. Nothing to do: their rows are missing from the table.
+  static __device__ __forceinline__ void stop() {}
 
   __device__ __forceinline__ const float* scales(int slot) const {
     return params_.multiply ? scales_ + slot * Traits::kDepth : nullptr;
@@ -138,50 +139,57 @@ class WeightLoader {
   static __device__ __forceinline__ bool looks_up() { return threadIdx.x < Traits::kDepth; }
   __device__ __forceinline__ bool gathers() const { return params_.gather_dy || params_.gather_x; }
 
-  /// Rows past the segment are zeros in both operands: 0 times a neighbour's NaN would not be 0.
-  __device__ __forceinline__ void copy_in_order(std::uint32_t target, const std::byte* source,
-                                                unsigned pitch, int cols_left) const {
-    copy_chunks<Traits, kPasses, kStep * Traits::kABytes>(
-        target, [&](int i) { return source + std::uint64_t{pitch} * (i * kStep); },
-        [&](int i) { return i * kStep < rows_left_ ? cols_left : 0; });
-  }
-
-  __device__ __forceinline__ void copy_gathered(std::uint32_t target, const std::byte* source,
-                                                int cols_left) const {
-    std::int64_t offsets[kPasses];
+  template <int First, int End>
+  __device__ __forceinline__ void load_rows(std::uint32_t stage) const {
+    constexpr int kCount = End - First;
+    const std::uint32_t target = stage + outer_major_offset<Traits::kABytes, Traits::kElementBytes>(
+                                             own_row(), threadIdx.x % kChunks);
+    RowOffsets rows[kCount];
 #pragma unroll
-    for (int i = 0; i < kPasses; ++i) offsets[i] = table_.offsets[half_][own_row() + i * kStep];
-    copy_chunks<Traits, kPasses, kStep * Traits::kABytes>(
-        target, [&](int i) { return source + offsets[i]; },
-        [&](int i) { return offsets[i] >= 0 ? cols_left : 0; });
+    for (int i = 0; i < kCount; ++i) rows[i] = table_.rows[half_][own_row() + (First + i) * kStep];
+    copy_chunks<Traits, First, kCount, kStep * Traits::kABytes>(
+        target, [&](int i) { return dy_ + rows[i - First].dy; },
+        [&](int i) { return rows[i - First].dy >= 0 ? n_left_ : 0; });
+    copy_chunks<Traits, First, kCount, kStep * Traits::kBBytes>(
+        target + Shape::kRowsBytes, [&](int i) { return x_ + rows[i - First].x; },
+        [&](int i) { return rows[i - First].x >= 0 ? k_left_ : 0; });
   }
 
-  /// Fetches this thread's index of the block after the last one fetched.
+  /// The index of this thread's row in the block after the last one fetched.
   __device__ __forceinline__ void fetch_next() {
-    if (!looks_up()) return;
     fetched_ = {};
     if (ahead_blocks_ == 0) {
       const WeightTile& next = tiles_[(ahead_tile_ + 1) % kTileSlots];
-      if (next.is_end()) return;
+      if (next.is_end()) {
+        ahead_row_ = kNoRow;
+        return;
+      }
       ++ahead_tile_;
       ahead_blocks_ = blocks_of(next);
       ahead_row_ = next.row + threadIdx.x;
-      ahead_end_ = next.row + next.rows;
+    } else {
+      ahead_row_ += Traits::kDepth;
     }
-    if (ahead_row_ < ahead_end_) fetched_ = params_.gather_indices.fetch(ahead_row_);
     --ahead_blocks_;
-    ahead_row_ += Traits::kDepth;
+    if (gathers() && is_ahead_inside()) fetched_ = params_.gather_indices.fetch(ahead_row_);
   }
 
-  /// Writes the offset that belongs to the fetched index, for the next block.
-  __device__ __forceinline__ void write_next() {
-    half_ ^= 1;
-    if (!looks_up()) return;
+  __device__ __forceinline__ bool is_ahead_inside() const {
+    const WeightTile& tile = tiles_[ahead_tile_ % kTileSlots];
+    return ahead_row_ < tile.row + tile.rows;
+  }
+
+  /// Rows past the segment are missing in both operands: 0 times a neighbour's NaN would not be 0.
+  __device__ __forceinline__ void write_fetched() {
+    const int row = ahead_tile_ >= 0 && is_ahead_inside() ? ahead_row_ : -1;
     const int flat = fetched_.below(params_.total_rows);
-    const unsigned pitch = params_.gather_dy ? params_.dy_bytes : params_.x_bytes;
-    const unsigned row = params_.divisor.divide(static_cast<unsigned>(max(flat, 0)));
-    table_.offsets[half_][threadIdx.x] =
-        flat < 0 ? -1 : static_cast<std::int64_t>(std::uint64_t{row} * pitch);
+    const int source =
+        flat < 0 ? -1 : static_cast<int>(params_.divisor.divide(static_cast<unsigned>(flat)));
+    const int dy_row = params_.gather_dy ? source : row;
+    const int x_row = params_.gather_x ? source : row;
+    // A negative row stays negative.
+    table_.rows[half_][threadIdx.x] = {std::int64_t{dy_row} * params_.dy_bytes,
+                                       std::int64_t{x_row} * params_.x_bytes};
     if (params_.multiply) {
       scale_ = flat < 0 ? 0.0f
                         : router_weight<typename Traits::Element>(params_.topk_weights,
@@ -191,21 +199,19 @@ class WeightLoader {
 
   const WeightGemmParams& params_;
   const WeightTile* tiles_;
-  GatherTable<Traits>& table_;
+  RowTable<Traits>& table_;
   float* scales_;
-  const std::byte* dy_;  ///< this thread's columns; its first row of the block, or row 0
+  const std::byte* dy_;  ///< this thread's columns of the first row
   const std::byte* x_;
   int n_left_;  ///< columns from this thread's first on
   int k_left_;
-  int rows_left_;  ///< of the segment, from this thread's first row of the block on
-  int half_ = 1;   ///< of the table, for the block to load
+  int half_ = 0;  ///< of the table, for the next block to load
   // Threads that look up rows:
   IndexArray::Fetched fetched_;
   float scale_;  ///< of the block to load
   int ahead_tile_ = -1;
-  int ahead_blocks_ = 0;
-  int ahead_row_ = 0;
-  int ahead_end_ = 0;
+  int ahead_blocks_ = 0;    ///< of that tile, after the fetched one
+  int ahead_row_ = kNoRow;  ///< whose index was fetched
 };
 
 }  // namespace moegemm::cuda::sm80
