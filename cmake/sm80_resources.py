@@ -39,7 +39,7 @@ class Kernel:
         depth = depth_bytes // (2 if math == "kTensor16" else 4)
         self.smem = stages * (rows + cols) * depth_bytes + RING_BYTES
         if op == "kDw":
-            self.smem += 2 * depth * 8 + stages * depth * 4 + 32 * 4 + (EXPERTS + 1) * 4 + EXPERTS * 2
+            self.smem += 2 * depth * 16 + stages * depth * 4 + 32 * 4 + (EXPERTS + 1) * 4 + EXPERTS * 2
         else:
             self.smem += (EXPERTS + 1) * 8
 

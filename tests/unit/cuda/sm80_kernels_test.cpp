@@ -1,6 +1,5 @@
 #include <gtest/gtest.h>
 
-#include <limits>
 #include <set>
 #include <string>
 #include <tuple>
@@ -8,7 +7,9 @@
 #include "cuda/sm80/compiled_kernel.h"
 #include "cuda/sm80/compute_capability.h"
 #include "cuda/sm80/heuristic.h"
+#include "cuda/sm80/pitch.h"
 #include "cuda/sm80/weight_tiles.h"
+#include "moegemm/error.h"
 
 namespace moegemm::cuda::sm80 {
 namespace {
@@ -141,6 +142,18 @@ TEST(Sm80Kernels, TooManyExpertsAreRefusedWithTheirNumber) {
     if (kernel.info.op != Op::kForward || kernel.math != Math::kTensor16) continue;
     if (kernel.least_major > kConsumer.major) continue;
     EXPECT_NE(refuse(kernel, problem, kConsumer).find("1048576 experts"), std::string::npos);
+  }
+}
+
+TEST(Sm80Kernels, RowsFourGibibytesApartAreRefusedByName) {
+  EXPECT_EQ(pitch_bytes("x", 1000, DType::kFloat32), 4000u);
+  EXPECT_EQ(pitch_bytes("x", (std::int64_t{1} << 31) - 1, DType::kBFloat16), 4294967294u);
+  try {
+    pitch_bytes("dy", std::int64_t{1} << 31, DType::kBFloat16);
+    FAIL() << "not refused";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kNotImplemented);
+    EXPECT_NE(std::string(error.what()).find("dy"), std::string::npos);
   }
 }
 
