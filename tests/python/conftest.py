@@ -19,6 +19,14 @@ def device(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.fixture(autouse=True, scope="session")
+def tuning_cache(tmp_path_factory: pytest.TempPathFactory):
+    """What tests measure with autotune=True stays out of the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MOEGEMM_CACHE_DIR", str(tmp_path_factory.mktemp("tuning")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)

@@ -114,7 +114,7 @@ def _over_rows(pyplot: Any, record: Record) -> Any:
     """Both axes logarithmic; the roof is the same for every model: one row of an expert brings as many operations as
     its weights have bytes."""
     cases = [c for c in _random_cases(record) if c.get("touched_experts") and c["op"] in ("fwd1", "fwd2")]
-    if len({c["tokens"] for c in cases}) < 2:
+    if len({c["tokens"] for c in cases}) < 3:  # two points are no curve
         return None
     models = list(dict.fromkeys(c["model"] for c in cases))
     bytes_per_s = record["run"].get("memory_bytes_per_s", READ_BYTES_PER_S)
