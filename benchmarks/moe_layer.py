@@ -16,6 +16,7 @@ import transformers
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+from layer.contenders import FP32_WEIGHTS, GPT_OSS, HEADLINE, NO_BIASES  # noqa: E402
 from layer.measure import measure  # noqa: E402 - found through the line above
 from layer.report import TARGETS, draw, page, speedup  # noqa: E402
 from moegemm.bench.machine import commit_of, describe  # noqa: E402
@@ -31,6 +32,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bf16", choices=list(DTYPES))
     parser.add_argument("--models", nargs="+", default=list(TARGETS), help="names from data/models.json")
     parser.add_argument("--tokens", nargs="+", type=int, default=[8192])
+    parser.add_argument("--variants", action="store_true", help="also fp32 router weights, and gpt-oss without biases")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--heat", type=float, default=2.0, help="seconds of matrix products first, on a GPU")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks")
@@ -58,15 +60,21 @@ def main() -> None:
     clock = Clock(options.device)
     run = describe(options.device, options.dtype, options.rounds, options.commit or commit_of(ROOT))
     record = {"run": {**run, "transformers": transformers.__version__}, "layers": []}
-    cases = [(catalogue[name], tokens) for name in options.models for tokens in options.tokens]
+    cases = [(catalogue[name], tokens, HEADLINE) for name in options.models for tokens in options.tokens]
+    if options.variants:
+        cases += [(catalogue[name], options.tokens[0], FP32_WEIGHTS) for name in options.models]
+        cases += [(catalogue[name], options.tokens[0], NO_BIASES) for name in options.models if name in GPT_OSS]
     clock.heat(options.heat)
-    for done, (model, tokens) in enumerate(cases, start=1):
-        entry = measure(model, tokens, DTYPES[options.dtype], options.device, options.rounds, clock)
+    for done, (model, tokens, variant) in enumerate(cases, start=1):
+        entry = measure(model, tokens, variant, DTYPES[options.dtype], options.device, options.rounds, clock)
         record["layers"].append(entry)
         if options.device == "cuda":
             torch.cuda.empty_cache()
         factors = " / ".join(f"{speedup(entry, which):.2f}" for which in ("forward", "forward_backward"))
-        print(f"[{done}/{len(cases)}] {model['name']}, {tokens} tokens: {factors} times faster", file=sys.stderr)
+        print(
+            f"[{done}/{len(cases)}] {model['name']}, {variant}, {tokens} tokens: {factors} times faster",
+            file=sys.stderr,
+        )
         write(record, options.out)  # after each model: a run that is cut short leaves what it has
 
 

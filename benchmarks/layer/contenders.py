@@ -11,6 +11,13 @@ from transformers.integrations.moe import grouped_mm_experts_forward
 GPT_OSS = ("gpt-oss-20b", "gpt-oss-120b")
 ALPHA, LIMIT = 1.702, 7.0
 
+# Router weights in the model's dtype, as most routers of transformers hand them over. With fp32 ones (Mixtral,
+# DeepSeek-V3) grouped_mm multiplies and permutes its [M, H] rows in fp32, which makes it slower and us look better.
+HEADLINE = "bf16 router weights"
+FP32_WEIGHTS = "fp32 router weights"
+# gpt-oss in the plain layout: transformers' gradient of a bias is a scatter over all rows, which costs it dearly.
+NO_BIASES = "no biases"
+
 
 def swiglu(h: Tensor) -> Tensor:
     gate, up = h.chunk(2, dim=-1)
@@ -29,11 +36,11 @@ class Experts(nn.Module):
 
     has_gate, has_post_expert_norm, _is_expert_parallel = True, False, False
 
-    def __init__(self, model: dict, dtype: torch.dtype, device: str) -> None:
+    def __init__(self, model: dict, dtype: torch.dtype, device: str, plain: bool = False) -> None:
         super().__init__()
         self.num_experts = experts = model["experts"]
         hidden, inner = model["hidden"], model["intermediate"]
-        self.is_transposed = self.has_bias = model["name"] in GPT_OSS
+        self.is_transposed = self.has_bias = model["name"] in GPT_OSS and not plain
         self.is_concatenated = not self.is_transposed
         first, second = (experts, 2 * inner, hidden), (experts, hidden, inner)
         if self.is_transposed:
@@ -64,12 +71,13 @@ class Layer:
     calls: dict[str, Callable[[], Tensor]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, model: dict, tokens: int, dtype: torch.dtype, device: str) -> "Layer":
+    def of(cls, model: dict, tokens: int, dtype: torch.dtype, device: str, variant: str = HEADLINE) -> "Layer":
         torch.manual_seed(0)
-        experts = Experts(model, dtype, device)
+        experts = Experts(model, dtype, device, plain=variant == NO_BIASES)
         x = torch.randn(tokens, model["hidden"], device=device).to(dtype).requires_grad_()
         scores, ids = torch.randn(tokens, model["experts"], device=device).softmax(-1).topk(model["topk"])
-        weights = (scores / scores.sum(-1, keepdim=True)).detach().requires_grad_()
+        weights = (scores / scores.sum(-1, keepdim=True)).detach()
+        weights = (weights if variant == FP32_WEIGHTS else weights.to(dtype)).requires_grad_()
         layer = cls(experts, x, ids, weights, torch.randn_like(x))
         layer.calls = {"moegemm": layer.by_moegemm, "grouped_mm": layer.by_transformers}
         return layer

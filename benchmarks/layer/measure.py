@@ -86,9 +86,11 @@ def row_kernels(layer: Layer, clock: Clock, rounds: int) -> dict[str, float]:
     return {name: moved[name] / spread(times[name])["ms"] / 1e6 for name in calls}
 
 
-def measure(model: dict, tokens: int, dtype: torch.dtype, device: str, rounds: int, clock: Clock) -> dict[str, Any]:
-    layer = Layer.of(model, tokens, dtype, device)
-    entry: dict[str, Any] = {"model": model["name"], "tokens": tokens, "first_calls_ms": {}}
+def measure(
+    model: dict, tokens: int, variant: str, dtype: torch.dtype, device: str, rounds: int, clock: Clock
+) -> dict[str, Any]:
+    layer = Layer.of(model, tokens, dtype, device, variant)
+    entry: dict[str, Any] = {"model": model["name"], "tokens": tokens, "variant": variant, "first_calls_ms": {}}
     for name in layer.calls:
         entry["first_calls_ms"][name] = first_calls(layer.forward_backward(name), clock)
     layer.clear_gradients()

@@ -1,0 +1,28 @@
+"""The examples on transformers models run at toy size."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+
+
+def run(name: str, *options: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *options], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("options", [[], ["--freeze-experts", "--checkpointing"]])
+def test_finetuning_lowers_the_loss(options):
+    pytest.importorskip("accelerate")
+    assert "in 24 steps" in run("finetune_moe.py", "--steps", "24", *options)
+
+
+def test_generation_counts_its_tokens():
+    assert "tokens per second" in run("generate_moe.py", "--eager", "--tokens", "8")
