@@ -35,6 +35,7 @@ ExecutionContext TorchTuning::context(const Execution& execution) {
 }
 
 void set_tune_progress(std::int64_t address) {
+  // Operators have no pointer arguments.  NOLINTNEXTLINE(performance-no-int-to-ptr)
   progress_function = reinterpret_cast<ProgressFunction>(address);
 }
 
