@@ -308,7 +308,7 @@ def ceiling_lines(cases: list[Entry]) -> list[str]:
         f"registers, reaches {MMA_SYNC_TFLOPS:.0f} TFLOP/s on this chip: at {HEADLINE_TOKENS} tokens these kernels "
         f"reach {low:.2f} to {high:.2f} of it. Shared memory limits the rest: for each step of 32 instructions a warp "
         "reads 4 KiB of operands, two thirds of what shared memory delivers in that time, and the copies into it take "
-        "most of the remainder.",
+        "most of the remainder (by count; hardware counters were not read).",
         "",
     ]
 
@@ -324,8 +324,8 @@ def to_markdown(record: Record, figures: Sequence[tuple[str, str]] = ()) -> str:
         title + (", sm80 backend" if sm80 else ""),
         "",
         f"{run['gpu']}, {run['dtype']}, {run['date']}, commit {run['commit']}; torch {run['torch']}, "
-        f"CUDA {run['cuda']}, driver {run['driver']}. Written by `moegemm-bench`; every number, with its "
-        "spread, is in the JSON file beside this page.",
+        f"CUDA {run['cuda']}, driver {run['driver']}. Written by `moegemm-bench`; "
+        + run.get("note", "every number, with its spread, is in the JSON file beside this page."),
         "",
         f"Round robin of all contenders of a case, medians of {run['rounds']} rounds, caches flushed before each "
         "launch (see `benchmarks/README.md`). TFLOP/s count useful work only: 2 M N K with M = tokens x topk. *dense* "
