@@ -33,12 +33,11 @@ class Sm80Backend final : public Backend {
                  ? cuda::why_no_device()
                  : "no CUDA device with number " + std::to_string(device.index);
     }
-    const std::string gpu = facts->name + " has compute capability " +
-                            std::to_string(facts->major) + "." + std::to_string(facts->minor);
-    if (facts->major < 8) return gpu + ", these kernels need 8.0 or newer";
     if (!cuda::sm80::runs_on(cuda::sm80::compiled_archs(), facts->major, facts->minor)) {
-      return gpu + ", this library was compiled for " + std::string(cuda::sm80::compiled_archs()) +
-             " (MOEGEMM_CUDA_ARCHS)";
+      return facts->name + " has compute capability " + std::to_string(facts->major) + "." +
+             std::to_string(facts->minor) + ", these kernels are compiled for " +
+             std::string(cuda::sm80::compiled_archs()) +
+             " and run on those and newer ones (MOEGEMM_CUDA_ARCHS)";
     }
     return {};
   }
