@@ -82,7 +82,7 @@ $(STAMPS)/venv: requirements/torch.txt requirements/dev.txt scripts/make_venv | 
 
 $(STAMPS)/lint-tools: requirements/lint.txt requirements/system-lint.txt $(STAMPS)/venv
 	@$(STEP) "Lint: system packages" $(LOGS)/lint-packages.log scripts/install_system_packages requirements/system-lint.txt
-	@$(STEP) "Lint: Python packages" $(LOGS)/lint-venv.log $(VENV_PYTHON) -m pip install -r requirements/lint.txt
+	@$(STEP) "Lint: Python packages" $(LOGS)/lint-venv.log $(VENV_PYTHON) -m pip install --ignore-installed -r requirements/lint.txt
 	@touch $@
 
 # Reconfigured when the options change; CMake itself follows changes to its own files.

@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLE = """
@@ -66,7 +67,8 @@ def test_the_wheel_works_in_a_clean_environment(wheel, tmp_path):
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     site = tmp_path / "env" / "lib" / version / "site-packages"
     # torch is too large to install again; the environment may see this one's packages, but not this checkout.
-    (site / "torch_of_the_tests.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    folders = {sysconfig.get_paths()["purelib"], str(Path(torch.__file__).parents[1])}
+    (site / "torch_of_the_tests.pth").write_text("\n".join(folders) + "\n")
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "MOEGEMM"))}
     install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index", "-q"]
     subprocess.run([*install, str(wheel)], check=True, env=clean, cwd=tmp_path)

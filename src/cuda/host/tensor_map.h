@@ -26,7 +26,7 @@ struct TensorMapSpec {
 };
 
 /// The map, to be passed by value as a `const __grid_constant__ CUtensorMap` kernel parameter.
-/// Touches no device memory; the thread's last maps are remembered. Throws Error(kRuntime) that names the first field that breaks a rule.
+/// Touches no device memory. Throws Error(kRuntime) that names the first field that breaks a rule.
 CUtensorMap encode(const TensorMapSpec& spec);
 
 }  // namespace moegemm::cuda

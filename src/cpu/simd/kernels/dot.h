@@ -188,7 +188,7 @@ void forward_task(const ForwardTask& task) {
 
   // Two groups of four short rows leave L1 room enough for the group in use.
   const bool short_rows = task.k * std::int64_t{sizeof(T)} <= 1024;
-  // The hardware follows rows of a few lines by itself: the prefetches would be a third of the loop.
+  // The hardware follows rows of a few lines itself; prefetches would be a third of the loop.
   const bool fetch_ahead = task.k * std::int64_t{sizeof(T)} > 256;
   DotTile<T> tile = {};
   for (std::int64_t n = 0; n < task.w_rows; n += 4) {
