@@ -32,7 +32,7 @@ class ProgramTune : public ::testing::Test {
 };
 
 TEST_F(ProgramTune, MeasuresTheSixProductsAndRemembersThem) {
-  const ProgramResult first = run_program("tune --budget 0.2 --json " + kSmallLayer);
+  const ProgramResult first = run_program("tune --json " + kSmallLayer);
   ASSERT_EQ(first.exit_code, 0) << first.err;
   EXPECT_THAT(first.err, IsEmpty());
   const auto products = first.json().at("products");
@@ -40,19 +40,18 @@ TEST_F(ProgramTune, MeasuresTheSixProductsAndRemembersThem) {
   int measured = 0;
   for (const auto& product : products) {
     if (product.at("measured")) ++measured;
-    EXPECT_LE(product.at("seconds"), 1.0);
   }
   EXPECT_EQ(measured, 4) << "dX and dW have several kernels on the CPU";
   const auto shown = run_program("cache show --json").json();
   EXPECT_EQ(shown.at("entries").size(), 4);
   EXPECT_THAT(shown.at("path").get<std::string>(), HasSubstr(folder.string()));
 
-  const auto again = run_program("tune --budget 0.2 --json " + kSmallLayer).json();
+  const auto again = run_program("tune --json " + kSmallLayer).json();
   for (const auto& product : again.at("products")) EXPECT_FALSE(product.at("measured"));
 }
 
 TEST_F(ProgramTune, TableNamesKernelTimeAndCache) {
-  const ProgramResult result = run_program("tune --budget 0.2 " + kSmallLayer);
+  const ProgramResult result = run_program("tune " + kSmallLayer);
   ASSERT_EQ(result.exit_code, 0) << result.err;
   for (const char* text : {"forward 1", "dX 2", "fastest", "measured", "tuning.json"}) {
     EXPECT_THAT(result.out, HasSubstr(text));
@@ -69,7 +68,7 @@ TEST_F(ProgramTune, EnvironmentForbidsIt) {
 }
 
 TEST_F(ProgramTune, CacheIsExportedClearedAndImported) {
-  run_program("tune --budget 0.2 " + kSmallLayer);
+  run_program("tune " + kSmallLayer);
   std::filesystem::create_directories(folder);
   const std::string file = (folder / "exported.json").string();
   EXPECT_THAT(run_program("cache export " + file).out, HasSubstr("4 measurements written"));
