@@ -16,6 +16,9 @@ STAMPS := build/stamps
 LOGS := build/logs
 STEP := scripts/step
 export PYTHON
+# Compilations are the same whatever build folder they run in: the wheel's finds the release build's.
+export CCACHE_BASEDIR := $(CURDIR)
+export CCACHE_NOHASHDIR := 1
 
 # Looked up when a recipe runs, after the system packages. The wheel then gets its objects from the build's.
 LAUNCHER = $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)

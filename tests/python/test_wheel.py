@@ -44,6 +44,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = {"cmake.define.MOEGEMM_CUDA": cuda_setting()}
     if shutil.which("ccache"):
         settings |= {f"cmake.define.CMAKE_{language}_COMPILER_LAUNCHER": "ccache" for language in ("CXX", "CUDA")}
+        # By the name that CMake uses by itself: to ccache, g++ is another compiler than c++.
+        settings["cmake.define.CMAKE_CXX_COMPILER"] = shutil.which("c++") or "c++"
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-q"]
     command += [f"--config-settings={name}={value}" for name, value in settings.items()]
     done = subprocess.run([*command, "-w", str(out), str(REPOSITORY)], capture_output=True, text=True, check=False)
