@@ -219,10 +219,10 @@ TEST_F(TuningFileTest, ClearForgetsInProcessAndFile) {
 }
 
 TEST_F(TuningFileTest, FolderComesFromTheEnvironment) {
-  const ScopedEnvironment home("HOME", "/home/somebody");
+  const ScopedEnvironment home("HOME", "/someone");
   const ScopedEnvironment xdg("XDG_CACHE_HOME", "");
   const ScopedEnvironment own("MOEGEMM_CACHE_DIR", "");
-  EXPECT_EQ(cache_folder(), "/home/somebody/.cache/moegemm");
+  EXPECT_EQ(cache_folder(), "/someone/.cache/moegemm");
   {
     const ScopedEnvironment set("XDG_CACHE_HOME", "/caches");
     EXPECT_EQ(cache_folder(), "/caches/moegemm");
@@ -230,7 +230,7 @@ TEST_F(TuningFileTest, FolderComesFromTheEnvironment) {
     EXPECT_EQ(cache_folder(), "/here");
   }
   const ScopedEnvironment relative("XDG_CACHE_HOME", "caches");
-  EXPECT_EQ(cache_folder(), "/home/somebody/.cache/moegemm");
+  EXPECT_EQ(cache_folder(), "/someone/.cache/moegemm");
   const ScopedEnvironment nobody("HOME", "");
   EXPECT_EQ(cache_folder(), "");
 }
