@@ -92,8 +92,8 @@ def markdown(results: list[dict], tokens: int, commit: str) -> str:
         "",
         f"{torch.cuda.get_device_name()}, bf16, {tokens} tokens, random routing, commit {commit}; one launch of each "
         "product under Nsight Compute, written by `benchmarks/counters.py`. Percentages are of the unit's peak over "
-        "the whole launch; bytes per clock are what one multiprocessor receives from L2. Tensor cores: the counter's peak "
-        "counts sparse products, so its reading is doubled here.",
+        "the whole launch; bytes per clock are what one multiprocessor receives from L2. Tensor cores: the "
+        "counter's peak counts sparse products, so its reading is doubled here.",
         "",
         "| model | op | tensor cores % | L2 % | DRAM % | L2 to SM, B/clk | DRAM read, MB | DRAM written, MB |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
