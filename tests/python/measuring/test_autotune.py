@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import make_case
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True)

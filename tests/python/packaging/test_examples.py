@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("transformers")
-EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def run(name: str, *options: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 EXAMPLE = """
 import torch, moegemm
 assert ".whl" not in moegemm.__file__ and "site-packages" in moegemm.__file__, moegemm.__file__

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-README = Path(__file__).parents[2] / "README.md"
+README = Path(__file__).parents[3] / "README.md"
 
 
 def printed_example() -> str:
