@@ -5,7 +5,7 @@
 #include "core/registry.h"
 #include "cpu/parallel.h"
 #include "cpu/simd/drivers.h"
-#include "cpu/simd/instruction_set.h"
+#include "cpu/simd/isa/instruction_set.h"
 
 namespace moegemm {
 namespace cpu::simd {

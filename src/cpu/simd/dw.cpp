@@ -3,8 +3,8 @@
 
 #include "cpu/parallel.h"
 #include "cpu/simd/drivers.h"
-#include "cpu/simd/huge_pages.h"
-#include "cpu/simd/row_block.h"
+#include "cpu/simd/memory/huge_pages.h"
+#include "cpu/simd/rows/row_block.h"
 
 namespace moegemm::cpu::simd {
 namespace {

@@ -14,7 +14,7 @@
 #include "core/backend.h"
 #include "core/registry.h"
 #include "cpu/element_type.h"
-#include "cpu/simd/instruction_set.h"
+#include "cpu/simd/isa/instruction_set.h"
 
 /// One product with random operands, run on any backend straight through its interface. Gaps
 /// between rows hold NaN, and so does every output before a run.

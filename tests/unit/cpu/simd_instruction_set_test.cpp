@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "cpu/simd/instruction_set.h"
+#include "cpu/simd/isa/instruction_set.h"
 #include "moegemm/moegemm.h"
 
 namespace moegemm::cpu::simd {

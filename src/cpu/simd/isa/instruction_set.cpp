@@ -1,4 +1,4 @@
-#include "cpu/simd/instruction_set.h"
+#include "cpu/simd/isa/instruction_set.h"
 
 #include <algorithm>
 #include <array>

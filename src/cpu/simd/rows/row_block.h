@@ -3,8 +3,8 @@
 #include <cstdint>
 
 #include "cpu/simd/kernel_table.h"
-#include "cpu/simd/row_locator.h"
-#include "cpu/simd/scratch.h"
+#include "cpu/simd/memory/scratch.h"
+#include "cpu/simd/rows/row_locator.h"
 #include "cpu/simd/work_list.h"
 
 namespace moegemm::cpu::simd {

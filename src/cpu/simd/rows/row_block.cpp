@@ -1,4 +1,4 @@
-#include "cpu/simd/row_block.h"
+#include "cpu/simd/rows/row_block.h"
 
 #include <algorithm>
 #include <cstring>

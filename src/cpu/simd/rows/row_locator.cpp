@@ -1,4 +1,4 @@
-#include "cpu/simd/row_locator.h"
+#include "cpu/simd/rows/row_locator.h"
 
 #include "cpu/element_type.h"
 #include "cpu/routing_data.h"

@@ -1,4 +1,4 @@
-#include "cpu/simd/scratch.h"
+#include "cpu/simd/memory/scratch.h"
 
 #include <cassert>
 #include <new>

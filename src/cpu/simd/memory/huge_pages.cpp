@@ -1,4 +1,4 @@
-#include "cpu/simd/huge_pages.h"
+#include "cpu/simd/memory/huge_pages.h"
 
 #if defined(__linux__)
 #include <sys/mman.h>
