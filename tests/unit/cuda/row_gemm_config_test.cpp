@@ -1,4 +1,4 @@
-#include "cuda/sm90/row_gemm_config.h"
+#include "cuda/sm90/row_gemm/config.h"
 
 #include <gtest/gtest.h>
 

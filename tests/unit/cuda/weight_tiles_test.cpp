@@ -1,4 +1,4 @@
-#include "cuda/sm90/weight_tiles.h"
+#include "cuda/sm90/weight_gemm/tiles.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/sm90/row_gemm_config.h"
+#include "cuda/sm90/row_gemm/config.h"
 #include "moegemm/problem.h"
 
 namespace moegemm::cuda::sm90 {

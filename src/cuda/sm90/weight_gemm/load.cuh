@@ -3,7 +3,7 @@
 #include "cuda/device/swizzle.h"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/warpgroup.cuh"
-#include "cuda/sm90/weight_gemm_shape.cuh"
+#include "cuda/sm90/weight_gemm/shape.cuh"
 
 /// The load role of the dW kernel: fills stages with rows of both operands, through tensor maps or,
 /// for a gathered operand A, row by row with cp.async.

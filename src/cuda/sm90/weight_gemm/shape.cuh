@@ -5,7 +5,7 @@
 #include "cuda/device/pipeline.cuh"
 #include "cuda/device/segments.cuh"
 #include "cuda/device/size_class.h"
-#include "cuda/sm90/weight_gemm_params.h"
+#include "cuda/sm90/weight_gemm/params.h"
 
 namespace moegemm::cuda::sm90 {
 

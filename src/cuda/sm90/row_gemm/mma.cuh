@@ -4,7 +4,7 @@
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/ptx/wgmma.cuh"
-#include "cuda/sm90/row_gemm_shared.cuh"
+#include "cuda/sm90/row_gemm/shared.cuh"
 
 /// The contraction of one tile by one consumer warpgroup.
 namespace moegemm::cuda::sm90 {

@@ -1,8 +1,8 @@
 #pragma once
 
-#include "cuda/sm90/row_gemm_load.cuh"
-#include "cuda/sm90/row_gemm_mma.cuh"
-#include "cuda/sm90/row_gemm_store.cuh"
+#include "cuda/sm90/row_gemm/load.cuh"
+#include "cuda/sm90/row_gemm/mma.cuh"
+#include "cuda/sm90/row_gemm/store.cuh"
 
 // clang-format off
 /// Forward and dX on Hopper: out[rows of expert e] = rows W_e^T (or W_e), all experts in one launch.

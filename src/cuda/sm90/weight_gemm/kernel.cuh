@@ -7,9 +7,9 @@
 #include "cuda/device/tile_scheduler.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/ptx/wgmma.cuh"
-#include "cuda/sm90/weight_gemm_load.cuh"
-#include "cuda/sm90/weight_gemm_shape.cuh"
-#include "cuda/sm90/weight_gemm_store.cuh"
+#include "cuda/sm90/weight_gemm/load.cuh"
+#include "cuda/sm90/weight_gemm/shape.cuh"
+#include "cuda/sm90/weight_gemm/store.cuh"
 
 // clang-format off
 /// dW_e = dY_e^T X_e for all experts in one persistent launch.

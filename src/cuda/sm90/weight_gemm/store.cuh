@@ -6,7 +6,7 @@
 #include "cuda/device/swizzle.h"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/warpgroup.cuh"
-#include "cuda/sm90/weight_gemm_shape.cuh"
+#include "cuda/sm90/weight_gemm/shape.cuh"
 
 /// The store role of the dW kernel: a warpgroup's block of 64 A columns by BCols B columns, from
 /// accumulators through a staging buffer of its own to a tensor-map store, which clips at the

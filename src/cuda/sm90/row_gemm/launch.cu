@@ -8,8 +8,8 @@
 #include "cuda/host/tensor_map.h"
 #include "cuda/host/tile_counters.h"
 #include "cuda/sm90/kernel_entry.h"
-#include "cuda/sm90/row_gemm_instance.h"
-#include "cuda/sm90/row_gemm_params.h"
+#include "cuda/sm90/row_gemm/instance.h"
+#include "cuda/sm90/row_gemm/params.h"
 
 namespace moegemm::cuda::sm90 {
 namespace {

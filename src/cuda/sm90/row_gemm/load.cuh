@@ -7,8 +7,8 @@
 #include "cuda/device/tile_scheduler.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/wgmma.cuh"
-#include "cuda/sm90/row_gemm_params.h"
-#include "cuda/sm90/row_gemm_shared.cuh"
+#include "cuda/sm90/row_gemm/params.h"
+#include "cuda/sm90/row_gemm/shared.cuh"
 
 /// The producer warpgroup of the row kernels: scheduling and loads.
 namespace moegemm::cuda::sm90 {

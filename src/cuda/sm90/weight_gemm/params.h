@@ -5,7 +5,7 @@
 #include "cuda/device/fast_divide.h"
 #include "cuda/device/segments.cuh"
 #include "cuda/device/tile_counter.h"
-#include "cuda/sm90/weight_tiles.h"
+#include "cuda/sm90/weight_gemm/tiles.h"
 
 namespace moegemm::cuda::sm90 {
 

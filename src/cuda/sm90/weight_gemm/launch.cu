@@ -10,7 +10,7 @@
 #include "cuda/host/tensor_map.h"
 #include "cuda/host/tile_counters.h"
 #include "cuda/sm90/kernel_entry.h"
-#include "cuda/sm90/weight_gemm.cuh"
+#include "cuda/sm90/weight_gemm/kernel.cuh"
 #include "moegemm/error.h"
 
 namespace moegemm::cuda::sm90 {

@@ -2,8 +2,8 @@
 
 #include <type_traits>
 
-#include "cuda/sm90/row_gemm.cuh"
-#include "cuda/sm90/row_gemm_instance.h"
+#include "cuda/sm90/row_gemm/instance.h"
+#include "cuda/sm90/row_gemm/kernel.cuh"
 
 namespace moegemm::cuda::sm90 {
 

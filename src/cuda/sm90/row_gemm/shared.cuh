@@ -5,7 +5,7 @@
 #include "cuda/device/pipeline.cuh"
 #include "cuda/device/segments.cuh"
 #include "cuda/device/tile_split.h"
-#include "cuda/sm90/row_gemm_config.h"
+#include "cuda/sm90/row_gemm/config.h"
 
 namespace moegemm::cuda::sm90 {
 

@@ -7,8 +7,8 @@
 #include "cuda/device/swizzle.h"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/warpgroup.cuh"
-#include "cuda/sm90/row_gemm_params.h"
-#include "cuda/sm90/row_gemm_shared.cuh"
+#include "cuda/sm90/row_gemm/params.h"
+#include "cuda/sm90/row_gemm/shared.cuh"
 
 /// The epilogue of the row kernels: accumulators to rows of the output, in order or scattered.
 namespace moegemm::cuda::sm90 {
