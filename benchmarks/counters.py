@@ -112,7 +112,7 @@ def main() -> int:
     parser.add_argument("--ops", nargs="+", default=list(OPS), choices=OPS)
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--commit", default="unknown", help="recorded with the figures")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks" / "hopper")
     parser.add_argument("--launch", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -124,8 +124,8 @@ def main() -> int:
         return 0
     results = profile(options.models, options.ops, options.tokens)
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "hopper-counters.json").write_text(json.dumps(results, indent=1) + "\n")
-    (options.out / "hopper-counters.md").write_text(markdown(results, options.tokens, options.commit))
+    (options.out / "counters.json").write_text(json.dumps(results, indent=1) + "\n")
+    (options.out / "counters.md").write_text(markdown(results, options.tokens, options.commit))
     return 0
 
 

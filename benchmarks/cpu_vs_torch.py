@@ -282,7 +282,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=2.0, help="measuring time of each case (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of operands and routing")
     parser.add_argument(
-        "--output", type=Path, default=ROOT / "docs" / "benchmarks", help="folder of cpu.md and cpu.json"
+        "--output", type=Path, default=ROOT / "docs" / "benchmarks" / "cpu", help="folder of cpu.md and cpu.json"
     )
     parser.add_argument("--dry", action="store_true", help="print the table, write nothing")
     return parser.parse_args()

@@ -35,7 +35,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--variants", action="store_true", help="also fp32 router weights, and gpt-oss without biases")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--heat", type=float, default=2.0, help="seconds of matrix products first, on a GPU")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks" / "layer")
     parser.add_argument("--commit", default=None, help="what to record as the commit, where there is no repository")
     parser.add_argument("--render", type=Path, help="write page and picture of this record instead of measuring")
     return parser.parse_args()

@@ -7,7 +7,7 @@
 
 namespace moegemm::torch_ops {
 
-/// Bits of the operators' `flags` argument; python/moegemm/flags.py has the same list.
+/// Bits of the operators' `flags` argument; python/moegemm/operators/flags.py has the same list.
 enum Flag : std::int64_t {
   kPermuteX = 1,
   kPermuteY = 2,

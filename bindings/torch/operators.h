@@ -70,7 +70,7 @@ std::string tune(std::int64_t op_number, const Tensor& first, const Tensor& seco
 std::string info();
 
 /// Runs `body` and rethrows the library's errors as ones that torch can carry: a std::runtime_error
-/// whose text starts with the Python type to raise, which python/moegemm/errors.py puts back.
+/// whose text starts with the Python type to raise, which python/moegemm/operators/errors.py puts back.
 template <class Body>
 auto raising(Body&& body) {
   try {

@@ -10,16 +10,15 @@ torch.Size([12, 32])
 
 from torch.nn import Module as _Module
 
-from moegemm.loading import load as _load
+from moegemm.operators.loading import load as _load
 
 _load()
 
-from moegemm import kernels_meta as _kernels_meta  # noqa: E402 - the operators must be there first
+from moegemm.operators import kernels_meta as _kernels_meta  # noqa: E402 - the operators must be there first
 
 _kernels_meta.register()
 
 from moegemm.autograd import GroupedGemm  # noqa: E402
-from moegemm.information import info  # noqa: E402
 from moegemm.interface import (  # noqa: E402
     grouped_gemm,
     grouped_gemm_dW,
@@ -28,13 +27,14 @@ from moegemm.interface import (  # noqa: E402
 )
 from moegemm.layer import moe_mlp  # noqa: E402
 from moegemm.lora import LoraAdapter, lora_moe_mlp  # noqa: E402
+from moegemm.operators.information import info  # noqa: E402
 from moegemm.routing import combine, route  # noqa: E402
-from moegemm.tune_products import tune, tuning_cache  # noqa: E402
 from moegemm.tuning import (  # noqa: E402
     KernelConfigBackward_dW,
     KernelConfigBackward_dX,
     KernelConfigForward,
 )
+from moegemm.tuning.measure import tune, tuning_cache  # noqa: E402
 
 __version__ = "0.1.0"
 

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from moegemm import flags as bits
-from moegemm.autotune import after_autotune
-from moegemm.errors import explain
-from moegemm.notes import warn_of_replaced_kernels
+from moegemm.operators import flags as bits
+from moegemm.operators.errors import explain
+from moegemm.operators.notes import warn_of_replaced_kernels
+from moegemm.tuning.autotune import after_autotune
 
 _ops: Any = torch.ops.moegemm
 _forward: Callable[..., Tensor] = _ops.forward.default
@@ -74,7 +74,8 @@ class GroupedGemm(torch.autograd.Function):
     """The product with its gradients; `grouped_gemm` is the checked way in.
 
     Arguments of `apply`: X, W, m_sizes, gather_indices, topk_weights and the tuple (topk, flags, settings), with bits
-    of moegemm.flags and a Settings. Nothing but those tensors is saved, and each only if a wanted gradient reads it.
+    of moegemm.operators.flags and a Settings. Nothing but those tensors is saved, and each only if a wanted gradient
+    reads it.
 
     >>> import torch, moegemm
     >>> X, W = torch.ones(3, 4), torch.ones(2, 5, 4, requires_grad=True)        # [M, K], [E, N, K]

@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moegemm import flags as bits
 from moegemm.autograd import DEFAULTS, Settings, apply_with_transforms, apply_without_transforms
-from moegemm.autotune import after_autotune, autotune_flag
-from moegemm.errors import explain
-from moegemm.notes import warn_of_replaced_kernels
-from moegemm.raw import RawArguments, raw_flags, run_raw, torch_allows_tf32
-from moegemm.rules import require_no_fuse_mul_pre, require_valid_flags, require_valid_role
+from moegemm.operators import flags as bits
+from moegemm.operators.errors import explain
+from moegemm.operators.notes import warn_of_replaced_kernels
+from moegemm.operators.raw import RawArguments, raw_flags, run_raw, torch_allows_tf32
+from moegemm.operators.rules import require_no_fuse_mul_pre, require_valid_flags, require_valid_role
 from moegemm.tuning import (
     DEFAULT_BLOCK,
     DEFAULT_STAGES,
@@ -26,6 +25,7 @@ from moegemm.tuning import (
     KernelConfigBackward_dX,
     KernelConfigForward,
 )
+from moegemm.tuning.autotune import after_autotune, autotune_flag
 
 _ops: Any = torch.ops.moegemm
 _forward: Callable[..., Tensor] = _ops.forward.default
@@ -134,8 +134,8 @@ def grouped_gemm(
         else:
             Y = apply_without_transforms(X, W, (m_sizes, gather_indices, (topk, flags, settings)), topk_weights)
     except (RuntimeError, AttributeError) as error:
-        tensors = {"X": X, "W": W, "m_sizes": m_sizes, "gather_indices": gather_indices, "topk_weights": topk_weights}
-        raise explain(error, tensors, topk) from None
+        arguments = RawArguments(X, W, m_sizes, gather_indices, topk_weights, topk)
+        raise explain(error, arguments.tensors(), topk) from None
     if (autotune or settings is not DEFAULTS) and not transformed:
         if settings.config_forward is not None:
             warn_of_replaced_kernels(stacklevel=2)
@@ -186,7 +186,7 @@ def grouped_gemm_forward(
         BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages, flatten,
         use_tma_store=use_tma_store, use_tma_load_w=use_tma_load_w, use_tma_load_x=use_tma_load_x,
     )  # fmt: skip
-    arguments = RawArguments(X, W, m_sizes, gather_indices, topk_weights, topk, ("X", "W"))
+    arguments = RawArguments(X, W, m_sizes, gather_indices, topk_weights, topk)
     flags = raw_flags(X, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32, autotune)
     return run_raw("forward", arguments, flags, config, out, out_dtype)
 

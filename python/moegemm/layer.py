@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from moegemm import flags as bits
 from moegemm.activations import Activation, activation_named
-from moegemm.errors import explain
-from moegemm.raw import torch_allows_tf32
+from moegemm.operators import flags as bits
+from moegemm.operators.errors import explain
+from moegemm.operators.raw import torch_allows_tf32
 
 _ops: Any = torch.ops.moegemm
 _forward: Callable[..., Tensor] = _ops.forward.default

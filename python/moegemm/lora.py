@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moegemm import flags as bits
 from moegemm.activations import Activation, activation_named
 from moegemm.layer import Routed
+from moegemm.operators import flags as bits
+from moegemm.operators.raw import torch_allows_tf32
 from moegemm.products import expert_product, first_product, second_product
-from moegemm.raw import torch_allows_tf32
 from moegemm.routing import combine, route
 
 _ops: Any = torch.ops.moegemm

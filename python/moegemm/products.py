@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moegemm import flags as bits
-from moegemm.errors import explain
 from moegemm.layer import Routed, Weights
+from moegemm.operators import flags as bits
+from moegemm.operators.errors import explain
 
 _ops: Any = torch.ops.moegemm
 _forward: Callable[..., Tensor] = _ops.forward.default

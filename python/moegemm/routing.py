@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moegemm.errors import explain
+from moegemm.operators.errors import explain
 
 _ops: Any = torch.ops.moegemm
 

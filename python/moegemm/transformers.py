@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moegemm import flags as bits
 from moegemm.gates import activation_of
 from moegemm.layer import Routed, moe_mlp
+from moegemm.operators import flags as bits
+from moegemm.operators.raw import torch_allows_tf32
 from moegemm.products import first_product, second_product
-from moegemm.raw import torch_allows_tf32
 from moegemm.routing import combine, route
 
 NAME = "moegemm"

@@ -55,7 +55,26 @@ def choice_of(accepted: tuple[str, ...]) -> Any:
     return read
 
 
-def read_options(arguments: Sequence[str] | None, out: Path, stem: str | None) -> argparse.Namespace:
+def place_of(kind: str, records: Path | None) -> tuple[Path, str]:
+    """Folder and file name of a record: "planner", or device and forced backend as in "cuda-sm80". A checkout keeps
+    each record in a folder of `records`."""
+    if records is None:
+        return Path("moegemm-bench"), kind
+    if kind == "planner":
+        return records / "planner", "planner"
+    device, _, backend = kind.partition("-")
+    if device == "cpu":
+        return records / "cpu", "products"
+    return records / ("sm80" if backend == "sm80" else "hopper"), "hopper" + (f"-{backend}" if backend else "")
+
+
+def kind_of(record: report.Record) -> str:
+    run = record["run"]
+    backend = run.get("backend")
+    return str(record.get("kind") or run.get("device", "cuda") + (f"-{backend}" if backend else ""))
+
+
+def read_options(arguments: Sequence[str] | None, records: Path | None) -> argparse.Namespace:
     catalogue = read_catalogue()
     parser = argparse.ArgumentParser(
         prog="moegemm-bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -79,13 +98,14 @@ def read_options(arguments: Sequence[str] | None, out: Path, stem: str | None) -
     add("--commit", help="commit that is measured (default: ask git)")
     add("--append", type=Path, metavar="JSON", help="keep the cases of this record and measure only the missing ones")
     add("--render", type=Path, metavar="JSON", help="write Markdown and pictures of this record; measure nothing")
-    add("--out", type=Path, default=out, help="folder (default: %(default)s)")
+    where = "moegemm-bench" if records is None else f"the record's in {records}"
+    add("--out", type=Path, help=f"folder (default: {where})")
     options = parser.parse_args(arguments)
-    complete(options, catalogue, stem)
+    complete(options, catalogue, records)
     return options
 
 
-def complete(options: argparse.Namespace, catalogue: dict[str, Any], stem: str | None) -> None:
+def complete(options: argparse.Namespace, catalogue: dict[str, Any], records: Path | None) -> None:
     """The defaults that depend on the device or on one another."""
     if options.device is None and not options.render:
         import torch
@@ -93,11 +113,15 @@ def complete(options: argparse.Namespace, catalogue: dict[str, Any], stem: str |
         options.device = "cuda" if torch.cuda.is_available() else "cpu"
     on_cpu = options.device == "cpu"
     options.headline = CPU_HEADLINE_TOKENS if on_cpu else HEADLINE_TOKENS
-    options.stem = (stem or options.device or "cuda") + (f"-{options.backend}" if options.backend else "")
+    if options.render:
+        kind = kind_of(json.loads(options.render.read_text()))
+    else:
+        kind = "planner" if options.planner else options.device + (f"-{options.backend}" if options.backend else "")
+    folder, options.stem = place_of(kind, records)
+    options.out = options.out or folder
     if options.planner:
         from moegemm.bench.planner import TOKENS
 
-        options.stem = "planner"
         options.models = options.models or [name for name in catalogue if name != SMALLEST]
         options.tokens = options.tokens or list(TOKENS)
     options.models = options.models or list(CPU_MODELS if on_cpu else DEFAULT_MODELS)
@@ -266,15 +290,12 @@ def measure_planner(options: argparse.Namespace, root: Path) -> int:
     return 0
 
 
-def main(arguments: Sequence[str] | None = None, *, out: Path = Path("moegemm-bench"), stem: str | None = None) -> int:
-    """The program; `out` and `stem` are where and under which name the record is written by default."""
-    options = read_options(arguments, out, stem)
+def main(arguments: Sequence[str] | None = None, *, records: Path | None = None) -> int:
+    """The program; `records` is where a checkout keeps its records."""
+    options = read_options(arguments, records)
     root = Path(__file__).resolve().parents[3]
     if options.render:
-        record = json.loads(options.render.read_text())
-        backend = record["run"].get("backend")
-        name = f"{stem}-{backend}" if stem and backend else stem
-        render(record, options.out, name or options.render.stem)
+        render(json.loads(options.render.read_text()), options.out, options.stem)
         return 0
     return measure_planner(options, root) if options.planner else measure(options, root)
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moegemm import flags as bits
 from moegemm.bench.cases import OPS, Case, Model
 from moegemm.bench.operands import bytes_needed, make_operands, make_weights
 from moegemm.bench.report import geometric_mean, table
+from moegemm.operators import flags as bits
 
 TOKENS = (16, 64, 512, 2048, 8192, 32768)
 WANTED_MEAN, WANTED_LEAST = 0.95, 0.85

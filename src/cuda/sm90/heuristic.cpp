@@ -67,7 +67,7 @@ Preference for_many_rows(const Facts& facts, Shape wide) {
 
 /// Best first; what is not compiled or not feasible for a problem is passed over. The borders are
 /// those where the kernels' speeds cross on an H200, over 14 models and 16 to 32768 tokens
-/// (docs/benchmarks/planner.md).
+/// (docs/benchmarks/planner/planner.md).
 Preference preference(const Problem& problem) {
   const Facts facts = facts_of(problem);
   const bool gathered_forward = facts.forward && facts.gathers;

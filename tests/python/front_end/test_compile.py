@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 from conftest import FLAGS, make_case
-from moegemm import raw
+from moegemm.operators import raw
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ import moegemm  # noqa: F401 - registers the operators
 import pytest
 import torch
 from conftest import FLAGS, make_case
-from moegemm import flags as bits
+from moegemm.operators import flags as bits
 
 OPS = torch.ops.moegemm
 

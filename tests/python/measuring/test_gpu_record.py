@@ -148,6 +148,23 @@ def test_a_forced_backend_has_its_own_record_and_targets(tmp_path: Path) -> None
     assert decode(entry)
 
 
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        ("cuda", "hopper/hopper"),
+        ("cuda-sm80", "sm80/hopper-sm80"),
+        ("cuda-sm90", "hopper/hopper-sm90"),
+        ("cpu", "cpu/products"),
+        ("planner", "planner/planner"),
+    ],
+)
+def test_a_checkout_keeps_each_record_in_its_folder(kind: str, place: str) -> None:
+    cli = importlib.import_module("moegemm.bench.cli")
+    folder, stem = cli.place_of(kind, Path("docs"))
+    assert folder / stem == Path("docs") / place
+    assert cli.place_of(kind, None) == (Path("moegemm-bench"), kind)
+
+
 def test_the_headline_comes_first_and_tiny_batches_have_no_gradients() -> None:
     cases = importlib.import_module("moegemm.bench.cases")
     models = list(cases.read_catalogue().values())[:3]
@@ -198,7 +215,7 @@ def test_dry_run_checks_every_contender_and_append_measures_what_is_missing(tmp_
     )  # fmt: skip
     done = run_script(*common, "--tokens", "2")
     assert done.returncode == 0, done.stderr
-    path = tmp_path / "hopper.json"
+    path = tmp_path / "products.json"
     first = json.loads(path.read_text())
     assert [(c["op"], c["tokens"]) for c in first["cases"]] == [("fwd1", 2), ("fwd2", 2)]
     done = run_script(*common, "--tokens", "2,64", "--ops", "fwd1,dx1,dx2,dw1,dw2", "--append", path)
@@ -216,4 +233,4 @@ def test_time_limit_ends_the_run_and_keeps_the_record(tmp_path: Path) -> None:
     done = run_script("--device", "cpu", "--models", "demo", "--no-row-kernels", "--seconds", 0, "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     assert "--append continues" in done.stderr
-    assert json.loads((tmp_path / "hopper.json").read_text())["cases"] == []
+    assert json.loads((tmp_path / "products.json").read_text())["cases"] == []

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from moegemm import loading
+from moegemm.operators import loading
 
-PACKAGE_PARENT = Path(loading.__file__).parent.parent
+PACKAGE_PARENT = Path(loading.__file__).parents[2]
 
 
 def import_error(code: str = "", **environment: str) -> str:

@@ -83,7 +83,7 @@ TEST(Sm90Heuristic, ReachesTheBestKernelOfTheRecord) {
   const auto read = [](const char* path) { return nlohmann::json::parse(std::ifstream(path)); };
   std::map<std::string, nlohmann::json> models;
   const nlohmann::json catalogue = read(MOEGEMM_SOURCE_DIR "/data/models.json");
-  const nlohmann::json record = read(MOEGEMM_SOURCE_DIR "/docs/benchmarks/planner.json");
+  const nlohmann::json record = read(MOEGEMM_SOURCE_DIR "/docs/benchmarks/planner/planner.json");
   for (const auto& model : catalogue.at("models")) {
     models[model.at("name")] = model;
   }

@@ -14,7 +14,7 @@ PATH_VARIABLE = "MOEGEMM_TORCH_LIBRARY"
 
 def candidates() -> list[Path]:
     """Where the operators may be: named by hand, installed with the package, built in a checkout."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     named = os.environ.get(PATH_VARIABLE)
     if named:
         return [Path(named)]

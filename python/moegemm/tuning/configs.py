@@ -7,7 +7,7 @@ used here: they are accepted and kept. A `use_tma_*` of False leaves the choice 
 
 from dataclasses import dataclass, fields
 
-from moegemm.rules import require_feasible_tma
+from moegemm.operators.rules import require_feasible_tma
 
 DEFAULT_BLOCK = 32
 DEFAULT_WARPS = 4

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moegemm import flags as bits
+from moegemm.operators import flags as bits
 
 Config = list[int] | None
 

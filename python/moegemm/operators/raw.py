@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from moegemm import flags as bits
-from moegemm.autotune import after_autotune, autotune_flag
-from moegemm.errors import explain
-from moegemm.notes import warn_of_replaced_kernels
+from moegemm.operators import flags as bits
+from moegemm.operators.errors import explain
+from moegemm.operators.notes import warn_of_replaced_kernels
 from moegemm.tuning import KernelConfig
+from moegemm.tuning.autotune import after_autotune, autotune_flag
 
 _ops: Any = torch.ops.moegemm
 _OPERATORS: dict[str, tuple[Callable[..., Tensor], Callable[..., None]]] = {
@@ -29,7 +29,12 @@ class RawArguments(NamedTuple):
     gather_indices: Tensor | None
     topk_weights: Tensor | None
     topk: int
-    names: tuple[str, str]
+    names: tuple[str, str] = ("X", "W")
+
+    def tensors(self) -> dict[str, object]:
+        """By the caller's names, for messages."""
+        routing = {"m_sizes": self.m_sizes, "gather_indices": self.gather_indices, "topk_weights": self.topk_weights}
+        return {self.names[0]: self.first, self.names[1]: self.second, **routing}
 
 
 def _cuda_matmul_uses_tf32() -> bool:
@@ -103,13 +108,7 @@ def run_raw(
                 )
             result = functional(*arguments[:6], flags, numbers)
     except (RuntimeError, AttributeError) as error:
-        tensors: dict[str, object] = dict(zip(arguments.names, arguments[:2], strict=True))
-        tensors |= {
-            "m_sizes": arguments.m_sizes,
-            "gather_indices": arguments.gather_indices,
-            "topk_weights": arguments.topk_weights,
-        }
-        raise explain(error, tensors, arguments.topk) from None
+        raise explain(error, arguments.tensors(), arguments.topk) from None
     if numbers is not None and not torch.compiler.is_compiling():
         warn_of_replaced_kernels(stacklevel=3)
     if flags & bits.AUTOTUNE and not torch.compiler.is_compiling():

@@ -13,8 +13,8 @@ from typing import Any, TextIO
 
 import torch
 
-from moegemm import flags as bits
-from moegemm.notes import warn_of_replaced_kernels
+from moegemm.operators import flags as bits
+from moegemm.operators.notes import warn_of_replaced_kernels
 
 _ops: Any = torch.ops.moegemm
 _is_compiling = torch.compiler.is_compiling

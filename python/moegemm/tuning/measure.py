@@ -7,32 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moegemm import flags as bits
-from moegemm.autotune import after_autotune, installed_watch
-from moegemm.errors import explain
-from moegemm.raw import raw_flags
-from moegemm.rules import require_valid_flags
+from moegemm.operators import flags as bits
+from moegemm.operators.errors import explain
+from moegemm.operators.raw import RawArguments, raw_flags
+from moegemm.operators.rules import require_valid_flags
+from moegemm.tuning.autotune import after_autotune, installed_watch
 
 _ops: Any = torch.ops.moegemm
 
 
 def tune(
-    X: Tensor,
-    W: Tensor,
-    m_sizes: Tensor,
-    topk: int,
-    gather_indices: Tensor | None = None,
-    permute_x: bool = False,
-    permute_y: bool = False,
-    topk_weights: Tensor | None = None,
-    fuse_mul_post: bool = False,
-    *,
-    backward: bool = True,
-    budget: float = 2.0,
-    again: bool = False,
-    allow_tf32: bool | None = None,
+    X: Tensor, W: Tensor, m_sizes: Tensor, topk: int, gather_indices: Tensor | None = None, permute_x: bool = False,
+    permute_y: bool = False, topk_weights: Tensor | None = None, fuse_mul_post: bool = False, *, backward: bool = True,
+    budget: float = 2.0, again: bool = False, allow_tf32: bool | None = None,
     progress: Callable[[dict[str, Any]], object] | None = None,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, Any]]:  # fmt: skip
     """Measures the kernels for a product and, with `backward`, for its two gradients, and remembers the fastest for
     calls with autotune=True. The arguments are those of grouped_gemm; no tensor and no random state is changed.
 
@@ -53,7 +42,7 @@ def tune(
     watch = installed_watch()
     watch.listener = progress
     reports: list[dict[str, Any]] = []
-    tensors = {"X": X, "W": W, "m_sizes": m_sizes, "gather_indices": gather_indices, "topk_weights": topk_weights}
+    arguments = RawArguments(X, W, m_sizes, gather_indices, topk_weights, topk)
 
     def measure(op: int, first: Tensor, second: Tensor) -> bool:
         weights = topk_weights if fuse_mul_post else None
@@ -74,7 +63,7 @@ def tune(
                 if measure(1, dY, W):
                     measure(2, dY, X)
     except RuntimeError as error:
-        raise explain(error, tensors, topk) from None
+        raise explain(error, arguments.tensors(), topk) from None
     finally:
         watch.listener = None
         watch.bar.erase()
