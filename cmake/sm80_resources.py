@@ -21,13 +21,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from ptxas_check import faults_of, kernels_of
 
 LINE = re.compile(r"^MOEGEMM_SM80_KERNEL(_90)?\((k\w+), (k\w+), (k\w+), ([\d, ]+)\)")
-SOURCE = """#include "cuda/sm80/{family}_gemm_instance.cuh"
+SOURCE = """#include "cuda/sm80/{family}/{family}_gemm_instance.cuh"
 namespace moegemm::cuda::sm80 {{
 template const void* kernel_function<Op::{op}, Math::{math}, Loads::{loads}, BlockShape<{shape}>, DType::{dtype}>();
+extern "C" __device__ const int shared_bytes = {layout}::total({experts});
 }}
 """
+LAYOUTS = {"row": "RowGemmLayout<BlockShape<{shape}>>", "weight": "WeightGemmLayout<BlockShape<{shape}>, {bytes}>"}
+SHARED_BYTES = re.compile(r"shared_bytes = (\d+);")
 EXPERTS = 256
-RING_BYTES = 16 * 32  # decoded tiles, shared_layout.h
 BLOCK_KIB = {"80": 163, "87": 163, "90": 227, "100": 227}  # a block's shared memory; 99 elsewhere
 
 
@@ -35,21 +37,18 @@ class Kernel:
     def __init__(self, suffix: str | None, op: str, math: str, loads: str, shape: str) -> None:
         self.least_arch = 90 if suffix else 80
         self.op, self.math, self.loads, self.shape = op, math, loads, shape
-        rows, cols, depth_bytes, stages = (int(n) for n in shape.split(",")[:4])
-        depth = depth_bytes // (2 if math == "kTensor16" else 4)
-        self.smem = stages * (rows + cols) * depth_bytes + RING_BYTES
-        if op == "kDw":
-            self.smem += 2 * depth * 16 + stages * depth * 4 + 32 * 4 + (EXPERTS + 1) * 4 + EXPERTS * 2
-        else:
-            self.smem += (EXPERTS + 1) * 8
+        self.smem = 0  # known when it is compiled
 
     def __str__(self) -> str:
         words = [self.op, self.math, self.loads, *self.shape.split(", ")[:4]]
         return " ".join(word.removeprefix("k") for word in words)
 
     def source(self) -> str:
+        family = "weight" if self.op == "kDw" else "row"
         return SOURCE.format(
-            family="weight" if self.op == "kDw" else "row",
+            family=family,
+            layout=LAYOUTS[family].format(shape=self.shape, bytes=2 if self.math == "kTensor16" else 4),
+            experts=EXPERTS,
             op=self.op,
             math=self.math,
             loads=self.loads,
@@ -66,7 +65,7 @@ def run(command: list[str]) -> str:
 
 
 def examine(kernel: Kernel, nvcc: str, ptxas: str, source: Path, archs: list[str]) -> list[tuple[str, str, list[str]]]:
-    """(architecture, registers, faults) of one kernel, for the architectures it is compiled for."""
+    """(architecture, registers, faults) of one kernel, for the architectures it is compiled for; sets its `smem`."""
     archs = [arch for arch in archs if int(arch) >= kernel.least_arch]
     with tempfile.TemporaryDirectory() as folder:
         code, ptx = Path(folder) / "kernel.cu", Path(folder) / "kernel.ptx"
@@ -74,6 +73,7 @@ def examine(kernel: Kernel, nvcc: str, ptxas: str, source: Path, archs: list[str
         includes = [f"-I{source / 'src'}", f"-I{source / 'include'}"]
         flags = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", "-ptx", f"-arch=compute_{kernel.least_arch}"]
         run([nvcc, *flags, *includes, str(code), "-o", str(ptx)])
+        kernel.smem = int(SHARED_BYTES.search(ptx.read_text())[1])
         found = []
         for arch in archs:
             report = run([ptxas, "-v", f"-arch=sm_{arch}", str(ptx), "-o", f"{folder}/{arch}.cubin"])

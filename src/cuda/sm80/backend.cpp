@@ -5,9 +5,9 @@
 
 #include "core/registry.h"
 #include "cuda/host/device_facts.h"
-#include "cuda/sm80/compiled_kernel.h"
-#include "cuda/sm80/compute_capability.h"
-#include "cuda/sm80/heuristic.h"
+#include "cuda/sm80/plan/compiled_kernel.h"
+#include "cuda/sm80/plan/compute_capability.h"
+#include "cuda/sm80/plan/heuristic.h"
 
 namespace moegemm {
 namespace {

@@ -4,11 +4,11 @@
 #include <string>
 #include <tuple>
 
-#include "cuda/sm80/compiled_kernel.h"
-#include "cuda/sm80/compute_capability.h"
-#include "cuda/sm80/heuristic.h"
-#include "cuda/sm80/pitch.h"
-#include "cuda/sm80/weight_tiles.h"
+#include "cuda/sm80/plan/compiled_kernel.h"
+#include "cuda/sm80/plan/compute_capability.h"
+#include "cuda/sm80/plan/heuristic.h"
+#include "cuda/sm80/plan/pitch.h"
+#include "cuda/sm80/weight/weight_tiles.h"
 #include "moegemm/error.h"
 
 namespace moegemm::cuda::sm80 {

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/sm80/operand_tile.h"
+#include "cuda/sm80/tile/operand_tile.h"
 
 /// The kernels' shared-memory maths on a model of ldmatrix: which element does each lane get?
 namespace moegemm::cuda::sm80 {
@@ -71,6 +71,29 @@ void expect_no_bank_conflict(const Offset& offset) {
   }
 }
 
+/// Step `step` of a block whose first row of A and column of B is `first`, read by ldmatrix.x4 with
+/// the offsets `a` and `b`, is what mma.m16n8k16 takes: a[r] is row g + 8 (r % 2), depths
+/// 2t + 8 (r / 2) and the next; registers 2 c + r of B are column g + 8 c, depths 2t + 8 r.
+template <typename OffsetA, typename OffsetB>
+void expect_fragments(const std::map<int, Element>& stage, const OffsetA& a, const OffsetB& b,
+                      int first, int step, bool transposed) {
+  expect_no_bank_conflict(a);
+  expect_no_bank_conflict(b);
+  const auto expect_pair = [](const std::array<Element, 2>& got, int outer, int depth) {
+    EXPECT_EQ(got[0], Element(outer, depth));
+    EXPECT_EQ(got[1], Element(outer, depth + 1));
+  };
+  for (int lane = 0; lane < 32; ++lane) {
+    const int outer = first + lane / 4;
+    const int depth = step * 16 + lane % 4 * 2;
+    for (int r = 0; r < 4; ++r) {
+      const int low = r % 2 * 8, high = r / 2 * 8;
+      expect_pair(ldmatrix(stage, a, lane, r, transposed), outer + low, depth + high);
+      expect_pair(ldmatrix(stage, b, lane, r, transposed), outer + high, depth + low);
+    }
+  }
+}
+
 template <int DepthBytes>
 void check_depth_major() {
   const auto stage = depth_major_stage<DepthBytes>(128, 2);
@@ -84,21 +107,7 @@ void check_depth_major() {
       const auto b = [&](int lane) {
         return (b_depth_lane<DepthBytes>(lane) ^ depth_step(step)) + depth_block<DepthBytes>(block);
       };
-      expect_no_bank_conflict(a);
-      expect_no_bank_conflict(b);
-      for (int lane = 0; lane < 32; ++lane) {
-        const int g = lane / 4, t = lane % 4;
-        for (int r = 0; r < 4; ++r) {
-          // mma.m16n8k16: a[r] is row g + 8 (r % 2), depths 2t + 8 (r / 2) and the next;
-          // registers 2 c + r of B are column g + 8 c, depths 2t + 8 r.
-          const Element a_want = {block + g + r % 2 * 8, step * 16 + 2 * t + r / 2 * 8};
-          const Element b_want = {block + g + r / 2 * 8, step * 16 + 2 * t + r % 2 * 8};
-          EXPECT_EQ(ldmatrix(stage, a, lane, r, false)[0], a_want);
-          EXPECT_EQ(ldmatrix(stage, b, lane, r, false)[0], b_want);
-          EXPECT_EQ(ldmatrix(stage, a, lane, r, false)[1].second, a_want.second + 1);
-          EXPECT_EQ(ldmatrix(stage, b, lane, r, false)[1].second, b_want.second + 1);
-        }
-      }
+      expect_fragments(stage, a, b, block, step, false);
     }
   }
 }
@@ -113,33 +122,18 @@ void check_outer_major(int warp_outer) {
   constexpr int kOuter = OuterBytes / 2;
   const auto stage = outer_major_stage<OuterBytes, 2>(32);
   ASSERT_EQ(stage.size(), 32u * kOuter);
-  for (int warp = 0; warp < kOuter / warp_outer; ++warp) {
-    for (int block = 0; block < warp_outer / 16; ++block) {
-      for (int step = 0; step < 2; ++step) {
-        const int chunk = warp * warp_outer / 8;
-        const auto a = [&](int lane) {
-          return (a_outer_lane<OuterBytes>(lane, chunk) ^ outer_block(block)) +
-                 step * 16 * OuterBytes;
-        };
-        const auto b = [&](int lane) {
-          return (b_outer_lane<OuterBytes>(lane, chunk) ^ outer_block(block)) +
-                 step * 16 * OuterBytes;
-        };
-        expect_no_bank_conflict(a);
-        expect_no_bank_conflict(b);
-        const int first = warp * warp_outer + block * 16;
-        for (int lane = 0; lane < 32; ++lane) {
-          const int g = lane / 4, t = lane % 4;
-          for (int r = 0; r < 4; ++r) {
-            const Element a_want = {first + g + r % 2 * 8, step * 16 + 2 * t + r / 2 * 8};
-            const Element b_want = {first + g + r / 2 * 8, step * 16 + 2 * t + r % 2 * 8};
-            EXPECT_EQ(ldmatrix(stage, a, lane, r, true)[0], a_want);
-            EXPECT_EQ(ldmatrix(stage, b, lane, r, true)[0], b_want);
-            EXPECT_EQ(ldmatrix(stage, a, lane, r, true)[1].second, a_want.second + 1);
-            EXPECT_EQ(ldmatrix(stage, b, lane, r, true)[1].second, b_want.second + 1);
-          }
-        }
-      }
+  for (int first = 0; first < kOuter; first += 16) {
+    const int chunk = first / warp_outer * warp_outer / 8;
+    const int block = first % warp_outer / 16;
+    for (int step = 0; step < 2; ++step) {
+      const int depth = step * 16 * OuterBytes;
+      const auto a = [&](int lane) {
+        return (a_outer_lane<OuterBytes>(lane, chunk) ^ outer_block(block)) + depth;
+      };
+      const auto b = [&](int lane) {
+        return (b_outer_lane<OuterBytes>(lane, chunk) ^ outer_block(block)) + depth;
+      };
+      expect_fragments(stage, a, b, first, step, true);
     }
   }
 }

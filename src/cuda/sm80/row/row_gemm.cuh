@@ -1,11 +1,11 @@
 #pragma once
 
-#include "cuda/sm80/multiply.cuh"
-#include "cuda/sm80/router_weight.cuh"
-#include "cuda/sm80/row_gemm_load.cuh"
-#include "cuda/sm80/shared_layout.h"
-#include "cuda/sm80/tile_feed.cuh"
-#include "cuda/sm80/tile_store.cuh"
+#include "cuda/sm80/row/row_gemm_load.cuh"
+#include "cuda/sm80/tile/multiply.cuh"
+#include "cuda/sm80/tile/router_weight.cuh"
+#include "cuda/sm80/tile/shared_layout.h"
+#include "cuda/sm80/tile/tile_feed.cuh"
+#include "cuda/sm80/tile/tile_store.cuh"
 
 // clang-format off
 /// Forward and dX on every GPU from sm_80 up: out[rows of expert e] = rows W_e^T (or W_e), all experts

@@ -2,7 +2,7 @@
 
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/shared_memory.cuh"
-#include "cuda/sm80/gemm_traits.cuh"
+#include "cuda/sm80/tile/gemm_traits.cuh"
 
 /// Device memory to shared memory in chunks of 16 bytes, of which elements past an edge become
 /// zeros.

@@ -1,4 +1,4 @@
-#include "cuda/sm80/pitch.h"
+#include "cuda/sm80/plan/pitch.h"
 
 #include <limits>
 #include <string>

@@ -1,8 +1,8 @@
 #pragma once
 
-#include "cuda/sm80/element_type.h"
-#include "cuda/sm80/instance.h"
-#include "cuda/sm80/row_gemm.cuh"
+#include "cuda/sm80/plan/instance.h"
+#include "cuda/sm80/row/row_gemm.cuh"
+#include "cuda/sm80/tile/element_type.h"
 
 namespace moegemm::cuda::sm80 {
 

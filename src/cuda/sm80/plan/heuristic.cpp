@@ -1,4 +1,4 @@
-#include "cuda/sm80/heuristic.h"
+#include "cuda/sm80/plan/heuristic.h"
 
 #include <algorithm>
 

@@ -2,10 +2,10 @@
 
 #include "cuda/device/expert_order.cuh"
 #include "cuda/device/tile_scheduler.cuh"
-#include "cuda/sm80/chunk_copy.cuh"
-#include "cuda/sm80/operand_tile.h"
-#include "cuda/sm80/router_weight.cuh"
-#include "cuda/sm80/weight_gemm_params.h"
+#include "cuda/sm80/tile/chunk_copy.cuh"
+#include "cuda/sm80/tile/operand_tile.h"
+#include "cuda/sm80/tile/router_weight.cuh"
+#include "cuda/sm80/weight/weight_gemm_params.h"
 
 /// What the dW kernels load, and in which order their tiles come.
 namespace moegemm::cuda::sm80 {

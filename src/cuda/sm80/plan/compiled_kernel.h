@@ -7,7 +7,7 @@
 
 #include "core/backend.h"
 #include "cuda/host/device_facts.h"
-#include "cuda/sm80/block_shape.h"
+#include "cuda/sm80/tile/block_shape.h"
 
 namespace moegemm::cuda::sm80 {
 

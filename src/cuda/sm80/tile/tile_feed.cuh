@@ -3,7 +3,7 @@
 #include "cuda/device/segments.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/shared_memory.cuh"
-#include "cuda/sm80/gemm_traits.cuh"
+#include "cuda/sm80/tile/gemm_traits.cuh"
 
 namespace moegemm::cuda::sm80 {
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/sm80/fragments.cuh"
+#include "cuda/sm80/tile/fragments.cuh"
 
 /// The main loop: one output tile of a thread block, block of depth after block of depth.
 ///

@@ -1,9 +1,9 @@
 #pragma once
 
 #include "cuda/device/tile_scheduler.cuh"
-#include "cuda/sm80/chunk_copy.cuh"
-#include "cuda/sm80/operand_tile.h"
-#include "cuda/sm80/row_gemm_params.h"
+#include "cuda/sm80/row/row_gemm_params.h"
+#include "cuda/sm80/tile/chunk_copy.cuh"
+#include "cuda/sm80/tile/operand_tile.h"
 
 /// What the row kernels load, and in which order their tiles come.
 namespace moegemm::cuda::sm80 {

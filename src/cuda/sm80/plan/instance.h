@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/sm80/block_shape.h"
+#include "cuda/sm80/tile/block_shape.h"
 #include "moegemm/problem.h"
 
 namespace moegemm::cuda::sm80 {

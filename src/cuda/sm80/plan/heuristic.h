@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/sm80/compiled_kernel.h"
+#include "cuda/sm80/plan/compiled_kernel.h"
 
 namespace moegemm::cuda::sm80 {
 

@@ -2,8 +2,8 @@
 
 #include "cuda/ptx/mma_sync.cuh"
 #include "cuda/ptx/shared_memory.cuh"
-#include "cuda/sm80/gemm_traits.cuh"
-#include "cuda/sm80/operand_tile.h"
+#include "cuda/sm80/tile/gemm_traits.cuh"
+#include "cuda/sm80/tile/operand_tile.h"
 
 /// From a stage in shared memory to the registers of mma.sync. A step is 32 bytes of the
 /// contraction: 16 elements of 16 bits, 8 of 32.

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "cuda/device/size_class.h"
-#include "cuda/sm80/block_shape.h"
+#include "cuda/sm80/tile/block_shape.h"
 
 /// What lies where in dynamic shared memory, in bytes. What has a size known only at run time comes
 /// last.

@@ -1,10 +1,10 @@
 #pragma once
 
-#include "cuda/sm80/multiply.cuh"
-#include "cuda/sm80/shared_layout.h"
-#include "cuda/sm80/tile_feed.cuh"
-#include "cuda/sm80/tile_store.cuh"
-#include "cuda/sm80/weight_gemm_load.cuh"
+#include "cuda/sm80/tile/multiply.cuh"
+#include "cuda/sm80/tile/shared_layout.h"
+#include "cuda/sm80/tile/tile_feed.cuh"
+#include "cuda/sm80/tile/tile_store.cuh"
+#include "cuda/sm80/weight/weight_gemm_load.cuh"
 
 /// dW_e = dY_e^T X_e on every GPU from sm_80 up, all experts in one persistent launch. The warps'
 /// roles are those of row_gemm.cuh; both operands are read as they lie in memory, rows of the

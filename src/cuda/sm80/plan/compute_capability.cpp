@@ -1,4 +1,4 @@
-#include "cuda/sm80/compute_capability.h"
+#include "cuda/sm80/plan/compute_capability.h"
 
 #include <charconv>
 

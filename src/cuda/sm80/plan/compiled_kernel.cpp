@@ -1,11 +1,11 @@
-#include "cuda/sm80/compiled_kernel.h"
+#include "cuda/sm80/plan/compiled_kernel.h"
 
 #include <algorithm>
 #include <limits>
 #include <vector>
 
-#include "cuda/sm80/instance.h"
-#include "cuda/sm80/shared_layout.h"
+#include "cuda/sm80/plan/instance.h"
+#include "cuda/sm80/tile/shared_layout.h"
 
 namespace moegemm::cuda::sm80 {
 namespace {

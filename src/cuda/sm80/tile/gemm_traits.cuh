@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/sm80/block_shape.h"
+#include "cuda/sm80/tile/block_shape.h"
 
 namespace moegemm::cuda::sm80 {
 

@@ -1,8 +1,6 @@
-#include "cuda/host/launch.h"
-#include "cuda/host/tile_counters.h"
-#include "cuda/sm80/compiled_kernel.h"
-#include "cuda/sm80/pitch.h"
-#include "cuda/sm80/row_gemm_params.h"
+#include "cuda/sm80/plan/launch_kernel.h"
+#include "cuda/sm80/plan/pitch.h"
+#include "cuda/sm80/row/row_gemm_params.h"
 
 namespace moegemm::cuda::sm80 {
 namespace {
@@ -11,6 +9,7 @@ RowGemmParams make_params(const Problem& problem, const Operands& operands) {
   const std::int64_t element_bytes = size_bytes(problem.dtype);
   const bool forward = problem.op == Op::kForward;
   RowGemmParams params = {};
+  static_cast<RoutingParams&>(params) = make_routing(problem, operands);
   params.rows = static_cast<const std::byte*>(forward ? operands.x : operands.dy);
   params.row_bytes = forward ? pitch_bytes("x", operands.x_stride, problem.dtype)
                              : pitch_bytes("dy", operands.dy_stride, problem.dtype);
@@ -20,17 +19,9 @@ RowGemmParams make_params(const Problem& problem, const Operands& operands) {
   params.out = {operands.out, operands.out_stride,
                 static_cast<int>(forward ? problem.n : problem.k),
                 problem.out_dtype == DType::kFloat32, false};
-  params.m_sizes = {operands.m_sizes, problem.sizes_dtype == DType::kInt64};
-  params.gather_indices = {operands.gather_indices, problem.index_dtype == DType::kInt64};
-  params.topk_weights = operands.topk_weights;
-  params.experts = static_cast<int>(problem.experts);
-  params.total_rows = static_cast<int>(problem.rows);
   params.depth = static_cast<int>(forward ? problem.k : problem.n);
-  params.divisor = make_fast_divisor(static_cast<std::uint32_t>(problem.gather_divisor()));
   params.gather = problem.gathers();
   params.scatter = problem.scatters();
-  params.multiply = problem.multiply;
-  params.weights_are_fp32 = problem.weights_dtype == DType::kFloat32;
   return params;
 }
 
@@ -40,15 +31,7 @@ void launch_rows(const CompiledKernel& kernel, const Plan& plan, const Problem& 
                  const Operands& operands, cudaStream_t stream) {
   if (problem.rows == 0) return;
   RowGemmParams params = make_params(problem, operands);
-  params.counter = acquire_tile_counter(problem.device.index, stream);
-  LaunchSpec spec;
-  spec.function = kernel.function(problem.dtype);
-  spec.name = kernel.info.name.c_str();
-  spec.grid = dim3(static_cast<unsigned>(plan.grid));
-  spec.block = dim3(static_cast<unsigned>(kernel.threads));
-  spec.dynamic_smem_bytes = kernel.smem_bytes(static_cast<int>(problem.experts));
-  void* args[] = {&params};
-  launch(spec, args, stream, plan);
+  launch_kernel(kernel, plan, problem, params, &params, stream);
 }
 
 }  // namespace moegemm::cuda::sm80

@@ -1,0 +1,32 @@
+#include "cuda/host/launch.h"
+#include "cuda/host/tile_counters.h"
+#include "cuda/sm80/plan/launch_kernel.h"
+
+namespace moegemm::cuda::sm80 {
+
+RoutingParams make_routing(const Problem& problem, const Operands& operands) {
+  return {.m_sizes = {operands.m_sizes, problem.sizes_dtype == DType::kInt64},
+          .gather_indices = {operands.gather_indices, problem.index_dtype == DType::kInt64},
+          .topk_weights = operands.topk_weights,
+          .counter = nullptr,
+          .experts = static_cast<int>(problem.experts),
+          .total_rows = static_cast<int>(problem.rows),
+          .divisor = make_fast_divisor(static_cast<std::uint32_t>(problem.gather_divisor())),
+          .multiply = problem.multiply,
+          .weights_are_fp32 = problem.weights_dtype == DType::kFloat32};
+}
+
+void launch_kernel(const CompiledKernel& kernel, const Plan& plan, const Problem& problem,
+                   RoutingParams& routing, void* params, cudaStream_t stream) {
+  routing.counter = acquire_tile_counter(problem.device.index, stream);
+  LaunchSpec spec;
+  spec.function = kernel.function(problem.dtype);
+  spec.name = kernel.info.name.c_str();
+  spec.grid = dim3(static_cast<unsigned>(plan.grid));
+  spec.block = dim3(static_cast<unsigned>(kernel.threads));
+  spec.dynamic_smem_bytes = kernel.smem_bytes(routing.experts);
+  void* args[] = {params};
+  launch(spec, args, stream, plan);
+}
+
+}  // namespace moegemm::cuda::sm80

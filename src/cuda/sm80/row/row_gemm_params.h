@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/sm80/tile/output_view.h"
+#include "cuda/sm80/tile/routing_params.h"
+
+namespace moegemm::cuda::sm80 {
+
+/// What a row kernel is launched with. Forward: features = N, depth = K, rows of X. dX: features =
+/// K, depth = N, rows of dY.
+struct RowGemmParams : RoutingParams {
+  const std::byte* rows;
+  unsigned row_bytes;  ///< pitch
+  const std::byte* weights;
+  std::int64_t weight_bytes;  ///< pitch of a row of W
+  std::int64_t expert_bytes;
+  OutputView out;
+  int depth;
+  bool gather;   ///< rows are read through gather_indices
+  bool scatter;  ///< result row r goes to flat row gather_indices[r]
+};
+
+}  // namespace moegemm::cuda::sm80
