@@ -67,20 +67,19 @@ class Decoder:
         self.position.add_(1)
 
 
-def captured(step: Callable[[], None], decoder: Decoder) -> Callable[[], object]:
-    """One decoding step as a CUDA graph."""
-    token, position = decoder.token.clone(), decoder.position.clone()
+def captured(decoder: Decoder, prompt: Tensor) -> Callable[[], object]:
+    """The decoding step as a CUDA graph."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        step()
+        decoder.step()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        step()
-    # The warm-up wrote one cache entry past the prompt, which the first step writes again.
-    decoder.token.copy_(token)
-    decoder.position.copy_(position)
+        decoder.step()
+    # The warm-up has moved the cache on by a token. Its memory, which the graph knows, is emptied and filled again.
+    decoder.cache.reset()
+    decoder.prefill(prompt)
     return graph.replay
 
 
@@ -132,7 +131,7 @@ def main() -> None:
         decoder.prefill(prompt)
         step: Callable[[], object] = decoder.step
         if name == "graph":
-            step = captured(decoder.step, decoder)
+            step = captured(decoder, prompt)
         elif name == "compiled":
             step = torch.compile(decoder.step)
         results[name] = generate(decoder, step, prompt, options.tokens, name)

@@ -102,8 +102,14 @@ def _activation_of_class(
     return None if gated or act_class is None else _probe_aside(stand_in.act_fn, stand_in, gated)
 
 
+def _text_of_activation_of_class(*arguments: Any) -> str:
+    """The same as text, "" for None: the one kind of constant that torch 2.11 takes apart while tracing."""
+    found = _activation_of_class(*arguments)
+    return "" if found is None else " ".join(map(repr, found))
+
+
 # What torch.compiler.assume_constant_result does, without importing all of Dynamo: run while tracing, on constants.
-_activation_of_class._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_text_of_activation_of_class._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _constant(module: Any, name: str) -> float | None:
@@ -119,7 +125,13 @@ def activation_of(module: Any, gated: bool) -> Activation | None:
     if torch.compiler.is_compiling():
         act_class = None if act_fn is None else type(act_fn)
         numbers = [_constant(module, name) for name in _NUMBER_NAMES]
-        return _activation_of_class(type(module), act_class, getattr(act_fn, "approximate", None), gated, *numbers)
+        text = _text_of_activation_of_class(
+            type(module), act_class, getattr(act_fn, "approximate", None), gated, *numbers
+        )
+        if not text:
+            return None
+        function, layout, alpha, limit, up_offset = text.split(" ")
+        return Activation(int(function), int(layout), float(alpha), float(limit), float(up_offset))
     own: Any = getattr(module, "_apply_gate", None) if gated else act_fn
     found = None if own is None else _probe_aside(own, module, gated)
     module.__dict__[_CACHE_NAME] = found

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import NO_CUDA
 
 pytest.importorskip("transformers")
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -26,3 +27,8 @@ def test_finetuning_lowers_the_loss(options):
 
 def test_generation_counts_its_tokens():
     assert "tokens per second" in run("generate_moe.py", "--eager", "--tokens", "8")
+
+
+@NO_CUDA
+def test_generation_with_a_cuda_graph_gives_the_tokens_of_eager():
+    assert "100% of the tokens are those of eager" in run("generate_moe.py", "--device", "cuda", "--tokens", "24")
