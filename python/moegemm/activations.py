@@ -20,6 +20,12 @@ class Activation(NamedTuple):
     def gated(self) -> bool:
         return self.layout != 0
 
+    @property
+    def numbers(self) -> tuple[int, int, float, float, float]:
+        """What the operators take. Dynamo (torch 2.11) reads the fields of a named tuple that it got from a constant
+        function, but does not unpack it."""
+        return self.function, self.layout, self.alpha, self.limit, self.up_offset
+
 
 # Name: function, whether a gate multiplies, and the defaults of alpha, limit and up_offset.
 _NAMED: Final[dict[str, tuple[str, bool, float, float, float]]] = {

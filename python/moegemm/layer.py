@@ -100,7 +100,7 @@ def _run_forward(
     m_sizes, gather_indices, _ = _route(expert_ids, w_gate_up.size(0), False, False)
     routed = Routed(m_sizes, gather_indices, topk)
     pre = call.first.from_tokens(x, w_gate_up, routed)
-    act = _activate(pre, gate_up_bias, m_sizes, *call.activation)
+    act = _activate(pre, gate_up_bias, m_sizes, *call.activation.numbers)
     rows = call.second.to_flat(act, w_down, routed)
     if down_bias is not None:
         out = _combine_with_bias(rows, router_weights, topk, down_bias, expert_ids)
@@ -165,7 +165,7 @@ class MoeMlp(torch.autograd.Function):
                 d_pre, dots = _activate_backward(
                     rows, pre, gate_up_bias, m_sizes, gather_indices, router_weights, topk,
                     d_out if biased else None, down_bias if biased else None,
-                    *call.activation, need_down, need_weights,
+                    *call.activation.numbers, need_down, need_weights,
                 )  # fmt: skip
                 if need_weights:
                     d_weights = dots.view(router_weights.shape).to(router_weights.dtype)
