@@ -28,7 +28,9 @@ struct TuneProgress {
 };
 
 /// What a caller lends to a measurement. The library owns no device memory: the outputs of timed
-/// launches go to memory that comes from here, never to the caller's tensors.
+/// launches go to memory that comes from here, never to the caller's tensors, and so do copies of
+/// the inputs where those would fit into the caches. A device without memory for copies gets its
+/// caches overwritten before each launch.
 class MOEGEMM_API TuningSupport {
  public:
   virtual ~TuningSupport() = default;
@@ -57,6 +59,9 @@ struct TuneReport {
   Plan plan;  ///< what calls with `autotune` get from now on
   std::vector<TuneCandidate> candidates;
   double seconds = 0;
+  int operand_sets = 0;           ///< that the launches took in turn; the first is the caller's own
+  bool flushed = false;           ///< caches were overwritten before each launch instead
+  std::int64_t memory_bytes = 0;  ///< lent by TuningSupport
   bool measured = false;     ///< false: it was known, there was no choice, or `why_not` says why
   bool interrupted = false;  ///< TuningSupport::progress ended it
   std::string why_not;       ///< why nothing was measured although nothing was known

@@ -125,6 +125,9 @@ nlohmann::json product_json(const TunedProduct& product) {
           {"candidates", candidates},
           {"seconds", report.seconds},
           {"status", status_of(report)},
+          {"operand_sets", report.operand_sets},
+          {"flushed", report.flushed},
+          {"memory_bytes", report.memory_bytes},
           {"measured", report.measured},
           {"interrupted", report.interrupted}};
 }

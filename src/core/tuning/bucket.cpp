@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "core/refusal.h"
+#include "core/tuning/kernel_sources.h"
 #include "moegemm/info.h"
 
 namespace moegemm {
@@ -56,13 +57,20 @@ std::string problem_bucket(const Problem& problem) {
   return join(text, " align=", problem.input_alignment, "/", problem.output_alignment);
 }
 
-std::string kernel_set_of(const Backend& backend) {
+std::string kernel_set_of(const Backend& backend, std::string_view sources) {
   Fingerprint fingerprint;
+  fingerprint.add(sources);
   for (const KernelInfo& kernel : backend.kernels()) {
     fingerprint.add(join(kernel.name, " ", to_string(kernel.op), " ", kernel.tile.rows, " ",
                          kernel.tile.cols, " ", kernel.tile.depth, " ", kernel.stages, "\n"));
   }
   return join(to_string(backend.kind()), " ", fingerprint.hex());
+}
+
+std::string kernel_set_of(const Backend& backend) {
+  const bool on_cpu =
+      backend.kind() == BackendKind::kCpu || backend.kind() == BackendKind::kReference;
+  return kernel_set_of(backend, on_cpu ? cpu_kernel_sources() : cuda_kernel_sources());
 }
 
 TuningKey tuning_key(const Problem& problem, const Backend& backend) {

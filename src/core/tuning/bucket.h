@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <tuple>
 
 #include "core/backend.h"
@@ -12,7 +13,7 @@ namespace moegemm {
 struct TuningKey {
   std::string device;      ///< "NVIDIA H200, 9.0, 132 multiprocessors"; a CPU's model name
   std::string version;     ///< of the library
-  std::string kernel_set;  ///< fingerprint of the backend's kernel list
+  std::string kernel_set;  ///< fingerprint of the backend's kernels
   std::string problem;     ///< problem_bucket()
 
   bool operator==(const TuningKey&) const = default;
@@ -26,7 +27,9 @@ struct TuningKey {
 /// which is rounded up to a power of two.
 std::string problem_bucket(const Problem& problem);
 
-/// "sm90 5f3a09c2": changes whenever a kernel is added, removed or renamed.
+/// "sm90 5f3a09c2": changes whenever a kernel is added, removed, renamed or rewritten; `sources` is
+/// the digest of their sources.
+std::string kernel_set_of(const Backend& backend, std::string_view sources);
 std::string kernel_set_of(const Backend& backend);
 
 TuningKey tuning_key(const Problem& problem, const Backend& backend);

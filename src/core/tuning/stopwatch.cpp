@@ -14,7 +14,7 @@ class CpuStopwatch final : public Stopwatch {
   CpuStopwatch(void* flush, std::int64_t bytes) : flush_(flush), bytes_(bytes) {}
 
   double time_us(const std::function<void()>& launch) override {
-    std::memset(flush_, ++filling_, static_cast<std::size_t>(bytes_));
+    if (flush_ != nullptr) std::memset(flush_, ++filling_, static_cast<std::size_t>(bytes_));
     const auto begin = std::chrono::steady_clock::now();
     launch();
     const auto end = std::chrono::steady_clock::now();
@@ -27,15 +27,17 @@ class CpuStopwatch final : public Stopwatch {
   unsigned char filling_ = 0;
 };
 
-/// Once around the last-level cache; more than 32 MiB would take longer than what is timed.
-std::int64_t cpu_flush_bytes() {
+/// Twice the last-level cache, or of what one of many cores has of it. Overwriting goes once
+/// around: more than 32 MiB would take longer than what is timed.
+CacheSizes cpu_cache_sizes() {
   constexpr std::int64_t kLeast = 8 << 20;
   constexpr std::int64_t kMost = 32 << 20;
 #if defined(_SC_LEVEL3_CACHE_SIZE)
-  return std::clamp<std::int64_t>(sysconf(_SC_LEVEL3_CACHE_SIZE), kLeast, kMost);
+  const auto bytes = std::clamp<std::int64_t>(sysconf(_SC_LEVEL3_CACHE_SIZE), kLeast, kMost);
 #else
-  return kLeast;
+  const std::int64_t bytes = kLeast;
 #endif
+  return {2 * bytes, bytes};
 }
 
 }  // namespace
@@ -44,12 +46,12 @@ double Stopwatch::now_seconds() const {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-std::int64_t flush_bytes(Device device) {
+CacheSizes cache_sizes(Device device) {
 #if MOEGEMM_HAS_CUDA
-  if (device.type == DeviceType::kCuda) return cuda_flush_bytes(device);
+  if (device.type == DeviceType::kCuda) return cuda_cache_sizes(device);
 #endif
   static_cast<void>(device);
-  return cpu_flush_bytes();
+  return cpu_cache_sizes();
 }
 
 std::unique_ptr<Stopwatch> make_stopwatch(Device device, const ExecutionContext& context,
@@ -59,7 +61,7 @@ std::unique_ptr<Stopwatch> make_stopwatch(Device device, const ExecutionContext&
 #endif
   static_cast<void>(device);
   static_cast<void>(context);
-  return std::make_unique<CpuStopwatch>(flush, cpu_flush_bytes());
+  return std::make_unique<CpuStopwatch>(flush, cpu_cache_sizes().flush_bytes);
 }
 
 bool is_capturing(Device device, const ExecutionContext& context) {

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 
+#include "core/tuning/cache_sizes.h"
 #include "moegemm/ops.h"
 #include "moegemm/tensor.h"
 
@@ -14,19 +15,17 @@ class Stopwatch {
  public:
   virtual ~Stopwatch() = default;
 
-  /// Microseconds that the device spends on what `launch` starts, with cold caches: in a model the
-  /// other layers have been there in between.
+  /// Microseconds that the device spends on what `launch` starts.
   virtual double time_us(const std::function<void()>& launch) = 0;
 
   /// Seconds since some fixed moment.
   virtual double now_seconds() const;
 };
 
-/// Bytes that a stopwatch overwrites before each launch so that nothing of the last one is cached.
-/// The operands are the caller's own, so there is no second set of them to rotate through.
-std::int64_t flush_bytes(Device device);
+CacheSizes cache_sizes(Device device);
 
-/// A stopwatch for launches on `context`. `flush` points to flush_bytes() of device memory.
+/// A stopwatch for launches on `context`. It overwrites `flush`, CacheSizes::flush_bytes of device
+/// memory, before each launch; null: the launches themselves see to cold caches.
 std::unique_ptr<Stopwatch> make_stopwatch(Device device, const ExecutionContext& context,
                                           void* flush);
 
@@ -34,7 +33,7 @@ std::unique_ptr<Stopwatch> make_stopwatch(Device device, const ExecutionContext&
 bool is_capturing(Device device, const ExecutionContext& context);
 
 #if MOEGEMM_HAS_CUDA
-std::int64_t cuda_flush_bytes(Device device);
+CacheSizes cuda_cache_sizes(Device device);
 std::unique_ptr<Stopwatch> make_cuda_stopwatch(Device device, void* stream, void* flush);
 bool is_cuda_stream_capturing(void* stream);
 #endif

@@ -23,13 +23,6 @@ std::mutex& tuning_mutex() {
   return *mutex;
 }
 
-/// Bytes of the output, from its first to its last element.
-std::int64_t output_bytes(const Call& call) {
-  const Problem& problem = call.problem;
-  const std::int64_t rows = problem.op == Op::kDw ? problem.experts * problem.n : problem.rows;
-  return rows * call.operands.out_stride * size_bytes(problem.out_dtype);
-}
-
 /// Why nothing may be measured; empty if it may.
 std::string why_not_now(const Problem& problem, const ExecutionContext& context) {
   if (!environment_allows_tuning()) return "MOEGEMM_AUTOTUNE is 0";
@@ -69,17 +62,14 @@ TuneReport measure_call(const Planned& planned, const Call& call, const Executio
     process_planner().forget_plans();
     return report;
   }
-  Call scratch = call;
-  scratch.operands.out = context.tuning->allocate(output_bytes(call), call.problem.device);
-  void* flush = context.tuning->allocate(flush_bytes(call.problem.device), call.problem.device);
-  if (scratch.operands.out == nullptr || flush == nullptr) {
+  const Device device = call.problem.device;
+  auto rotation = OperandRotation::borrow(call, cache_sizes(device), context, *context.tuning);
+  if (!rotation) {
     report.why_not = "there is no memory for the outputs of timed launches";
     return report;
   }
-  const auto stopwatch = make_stopwatch(call.problem.device, context, flush);
-  report = measure(
-      backend, scratch, std::move(field), *stopwatch, *context.tuning,
-      [&](const Plan& plan) { backend.launch(plan, scratch.problem, scratch.operands, context); });
+  const auto stopwatch = make_stopwatch(device, context, rotation->flush());
+  report = measure(backend, call.problem, std::move(field), *rotation, *stopwatch, context);
   if (report.measured) remember(backend, report);
   return report;
 }
@@ -144,30 +134,35 @@ TuneField choose_field(const Backend& backend, const Problem& problem) {
   return field;
 }
 
-TuneReport measure(const Backend& backend, const Call& call, TuneField field, Stopwatch& stopwatch,
-                   TuningSupport& support, const std::function<void(const Plan&)>& launch) {
+TuneReport measure(const Backend& backend, const Problem& problem, TuneField field,
+                   OperandRotation& rotation, Stopwatch& stopwatch,
+                   const ExecutionContext& context) {
   std::vector<Plan> plans;
   std::vector<std::string> names;
   for (const int kernel : field.kernels) {
-    plans.push_back(backend.plan_with(call.problem, kernel));
+    plans.push_back(backend.plan_with(problem, kernel));
     names.push_back(plans.back().kernel_name);
   }
   RaceRules rules;
-  rules.budget_seconds = support.budget_seconds;
+  rules.budget_seconds = context.tuning->budget_seconds;
   const std::string nobody;
   const RaceResult result = race(
-      names, [&](int i) { launch(plans[i]); }, stopwatch, rules,
+      names, [&](int i) { backend.launch(plans[i], problem, rotation.next(), context); }, stopwatch,
+      rules,
       [&](const RaceView& view) {
         const bool found = view.best >= 0;
-        return support.progress({call.problem, names[view.next], view.next + 1,
-                                 static_cast<int>(names.size()), found ? names[view.best] : nobody,
-                                 found ? view.entrants[view.best].median_us() : 0, view.done,
-                                 view.seconds_left});
+        return context.tuning->progress(
+            {problem, names[view.next], view.next + 1, static_cast<int>(names.size()),
+             found ? names[view.best] : nobody, found ? view.entrants[view.best].median_us() : 0,
+             view.done, view.seconds_left});
       });
 
   TuneReport report;
-  report.problem = call.problem;
+  report.problem = problem;
   report.seconds = result.seconds;
+  report.operand_sets = rotation.sets();
+  report.flushed = rotation.flush() != nullptr;
+  report.memory_bytes = rotation.memory_bytes();
   report.interrupted = result.interrupted;
   // Out of time with one kernel timed is a result too: the next call must not spend the time again.
   const auto timed = std::count_if(result.entrants.begin(), result.entrants.end(),

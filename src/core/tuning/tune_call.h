@@ -1,11 +1,11 @@
 #pragma once
 
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "core/backend.h"
 #include "core/planner.h"
+#include "core/tuning/operand_rotation.h"
 #include "core/tuning/race.h"
 #include "core/validation/validate.h"
 #include "moegemm/tune.h"
@@ -20,9 +20,11 @@ struct TuneField {
 };
 TuneField choose_field(const Backend& backend, const Problem& problem);
 
-/// Times the field on `call` and says what became of each kernel. `launch` runs a plan.
-TuneReport measure(const Backend& backend, const Call& call, TuneField field, Stopwatch& stopwatch,
-                   TuningSupport& support, const std::function<void(const Plan&)>& launch);
+/// Times the field on the operands of `rotation`, a launch on each set in turn, and says what
+/// became of each kernel.
+TuneReport measure(const Backend& backend, const Problem& problem, TuneField field,
+                   OperandRotation& rotation, Stopwatch& stopwatch,
+                   const ExecutionContext& context);
 
 /// Plans a call that nobody has measured, after measuring it if that is allowed here and now.
 Planned tune_unknown(const Call& call, const GemmOptions& options, const ExecutionContext& context);

@@ -5,6 +5,7 @@
 #include "cuda/host/capture_mode.h"
 #include "cuda/host/device_facts.h"
 #include "cuda/host/error.h"
+#include "cuda/host/spin.h"
 
 namespace moegemm {
 namespace {
@@ -23,16 +24,23 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-/// Events around each launch. Overwriting the flush buffer keeps the GPU busy for tens of
-/// microseconds, in which the host enqueues the launch: its own time is not measured.
+/// Events around each launch. Spinning or overwriting the flush buffer keeps the GPU busy for tens
+/// of microseconds, in which the host enqueues the launch: its own time is not measured.
 class CudaStopwatch final : public Stopwatch {
  public:
   CudaStopwatch(Device device, cudaStream_t stream, void* flush)
-      : guard_(device.index), stream_(stream), flush_(flush), bytes_(cuda_flush_bytes(device)) {}
+      : guard_(device.index),
+        stream_(stream),
+        flush_(flush),
+        bytes_(cuda_cache_sizes(device).flush_bytes) {}
 
   double time_us(const std::function<void()>& launch) override {
-    check(cudaMemsetAsync(flush_, ++filling_, static_cast<std::size_t>(bytes_), stream_),
-          "flush the L2 cache");
+    if (flush_ == nullptr) {
+      cuda::spin(kSpinMicroseconds, stream_);
+    } else {
+      check(cudaMemsetAsync(flush_, ++filling_, static_cast<std::size_t>(bytes_), stream_),
+            "flush the L2 cache");
+    }
     check(cudaEventRecord(begin_.get(), stream_), "record an event");
     launch();
     check(cudaEventRecord(end_.get(), stream_), "record an event");
@@ -43,6 +51,8 @@ class CudaStopwatch final : public Stopwatch {
   }
 
  private:
+  static constexpr int kSpinMicroseconds = 40;
+
   cuda::DeviceGuard guard_;
   cuda::RelaxedCaptureMode relaxed_;  // another thread may be capturing a graph
   cudaStream_t stream_;
@@ -55,10 +65,11 @@ class CudaStopwatch final : public Stopwatch {
 
 }  // namespace
 
-std::int64_t cuda_flush_bytes(Device device) {
+CacheSizes cuda_cache_sizes(Device device) {
   const cuda::DeviceFacts* facts = cuda::device_facts(device.index);
+  if (facts == nullptr) return {};
   // Twice around: lines are not evicted in the order they came.
-  return facts != nullptr ? 2 * facts->l2_bytes : 0;
+  return {2 * facts->l2_bytes, 2 * facts->l2_bytes};
 }
 
 std::unique_ptr<Stopwatch> make_cuda_stopwatch(Device device, void* stream, void* flush) {

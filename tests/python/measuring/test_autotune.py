@@ -83,6 +83,21 @@ def test_tensors_and_random_state_stay_as_they_are(device):
     assert all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
 
 
+def test_launches_rotate_through_copies_of_a_small_problem(device):
+    case = make_case(device, "permute_x", dtype=torch.bfloat16)
+    before = torch.cuda.memory_allocated() if device == "cuda" else 0
+    reports = moegemm.tune(case.X, case.W, case.m_sizes, case.topk, case.gather_indices, permute_x=True, budget=0.3)
+    measured = [r for r in reports if r["measured"]]
+    assert measured
+    for report in measured:
+        assert report["operand_sets"] > 1
+        assert not report["flushed"]
+        # All sets exceed twice the cache, which is at least 8 MiB; their padding is bounded.
+        assert 16 << 20 <= report["memory_bytes"] <= 1 << 30
+    if device == "cuda":
+        assert torch.cuda.memory_allocated() == before, "scratch memory is given back"
+
+
 def test_accumulating_call_adds_exactly_once():
     case = make_case(dtype=torch.bfloat16)
     dY = torch.randn(case.rows, 24).bfloat16()

@@ -3,19 +3,21 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <list>
 #include <map>
 #include <new>
 #include <vector>
 
 #include "core/refusal.h"
 #include "core/registry.h"
+#include "core/tuning/kernel_sources.h"
 #include "core/tuning/store.h"
 #include "unit/core/expect_refusal.h"
 #include "unit/core/scoped_environment.h"
 #include "unit/core/tuning/fake_stopwatch.h"
+#include "unit/core/tuning/host_support.h"
 #include "unit/core/tuning/temporary_folder.h"
 
 namespace moegemm {
@@ -24,6 +26,7 @@ namespace {
 using testing::expect_refusal;
 using testing::FakeStopwatch;
 using ::testing::HasSubstr;
+using testing::HostSupport;
 using testing::ScopedEnvironment;
 using testing::TemporaryFolder;
 
@@ -45,10 +48,16 @@ class ThreeKernels final : public Backend {
   }
   int choose(const Problem&) const override { return 1; }
   MachineLimits limits(const Problem&) const override { return machine; }
-  void launch(const Plan&, const Problem&, const Operands&,
-              const ExecutionContext&) const override {}
+  void launch(const Plan& plan, const Problem&, const Operands& operands,
+              const ExecutionContext&) const override {
+    launched.push_back(operands);
+    if (stopwatch != nullptr) stopwatch->next_us = us.at(plan.kernel_name);
+  }
 
   MachineLimits machine;
+  FakeStopwatch* stopwatch = nullptr;
+  std::map<std::string, double> us;
+  mutable std::vector<Operands> launched;
   std::vector<KernelInfo> list = {
       {BackendKind::kCpu, "huge", Op::kForward, {1024, 1024, 32}, 1},
       {BackendKind::kCpu, "default", Op::kForward, {64, 64, 32}, 1},
@@ -58,25 +67,6 @@ class ThreeKernels final : public Backend {
   };
 };
 
-class HostSupport final : public TuningSupport {
- public:
-  void* allocate(std::int64_t bytes, Device) override {
-    if (!has_memory) return nullptr;
-    blocks.emplace_back(static_cast<std::size_t>(bytes) + 64);
-    return blocks.back().data();
-  }
-  bool progress(const TuneProgress& now) override {
-    ++calls;
-    last_best = now.best;
-    return calls <= stop_after;
-  }
-  bool has_memory = true;
-  int calls = 0;
-  int stop_after = 1 << 30;
-  std::string last_best;
-  std::list<std::vector<std::byte>> blocks;
-};
-
 class TuneTest : public ::testing::Test {
  protected:
   TuneTest() {
@@ -84,11 +74,22 @@ class TuneTest : public ::testing::Test {
     call.problem.n = 256;
     call.problem.k = 128;
     call.problem.rows = 256;
+    call.operands.x = x.data();
+    call.operands.x_stride = 128;
+    call.operands.w = w.data();
+    call.operands.w_stride = 128;
+    call.operands.out = y.data();
+    call.operands.out_stride = 256;
+    call.operands.m_sizes = m_sizes.data();
+    backend.stopwatch = &stopwatch;
+    context.tuning = &support;
   }
 
-  TuneReport run(const std::map<std::string, double>& us) {
-    return measure(backend, call, choose_field(backend, call.problem), stopwatch, support,
-                   [&](const Plan& plan) { stopwatch.next_us = us.at(plan.kernel_name); });
+  TuneReport run(const std::map<std::string, double>& us, std::int64_t cache_bytes = 1) {
+    backend.us = us;
+    auto rotation = OperandRotation::borrow(call, {2 * cache_bytes, cache_bytes}, context, support);
+    return measure(backend, call.problem, choose_field(backend, call.problem), *rotation, stopwatch,
+                   context);
   }
 
   static const TuneCandidate& find(const TuneReport& report, const std::string& name) {
@@ -101,7 +102,12 @@ class TuneTest : public ::testing::Test {
   ThreeKernels backend;
   FakeStopwatch stopwatch;
   HostSupport support;
+  ExecutionContext context;
   Call call;
+  std::vector<std::uint16_t> x = std::vector<std::uint16_t>(256 * 128);
+  std::vector<std::uint16_t> w = std::vector<std::uint16_t>(std::size_t{4} * 256 * 128);
+  std::vector<std::uint16_t> y = std::vector<std::uint16_t>(std::size_t{256} * 256);
+  std::vector<std::int32_t> m_sizes = {64, 64, 64, 64};
 };
 
 TEST_F(TuneTest, FieldHasTheHeuristicsKernelFirstAndTheRefusedWithTheirReason) {
@@ -131,6 +137,35 @@ TEST_F(TuneTest, FastestKernelIsReported) {
   EXPECT_EQ(find(report, "other").outcome, "fastest");
   EXPECT_EQ(find(report, "huge").outcome, "given up: too slow");
   EXPECT_EQ(find(report, "default").median_us, 100);
+}
+
+/// Whatever kernel is next, a launch finds nothing of its operands in a cache of a megabyte.
+TEST_F(TuneTest, LaunchesTakeSetsOfOperandsInTurn) {
+  const std::int64_t cache = 1 << 20;
+  const TuneReport report = run({{"huge", 100}, {"default", 100}, {"other", 100}}, cache);
+  const std::int64_t touched = 2 * (256 * 128 + 4 * 256 * 128 + 256 * 256);
+  const int sets = report.operand_sets;
+  EXPECT_GE(sets * touched, 2 * cache);
+  EXPECT_FALSE(report.flushed);
+  EXPECT_GE(report.memory_bytes, 2 * cache - touched);
+  ASSERT_EQ(backend.launched.size(), 3u * 16) << "three kernels, one warm-up and 15 rounds";
+  for (std::size_t i = 0; i < backend.launched.size(); ++i) {
+    const Operands& now = backend.launched[i];
+    EXPECT_NE(now.out, y.data());
+    for (std::size_t j = i - std::min<std::size_t>(i, sets - 1); j < i; ++j) {
+      EXPECT_NE(now.x, backend.launched[j].x) << i << " and " << j;
+      EXPECT_NE(now.w, backend.launched[j].w) << i << " and " << j;
+      EXPECT_NE(now.out, backend.launched[j].out) << i << " and " << j;
+    }
+  }
+}
+
+TEST_F(TuneTest, MemoryThatIsShortIsReportedAsFlushing) {
+  support.most_bytes = 1 << 20;
+  const TuneReport report = run({{"huge", 100}, {"default", 100}, {"other", 100}}, 1 << 20);
+  EXPECT_EQ(report.operand_sets, 1);
+  EXPECT_TRUE(report.flushed);
+  EXPECT_EQ(report.memory_bytes, 2 * 256 * 256 + (1 << 20));
 }
 
 TEST_F(TuneTest, InterruptionAfterTwoKernelsKeepsTheBetter) {
@@ -180,6 +215,13 @@ TEST_F(TuneTest, KernelSetChangesWithEveryKernel) {
   EXPECT_NE(kernel_set_of(backend), kernel_set_of(changed));
 }
 
+TEST_F(TuneTest, KernelSetChangesWithTheKernelsSources) {
+  EXPECT_EQ(std::string(cpu_kernel_sources()).size(), 16u);
+  EXPECT_STRNE(cpu_kernel_sources(), cuda_kernel_sources());
+  EXPECT_EQ(kernel_set_of(backend), kernel_set_of(backend, cpu_kernel_sources()));
+  EXPECT_NE(kernel_set_of(backend), kernel_set_of(backend, "0123456789abcdef"));
+}
+
 /// The real thing on the CPU backend: dX has three kernels.
 class TuneOnCpuTest : public ::testing::Test {
  protected:
@@ -225,6 +267,8 @@ TEST_F(TuneOnCpuTest, MeasuresOnceRemembersAndTouchesNoTensor) {
   const TuneReport report = tune();
   EXPECT_TRUE(report.measured);
   EXPECT_LE(report.seconds, 2.2);
+  EXPECT_GT(report.operand_sets, 1) << "the operands are smaller than any cache";
+  EXPECT_FALSE(report.flushed);
   EXPECT_GE(report.candidates.size(), 3u);
   EXPECT_EQ(dy, dy_before);
   EXPECT_EQ(w, w_before);
@@ -280,9 +324,17 @@ TEST_F(TuneOnCpuTest, UnknownWordInTheEnvironmentIsAnError) {
 }
 
 TEST_F(TuneOnCpuTest, NoMemoryMeansTheHeuristic) {
-  support.has_memory = false;
+  support.most_bytes = 0;
   EXPECT_EQ(call().source, PlanSource::kHeuristic);
   EXPECT_THAT(tune().why_not, HasSubstr("no memory"));
+}
+
+TEST_F(TuneOnCpuTest, MemoryForOneOutputAndTheCacheIsEnough) {
+  support.most_bytes = 32 << 20;  // copies take twice the cache
+  const TuneReport report = tune();
+  EXPECT_TRUE(report.measured);
+  if (cache_sizes({}).flush_bytes < support.most_bytes) return;  // two small caches fit
+  EXPECT_TRUE(report.flushed);
 }
 
 TEST_F(TuneOnCpuTest, InterruptedMeasurementStillRunsTheCall) {
