@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +92,12 @@ def read_options(arguments: Sequence[str] | None, records: Path | None) -> argpa
     add("--seconds", type=float, help=f"start no case that may end later than this (default: on a CPU {CPU_SECONDS})")
     add("--all-kernels", action="store_true", help="time every compiled kernel beside the chosen one")
     add("--no-peers", action="store_true", help="leave out other libraries")
+    add("--untuned-peers", action="store_true", help="other libraries use their heuristics: tuning takes some minutes")
     add("--no-row-kernels", action="store_true", help="leave out route and combine")
     add("--planner", action="store_true", help="compare the planner's choice with every compiled kernel instead")
     add("--budget", type=float, default=2.0, metavar="SECONDS", help="--planner: per problem (default: %(default)s)")
+    add("--held-out", type=int, metavar="COUNT", help="--planner: layers drawn at random beside the catalogue's")
+    add("--seed", type=int, help="--planner: of those layers")
     add("--commit", help="commit that is measured (default: ask git)")
     add("--append", type=Path, metavar="JSON", help="keep the cases of this record and measure only the missing ones")
     add("--render", type=Path, metavar="JSON", help="write Markdown and pictures of this record; measure nothing")
@@ -120,8 +123,10 @@ def complete(options: argparse.Namespace, catalogue: dict[str, Any], records: Pa
     folder, options.stem = place_of(kind, records)
     options.out = options.out or folder
     if options.planner:
-        from moegemm.bench.planner import TOKENS
+        from moegemm.bench.planner import HELD_OUT_MODELS, HELD_OUT_SEED, TOKENS
 
+        options.held_out = HELD_OUT_MODELS if options.held_out is None else options.held_out
+        options.seed = HELD_OUT_SEED if options.seed is None else options.seed
         options.models = options.models or [name for name in catalogue if name != SMALLEST]
         options.tokens = options.tokens or list(TOKENS)
     options.models = options.models or list(CPU_MODELS if on_cpu else DEFAULT_MODELS)
@@ -183,6 +188,7 @@ def measure(options: argparse.Namespace, root: Path) -> int:
 
     from moegemm.bench import machine
     from moegemm.bench.measure import DTYPES, DeviceLostError, Measurement, Settings
+    from moegemm.bench.peers import importable_peers
     from moegemm.bench.row_kernels import measure_combine, measure_route
     from moegemm.bench.timing import Clock, copy_bytes_per_s
 
@@ -226,7 +232,10 @@ def measure(options: argparse.Namespace, root: Path) -> int:
         write_json(record, options.out, options.stem)
 
     deadline = begin + options.seconds
-    settings = Settings(options.device, dtype, options.rounds, options.all_kernels, not options.no_peers, deadline)
+    peers = None if options.no_peers else importable_peers(not options.untuned_peers)
+    if peers is not None:
+        record["run"]["peers"] = {"found": peers.versions, "missing": peers.missing, "tuned": not options.untuned_peers}
+    settings = Settings(options.device, dtype, options.rounds, options.all_kernels, peers, deadline)
     lost = False
     try:
         unreached = Measurement(settings, clock).run(cases, keep)
@@ -259,35 +268,53 @@ def measure_planner(options: argparse.Namespace, root: Path) -> int:
     run = machine.describe(options.device, options.dtype, options.rounds, options.commit or machine.commit_of(root))
     run["budget_seconds"] = options.budget
     record = read_earlier(options.append, run) | {"kind": "planner"}
-    done = {(c["model"], c["tokens"], "random", c["op"]) for c in record["cases"]}
-    wanted = [c for c in planner.cases_of(options.models, options.tokens) if c.op in options.ops]
-    cases = [case for case in wanted if case.key not in done]
+    held_out = planner.held_out_models(options.held_out, options.seed, *((256, 8) if options.device == "cpu" else ()))
+    listed = [vars(model) for model in held_out]
+    if record.setdefault("held_out", {"seed": options.seed, "models": listed, "cases": []})["models"] != listed:
+        sys.exit(f"--append {options.append}: its held-out layers are others than those of --held-out and --seed")
+    for model in options.models:
+        record["models"][model.name] = vars(model)
+    print(f"held-out layers: {len(held_out)}, seed {options.seed}", file=sys.stderr)
     Clock(options.device).heat(options.heat)
-
-    def keep(entry: dict[str, Any]) -> None:
-        record["cases"].append(entry)
-        count = len(record["cases"])
-        words = "one kernel" if entry["only_kernel"] else f"{entry['reached']:.3f} with {entry['heuristic']}"
-        words = entry.get("skipped", words)
-        line = f"[{count}/{len(wanted)}] {entry['model']} T={entry['tokens']} {entry['op']}: {words}"
-        end, start = ("", "\r\033[K") if sys.stderr.isatty() else ("\n", "")
-        print(start + line[:150], end=end, file=sys.stderr, flush=True)
-        if count % 20 == 0:
-            write_json(record, options.out, options.stem)
-
+    held_out_tokens = planner.HELD_OUT_TOKENS if options.device == "cuda" else (2,)
+    tables = ((record, options.models, options.tokens), (record["held_out"], held_out, held_out_tokens))
     try:
-        unreached = planner.measure(
-            cases, options.device, DTYPES[options.dtype], options.budget, begin + options.seconds, keep
-        )
+        unreached = 0
+        for place, models, tokens in tables:
+            wanted = [c for c in planner.cases_of(models, tokens) if c.op in options.ops]
+            keep = planner_keeper(place["cases"], len(wanted), lambda: write_json(record, options.out, options.stem))
+            done = {(c["model"], c["tokens"], "random", c["op"]) for c in place["cases"]}
+            cases = [case for case in wanted if case.key not in done]
+            unreached += planner.measure(
+                cases, options.device, DTYPES[options.dtype], options.budget, begin + options.seconds, keep
+            )
         if unreached:
             print(f"{unreached} cases not measured: --seconds is used up (--append continues)", file=sys.stderr)
     except KeyboardInterrupt:
         print("stopped; what was measured is kept", file=sys.stderr)
+    record["run"]["gpu_state_at_end"] = machine.gpu_state()
     write_json(record, options.out, options.stem)
     render(record, options.out, options.stem)
-    print("\n".join(planner.quality_lines(record["cases"])))
+    for place, _, _ in tables:
+        print("\n".join(planner.quality_lines(place["cases"])))
     print(f"{options.out / options.stem}.md, {time.monotonic() - begin:.0f} s")
     return 0
+
+
+def planner_keeper(entries: list[dict[str, Any]], total: int, write: Callable[[], None]) -> Callable[..., None]:
+    """Takes entries, tells how far it is, and writes the record now and then."""
+
+    def keep(entry: dict[str, Any]) -> None:
+        entries.append(entry)
+        words = "one kernel" if entry["only_kernel"] else f"{entry['reached']:.3f} with {entry['heuristic']}"
+        words = entry.get("skipped", words)
+        line = f"[{len(entries)}/{total}] {entry['model']} T={entry['tokens']} {entry['op']}: {words}"
+        end, start = ("", "\r\033[K") if sys.stderr.isatty() else ("\n", "")
+        print(start + line[:150], end=end, file=sys.stderr, flush=True)
+        if len(entries) % 20 == 0:
+            write()
+
+    return keep
 
 
 def main(arguments: Sequence[str] | None = None, *, records: Path | None = None) -> int:

@@ -15,7 +15,7 @@ from moegemm.bench import contenders
 from moegemm.bench.cases import Case
 from moegemm.bench.contenders import Contender, KernelList, KernelReplacedError
 from moegemm.bench.operands import Operands, bytes_needed, make_operands, make_weights
-from moegemm.bench.peers import importable_peers
+from moegemm.bench.peers import Peers
 from moegemm.bench.timing import Clock, spread
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -31,7 +31,7 @@ class Settings:
     dtype: torch.dtype
     rounds: int
     all_kernels: bool
-    peers: bool
+    peers: Peers | None
     deadline: float  # of time.monotonic()
 
 
@@ -62,7 +62,7 @@ class Measurement:
         self._settings = settings
         self._clock = clock
         self._kernels = KernelList(settings.device) if settings.all_kernels else None
-        self._peers = importable_peers() if settings.peers else {}
+        self._peers = settings.peers.found if settings.peers else {}
         self._weights: torch.Tensor | None = None
         self._weights_of: tuple[str, str] | None = None
 

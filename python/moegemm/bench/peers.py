@@ -3,8 +3,11 @@ once per layer (sorted indices, offsets, padded rows' places) is not charged, co
 
 import importlib
 import inspect
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
 from typing import Any
 
 import torch
@@ -14,7 +17,7 @@ from moegemm.bench.contenders import Contender
 from moegemm.bench.operands import Operands, relative_error
 
 FORWARD = ("fwd1", "fwd2")
-PADDED_ROWS = 128  # DeepGEMM's segments begin at multiples of this
+PADDED_ROWS = 128  # DeepGEMM's segments begin at multiples of this where it does not say
 
 
 @dataclass(frozen=True)
@@ -27,39 +30,43 @@ def _contender(o: Operands, run: Callable[[], Tensor]) -> Contender:
     return Contender(run, lambda y: relative_error(o, y, with_empty=False), roundings=3)
 
 
-def _unsloth(module: Any) -> Peer:
-    """The Triton kernels whose interface ours follows, with their own tuning."""
+def _unsloth(module: Any, tuned: bool) -> Peer:
+    """The Triton kernels whose interface ours follows, with their own tuning or their heuristic's configs."""
+    if not tuned:
+        os.environ["UNSLOTH_MOE_DISABLE_AUTOTUNE"] = "1"
+
+    def config_of(o: Operands) -> dict[str, Any]:
+        if tuned:
+            return {"autotune": True}
+        cache = importlib.import_module("unsloth.kernels.moe.autotune_cache")
+        model = o.case.model
+        configs = cache.get_or_autotune_moe_kernels(
+            model.experts, model.hidden, model.intermediate, model.topk, o.out.dtype
+        )
+        config = configs[("forward", "dX", "dW").index(o.case.product)]
+        fields = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps", "num_stages")
+        return {field: getattr(config, field) for field in fields}
 
     def make(o: Operands) -> Contender:
         r, topk = o.routing, o.case.model.topk
         first = o.case.op.endswith("1")
-        flags: dict[str, Any] = {"permute_x": first, "permute_y": not first, "autotune": True}
+        more: dict[str, Any] = {"permute_x": first, "permute_y": not first} | config_of(o)
+        if o.topk_weights is not None:
+            more |= {"topk_weights": o.topk_weights, "fuse_mul_post": True}
+        routing = {"m_sizes": r.m_sizes, "gather_indices": r.gather_indices, "topk": topk}
+        run: Callable[[], Tensor]
         if o.case.product == "forward":
-            more = {} if o.topk_weights is None else {"topk_weights": o.topk_weights, "fuse_mul_post": True}
-            return _contender(
-                o,
-                lambda: module.grouped_gemm_forward(
-                    X=o.X, W=o.W, topk=topk, m_sizes=r.m_sizes, gather_indices=r.gather_indices, **flags, **more
-                ),
-            )
-        if o.case.product == "dX":
-            return _contender(
-                o,
-                lambda: module.grouped_gemm_dX(
-                    dY=o.dY, W=o.W, gather_indices=r.gather_indices, m_sizes=r.m_sizes, topk=topk, **flags
-                ),
-            )
-        return _contender(
-            o,
-            lambda: module.grouped_gemm_dW(
-                X=o.X, dY=o.dY, m_sizes=r.m_sizes, gather_indices=r.gather_indices, topk=topk, **flags
-            ),
-        )
+            run = partial(module.grouped_gemm_forward, X=o.X, W=o.W, **routing, **more)
+        elif o.case.product == "dX":
+            run = partial(module.grouped_gemm_dX, dY=o.dY, W=o.W, **routing, **more)
+        else:
+            run = partial(module.grouped_gemm_dW, X=o.X, dY=o.dY, **routing, **more)
+        return _contender(o, run)
 
     return Peer(("fwd1", "dx1", "dw1", "fwd2", "dx2", "dw2"), make)
 
 
-def _scattermoe(module: Any) -> Peer:
+def _scattermoe(module: Any, tuned: bool) -> Peer:
     """parallel_linear: gathers from or scatters to flat order. Weights are [E, K, N]: a view of ours."""
 
     def make(o: Operands) -> Contender:
@@ -91,14 +98,33 @@ def _scattermoe(module: Any) -> Peer:
     return Peer(FORWARD, make)
 
 
-def _triton_kernels(module: Any) -> Peer:
-    """matmul_ogs with its own routing types; rows come from flat order or go there."""
+def _triton_kernels(module: Any, tuned: bool) -> Peer:
+    """matmul on ragged rows: it gathers and scatters rows and multiplies by the router's weights itself."""
+    tensor_module = importlib.import_module("triton_kernels.tensor")
+
+    def make(o: Operands) -> Contender:
+        r = o.routing
+        forward = o.case.product == "forward"
+        rows = o.X if forward else o.dY
+        w = o.W.transpose(1, 2) if forward else o.W
+        known: dict[str, Any] = {"a_ragged_metadata": tensor_module.make_ragged_tensor_metadata(r.m_sizes, o.case.rows)}
+        if o.case.op in ("fwd1", "dx2"):
+            known["gather_indx"] = r.token_of_row.int() if o.case.op == "fwd1" else r.gather_indices
+        else:
+            known["scatter_indx"] = r.gather_indices
+        if o.topk_weights is not None:
+            known["gammas"] = o.topk_weights[r.gather]
+        return _contender(o, lambda: module.matmul(rows, w, None, **known))
+
+    return Peer(("fwd1", "fwd2", "dx1", "dx2"), make)
+
+
+def _matmul_ogs(module: Any, tuned: bool) -> Peer:
+    """The same library before it was renamed, with its own routing types."""
     routing_module = importlib.import_module("triton_kernels.routing")
 
     def make(o: Operands) -> Contender:
-        assert o.W is not None
         r, model = o.routing, o.case.model
-        gather, inverse = r.gather_indices, r.inverse.int()
         data = routing_module.RoutingData(
             None,
             r.m_sizes,
@@ -106,25 +132,21 @@ def _triton_kernels(module: Any) -> Peer:
             model.topk,
             routing_module.compute_expt_data(r.m_sizes, model.experts, o.case.rows),
         )
-        w = o.W.transpose(1, 2)
-        kwargs: dict[str, Any] = {}
-        if o.case.op == "fwd1":
-            kwargs["gather_indx"] = routing_module.GatherIndx(gather, inverse)
-        else:
-            kwargs["scatter_indx"] = routing_module.ScatterIndx(inverse, gather)
-        return _contender(o, lambda: module.matmul_ogs(o.X, w, None, data, **kwargs))
+        gather = routing_module.GatherIndx(r.gather_indices, r.inverse.int())
+        return _contender(o, lambda: module.matmul_ogs(o.X, o.W.transpose(1, 2), None, data, gather_indx=gather))
 
     # Its scatter also sums over the slots of a token: only the first product is the same operation.
     return Peer(("fwd1",), make)
 
 
-def _deep_gemm(module: Any) -> Peer:
-    """Contiguous grouped layout: rows are copied to segments that begin at multiples of 128, and back."""
+def _deep_gemm(module: Any, tuned: bool) -> Peer:
+    """Contiguous grouped layout: rows are copied to segments that begin at multiples of its alignment, and back."""
+    alignment = getattr(module, "get_mk_alignment_for_contiguous_layout", lambda: PADDED_ROWS)()
 
     def make(o: Operands) -> Contender:
         assert o.W is not None
         r, device = o.routing, o.out.device
-        padded_sizes = [-(-size // PADDED_ROWS) * PADDED_ROWS for size in r.sizes]
+        padded_sizes = [-(-size // alignment) * alignment for size in r.sizes]
         padded_rows = sum(padded_sizes)
         layout = torch.full((padded_rows,), -1, dtype=torch.int32, device=device)
         place = torch.empty(o.case.rows, dtype=torch.int64, device=device)
@@ -160,7 +182,7 @@ def _deep_gemm(module: Any) -> Peer:
     return Peer(("fwd1", "fwd2", "dx1", "dx2"), make)
 
 
-def _quack(module: Any) -> Peer:
+def _quack(module: Any, tuned: bool) -> Peer:
     """The grouped product under SonicMoE: gathers rows itself, scatters nothing."""
 
     def make(o: Operands) -> Contender:
@@ -174,7 +196,7 @@ def _quack(module: Any) -> Peer:
         weights = None if o.topk_weights is None else o.topk_weights.to(o.out.dtype)[:, None]
 
         def run() -> Tensor:
-            y: Tensor = module.gemm(rows, w, cu_seqlens_m=starts, A_idx=gathered)
+            y: Tensor = module.gemm(rows, w, cu_seqlens_m=starts, A_idx=gathered, tuned=tuned)
             if o.case.op in ("fwd1", "dx2"):
                 return y
             y = y.index_select(0, r.inverse)
@@ -186,22 +208,44 @@ def _quack(module: Any) -> Peer:
 
 
 # Name in the tables, modules that must be importable (the last one is used), adapter.
-_KNOWN: tuple[tuple[str, tuple[str, ...], Callable[[Any], Peer]], ...] = (
+_KNOWN: tuple[tuple[str, tuple[str, ...], Callable[[Any, bool], Peer]], ...] = (
     ("unsloth", ("unsloth.kernels.moe.grouped_gemm.interface",), _unsloth),
     ("scattermoe", ("scattermoe.parallel_experts",), _scattermoe),
-    ("triton_kernels", ("triton_kernels.matmul_ogs",), _triton_kernels),
+    ("triton_kernels", ("triton_kernels.matmul",), _triton_kernels),
+    ("triton_kernels", ("triton_kernels.matmul_ogs",), _matmul_ogs),
     ("deep_gemm", ("deep_gemm",), _deep_gemm),
     ("sonicmoe", ("sonicmoe", "quack.gemm_interface"), _quack),
 )
 
 
-def importable_peers() -> dict[str, Peer]:
-    """Those that are installed and load. One that does not load is as good as absent."""
-    found: dict[str, Peer] = {}
+@dataclass
+class Peers:
+    found: dict[str, Peer]
+    versions: dict[str, str]  # of those that were found
+    missing: dict[str, str]  # the others, and what importing them said
+
+
+def importable_peers(tuned: bool = True) -> Peers:
+    """Those that are installed and load; without `tuned` they take what their heuristics say instead of tuning, which
+    takes some of them minutes for each product."""
+    peers = Peers({}, {}, {})
     for name, modules, adapt in _KNOWN:
+        if name in peers.found:
+            continue
         try:
             loaded = [importlib.import_module(module) for module in modules]
-            found[name] = adapt(loaded[-1])
-        except Exception:
+            peers.found[name] = adapt(loaded[-1], tuned)
+            peers.versions[name] = _version(modules[0].partition(".")[0])
+            peers.missing.pop(name, None)
+        except Exception as error:  # whatever importing a foreign package raises
+            peers.missing.setdefault(name, f"{type(error).__name__}: {error}".splitlines()[0][:200])
+    return peers
+
+
+def _version(package: str) -> str:
+    for name in (package, package.replace("moe", "-moe")):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
             continue
-    return found
+    return str(getattr(importlib.import_module(package), "__version__", "unknown version"))

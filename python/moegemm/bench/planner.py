@@ -1,7 +1,9 @@
 """How good the planner's heuristic is: every compiled kernel of a problem against the one that the heuristic takes,
-over all models of the catalogue, measured by the tuner itself."""
+over all models of the catalogue and over shapes that no border of the heuristic was fitted to, measured by the tuner
+itself."""
 
 import json
+import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -16,11 +18,30 @@ from moegemm.bench.report import geometric_mean, table
 from moegemm.operators import flags as bits
 
 TOKENS = (16, 64, 512, 2048, 8192, 32768)
+HELD_OUT_TOKENS = (24, 200, 1000, 5000, 20000)
+HELD_OUT_MODELS = 10
+HELD_OUT_SEED = 20261115
 WANTED_MEAN, WANTED_LEAST = 0.95, 0.85
 
 Entry = dict[str, Any]
 _ops: Any = torch.ops.moegemm
 _NUMBERS = {"forward": 0, "dX": 1, "dW": 2}
+
+
+def held_out_models(count: int, seed: int, largest: int = 8192, most_experts: int = 256) -> list[Model]:
+    """Layers drawn at random: experts as often between 4 and 8 as between 64 and 128; widths are multiples of
+    64 and 32 up to `largest`, the weights at most 16 GiB in bf16."""
+    draw = random.Random(seed)
+    models: list[Model] = []
+    while len(models) < count:
+        experts = round(4 * (most_experts / 4) ** draw.random())
+        topk = draw.randint(1, min(8, experts // 2))
+        hidden = 64 * draw.randint(1 + largest // 640, largest // 64)
+        intermediate = 32 * draw.randint(1 + largest // 640, largest // 32)
+        if 6 * experts * hidden * intermediate > 16 << 30 or intermediate > 4 * hidden:
+            continue
+        models.append(Model(f"held-out {len(models) + 1}", experts, topk, hidden, intermediate))
+    return models
 
 
 def cases_of(models: Sequence[Model], tokens: Iterable[int]) -> list[Case]:
@@ -59,9 +80,15 @@ def measure(
             weights = None if wanted is None else make_weights(case, device, dtype)
             weights_of = wanted
         if device == "cuda" and bytes_needed(case) > torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved():
+            keep(_skipped(case, f"needs {bytes_needed(case) >> 30} GiB"))
             continue
         keep(_measure_case(case, weights, device, dtype, budget))
     return 0
+
+
+def _skipped(case: Case, why: str) -> Entry:
+    empty: Entry = {"heuristic": "", "best": "", "us": {}, "reached": 1.0, "only_kernel": False, "seconds": 0.0}
+    return {"model": case.model.name, "tokens": case.tokens, "op": case.op} | empty | {"skipped": why}
 
 
 def _measure_case(case: Case, weights: Tensor | None, device: str, dtype: torch.dtype, budget: float) -> Entry:
@@ -90,6 +117,9 @@ def _measure_case(case: Case, weights: Tensor | None, device: str, dtype: torch.
         "reached": timed[best] / timed[heuristic] if timed else 1.0,
         "only_kernel": not timed and bool(report["why_not"]),
         "seconds": report["seconds"],
+        "operand_sets": report["operand_sets"],
+        "flushed": report["flushed"],
+        "memory_bytes": report["memory_bytes"],
     }
     return entry if timed or report["why_not"] else entry | {"skipped": "no kernel was timed within the budget"}
 
@@ -114,12 +144,29 @@ def quality_lines(entries: Sequence[Entry]) -> list[str]:
         f"- The heuristic's kernel was the fastest in {right} of {len(chosen)} problems.",
         f"- Tuning took {sum(e['seconds'] for e in chosen) / len(chosen):.2f} s per problem on average, {slowest:.2f} "
         "s at most.",
-        *([f"- {skipped} problems were not timed within the budget."] if skipped else []),
+        *memory_lines(chosen),
+        *([f"- {skipped} problems were not timed."] if skipped else []),
+    ]
+
+
+def memory_lines(entries: Sequence[Entry]) -> list[str]:
+    """What the tuner borrowed; older records do not say."""
+    told = [e for e in entries if e.get("memory_bytes")]
+    if not told:
+        return []
+    rotated = [e for e in told if e["operand_sets"] > 1]
+    flushed = sum(e["flushed"] for e in told)
+    copies = max((e["memory_bytes"] for e in rotated), default=0)
+    return [
+        f"- Scratch memory of the tuner: {max(e['memory_bytes'] for e in told) / 2**20:.0f} MiB at most, one output of "
+        f"the product. {len(rotated)} problems are smaller than twice the L2 cache and rotated through copies, with "
+        f"{copies / 2**20:.0f} MiB at most; in {flushed} L2 was overwritten instead."
     ]
 
 
 def to_markdown(record: dict[str, Any]) -> str:
     run, entries = record["run"], record["cases"]
+    held_out = record.get("held_out")
     lines = [
         "# The planner's choice against every compiled kernel",
         "",
@@ -127,24 +174,42 @@ def to_markdown(record: dict[str, Any]) -> str:
         "the tuner measures the kernels of each problem in turn, with cold caches, and keeps the medians. A cell is "
         "the speed of the heuristic's kernel as a share of the fastest one's; **bold** is below "
         f"{WANTED_MEAN:.2f}, – means that one kernel only runs the problem. Budget of the tuner: "  # noqa: RUF001
-        f"{run['budget_seconds']:g} s per problem.",
+        f"{run['budget_seconds']:g} s per problem. Routing is random.",
+        "",
+        *_section("The models of the catalogue", entries),
+    ]
+    if held_out:
+        lines += [
+            *_section("Shapes that the heuristic has not seen", held_out["cases"]),
+            f"These layers were drawn at random with seed {held_out['seed']}; the heuristic's borders were fitted to "
+            "the models of the catalogue only.",
+            "",
+            *_shapes(held_out["models"]),
+            "",
+        ]
+    both = entries + (held_out["cases"] if held_out else [])
+    lines += ["## How often each kernel is the fastest, and is taken", "", *_kernels(both), ""]
+    return "\n".join(lines)
+
+
+def _section(title: str, entries: Sequence[Entry]) -> list[str]:
+    return [
+        f"## {title}",
         "",
         *quality_lines(entries),
         "",
-        "## Every problem, random routing",
-        "",
         *_every_problem(entries),
         "",
-        f"## Where the choice reaches less than {WANTED_MEAN:.2f}",
+        f"Less than {WANTED_MEAN:.2f}:",
         "",
         *_worst(entries),
         "",
-        "## How often each kernel is the fastest, and is taken",
-        "",
-        *_kernels(entries),
-        "",
     ]
-    return "\n".join(lines)
+
+
+def _shapes(models: Sequence[dict[str, Any]]) -> list[str]:
+    columns = ("name", "experts", "topk", "hidden", "intermediate")
+    return table(columns, [[str(model[column]) for column in columns] for model in models], 1)
 
 
 def _every_problem(entries: Sequence[Entry]) -> list[str]:

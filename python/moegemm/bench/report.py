@@ -313,6 +313,20 @@ def ceiling_lines(cases: list[Entry]) -> list[str]:
     ]
 
 
+def peer_lines(run: dict[str, Any]) -> list[str]:
+    """Which other libraries ran, and which could not be imported; older records do not say."""
+    peers = run.get("peers")
+    if not peers:
+        return []
+    found = ", ".join(f"{name} {version}" for name, version in peers["found"].items())
+    missing = ", ".join(peers["missing"])
+    how = "with their own tuning" if peers["tuned"] else "with their heuristics' configs, not tuned"
+    lines = [f"Other libraries: {found}, {how}." if found else "No other library was importable."]
+    if found and missing:
+        lines[0] += f" Not importable here, so not run: {missing}."
+    return [*lines, ""]
+
+
 def to_markdown(record: Record, figures: Sequence[tuple[str, str]] = ()) -> str:
     """`figures` are file names with what they show."""
     run, cases = record["run"], record["cases"]
@@ -337,6 +351,7 @@ def to_markdown(record: Record, figures: Sequence[tuple[str, str]] = ()) -> str:
         "dw2 gather dY.",
         "",
         *(ceiling_lines(cases) if sm80 else ()),
+        *peer_lines(run),
         *summary_lines(cases),
         "",
     ]
