@@ -55,15 +55,21 @@ Facts read_facts() {
     cudaDeviceProp properties;
     status = cudaGetDeviceProperties(&properties, ordinal);
     if (status == cudaSuccess) {
-      facts.devices.push_back({ordinal, properties.name, properties.major, properties.minor,
-                               properties.multiProcessorCount,
-                               static_cast<std::int64_t>(properties.totalGlobalMem),
-                               static_cast<std::int64_t>(properties.sharedMemPerBlockOptin),
-                               static_cast<std::int64_t>(properties.l2CacheSize),
-                               attribute(cudaDevAttrClockRate, ordinal) * 1e3,
-                               attribute(cudaDevAttrMemoryClockRate, ordinal) * 1e3 * 2 *
-                                   attribute(cudaDevAttrGlobalMemoryBusWidth, ordinal) / 8,
-                               static_cast<std::int64_t>(properties.sharedMemPerMultiprocessor)});
+      facts.devices.push_back({
+          .ordinal = ordinal,
+          .name = properties.name,
+          .major = properties.major,
+          .minor = properties.minor,
+          .multiprocessors = properties.multiProcessorCount,
+          .memory_bytes = static_cast<std::int64_t>(properties.totalGlobalMem),
+          .shared_memory_bytes = static_cast<std::int64_t>(properties.sharedMemPerBlockOptin),
+          .l2_bytes = static_cast<std::int64_t>(properties.l2CacheSize),
+          .clock_hz = attribute(cudaDevAttrClockRate, ordinal) * 1e3,
+          .bytes_per_second = attribute(cudaDevAttrMemoryClockRate, ordinal) * 1e3 * 2 *
+                              attribute(cudaDevAttrGlobalMemoryBusWidth, ordinal) / 8,
+          .multiprocessor_shared_memory_bytes =
+              static_cast<std::int64_t>(properties.sharedMemPerMultiprocessor),
+      });
     }
   }
   if (facts.devices.empty()) {

@@ -68,20 +68,7 @@ class Sm80Backend final : public Backend {
   }
 
   int choose(const Problem& problem) const override {
-    const DeviceFacts& facts = *cuda::device_facts(problem.device.index);
-    int best = -1;
-    int best_rank = 0;
-    for (std::size_t i = 0; i < kernels_.size(); ++i) {
-      const CompiledKernel& kernel = kernels_[i];
-      if (kernel.info.op != problem.op) continue;
-      if (!cuda::sm80::refuse(kernel, problem, facts).empty()) continue;
-      const int rank = cuda::sm80::preference_rank(kernel, problem, facts);
-      if (best < 0 || rank < best_rank) {
-        best = static_cast<int>(i);
-        best_rank = rank;
-      }
-    }
-    return best;
+    return cuda::sm80::choose(kernels_, problem, *cuda::device_facts(problem.device.index));
   }
 
   MachineLimits limits(const Problem& problem) const override {

@@ -84,19 +84,7 @@ class Sm90Backend final : public Backend {
   }
 
   int choose(const Problem& problem) const override {
-    int best = -1;
-    int best_rank = 0;
-    const DeviceFacts& facts = *cuda::device_facts(problem.device.index);
-    for (std::size_t i = 0; i < entries_.size(); ++i) {
-      const KernelEntry& entry = entries_[i];
-      if (entry.info.op != problem.op || !entry.refuse(entry, problem, facts).empty()) continue;
-      const int rank = cuda::sm90::preference_rank(entry.info, problem);
-      if (best < 0 || rank < best_rank) {
-        best = static_cast<int>(i);
-        best_rank = rank;
-      }
-    }
-    return best;
+    return cuda::sm90::choose(entries_, problem, *cuda::device_facts(problem.device.index));
   }
 
   MachineLimits limits(const Problem& problem) const override {

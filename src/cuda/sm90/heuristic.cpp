@@ -105,4 +105,19 @@ int preference_rank(const KernelInfo& kernel, const Problem& problem) {
   return static_cast<int>(order.size());
 }
 
+int choose(std::span<const KernelEntry> kernels, const Problem& problem, const DeviceFacts& facts) {
+  int best = -1;
+  int best_rank = 0;
+  for (std::size_t i = 0; i < kernels.size(); ++i) {
+    const KernelEntry& entry = kernels[i];
+    if (entry.info.op != problem.op || !entry.refuse(entry, problem, facts).empty()) continue;
+    const int rank = preference_rank(entry.info, problem);
+    if (best < 0 || rank < best_rank) {
+      best = static_cast<int>(i);
+      best_rank = rank;
+    }
+  }
+  return best;
+}
+
 }  // namespace moegemm::cuda::sm90

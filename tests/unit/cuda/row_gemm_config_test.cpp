@@ -1,11 +1,10 @@
-#include "cuda/sm90/row_gemm/config.h"
-
 #include <gtest/gtest.h>
 
 #include <array>
 #include <set>
 
 #include "cuda/device/swizzle.h"
+#include "cuda/sm90/row_gemm/config.h"
 
 namespace moegemm::cuda {
 namespace {

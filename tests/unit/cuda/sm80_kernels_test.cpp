@@ -39,13 +39,8 @@ Problem layer(Op op, DType dtype, std::int64_t experts, std::int64_t rows) {
 }
 
 const CompiledKernel* choose(const Problem& problem, const DeviceFacts& facts) {
-  const CompiledKernel* best = nullptr;
-  for (const CompiledKernel& kernel : compiled_kernels()) {
-    if (!refuse(kernel, problem, facts).empty()) continue;
-    const int rank = preference_rank(kernel, problem, facts);
-    if (!best || rank < preference_rank(*best, problem, facts)) best = &kernel;
-  }
-  return best;
+  const int chosen = choose(compiled_kernels(), problem, facts);
+  return chosen < 0 ? nullptr : &compiled_kernels()[chosen];
 }
 
 constexpr Op kOps[] = {Op::kForward, Op::kDx, Op::kDw};

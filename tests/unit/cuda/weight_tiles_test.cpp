@@ -1,5 +1,3 @@
-#include "cuda/sm90/weight_gemm/tiles.h"
-
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -11,6 +9,7 @@
 
 #include "cuda/device/fast_divide.h"
 #include "cuda/device/size_class.h"
+#include "cuda/sm90/weight_gemm/tiles.h"
 
 namespace moegemm::cuda::sm90 {
 namespace {

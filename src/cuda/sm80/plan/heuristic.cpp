@@ -23,4 +23,20 @@ int preference_rank(const CompiledKernel& kernel, const Problem& problem,
   return (few_rows == (kernel.info.tile.rows <= kDecodeRows) ? 0 : 2) + alone;
 }
 
+int choose(std::span<const CompiledKernel> kernels, const Problem& problem,
+           const DeviceFacts& facts) {
+  int best = -1;
+  int best_rank = 0;
+  for (std::size_t i = 0; i < kernels.size(); ++i) {
+    const CompiledKernel& kernel = kernels[i];
+    if (kernel.info.op != problem.op || !refuse(kernel, problem, facts).empty()) continue;
+    const int rank = preference_rank(kernel, problem, facts);
+    if (best < 0 || rank < best_rank) {
+      best = static_cast<int>(i);
+      best_rank = rank;
+    }
+  }
+  return best;
+}
+
 }  // namespace moegemm::cuda::sm80

@@ -8,4 +8,8 @@ namespace moegemm::cuda::sm80 {
 /// facts only.
 int preference_rank(const CompiledKernel& kernel, const Problem& problem, const DeviceFacts& facts);
 
+/// The position of the kernel that should be fastest on a GPU with these facts; -1: none can run.
+int choose(std::span<const CompiledKernel> kernels, const Problem& problem,
+           const DeviceFacts& facts);
+
 }  // namespace moegemm::cuda::sm80
