@@ -81,7 +81,8 @@ void run_dw(const KernelTable& kernels, bool stream, const Problem& problem,
                                      Scratch::bytes_of<std::uint32_t>(kChunkRows * kDyPanelCols) +
                                      Scratch::bytes_of<float>(kept_sums);
   const double operations = static_cast<double>(cost) * problem.n * problem.k;
-  work.run(context, operations, [&](const Block& block, const Block&) {
+  work.run(context, operations, [&](const WorkList::Turn& turn) {
+    const Block& block = turn.block;
     void* out =
         static_cast<char*>(operands.out) +
         ((block.expert * problem.n + block.first_row) * operands.out_stride + block.first_col) *

@@ -74,7 +74,9 @@ void run_dx(const KernelTable& kernels, DxPath path, const Problem& problem,
       Scratch::bytes_of<std::uint32_t>(kPackedWords) + Scratch::bytes_of<std::uint32_t>(words) +
       Scratch::bytes_of<float>(totals);
   const double operations = static_cast<double>(cost) * problem.n * problem.k;
-  work.run(context, operations, [&](const Block& block, const Block& next) {
+  work.run(context, operations, [&](const WorkList::Turn& turn) {
+    const Block& block = turn.block;
+    const Block& next = turn.next;
     Scratch& scratch = Scratch::of_this_thread();
     scratch.reserve(scratch_bytes);
     // Any N elements of the expert's weights stand in for a dY row that reads as zeros.

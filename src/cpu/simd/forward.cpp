@@ -10,6 +10,8 @@ namespace {
 
 /// The X rows of a block stay in L2 while its weights pass by.
 constexpr std::int64_t kRowBlockBytes = 512 * 1024;
+/// Longer rows than make a smallest block of this are read in place.
+constexpr std::int64_t kMaxPackedBytes = 768 * 1024;
 /// Fewer rows than this would make the weights pass by too often.
 constexpr std::int64_t kMinRowBlock = 48;
 /// Weight rows of a block: each is read once per block, so this only sets how often workers meet.
@@ -46,7 +48,12 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
     work.add(e, locator.size(e), problem.n, max_rows, weight_rows, kStagedCols);
   }
 
-  const ForwardFn kernel = kernels_for(kernels, problem.dtype).forward;
+  const DTypeKernels& typed = kernels_for(kernels, problem.dtype);
+  const std::int64_t packed_row_bytes =
+      (problem.k + typed.dot_step - 1) / typed.dot_step * typed.dot_step * element;
+  const bool packs = rows_of_largest_block >= kMinPackedX &&
+                     rows_of_largest_block * packed_row_bytes <= kMaxPackedBytes;
+  const std::int64_t packed_bytes = packs ? rows_of_largest_block * packed_row_bytes : 0;
   const auto weights_of = [&](const Block& block) {
     return static_cast<const char*>(operands.w) +
            (block.expert * problem.n + block.first_col) * operands.w_stride * element;
@@ -54,10 +61,13 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
   const std::int64_t parked = kParkedFloatsPerRow * rows_of_largest_block;
   const std::int64_t scratch_bytes = RowBlock::scratch_bytes(rows_of_largest_block) +
                                      Scratch::bytes_of<float>(parked) +
-                                     Scratch::bytes_of<float>(kStagedCols * rows_of_largest_block);
-  work.run(context, operations, [&](const Block& block, const Block& next) {
+                                     Scratch::bytes_of<float>(kStagedCols * rows_of_largest_block) +
+                                     Scratch::bytes_of<std::byte>(packed_bytes);
+  work.run(context, operations, [&](const WorkList::Turn& turn) {
+    const Block& block = turn.block;
     Scratch& scratch = Scratch::of_this_thread();
     scratch.reserve(scratch_bytes);
+    std::byte* const packed = scratch.take<std::byte>(packed_bytes);
     const RowBlock rows(locator, problem, block, weights_of(block), scratch);
     ForwardTask task;
     task.x = rows.sources();
@@ -67,13 +77,19 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
     task.w_rows = block.cols;
     task.k = problem.k;
     task.out = rows.output();
-    if (next.expert >= 0) {
-      task.next_w = weights_of(next);
-      task.next_w_rows = next.cols;
+    if (packs && block.rows >= kMinPackedX) {
+      task.packed_x = packed;
+      if (!turn.previous.has_rows_of(block)) {
+        typed.pack_x(task.x, block.rows, problem.k, packed);
+      }
+    }
+    if (turn.next.expert >= 0) {
+      task.next_w = weights_of(turn.next);
+      task.next_w_rows = turn.next.cols;
     }
     task.parked = scratch.take<float>(parked);
     task.staged = scratch.take<float>(kStagedCols * rows_of_largest_block);
-    kernel(task);
+    typed.forward(task);
     rows.clear_zero_rows();
   });
   clear_unwritten_rows(locator, problem, context);

@@ -21,6 +21,7 @@ struct OutputRows {
 /// Y[rows, w_rows] = X W^T for some rows of one expert and a block of its weight rows.
 struct ForwardTask {
   const void* const* x = nullptr;  ///< [rows] pointers to K elements
+  const void* packed_x = nullptr;  ///< what pack_x made of them; null: read them in place
   std::int64_t rows = 0;
   const void* w = nullptr;  ///< first weight row of the block
   std::int64_t w_stride = 0;
@@ -74,6 +75,9 @@ constexpr std::int64_t kMaxTileRows = 6;              ///< rows of a forward or 
 constexpr std::int64_t kParkedFloatsPerRow = 4 * 16;  ///< 4 accumulators of at most 16 lanes
 /// Columns of Y that are collected in fp32 before they are rounded and stored: a line of bf16.
 constexpr std::int64_t kStagedCols = 32;
+/// Rows of a block from which forward reads X from a packed copy. At least four chunks of them: the
+/// tiles then prefetch one weight row each.
+constexpr std::int64_t kMinPackedX = 24;
 constexpr std::int64_t kMaxPanelCols = 64;  ///< columns are padded to this in scratch
 constexpr std::int64_t kDyPanelCols = 32;   ///< columns of dY packed at a time for dW
 /// dX reads weights in place up to this many rows: 2 to 8 measured equal.
@@ -84,12 +88,16 @@ constexpr std::int64_t kMaxRowsInPlace = 4;
 constexpr std::int64_t kFoldSteps = 128;
 
 using ForwardFn = void (*)(const ForwardTask&);
+/// Packs `count` rows of k elements into count * (k rounded up to dot_step) elements.
+using PackXFn = void (*)(const void* const* rows, std::int64_t count, std::int64_t k, void* packed);
 using DxFn = void (*)(const DxTask&);
 using DwFn = void (*)(const DwTask&);
 
 /// The kernels of one instruction set for one input dtype.
 struct DTypeKernels {
   ForwardFn forward = nullptr;
+  PackXFn pack_x = nullptr;
+  std::int64_t dot_step = 1;   ///< elements of K that forward multiplies at a time
   DxFn dx_packed = nullptr;    ///< any number of rows
   DxFn dx_in_place = nullptr;  ///< at most kMaxRowsInPlace rows
   DwFn dw = nullptr;

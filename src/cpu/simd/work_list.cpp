@@ -57,15 +57,19 @@ Block WorkList::block(std::int64_t index) const {
 }
 
 void WorkList::run(const ExecutionContext& context, double operations,
-                   const std::function<void(const Block&, const Block&)>& body) const {
+                   const std::function<void(const Turn&)>& body) const {
   if (total_ == 0) return;
   std::atomic<std::int64_t> counter = 0;
   const auto work = [&](int) {
     std::int64_t index = counter++;
+    Turn turn;
+    turn.next = block(index);
     while (index < total_) {
-      const std::int64_t next = counter++;
-      body(block(index), block(next));
-      index = next;
+      index = counter++;
+      turn.previous = turn.block;
+      turn.block = turn.next;
+      turn.next = block(index);
+      body(turn);
     }
   };
   const int workers =

@@ -16,6 +16,11 @@ struct Block {
   std::int64_t rows = 0;
   std::int64_t first_col = 0;
   std::int64_t cols = 0;
+
+  /// Both blocks span the same rows of the same expert.
+  bool has_rows_of(const Block& other) const {
+    return expert == other.expert && first_row == other.first_row && rows == other.rows;
+  }
 };
 
 /// How many workers of `context` are worth waking for about this many multiply-adds.
@@ -38,11 +43,18 @@ class WorkList {
   /// Columns vary fastest, so that neighbours share their rows.
   Block block(std::int64_t index) const;
 
-  /// Calls body(block, next) for every block on the workers of `context`; `next` is what the same
-  /// worker gets afterwards, so that it can fetch ahead. `operations` is about how many
+  /// What a worker is asked to do, and its neighbours in the turns of the same worker: what it can
+  /// fetch ahead, and what its scratch memory still holds.
+  struct Turn {
+    Block block;
+    Block next;
+    Block previous;
+  };
+
+  /// Calls body(turn) for every block on the workers of `context`. `operations` is about how many
   /// multiply-adds the whole list is worth: it keeps small problems on few workers.
   void run(const ExecutionContext& context, double operations,
-           const std::function<void(const Block& block, const Block& next)>& body) const;
+           const std::function<void(const Turn& turn)>& body) const;
 
  private:
   struct Entry {

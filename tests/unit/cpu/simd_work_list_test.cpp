@@ -4,6 +4,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <thread>
 #include <tuple>
 
 #include "cpu/simd/work_list.h"
@@ -41,15 +42,27 @@ TEST(WorkList, CoversEveryRowAndColumnOfEveryExpertOnce) {
   }
 }
 
-TEST(WorkList, HandsOutEveryBlockOnceAndNamesTheNextOneOfTheWorker) {
+TEST(WorkList, HandsOutEveryBlockOnceAndNamesItsNeighboursInTheWorker) {
   WorkList work;
   work.add(0, 100, 640, 10, 64, 32);
   std::mutex mutex;
   std::multiset<std::int64_t> seen;
-  work.run({}, 1e12, [&](const Block& block, const Block& next) {
+  std::map<std::thread::id, WorkList::Turn> previous;
+  work.run({}, 1e12, [&](const WorkList::Turn& turn) {
     const std::lock_guard lock(mutex);
-    seen.insert(block.first_row * 640 + block.first_col);
-    EXPECT_TRUE(next.expert == -1 || next.expert == 0);
+    seen.insert(turn.block.first_row * 640 + turn.block.first_col);
+    EXPECT_TRUE(turn.next.expert == -1 || turn.next.expert == 0);
+    const auto same = [](const Block& a, const Block& b) {
+      return a.has_rows_of(b) && a.first_col == b.first_col && a.cols == b.cols;
+    };
+    const auto [announced, first] = previous.try_emplace(std::this_thread::get_id(), turn);
+    if (first) {
+      EXPECT_EQ(turn.previous.expert, -1);
+    } else {
+      EXPECT_TRUE(same(turn.previous, announced->second.block));
+      EXPECT_TRUE(same(turn.block, announced->second.next));
+      announced->second = turn;
+    }
   });
   EXPECT_EQ(static_cast<std::int64_t>(seen.size()), work.size());
   EXPECT_EQ(std::set<std::int64_t>(seen.begin(), seen.end()).size(), seen.size());
@@ -58,7 +71,7 @@ TEST(WorkList, HandsOutEveryBlockOnceAndNamesTheNextOneOfTheWorker) {
 TEST(WorkList, AnEmptyListCallsNobody) {
   WorkList work;
   work.add(0, 0, 64, 8, 64, 32);
-  work.run({}, 1e12, [](const Block&, const Block&) { FAIL(); });
+  work.run({}, 1e12, [](const WorkList::Turn&) { FAIL(); });
 }
 
 }  // namespace

@@ -1,12 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cpu/simd/kernel_table.h"
 #include "cpu/simd/kernels/element.h"
 #include "cpu/simd/kernels/finish.h"
 
-/// Forward: Y[r, n] is the dot product of an X row and a W row, both read in place along K.
+/// Forward: Y[r, n] is the dot product of an X row and a W row along K. W is read in place; X too
+/// when few rows share it, otherwise from a packed copy.
 ///
 /// Order of summation, the same for every tile and every number of rows: lane l of the accumulator
 /// sums the elements k = l (mod lanes of a step) with k ascending, then reduce4 adds the lanes in
@@ -17,9 +19,35 @@ namespace {
 /// A number of rows to prefetch that stands for one row, into the first-level cache.
 constexpr int kOneRowToL1 = -1;
 
+/// The rows of X that a tile multiplies, where they are.
+template <class Isa, class T, int Rows>
+struct ListedX {
+  using Dot = typename Isa::template Dot<T>;
+  const T* rows[Rows];
+  template <int Pass, bool Partial>
+  [[gnu::always_inline]] typename Dot::Reg load(int i, std::int64_t k, std::int64_t count) const {
+    if constexpr (Partial) return Dot::template load_partial<Pass>(rows[i] + k, count);
+    return Dot::template load<Pass>(rows[i] + k);
+  }
+};
+
+/// The same from a packed chunk: [step][Rows][elements of a step], the last step filled up with
+/// zeros. One stream of lines, which the hardware fetches ahead from L2 and which no stride of X
+/// can send to the same few sets of L1.
+template <class Isa, class T, int Rows>
+struct PackedX {
+  using Dot = typename Isa::template Dot<T>;
+  const T* first;
+  template <int Pass, bool Partial>
+  [[gnu::always_inline]] typename Dot::Reg load(int i, std::int64_t k, std::int64_t) const {
+    return Dot::template load<Pass>(first + k * Rows + i * Dot::kStep);
+  }
+};
+
 template <class T>
 struct DotTile {
   const T* const* x;  // [Rows]
+  const T* packed_x;  // the packed chunk, if the tile reads one
   const T* w[4];
   const T* prefetch[4];  // rows to bring into L2 meanwhile
   std::int64_t begin;    // first element of this part of K
@@ -33,30 +61,28 @@ struct DotTile {
 
 /// One step at element k of every row; of a partial step `count` elements exist and the others read
 /// as zero in both operands, so whatever lies past K, NaN included, adds 0 * 0.
-template <class Isa, class T, int Rows, int Pass, bool Partial>
-[[gnu::always_inline]] inline void dot_step(typename Isa::Vec (&acc)[Rows][4],
-                                            const T* const (&x_rows)[Rows],
+template <class Isa, class T, int Rows, int Pass, bool Partial, class X>
+[[gnu::always_inline]] inline void dot_step(typename Isa::Vec (&acc)[Rows][4], const X& x_rows,
                                             const T* const (&w_rows)[4], std::int64_t k,
                                             std::int64_t count) {
   using Dot = typename Isa::template Dot<T>;
-  const auto load = [ k, count ](const T* row) __attribute__((always_inline)) {
-    if constexpr (Partial)
-      return Dot::template load_partial<Pass>(row + k, count);
-    else
-      return Dot::template load<Pass>(row + k);
-  };
   typename Dot::Reg x[Rows];
 #pragma GCC unroll 8
-  for (int i = 0; i < Rows; ++i) x[i] = load(x_rows[i]);
+  for (int i = 0; i < Rows; ++i) x[i] = x_rows.template load<Pass, Partial>(i, k, count);
 #pragma GCC unroll 4
   for (int j = 0; j < 4; ++j) {
-    const typename Dot::Reg w = load(w_rows[j]);
+    typename Dot::Reg w;
+    if constexpr (Partial) {
+      w = Dot::template load_partial<Pass>(w_rows[j] + k, count);
+    } else {
+      w = Dot::template load<Pass>(w_rows[j] + k);
+    }
 #pragma GCC unroll 8
     for (int i = 0; i < Rows; ++i) acc[i][j] = Dot::accumulate(acc[i][j], x[i], w);
   }
 }
 
-template <class Isa, class T, int Rows, int Prefetch>
+template <class Isa, class T, int Rows, int Prefetch, bool Packed>
 [[gnu::noinline]] void dot_tile(const DotTile<T>& tile) {
   using Vec = typename Isa::Vec;
   using Dot = typename Isa::template Dot<T>;
@@ -75,12 +101,16 @@ template <class Isa, class T, int Rows, int Prefetch>
     }
   }
 
-  const T* x[Rows];
+  std::conditional_t<Packed, PackedX<Isa, T, Rows>, ListedX<Isa, T, Rows>> x;
   const T* w[4];
   constexpr int kPrefetchRows = Prefetch == kOneRowToL1 ? 1 : Prefetch;
   const T* ahead[kPrefetchRows > 0 ? kPrefetchRows : 1];
+  if constexpr (Packed) {
+    x.first = tile.packed_x + tile.begin * Rows;
+  } else {
 #pragma GCC unroll 8
-  for (int i = 0; i < Rows; ++i) x[i] = tile.x[i] + tile.begin;
+    for (int i = 0; i < Rows; ++i) x.rows[i] = tile.x[i] + tile.begin;
+  }
 #pragma GCC unroll 4
   for (int j = 0; j < 4; ++j) w[j] = tile.w[j] + tile.begin;
 #pragma GCC unroll 4
@@ -122,16 +152,59 @@ template <class Isa, class T, int Rows, int Prefetch>
 template <class T>
 using DotTileFn = void (*)(const DotTile<T>&);
 
-/// dot_tile for `rows` rows that prefetches `prefetch` lines per step: 0, 1, 2, 4 or kOneRowToL1.
+/// dot_tile for `rows` rows that prefetches `prefetch` lines per step: 0, 1, 2, 4 or kOneRowToL1;
+/// packed X only comes with so many rows that one line per step is enough.
 template <class Isa, class T, int Rows = Isa::kDotRows>
-DotTileFn<T> select_dot_tile(std::int64_t rows, int prefetch) {
+DotTileFn<T> select_dot_tile(std::int64_t rows, int prefetch, bool packed) {
   if constexpr (Rows > 1) {
-    if (rows < Rows) return select_dot_tile<Isa, T, Rows - 1>(rows, prefetch);
+    if (rows < Rows) return select_dot_tile<Isa, T, Rows - 1>(rows, prefetch, packed);
   }
-  if (prefetch == 0) return dot_tile<Isa, T, Rows, 0>;
-  if (prefetch == 1) return dot_tile<Isa, T, Rows, 1>;
-  if (prefetch == kOneRowToL1) return dot_tile<Isa, T, Rows, kOneRowToL1>;
-  return prefetch == 2 ? dot_tile<Isa, T, Rows, 2> : dot_tile<Isa, T, Rows, 4>;
+  if (packed) {
+    if (prefetch == kOneRowToL1) return dot_tile<Isa, T, Rows, kOneRowToL1, true>;
+    return prefetch == 0 ? dot_tile<Isa, T, Rows, 0, true> : dot_tile<Isa, T, Rows, 1, true>;
+  }
+  if (prefetch == 0) return dot_tile<Isa, T, Rows, 0, false>;
+  if (prefetch == 1) return dot_tile<Isa, T, Rows, 1, false>;
+  if (prefetch == kOneRowToL1) return dot_tile<Isa, T, Rows, kOneRowToL1, false>;
+  return prefetch == 2 ? dot_tile<Isa, T, Rows, 2, false> : dot_tile<Isa, T, Rows, 4, false>;
+}
+
+/// The rows of a task in chunks of one tile each, of sizes that differ by one at most.
+template <class Isa>
+struct RowChunks {
+  std::int64_t count;
+  std::int64_t shorter;  // rows of a chunk; the first `longer` chunks have one more
+  std::int64_t longer;
+  explicit RowChunks(std::int64_t rows)
+      : count((rows + Isa::kDotRows - 1) / Isa::kDotRows),
+        shorter(rows / count),
+        longer(rows % count) {}
+  std::int64_t rows(std::int64_t chunk) const { return shorter + (chunk < longer ? 1 : 0); }
+};
+
+/// Packs the X rows of a task for PackedX, chunk after chunk.
+template <class Isa, class T>
+void pack_x(const void* const* rows, std::int64_t count, std::int64_t k, void* packed) {
+  constexpr std::int64_t kStep = Isa::template Dot<T>::kStep;
+  T* chunk = static_cast<T*>(packed);
+  const std::int64_t steps = k / kStep;
+  const std::int64_t tail = k - steps * kStep;
+  const RowChunks<Isa> chunks(count);
+  for (std::int64_t c = 0; c < chunks.count; ++c) {
+    const std::int64_t chunk_rows = chunks.rows(c);
+    for (std::int64_t i = 0; i < chunk_rows; ++i) {
+      const T* row = static_cast<const T*>(*rows++);
+      T* to = chunk + i * kStep;
+      for (std::int64_t s = 0; s < steps; ++s, to += chunk_rows * kStep) {
+        __builtin_memcpy(to, row + s * kStep, kStep * sizeof(T));
+      }
+      if (tail > 0) {
+        __builtin_memset(to, 0, kStep * sizeof(T));
+        __builtin_memcpy(to, row + steps * kStep, static_cast<std::size_t>(tail) * sizeof(T));
+      }
+    }
+    chunk += chunk_rows * (steps + (tail > 0 ? 1 : 0)) * kStep;
+  }
 }
 
 /// Row `group` * 4 + j of the weights that this worker reads: the block's own rows, then those of
@@ -176,14 +249,13 @@ constexpr std::int64_t kDotPartBytes = 2816;
 template <class Isa, class T>
 void forward_task(const ForwardTask& task) {
   using Dot = typename Isa::template Dot<T>;
-  constexpr std::int64_t kRows = Isa::kDotRows;
   const T* const* x = reinterpret_cast<const T* const*>(task.x);
-  const std::int64_t chunks = (task.rows + kRows - 1) / kRows;
-  const std::int64_t chunk_rows = task.rows / chunks;  // the first chunks take one more
-  const std::int64_t longer_chunks = task.rows % chunks;
+  const T* packed_x = static_cast<const T*>(task.packed_x);
+  const RowChunks<Isa> chunks(task.rows);
   const std::int64_t steps = task.k / Dot::kStep;
+  const std::int64_t packed_k = (task.k + Dot::kStep - 1) / Dot::kStep * Dot::kStep;
   const std::int64_t part_steps_max = kDotPartBytes / (Dot::kStep * std::int64_t{sizeof(T)});
-  const std::int64_t parts = chunks == 1 ? 1 : (steps + part_steps_max - 1) / part_steps_max;
+  const std::int64_t parts = chunks.count == 1 ? 1 : (steps + part_steps_max - 1) / part_steps_max;
   const std::int64_t part_steps = parts > 0 ? (steps + parts - 1) / parts : 0;
 
   // Two groups of four short rows leave L1 room enough for the group in use.
@@ -213,20 +285,23 @@ void forward_task(const ForwardTask& task) {
       tile.resume = part > 0;
       tile.park = !last;
       std::int64_t row = 0;
-      for (std::int64_t c = 0; c < chunks; ++c) {
-        const std::int64_t rows = chunk_rows + (c < longer_chunks ? 1 : 0);
+      for (std::int64_t c = 0; c < chunks.count; ++c) {
+        const std::int64_t rows = chunks.rows(c);
         tile.x = x + row;
+        tile.packed_x = packed_x != nullptr ? packed_x + row * packed_k : nullptr;
         tile.parked = task.parked + row * 4 * Isa::kLanes;
         // The rows ahead are shared out over the chunks.
         int prefetch = 0;
-        for (std::int64_t j = c; j < ahead_rows; j += chunks) tile.prefetch[prefetch++] = ahead[j];
+        for (std::int64_t j = c; j < ahead_rows; j += chunks.count) {
+          tile.prefetch[prefetch++] = ahead[j];
+        }
         if (prefetch == 3) prefetch = 2;
         if (prefetch == 1 && short_rows) prefetch = kOneRowToL1;
         if (last && n % kStagedCols == kStagedCols / 2) {
           fetch_output_lines<Isa>(task, row, rows, n - kStagedCols / 2);
         }
         tile.sums = task.staged + row * kStagedCols + n % kStagedCols;
-        select_dot_tile<Isa, T>(rows, prefetch)(tile);
+        select_dot_tile<Isa, T>(rows, prefetch, packed_x != nullptr)(tile);
         row += rows;
       }
     }

@@ -14,6 +14,8 @@ template <class Isa, class T, class Math = FloatMath<Isa>>
 constexpr DTypeKernels dtype_kernels() {
   DTypeKernels kernels;
   kernels.forward = forward_task<Isa, T>;
+  kernels.pack_x = pack_x<Isa, T>;
+  kernels.dot_step = Isa::template Dot<T>::kStep;
   kernels.dx_packed = dx_packed<Math, T>;
   kernels.dx_in_place = dx_in_place<Math, T>;
   kernels.dw = dw_chunk<Math, T>;
@@ -26,6 +28,7 @@ constexpr DTypeKernels dtype_kernels() {
 template <class Isa, class Bf16Math = FloatMath<Isa>>
 constexpr KernelTable kernel_table() {
   static_assert(Isa::kDotRows <= kMaxTileRows && Isa::kTileRows <= kMaxTileRows);
+  static_assert(kMinPackedX > 3 * Isa::kDotRows);
   static_assert(Isa::kLanes * 4 <= kParkedFloatsPerRow);
   static_assert(Isa::kTileVecs * Isa::kLanes <= kMaxPanelCols);
   static_assert(Isa::kOuterVecs * Isa::kLanes <= kMaxPanelCols);
