@@ -15,8 +15,9 @@ constexpr std::int64_t kMinPackedCols = 2 * kMaxPanelCols;
 constexpr std::int64_t kMaxPackedCols = 4 * kMaxPanelCols;
 /// Rows that a packed block should serve at least: packing costs about 30 rows of arithmetic.
 constexpr std::int64_t kMinPackedRows = 192;
-/// Columns of a block that reads weights in place, in whole tiles.
-constexpr std::int64_t kMaxInPlaceCols = 1024;
+/// Columns of a block that reads weights in place: long stretches of each weight row.
+constexpr std::int64_t kMinInPlaceCols = 512;
+constexpr std::int64_t kMaxInPlaceCols = 2048;
 
 /// Columns of a packed block of `rows` rows, no more than makes `share` rows times columns.
 std::int64_t packed_cols(std::int64_t rows, std::int64_t share) {
@@ -53,9 +54,8 @@ void run_dx(const KernelTable& kernels, DxPath path, const Problem& problem,
   for (std::int64_t e = 0; e < problem.experts; ++e) {
     if (in_place(locator.size(e))) {
       const std::int64_t rows = std::min(locator.size(e), kMaxRowsInPlace);
-      const std::int64_t tile_cols = rows > 0 ? kernels.in_place_cols[rows - 1] : 1;
-      const std::int64_t cols = std::clamp(share / (rows + 6), tile_cols, kMaxInPlaceCols);
-      work.add(e, locator.size(e), problem.k, kMaxRowsInPlace, cols, tile_cols);
+      const std::int64_t cols = std::clamp(share / (rows + 6), kMinInPlaceCols, kMaxInPlaceCols);
+      work.add(e, locator.size(e), problem.k, kMaxRowsInPlace, cols, kMaxPanelCols);
     } else {
       const std::int64_t cols = packed_cols(std::min(locator.size(e), packed_rows), share);
       work.add(e, locator.size(e), problem.k, packed_rows, cols, kMaxPanelCols);
@@ -66,7 +66,7 @@ void run_dx(const KernelTable& kernels, DxPath path, const Problem& problem,
     return static_cast<const char*>(operands.w) +
            (block.expert * problem.n * operands.w_stride + block.first_col) * element;
   };
-  const std::int64_t words = kMaxTileRows * kFoldSteps;
+  const std::int64_t words = kDxWordRows * kFoldSteps;
   const std::int64_t totals = std::max(std::max(kKeptSums, packed_rows * kMinPackedCols),
                                        kMaxRowsInPlace * 2 * kMaxInPlaceCols);
   const std::int64_t scratch_bytes =

@@ -46,8 +46,8 @@ struct DxTask {
   const void* next_w = nullptr;  ///< the same of the block this worker packs next; null: none
   std::int64_t next_cols = 0;
   std::uint32_t* panels = nullptr;  ///< scratch: packed weights, kFoldSteps * padded cols
-  std::uint32_t* words = nullptr;   ///< scratch: copies of dY rows, kMaxTileRows * kFoldSteps
-  float* totals = nullptr;          ///< scratch: rows * padded cols floats
+  std::uint32_t* words = nullptr;   ///< scratch: copies of dY rows, kDxWordRows * kFoldSteps
+  float* totals = nullptr;          ///< scratch: rows * padded cols floats, twice that in place
 };
 
 /// Part of dW_e[n_rows, cols] = sum over rows of scale * dY^T X: one chunk of the segment's rows.
@@ -79,9 +79,12 @@ constexpr std::int64_t kStagedCols = 32;
 /// tiles then prefetch one weight row each.
 constexpr std::int64_t kMinPackedX = 24;
 constexpr std::int64_t kMaxPanelCols = 64;  ///< columns are padded to this in scratch
-constexpr std::int64_t kDyPanelCols = 32;   ///< columns of dY packed at a time for dW
-/// dX reads weights in place up to this many rows: 2 to 8 measured equal.
-constexpr std::int64_t kMaxRowsInPlace = 4;
+constexpr std::int64_t kDyPanelCols = 64;   ///< columns of dY packed at a time for dW
+/// Most rows of an expert for which dX reads the weights in place: two tiles. Up to 24 measured
+/// equal.
+constexpr std::int64_t kMaxRowsInPlace = 12;
+constexpr std::int64_t kDxWordRows =
+    kMaxRowsInPlace > kMaxTileRows ? kMaxRowsInPlace : kMaxTileRows;
 /// Steps (terms, or pairs of terms) that a broadcast kernel sums serially before it folds the sum
 /// into the total. Every dX kernel folds at the same steps: that makes their bits equal. One fold
 /// costs about 1% at 128.
@@ -115,7 +118,6 @@ struct KernelTable {
   int tile_cols = 0;
   int outer_rows = 0;  ///< dW tile: outer_rows x outer_cols
   int outer_cols = 0;
-  int in_place_cols[kMaxRowsInPlace] = {};  ///< columns of a dX tile in place, by rows - 1
 };
 
 /// One per instruction-set file; null when the compiler could not build it for this machine type.

@@ -20,7 +20,6 @@ struct Avx2 {
   static constexpr int kTileVecs = 2;
   static constexpr int kOuterRows = 4;
   static constexpr int kOuterVecs = 2;
-  static constexpr int kInPlaceVecs[4] = {8, 4, 2, 2};
   static constexpr bool kStreams = false;
   static constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 

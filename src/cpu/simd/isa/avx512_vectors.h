@@ -20,7 +20,6 @@ struct Avx512 {
   static constexpr int kTileVecs = 4;
   static constexpr int kOuterRows = 8;
   static constexpr int kOuterVecs = 2;
-  static constexpr int kInPlaceVecs[4] = {16, 12, 8, 6};  // by rows
   static constexpr bool kStreams = true;
 
   static Vec zero() { return _mm512_setzero_ps(); }

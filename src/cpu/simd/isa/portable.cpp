@@ -24,7 +24,6 @@ struct Portable {
   static constexpr int kTileVecs = 2;
   static constexpr int kOuterRows = 4;
   static constexpr int kOuterVecs = 2;
-  static constexpr int kInPlaceVecs[4] = {8, 4, 2, 2};
   static constexpr bool kStreams = false;
 
   static Vec zero() { return Vec{}; }

@@ -3,7 +3,8 @@
 #include "cpu/simd/kernel_table.h"
 #include "cpu/simd/kernels/dot.h"
 #include "cpu/simd/kernels/dw.h"
-#include "cpu/simd/kernels/dx.h"
+#include "cpu/simd/kernels/dx_in_place.h"
+#include "cpu/simd/kernels/dx_packed.h"
 #include "cpu/simd/kernels/float_math.h"
 
 namespace moegemm::cpu::simd {
@@ -42,9 +43,6 @@ constexpr KernelTable kernel_table() {
   table.tile_cols = Isa::kTileVecs * Isa::kLanes;
   table.outer_rows = Isa::kOuterRows;
   table.outer_cols = Isa::kOuterVecs * Isa::kLanes;
-  for (int i = 0; i < kMaxRowsInPlace; ++i) {
-    table.in_place_cols[i] = Isa::kInPlaceVecs[i] * Isa::kLanes;
-  }
   return table;
 }
 

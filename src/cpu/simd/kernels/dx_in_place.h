@@ -1,0 +1,183 @@
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/simd/kernel_table.h"
+#include "cpu/simd/kernels/broadcast.h"
+#include "cpu/simd/kernels/finish.h"
+
+/// dX rows = dY rows times W_e, for experts with few rows: reading the weights is what takes time.
+/// They are read once, in place, a group of whole rows of the block at a time, while the next group
+/// is on its way into L2; the sums wait in L1 from group to group. Narrow columns down many weight
+/// rows, with the sums in registers, would reach three quarters of that bandwidth.
+///
+/// The sums have the order of broadcast.h from weight row 0, so their bits are those of dx_packed.
+namespace moegemm::cpu::simd {
+namespace {
+
+/// Weight rows of a group. 8 and 16 stream equally well, 4 a little worse; more rows move the sums
+/// less often.
+constexpr std::int64_t kGroupTerms = 16;
+
+/// A group of weight rows, and the sums of some rows of dX before and after it.
+template <class Math, class T>
+struct WeightGroup {
+  const T* w;
+  std::int64_t stride;
+  std::int64_t terms;                // weight rows, kGroupTerms at most
+  std::int64_t cols;                 // of the block
+  const T* ahead;                    // the group to fetch meanwhile
+  const typename Math::Word* words;  // [Rows][kFoldSteps] of dY, at the first weight row
+  float* sums;                       // [Rows][padded_cols] since the last fold
+  float* totals;                     // [Rows][padded_cols] of the folds before
+  std::int64_t padded_cols;
+  bool starts_fold;  // the sums are zero
+  bool ends_fold;    // the sums go into the totals
+  bool first_fold;   // the totals are zero
+};
+
+/// Columns [col, col + Vecs * lanes) of a group.
+template <class Math, class T, int Rows, bool Fetch, bool Masked>
+[[gnu::always_inline]] inline void in_place_columns(const WeightGroup<Math, T>& group,
+                                                    std::int64_t col) {
+  using Isa = typename Math::Isa;
+  constexpr int kVecs = Isa::kTileVecs;
+  constexpr std::int64_t kLineElems = 64 / std::int64_t{sizeof(T)};
+  constexpr std::int64_t kCols = kVecs * Isa::kLanes;
+  typename Isa::Vec acc[Rows][kVecs];
+  float* const sums = group.sums + col;
+  if (group.starts_fold) {
+#pragma GCC unroll 8
+    for (int i = 0; i < Rows; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kVecs; ++j) acc[i][j] = Isa::zero();
+    }
+  } else {
+#pragma GCC unroll 8
+    for (int i = 0; i < Rows; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kVecs; ++j) {
+        acc[i][j] = Isa::load(sums + i * group.padded_cols + j * Isa::kLanes);
+      }
+    }
+  }
+  const auto add_step = [&](std::int64_t step, const T* row, const T* second)
+      __attribute__((always_inline)) {
+    typename Math::Step b[kVecs];
+#pragma GCC unroll 2
+    for (int j = 0; j < kVecs; j += 2) {
+      typename Math::Step pair[2];
+      Math::template load_in_place<T, Masked>(pair, row, second, col + j * Isa::kLanes, group.cols);
+      b[j] = pair[0];
+      b[j + 1] = pair[1];
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < Rows; ++i) {
+      const typename Math::Step word = Math::broadcast(group.words + i * kFoldSteps + step);
+#pragma GCC unroll 4
+      for (int j = 0; j < kVecs; ++j) acc[i][j] = Math::accumulate(acc[i][j], word, b[j]);
+    }
+  };
+  const std::int64_t whole_steps = group.terms / Math::kTerms;
+  const T* row = group.w;
+  const T* ahead = Fetch ? group.ahead + col : nullptr;
+  for (std::int64_t step = 0; step < whole_steps; ++step) {
+    if constexpr (Fetch) {
+#pragma GCC unroll 2
+      for (std::int64_t t = 0; t < Math::kTerms; ++t, ahead += group.stride) {
+#pragma GCC unroll 4
+        for (std::int64_t c = 0; c < kCols; c += kLineElems) Isa::prefetch_l2(ahead + c);
+      }
+    }
+    add_step(step, row, Math::kTerms == 2 ? row + group.stride : nullptr);
+    row += Math::kTerms * group.stride;
+  }
+  if (whole_steps * Math::kTerms < group.terms) add_step(whole_steps, row, nullptr);
+
+  if (!group.ends_fold) {
+#pragma GCC unroll 8
+    for (int i = 0; i < Rows; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kVecs; ++j) {
+        Isa::store(sums + i * group.padded_cols + j * Isa::kLanes, acc[i][j]);
+      }
+    }
+  } else {
+    fold<Math, Rows, kVecs>(acc, group.totals + col, group.padded_cols, group.first_fold);
+  }
+}
+
+template <class Math, class T, int Rows, bool Fetch>
+[[gnu::noinline]] void in_place_group(const WeightGroup<Math, T>& group) {
+  constexpr std::int64_t kCols = Math::Isa::kTileVecs * Math::Isa::kLanes;
+  std::int64_t col = 0;
+  for (; col + kCols <= group.cols; col += kCols) {
+    in_place_columns<Math, T, Rows, Fetch, false>(group, col);
+  }
+  if (col < group.cols) in_place_columns<Math, T, Rows, Fetch, true>(group, col);
+}
+
+template <class Math, class T, int Rows = Math::Isa::kTileRows>
+auto select_in_place_group(std::int64_t rows, bool fetch) {
+  if constexpr (Rows > 1) {
+    if (rows < Rows) return select_in_place_group<Math, T, Rows - 1>(rows, fetch);
+  }
+  return fetch ? in_place_group<Math, T, Rows, true> : in_place_group<Math, T, Rows, false>;
+}
+
+template <class Math, class T>
+void dx_in_place(const DxTask& task) {
+  using Isa = typename Math::Isa;
+  using Word = typename Math::Word;
+  constexpr std::int64_t kCols = Isa::kTileVecs * Isa::kLanes;
+  constexpr std::int64_t kFoldTerms = kFoldSteps * Math::kTerms;
+  static_assert(kFoldTerms % kGroupTerms == 0);
+  const T* const* dy = reinterpret_cast<const T* const*>(task.dy);
+  const T* const w = static_cast<const T*>(task.w);
+  Word* const words = reinterpret_cast<Word*>(task.words);
+  const std::int64_t chunks = (task.rows + Isa::kTileRows - 1) / Isa::kTileRows;
+
+  WeightGroup<Math, T> group;
+  group.stride = task.w_stride;
+  group.cols = task.cols;
+  group.padded_cols = (task.cols + kCols - 1) / kCols * kCols;
+  float* const sums = task.totals + task.rows * group.padded_cols;
+  for (std::int64_t term = 0; term < task.n; term += kGroupTerms) {
+    const std::int64_t in_fold = term % kFoldTerms;
+    const std::int64_t left = task.n - term;
+    if (in_fold == 0) {
+      const std::int64_t terms = left < kFoldTerms ? left : kFoldTerms;
+      for (std::int64_t i = 0; i < task.rows; ++i) {
+        Math::copy_words(dy[i] + term, terms, words + i * kFoldSteps);
+      }
+    }
+    group.w = w + term * task.w_stride;
+    group.terms = left < kGroupTerms ? left : kGroupTerms;
+    group.ahead = left > kGroupTerms ? group.w + kGroupTerms * task.w_stride
+                                     : static_cast<const T*>(task.next_w);
+    group.starts_fold = in_fold == 0;
+    group.ends_fold = in_fold + kGroupTerms == kFoldTerms || left <= kGroupTerms;
+    group.first_fold = term < kFoldTerms;
+    for (std::int64_t c = 0; c < chunks; ++c) {
+      const std::int64_t row = c * task.rows / chunks;
+      const std::int64_t rows = (c + 1) * task.rows / chunks - row;
+      group.words = words + row * kFoldSteps + in_fold / Math::kTerms;
+      group.sums = sums + row * group.padded_cols;
+      group.totals = task.totals + row * group.padded_cols;
+      const bool fetch = c == 0 && group.ahead != nullptr;
+      select_in_place_group<Math, T>(rows, fetch)(group);
+    }
+  }
+  for (std::int64_t i = 0; i < task.rows; ++i) {
+    if (task.out.rows[i] == nullptr) continue;
+    float* const total = task.totals + i * group.padded_cols;
+    for (std::int64_t c = 0; c < task.cols; c += kCols) {
+      Math::template restore_column_order<Isa::kTileVecs>(total + c);
+    }
+    finish_row<Isa>(total, task.out.rows[i], task.out.dtype, task.out.first_col, task.cols,
+                    task.out.scales != nullptr ? task.out.scales + i : nullptr);
+  }
+}
+
+}  // namespace
+}  // namespace moegemm::cpu::simd

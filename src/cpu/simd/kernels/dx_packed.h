@@ -1,0 +1,128 @@
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cpu/simd/kernel_table.h"
+#include "cpu/simd/kernels/broadcast.h"
+#include "cpu/simd/kernels/finish.h"
+#include "cpu/simd/kernels/pack.h"
+
+/// dX rows = dY rows times W_e, for experts with many rows: the contraction runs down the weight
+/// rows, lanes along K. A block of weight columns is packed once, then all rows of the task pass
+/// over it. The sums have the order of broadcast.h from weight row 0.
+namespace moegemm::cpu::simd {
+namespace {
+
+constexpr std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+constexpr std::int64_t round_up(std::int64_t value, std::int64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
+/// Hands out the weights that are packed next in runs that one tile can prefetch: two lines of
+/// kFoldSteps weight rows each.
+template <class T>
+class WeightPrefetch {
+ public:
+  /// Nothing if `first` is null.
+  WeightPrefetch(const T* first, std::int64_t cols, std::int64_t stride, std::int64_t rows)
+      : next_(reinterpret_cast<const char*>(first)),
+        stride_bytes_(stride * std::int64_t{sizeof(T)}),
+        row_runs_(rows / kFoldSteps),
+        runs_(first != nullptr ? row_runs_ * round_up(cols * sizeof(T), 128) / 128 : 0) {}
+
+  PrefetchRun next() {
+    if (given_ == runs_) return {};
+    const std::int64_t line_pair = given_ / row_runs_;
+    const std::int64_t row = given_ % row_runs_ * kFoldSteps;
+    ++given_;
+    return {next_ + row * stride_bytes_ + line_pair * 128, stride_bytes_};
+  }
+
+ private:
+  const char* next_;
+  std::int64_t stride_bytes_;
+  std::int64_t row_runs_;
+  std::int64_t runs_;
+  std::int64_t given_ = 0;
+};
+
+template <class Math, int Rows>
+[[gnu::noinline]] void packed_tile(const typename Math::Word* const* rows,
+                                   const typename Math::Word* panel, std::int64_t steps,
+                                   float* total, std::int64_t total_stride, bool first,
+                                   PrefetchRun prefetch) {
+  constexpr int kVecs = Math::Isa::kTileVecs;
+  WordRows<Math, Rows> a;
+#pragma GCC unroll 8
+  for (int i = 0; i < Rows; ++i) a.rows[i] = rows[i];
+  const PackedSteps<Math, kVecs> b{panel};
+  broadcast_fold<Math, Rows, kVecs>(a, b, 0, steps, total, total_stride, first, prefetch);
+}
+
+template <class Math, int Rows = Math::Isa::kTileRows>
+auto select_packed_tile(std::int64_t rows) {
+  if constexpr (Rows > 1) {
+    if (rows < Rows) return select_packed_tile<Math, Rows - 1>(rows);
+  }
+  return packed_tile<Math, Rows>;
+}
+
+template <class Math, class T>
+void dx_packed(const DxTask& task) {
+  using Isa = typename Math::Isa;
+  using Word = typename Math::Word;
+  static_assert(sizeof(Word) == sizeof(std::uint32_t));
+  constexpr std::int64_t kPanelCols = Isa::kTileVecs * Isa::kLanes;
+  constexpr std::int64_t kRows = Isa::kTileRows;
+  constexpr std::int64_t kTerms = kFoldSteps * Math::kTerms;
+  const T* const* dy = reinterpret_cast<const T* const*>(task.dy);
+  const T* w = static_cast<const T*>(task.w);
+  Word* panels = reinterpret_cast<Word*>(task.panels);
+  Word* words = reinterpret_cast<Word*>(task.words);
+  const std::int64_t padded_cols = round_up(task.cols, kPanelCols);
+  const std::int64_t tiles = (task.rows + kRows - 1) / kRows;
+
+  // Weights are packed fold by fold: what was fetched ahead is used before the caches forget it.
+  for (std::int64_t term = 0; term < task.n; term += kTerms) {
+    const std::int64_t terms = smaller(kTerms, task.n - term);
+    const std::int64_t steps = (terms + Math::kTerms - 1) / Math::kTerms;
+    const std::int64_t left = task.n - term - terms;
+    pack_panels<Math, T, Isa::kTileVecs>(StridedRows<T>{w + term * task.w_stride, task.w_stride},
+                                         terms, task.cols, nullptr, panels);
+    WeightPrefetch<T> prefetch(
+        left > 0 ? w + (term + terms) * task.w_stride : static_cast<const T*>(task.next_w),
+        left > 0 ? task.cols : task.next_cols, task.w_stride,
+        smaller(kTerms, left > 0 ? left : task.n));
+    // A word that would reach past the row, or that is not the stored number itself, is copied.
+    const bool copies = !std::is_same_v<T, typename Math::Stored> || terms % Math::kTerms != 0;
+    for (std::int64_t t = 0; t < tiles; ++t) {
+      const std::int64_t row = t * task.rows / tiles;
+      const std::int64_t rows = (t + 1) * task.rows / tiles - row;
+      const Word* a[kRows] = {};
+      for (std::int64_t i = 0; i < rows; ++i) {
+        if (copies) {
+          Math::copy_words(dy[row + i] + term, terms, words + i * kFoldSteps);
+          a[i] = words + i * kFoldSteps;
+        } else {
+          a[i] = reinterpret_cast<const Word*>(dy[row + i] + term);
+        }
+      }
+      const auto tile = select_packed_tile<Math>(rows);
+      float* totals = task.totals + row * padded_cols;
+      for (std::int64_t c = 0; c < task.cols; c += kPanelCols) {
+        tile(a, panels + c * steps, steps, totals + c, padded_cols, term == 0, prefetch.next());
+      }
+      if (left > 0) continue;
+      for (std::int64_t i = 0; i < rows; ++i) {
+        if (task.out.rows[row + i] == nullptr) continue;
+        finish_row<Isa>(totals + i * padded_cols, task.out.rows[row + i], task.out.dtype,
+                        task.out.first_col, task.cols,
+                        task.out.scales != nullptr ? task.out.scales + row + i : nullptr);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace moegemm::cpu::simd
