@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from moegemm.activations import Activation, activation_named
+from moegemm.activations import Activation
+from moegemm.layer_arguments import LayerOptions, layer_arguments
 from moegemm.operators import flags as bits
 from moegemm.operators.errors import explain
 from moegemm.operators.raw import torch_allows_tf32
@@ -44,17 +45,21 @@ class Weights(NamedTuple):
     transposed: bool
     tf32: int  # bits.ALLOW_TF32 or 0
 
+    def _product(self, rows: Tensor, w: Tensor, routed: Routed, as_forward: int, as_dx: int) -> Tensor:
+        operator, flag = (_dx, as_dx) if self.transposed else (_forward, as_forward)
+        return operator(rows, w, *routed[:2], None, routed.topk, flag | self.tf32)
+
+    def _gradient(self, dy: Tensor, x: Tensor, routed: Routed, flag: int, swapped_flag: int) -> Tensor:
+        operands, flag = ((x, dy), swapped_flag) if self.transposed else ((dy, x), flag)
+        return _dw(*operands, *routed[:2], None, routed.topk, flag | self.tf32)
+
     def from_tokens(self, tokens: Tensor, w: Tensor, routed: Routed) -> Tensor:
         """[T, K] -> [M, N] in expert order: row r reads its token. The first product."""
-        if self.transposed:
-            return _dx(tokens, w, *routed[:2], None, routed.topk, _TOKENS_OF_DY | self.tf32)
-        return _forward(tokens, w, *routed[:2], None, routed.topk, _TOKENS_OF_X | self.tf32)
+        return self._product(tokens, w, routed, _TOKENS_OF_X, _TOKENS_OF_DY)
 
     def to_flat(self, rows: Tensor, w: Tensor, routed: Routed) -> Tensor:
         """[M, K] in expert order -> [M, N] in flat order. The second product."""
-        if self.transposed:
-            return _dx(rows, w, *routed[:2], None, routed.topk, bits.PERMUTE_X | self.tf32)
-        return _forward(rows, w, *routed[:2], None, routed.topk, bits.PERMUTE_Y | self.tf32)
+        return self._product(rows, w, routed, bits.PERMUTE_Y, bits.PERMUTE_X)
 
     def from_tokens_backward(self, d_tokens: Tensor, w: Tensor, routed: Routed) -> Tensor:
         """The gradient of to_flat's rows where every slot of a token has the token's gradient [T, N]."""
@@ -66,15 +71,11 @@ class Weights(NamedTuple):
 
     def gradient_of_first(self, d_rows: Tensor, tokens: Tensor, routed: Routed) -> Tensor:
         """dW of from_tokens."""
-        if self.transposed:
-            return _dw(tokens, d_rows, *routed[:2], None, routed.topk, _TOKENS_OF_DY | self.tf32)
-        return _dw(d_rows, tokens, *routed[:2], None, routed.topk, _TOKENS_OF_X | self.tf32)
+        return self._gradient(d_rows, tokens, routed, _TOKENS_OF_X, _TOKENS_OF_DY)
 
     def gradient_of_second(self, d_tokens: Tensor, rows: Tensor, routed: Routed) -> Tensor:
         """dW of to_flat, from the tokens' gradient [T, N] and rows that are scaled by their router weights."""
-        if self.transposed:
-            return _dw(rows, d_tokens, *routed[:2], None, routed.topk, _TOKENS_OF_X | self.tf32)
-        return _dw(d_tokens, rows, *routed[:2], None, routed.topk, _TOKENS_OF_DY | self.tf32)
+        return self._gradient(d_tokens, rows, routed, _TOKENS_OF_DY, _TOKENS_OF_X)
 
 
 class LayerCall(NamedTuple):
@@ -190,19 +191,6 @@ class MoeMlp(torch.autograd.Function):
 _apply: Callable[..., Tensor] = MoeMlp.apply
 
 
-def _require_shape(name: str, tensor: Tensor, shape: tuple[int, ...], meaning: str) -> None:
-    if tuple(tensor.shape) != shape:
-        raise ValueError(f"{name} is {list(tensor.shape)}; its shape must be {meaning} = {list(shape)}")
-
-
-def _require_tensors(tensors: dict[str, Tensor | None], optional: set[str]) -> None:
-    for name, value in tensors.items():
-        if value is None and name in optional:
-            continue
-        if not isinstance(value, Tensor):
-            raise TypeError(f"{name} is {value!r} of type {type(value).__name__}; a torch.Tensor is accepted")
-
-
 def _without_transpose(w: Tensor, transposed: bool) -> tuple[Tensor, bool]:
     """The same W as its memory lies: a transposed view is the other layout, not a reason to copy."""
     if w.dim() == 3 and w.stride(-1) != 1 and w.stride(-2) == 1:
@@ -249,62 +237,26 @@ def moe_mlp(
     >>> moegemm.moe_mlp(x, gate_up, down, ids, weights).shape
     torch.Size([6, 16])
     """
-    tensors = {
-        "x": x, "w_gate_up": w_gate_up, "w_down": w_down, "expert_ids": expert_ids, "router_weights": router_weights,
-        "gate_up_bias": gate_up_bias, "down_bias": down_bias,
+    options: LayerOptions = {
+        "layout": layout, "transposed": transposed, "gate_up_bias": gate_up_bias, "down_bias": down_bias,
+        "alpha": alpha, "limit": limit, "up_offset": up_offset,
     }  # fmt: skip
-    _require_tensors(tensors, {"router_weights", "gate_up_bias", "down_bias"})
-    chosen = activation_named(activation, layout, alpha, limit, up_offset)
-    if w_gate_up.dim() != 3 or w_down.dim() != 3:
-        raise ValueError(
-            f"w_gate_up is {list(w_gate_up.shape)} and w_down {list(w_down.shape)}; both must have three dimensions, "
-            "the first of them E"
-        )
-    if torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x, w_gate_up, w_down = x.to(dtype), w_gate_up.to(dtype), w_down.to(dtype)
-        gate_up_bias = None if gate_up_bias is None else gate_up_bias.to(dtype)
-        down_bias = None if down_bias is None else down_bias.to(dtype)
-    hidden = x.size(-1)
-    experts, inner = w_down.size(0), w_down.size(1 if transposed else 2)
-    columns = 2 * inner if chosen.gated else inner
-    if transposed:
-        _require_shape("w_down", w_down, (experts, inner, hidden), "[E, I, H]")
-        _require_shape("w_gate_up", w_gate_up, (experts, hidden, columns), "[E, H, C]")
-    else:
-        _require_shape("w_down", w_down, (experts, hidden, inner), "[E, H, I]")
-        _require_shape("w_gate_up", w_gate_up, (experts, columns, hidden), "[E, C, H]")
-    if gate_up_bias is not None:
-        _require_shape("gate_up_bias", gate_up_bias, (experts, columns), "[E, C]")
-    if down_bias is not None:
-        _require_shape("down_bias", down_bias, (experts, hidden), "[E, H]")
-    if expert_ids.dim() < 1:
-        raise ValueError("expert_ids has no dimensions; its shape must be [..., topk]")
-    ids_shape = (*x.shape[:-1], expert_ids.size(-1))
-    _require_shape("expert_ids", expert_ids, ids_shape, "[..., topk] with x's leading dimensions")
-    if router_weights is not None:
-        _require_shape("router_weights", router_weights, ids_shape, "that of expert_ids")
-        if router_weights.dtype not in (torch.float32, x.dtype):
-            router_weights = router_weights.float()
-        router_weights = router_weights.reshape(-1, expert_ids.size(-1))
-
+    chosen, rows, first, second, *rest = layer_arguments(
+        x, w_gate_up, w_down, expert_ids, router_weights, activation, options
+    )
     if allow_tf32 is None:
-        allow_tf32 = torch_allows_tf32(x)
+        allow_tf32 = torch_allows_tf32(rows)
     tf32 = bits.ALLOW_TF32 if allow_tf32 else 0
-    w_gate_up, first_transposed = _without_transpose(w_gate_up, transposed)
-    w_down, second_transposed = _without_transpose(w_down, transposed)
+    first, first_transposed = _without_transpose(first, transposed)
+    second, second_transposed = _without_transpose(second, transposed)
     call = LayerCall(chosen, Weights(first_transposed, tf32), Weights(second_transposed, tf32))
-    rows = x.reshape(-1, hidden)
-    arguments = (
-        call, rows, w_gate_up, w_down, expert_ids.reshape(-1, expert_ids.size(-1)), router_weights, gate_up_bias,
-        down_bias,
-    )  # fmt: skip
-    differentiable = (rows, w_gate_up, w_down, router_weights, gate_up_bias, down_bias)
+    tensors: tuple[Any, ...] = (rows, first, second, *rest)
     try:
-        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in differentiable):
-            out = _apply(*arguments)
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+            out = _apply(call, *tensors)
         else:
-            out = _run_forward(*arguments)[0]
+            out = _run_forward(call, *tensors)[0]
     except RuntimeError as error:
-        raise explain(error, tensors) from None
+        names = ("x", "w_gate_up", "w_down", "expert_ids", "router_weights", "gate_up_bias", "down_bias")
+        raise explain(error, dict(zip(names, tensors, strict=True))) from None
     return out.view(x.shape)

@@ -5,9 +5,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from moegemm.activations import Activation, activation_named
+from moegemm.activations import Activation
 from moegemm.layer import Routed
+from moegemm.layer_arguments import LayerOptions, layer_arguments
 from moegemm.operators import flags as bits
 from moegemm.operators.raw import torch_allows_tf32
 from moegemm.products import expert_product, first_product, second_product
@@ -102,19 +104,13 @@ def lora_moe_mlp(
     gate_up: LoraAdapter | None = None,
     down: LoraAdapter | None = None,
     activation: str | Activation = "swiglu",
-    *,
-    layout: str = "concatenated",
-    transposed: bool = False,
-    gate_up_bias: Tensor | None = None,
-    down_bias: Tensor | None = None,
-    alpha: float | None = None,
-    limit: float | None = None,
-    up_offset: float | None = None,
+    **options: Unpack[LayerOptions],
 ) -> Tensor:
     """moe_mlp with a low-rank adapter beside one or both products. Differentiable in x, A, B and router_weights.
 
     W and its adapter are never added: each adapter costs two products of rank r. Frozen weights (requires_grad False)
-    get no gradient and cost no dW. Shapes as in moe_mlp; A [E, r, K] and B [E, N, r] also where W is transposed.
+    get no gradient and cost no dW. Shapes and options as in moe_mlp; A [E, r, K] and B [E, N, r] also where W is
+    transposed.
     Dropout acts on the adapters' inputs while the adapter is in training mode.
 
     >>> import torch, moegemm
@@ -125,15 +121,17 @@ def lora_moe_mlp(
     >>> torch.allclose(same, moegemm.moe_mlp(x, w1, w2, ids, weights), atol=1e-5)
     True
     """
-    chosen = activation_named(activation, layout, alpha, limit, up_offset)
-    experts, hidden, topk = w_gate_up.size(0), x.size(-1), expert_ids.size(-1)
+    chosen, tokens, w_gate_up, w_down, ids, router_weights, gate_up_bias, down_bias = layer_arguments(
+        x, w_gate_up, w_down, expert_ids, router_weights, activation, options
+    )
+    transposed = options.get("transposed", False)
+    experts, hidden, topk = w_gate_up.size(0), tokens.size(1), ids.size(1)
     inner, columns = w_down.size(1 if transposed else 2), w_gate_up.size(2 if transposed else 1)
     if gate_up is not None:
         _require_adapter("gate_up", gate_up.A, gate_up.B, experts, hidden, columns)
     if down is not None:
         _require_adapter("down", down.A, down.B, experts, inner, hidden)
-    tf32 = bits.ALLOW_TF32 if torch_allows_tf32(x) else 0
-    tokens, ids = x.reshape(-1, hidden), expert_ids.reshape(-1, topk)
+    tf32 = bits.ALLOW_TF32 if torch_allows_tf32(tokens) else 0
     m_sizes, gather_indices = route(ids, experts)
     routed = Routed(m_sizes, gather_indices, topk)
 
@@ -149,8 +147,4 @@ def lora_moe_mlp(
     if down_bias is not None:
         mine = ((ids >= 0) & (ids < experts)).reshape(-1, 1)
         rows = rows + torch.where(mine, down_bias[ids.clamp(0, experts - 1).reshape(-1)], 0.0)
-    if router_weights is not None:
-        router_weights = router_weights.reshape(-1, topk)
-        if router_weights.dtype not in (torch.float32, rows.dtype):
-            router_weights = router_weights.float()
     return combine(rows, router_weights, topk).view(x.shape)

@@ -1,0 +1,110 @@
+"""What an expert layer is called with: checked, cast for autocast, and flattened to rows."""
+
+from typing import NamedTuple, TypedDict
+
+import torch
+from torch import Tensor
+
+from moegemm.activations import Activation, activation_named
+
+
+class LayerOptions(TypedDict, total=False):
+    """The keyword arguments of `moe_mlp` that describe the experts; see there."""
+
+    layout: str
+    transposed: bool
+    gate_up_bias: Tensor | None
+    down_bias: Tensor | None
+    alpha: float | None
+    limit: float | None
+    up_offset: float | None
+
+
+class LayerArguments(NamedTuple):
+    activation: Activation
+    x: Tensor  # [T, H]
+    w_gate_up: Tensor
+    w_down: Tensor
+    expert_ids: Tensor  # [T, topk]
+    router_weights: Tensor | None  # [T, topk]; fp32 or x's dtype
+    gate_up_bias: Tensor | None
+    down_bias: Tensor | None
+
+
+def require_shape(name: str, tensor: Tensor, shape: tuple[int, ...], meaning: str) -> None:
+    if tuple(tensor.shape) != shape:
+        raise ValueError(f"{name} is {list(tensor.shape)}; its shape must be {meaning} = {list(shape)}")
+
+
+def _require_tensors(tensors: dict[str, Tensor | None], optional: set[str]) -> None:
+    for name, value in tensors.items():
+        if value is None and name in optional:
+            continue
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} is {value!r} of type {type(value).__name__}; a torch.Tensor is accepted")
+
+
+def _cast(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if tensor is None else tensor.to(dtype)
+
+
+def layer_arguments(
+    x: Tensor,
+    w_gate_up: Tensor,
+    w_down: Tensor,
+    expert_ids: Tensor,
+    router_weights: Tensor | None,
+    activation: str | Activation,
+    options: LayerOptions,
+) -> LayerArguments:
+    """Raises TypeError or ValueError with the name of the first argument that does not fit the others."""
+    gate_up_bias, down_bias = options.get("gate_up_bias"), options.get("down_bias")
+    transposed = options.get("transposed", False)
+    tensors = {
+        "x": x, "w_gate_up": w_gate_up, "w_down": w_down, "expert_ids": expert_ids, "router_weights": router_weights,
+        "gate_up_bias": gate_up_bias, "down_bias": down_bias,
+    }  # fmt: skip
+    _require_tensors(tensors, {"router_weights", "gate_up_bias", "down_bias"})
+    chosen = activation_named(
+        activation,
+        options.get("layout", "concatenated"),
+        options.get("alpha"),
+        options.get("limit"),
+        options.get("up_offset"),
+    )
+    if w_gate_up.dim() != 3 or w_down.dim() != 3:
+        raise ValueError(
+            f"w_gate_up is {list(w_gate_up.shape)} and w_down {list(w_down.shape)}; both must have three dimensions, "
+            "the first of them E"
+        )
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, w_gate_up, w_down = x.to(dtype), w_gate_up.to(dtype), w_down.to(dtype)
+        gate_up_bias, down_bias = _cast(gate_up_bias, dtype), _cast(down_bias, dtype)
+    hidden = x.size(-1)
+    experts, inner = w_down.size(0), w_down.size(1 if transposed else 2)
+    columns = 2 * inner if chosen.gated else inner
+    if transposed:
+        require_shape("w_down", w_down, (experts, inner, hidden), "[E, I, H]")
+        require_shape("w_gate_up", w_gate_up, (experts, hidden, columns), "[E, H, C]")
+    else:
+        require_shape("w_down", w_down, (experts, hidden, inner), "[E, H, I]")
+        require_shape("w_gate_up", w_gate_up, (experts, columns, hidden), "[E, C, H]")
+    if gate_up_bias is not None:
+        require_shape("gate_up_bias", gate_up_bias, (experts, columns), "[E, C]")
+    if down_bias is not None:
+        require_shape("down_bias", down_bias, (experts, hidden), "[E, H]")
+    if expert_ids.dim() < 1:
+        raise ValueError("expert_ids has no dimensions; its shape must be [..., topk]")
+    topk = expert_ids.size(-1)
+    ids_shape = (*x.shape[:-1], topk)
+    require_shape("expert_ids", expert_ids, ids_shape, "[..., topk] with x's leading dimensions")
+    if router_weights is not None:
+        require_shape("router_weights", router_weights, ids_shape, "that of expert_ids")
+        if router_weights.dtype not in (torch.float32, x.dtype):
+            router_weights = router_weights.float()
+        router_weights = router_weights.reshape(-1, topk)
+    return LayerArguments(
+        chosen, x.reshape(-1, hidden), w_gate_up, w_down, expert_ids.reshape(-1, topk), router_weights, gate_up_bias,
+        down_bias,
+    )  # fmt: skip
