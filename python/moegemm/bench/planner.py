@@ -20,7 +20,7 @@ from moegemm.operators import flags as bits
 TOKENS = (16, 64, 512, 2048, 8192, 32768)
 HELD_OUT_TOKENS = (24, 200, 1000, 5000, 20000)
 HELD_OUT_MODELS = 10
-HELD_OUT_SEED = 20261115
+HELD_OUT_SEED = 2026
 WANTED_MEAN, WANTED_LEAST = 0.95, 0.85
 
 Entry = dict[str, Any]
@@ -156,12 +156,16 @@ def memory_lines(entries: Sequence[Entry]) -> list[str]:
         return []
     rotated = [e for e in told if e["operand_sets"] > 1]
     flushed = sum(e["flushed"] for e in told)
-    copies = max((e["memory_bytes"] for e in rotated), default=0)
-    return [
-        f"- Scratch memory of the tuner: {max(e['memory_bytes'] for e in told) / 2**20:.0f} MiB at most, one output of "
-        f"the product. {len(rotated)} problems are smaller than twice the L2 cache and rotated through copies, with "
-        f"{copies / 2**20:.0f} MiB at most; in {flushed} L2 was overwritten instead."
-    ]
+    line = f"- Scratch memory of the tuner, outputs of the products included: up to {_mebibytes(told)}."
+    if rotated:
+        line += (
+            f" {len(rotated)} problems smaller than twice L2 rotated through copies, with up to {_mebibytes(rotated)}."
+        )
+    return [line + (f" In {flushed} problems L2 was overwritten instead." if flushed else "")]
+
+
+def _mebibytes(entries: Sequence[Entry]) -> str:
+    return f"{max(e['memory_bytes'] for e in entries) / 2**20:.0f} MiB"
 
 
 def to_markdown(record: dict[str, Any]) -> str:
@@ -181,8 +185,8 @@ def to_markdown(record: dict[str, Any]) -> str:
     if held_out:
         lines += [
             *_section("Shapes that the heuristic has not seen", held_out["cases"]),
-            f"These layers were drawn at random with seed {held_out['seed']}; the heuristic's borders were fitted to "
-            "the models of the catalogue only.",
+            f"These layers were drawn at random with seed {held_out['seed']}. The heuristic's borders were fitted to "
+            "the models of the catalogue and to layers of other seeds, not to these.",
             "",
             *_shapes(held_out["models"]),
             "",

@@ -35,9 +35,8 @@ def test_problems_with_one_kernel_and_skipped_ones_do_not_flatter_the_mean():
         entry("dx2", 1.0, memory_bytes=140 << 20, operand_sets=1, flushed=True),
     ]
     text = "\n".join(planner.quality_lines(told))
-    assert "3072 MiB at most" in text
-    assert "1 problems are smaller" in text
-    assert "with 130 MiB at most; in 1 L2 was overwritten" in text
+    assert "up to 3072 MiB. 1 problems smaller than twice L2 rotated through copies, with up to 130 MiB." in text
+    assert "In 1 problems L2 was overwritten" in text
     run = {"gpu": "NVIDIA H200", "dtype": "bf16", "date": "2026-01-01", "commit": "abc", "budget_seconds": 2.0}
     page = planner.to_markdown({"run": run, "cases": entries})
     assert "| demo | fwd1 | **0.81** |" in page
