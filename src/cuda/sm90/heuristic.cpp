@@ -4,6 +4,8 @@
 #include <array>
 #include <cstddef>
 
+#include "cuda/sm90/row_time.h"
+
 namespace moegemm::cuda::sm90 {
 namespace {
 
@@ -22,6 +24,25 @@ constexpr Shape kWideInOrder = {256, 128};
 constexpr Shape kWideDx = {256, 192};
 
 using Preference = std::array<Shape, 4>;
+
+/// Kernels of one product that `choose` compares; there are five at most.
+constexpr std::size_t kMostKernels = 16;
+/// Sizes scatter around the average: at 64 every second expert would need two tiles of 64 rows.
+constexpr double kFewRows = 48;
+/// The estimated times scatter by several percent; less than this is no reason to leave the ranks.
+constexpr double kClearly = 1.05;
+
+bool is(const Shape& shape, const TileShape& tile) {
+  return tile.cols == shape.features && tile.rows == shape.rows;
+}
+
+/// A short problem whose large tiles do not even occupy every multiprocessor: the latency of their
+/// first loads and last stores is most of the time, and small tiles have less of it.
+bool fits_one_wave_only(const RowWork& work, const TileShape& preferred, const TileShape& small,
+                        const Problem& problem) {
+  const std::int64_t depth = problem.op == Op::kForward ? problem.k : problem.n;
+  return depth <= 1536 && work.waves(preferred) <= 1 && work.waves(small) <= 2.5;
+}
 
 /// The part of the output's columns in tiles of `features` that is not padding.
 double fill(std::int64_t cols, int features) {
@@ -72,8 +93,7 @@ Preference preference(const Problem& problem) {
   const Facts facts = facts_of(problem);
   const bool gathered_forward = facts.forward && facts.gathers;
   const Shape wide = !facts.forward ? kWideDx : (facts.gathers ? kWide : kWideInOrder);
-  // Sizes scatter around the average: at 64 every second expert would need two tiles of 64 rows.
-  if (facts.rows <= 48) return {kSmall, kBalanced, kTall, wide};
+  if (facts.rows <= kFewRows) return {kSmall, kBalanced, kTall, wide};
   if (facts.rows <= 115) return {kBalanced, kTall, wide, kSmall};
   if (facts.rows <= 200) {
     const bool long_depth = gathered_forward
@@ -105,19 +125,52 @@ int preference_rank(const KernelInfo& kernel, const Problem& problem) {
   return static_cast<int>(order.size());
 }
 
-int choose(std::span<const KernelEntry> kernels, const Problem& problem, const DeviceFacts& facts) {
-  int best = -1;
+int choose_among(std::span<const KernelInfo* const> feasible, const Problem& problem,
+                 const DeviceFacts& facts) {
+  int preferred = -1;
   int best_rank = 0;
-  for (std::size_t i = 0; i < kernels.size(); ++i) {
-    const KernelEntry& entry = kernels[i];
-    if (entry.info.op != problem.op || !entry.refuse(entry, problem, facts).empty()) continue;
-    const int rank = preference_rank(entry.info, problem);
-    if (best < 0 || rank < best_rank) {
-      best = static_cast<int>(i);
+  for (std::size_t i = 0; i < feasible.size(); ++i) {
+    const int rank = preference_rank(*feasible[i], problem);
+    if (preferred < 0 || rank < best_rank) {
+      preferred = static_cast<int>(i);
       best_rank = rank;
     }
   }
+  if (problem.op == Op::kDw || feasible.size() < 2) return preferred;
+
+  const RowWork work(problem, facts);
+  const double rows = facts_of(problem).rows;
+  const double preferred_us = work.microseconds(feasible[preferred]->tile);
+  int best = preferred;
+  double best_us = preferred_us / kClearly;
+  for (std::size_t i = 0; i < feasible.size(); ++i) {
+    const TileShape& tile = feasible[i]->tile;
+    if (is(kSmall, tile) && fits_one_wave_only(work, feasible[preferred]->tile, tile, problem)) {
+      return static_cast<int>(i);
+    }
+    // Wide and tall tiles stream weights worse than the estimate knows.
+    if (rows <= kFewRows && !is(kSmall, tile) && !is(kBalanced, tile)) continue;
+    const double us = work.microseconds(tile);
+    if (us < best_us) {
+      best = static_cast<int>(i);
+      best_us = us;
+    }
+  }
   return best;
+}
+
+int choose(std::span<const KernelEntry> kernels, const Problem& problem, const DeviceFacts& facts) {
+  std::array<const KernelInfo*, kMostKernels> feasible = {};
+  std::array<int, kMostKernels> place = {};
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < kernels.size() && count < kMostKernels; ++i) {
+    const KernelEntry& entry = kernels[i];
+    if (entry.info.op != problem.op || !entry.refuse(entry, problem, facts).empty()) continue;
+    feasible[count] = &entry.info;
+    place[count++] = static_cast<int>(i);
+  }
+  if (count == 0) return -1;
+  return place[choose_among({feasible.data(), count}, problem, facts)];
 }
 
 }  // namespace moegemm::cuda::sm90

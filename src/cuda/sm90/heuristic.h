@@ -6,9 +6,14 @@
 
 namespace moegemm::cuda::sm90 {
 
-/// The rank of a feasible kernel for a problem: less is better, equal ranks go by list order. Host
-/// facts only.
+/// The rank of a feasible kernel for a problem of many waves: less is better, equal ranks go by
+/// list order. Host facts only.
 int preference_rank(const KernelInfo& kernel, const Problem& problem);
+
+/// The position of the kernel that should be fastest among those that can run the problem: the one
+/// of the best rank, unless its tiles fit the problem clearly worse than another one's.
+int choose_among(std::span<const KernelInfo* const> feasible, const Problem& problem,
+                 const DeviceFacts& facts);
 
 /// The position of the kernel that should be fastest on a GPU with these facts; -1: none can run.
 int choose(std::span<const KernelEntry> kernels, const Problem& problem, const DeviceFacts& facts);

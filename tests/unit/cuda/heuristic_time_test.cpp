@@ -24,7 +24,7 @@ const DeviceFacts kH200 = {
     .shared_memory_bytes = 227 << 10,
     .l2_bytes = 60 << 20,
     .clock_hz = 1.98e9,
-    .bytes_per_second = 4.8e12,
+    .bytes_per_second = 4.9e12,
     .multiprocessor_shared_memory_bytes = 228 << 10,
 };
 const DeviceFacts kA100 = {
