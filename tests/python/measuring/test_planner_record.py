@@ -65,7 +65,7 @@ def test_held_out_layers_follow_from_their_seed_and_are_not_the_catalogues():
 
 def test_run_on_the_cpu_writes_table_and_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOEGEMM_CACHE_DIR", str(tmp_path / "cache"))
-    arguments = ["--planner", "--device", "cpu", "--models", "demo", "--tokens", "2", "--budget", "0.2"]
+    arguments = ["--planner", "--device", "cpu", "--models", "demo", "--tokens", "2", "--budget", "20"]
     arguments += ["--held-out", "1", "--seed", "7", "--commit", "abc", "--out", str(tmp_path)]
     assert cli.main(arguments) == 0
     record = json.loads((tmp_path / "planner.json").read_text())
