@@ -19,12 +19,16 @@ export PYTHON
 # Compilations are the same whatever build folder they run in: the wheel's finds the release build's.
 export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
+# What ccache asks for to cache code that uses precompiled headers.
+export CCACHE_SLOPPINESS := pch_defines,time_macros
 
 # Looked up when a recipe runs, after the system packages. The wheel then gets its objects from the build's.
 LAUNCHER = $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
 RELEASE_OPTIONS = $(LAUNCHER) -DMOEGEMM_CUDA=$(CUDA) -DMOEGEMM_BUILD_TORCH=ON -DPython3_EXECUTABLE=$(VENV_PYTHON)
 WHEEL_OPTIONS = $(patsubst -D%,--config-settings=cmake.define.%,$(LAUNCHER) -DMOEGEMM_CUDA=$(CUDA))
 SANITIZER_OPTIONS = $(LAUNCHER) -DMOEGEMM_BUILD_CLI=OFF
+# clang-tidy reads file by file, and no precompiled headers of another compiler.
+LINT_OPTIONS = $(RELEASE_OPTIONS) -DCMAKE_UNITY_BUILD=OFF -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON
 
 .PHONY: help
 help: ## List the commands
@@ -53,7 +57,8 @@ bench: build ## Compare with torch on the CPU, and on the GPU when there is one
 	@scripts/run_benchmarks
 
 .PHONY: lint
-lint: $(STAMPS)/lint-tools build ## Check formatting and run the static analysers
+lint: $(STAMPS)/lint-tools ## Check formatting and run the static analysers
+	@$(STEP) "Configure (lint)" $(LOGS)/configure-lint.log cmake --preset release -B build/lint $(LINT_OPTIONS)
 	@scripts/lint
 
 .PHONY: wheel

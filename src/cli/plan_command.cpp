@@ -65,7 +65,7 @@ void print_product(const std::string& op, const Problem& problem,
                                   {false, false, true, true, false}));
 }
 
-nlohmann::json to_json(const CostEstimate& cost) {
+nlohmann::json cost_json(const CostEstimate& cost) {
   return {{"flops", cost.flops},
           {"bytes", cost.bytes},
           {"tiles", cost.tiles},
@@ -83,14 +83,14 @@ nlohmann::json product_json(const std::string& op, const Problem& problem,
     candidates.push_back({{"kernel", candidate.kernel.name},
                           {"chosen", candidate.chosen},
                           {"refused", candidate.refused},
-                          {"cost", to_json(candidate.cost)},
+                          {"cost", cost_json(candidate.cost)},
                           {"why", candidate.remark}});
   }
   return {{"op", op},
-          {"problem", cli::to_json(problem)},
-          {"plan", cli::to_json(explained.plan)},
+          {"problem", to_json(problem)},
+          {"plan", to_json(explained.plan)},
           {"limit", explained.cost.limit()},
-          {"cost", to_json(explained.cost)},
+          {"cost", cost_json(explained.cost)},
           {"candidates", candidates},
           {"not_available", explained.not_available}};
 }
@@ -119,7 +119,7 @@ int print_plans(const PlanOptions& options) {
     }
   }
   if (options.json) {
-    fmt::print("{}\n", nlohmann::json{{"layer", cli::to_json(spec)}, {"plans", plans}}.dump(2));
+    fmt::print("{}\n", nlohmann::json{{"layer", to_json(spec)}, {"plans", plans}}.dump(2));
   }
   return kSuccess;
 }

@@ -17,7 +17,9 @@ TEST(ProgramInfo, ShowsVersionCpuAndEveryBackend) {
   EXPECT_THAT(result.out, HasSubstr(cpu_info().isa));
   for (const BackendInfo& backend : backends()) {
     EXPECT_THAT(result.out, HasSubstr(to_string(backend.kind)));
-    if (!backend.available) EXPECT_THAT(result.out, HasSubstr(backend.reason));
+    if (!backend.available) {
+      EXPECT_THAT(result.out, HasSubstr(backend.reason));
+    }
   }
 }
 
@@ -25,7 +27,9 @@ TEST(ProgramInfo, ShowsEachGpuOrWhyThereIsNone) {
   const ProgramResult result = run_program("info");
   std::string why_none;
   const auto found = gpus(&why_none);
-  if (found.empty()) EXPECT_THAT(result.out, HasSubstr("none: " + why_none));
+  if (found.empty()) {
+    EXPECT_THAT(result.out, HasSubstr("none: " + why_none));
+  }
   for (const GpuInfo& gpu : found) EXPECT_THAT(result.out, HasSubstr(gpu.name));
 }
 
