@@ -15,7 +15,7 @@ foreach(device cpu cuda)
 endforeach()
 # Written only when it changes: nothing is compiled again for nothing.
 file(CONFIGURE OUTPUT ${OUTPUT} @ONLY CONTENT [[
-#include "core/tuning/kernel_sources.h"
+#include "core/tuning/cache/kernel_sources.h"
 
 namespace moegemm {
 

@@ -7,7 +7,7 @@
 #include "core/environment.h"
 #include "core/refusal.h"
 #include "core/registry.h"
-#include "core/tuning/store.h"
+#include "core/tuning/cache/store.h"
 #include "core/types/hashing.h"
 
 namespace moegemm {

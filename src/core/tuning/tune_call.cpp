@@ -8,7 +8,7 @@
 #include "core/cost.h"
 #include "core/environment.h"
 #include "core/refusal.h"
-#include "core/tuning/store.h"
+#include "core/tuning/cache/store.h"
 
 namespace moegemm {
 namespace {

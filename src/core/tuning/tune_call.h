@@ -5,8 +5,8 @@
 
 #include "core/backend.h"
 #include "core/planner.h"
-#include "core/tuning/operand_rotation.h"
-#include "core/tuning/race.h"
+#include "core/tuning/measure/operand_rotation.h"
+#include "core/tuning/measure/race.h"
 #include "core/validation/validate.h"
 #include "moegemm/tune.h"
 

@@ -12,13 +12,13 @@
 
 #include "core/refusal.h"
 #include "core/registry.h"
-#include "core/tuning/kernel_sources.h"
-#include "core/tuning/store.h"
+#include "core/tuning/cache/kernel_sources.h"
+#include "core/tuning/cache/store.h"
 #include "unit/core/expect_refusal.h"
 #include "unit/core/scoped_environment.h"
-#include "unit/core/tuning/fake_stopwatch.h"
-#include "unit/core/tuning/host_support.h"
-#include "unit/core/tuning/temporary_folder.h"
+#include "unit/core/tuning/cache/temporary_folder.h"
+#include "unit/core/tuning/measure/fake_stopwatch.h"
+#include "unit/core/tuning/measure/host_support.h"
 
 namespace moegemm {
 namespace {

@@ -1,4 +1,4 @@
-#include "core/tuning/race.h"
+#include "core/tuning/measure/race.h"
 
 #include <algorithm>
 

@@ -1,10 +1,10 @@
-#include "core/tuning/race.h"
+#include "core/tuning/measure/race.h"
 
 #include <gtest/gtest.h>
 
 #include <map>
 
-#include "unit/core/tuning/fake_stopwatch.h"
+#include "unit/core/tuning/measure/fake_stopwatch.h"
 
 namespace moegemm {
 namespace {

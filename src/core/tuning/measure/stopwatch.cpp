@@ -1,4 +1,4 @@
-#include "core/tuning/stopwatch.h"
+#include "core/tuning/measure/stopwatch.h"
 
 #include <unistd.h>
 

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <optional>
 
-#include "core/tuning/tuning_file.h"
+#include "core/tuning/cache/tuning_file.h"
 
 namespace moegemm {
 

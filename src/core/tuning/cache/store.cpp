@@ -1,4 +1,4 @@
-#include "core/tuning/store.h"
+#include "core/tuning/cache/store.h"
 
 #include <memory>
 #include <stdexcept>

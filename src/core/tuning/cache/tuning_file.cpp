@@ -1,4 +1,4 @@
-#include "core/tuning/tuning_file.h"
+#include "core/tuning/cache/tuning_file.h"
 
 #include <fcntl.h>
 #include <sys/file.h>

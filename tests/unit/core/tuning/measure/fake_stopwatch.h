@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <functional>
 
-#include "core/tuning/stopwatch.h"
+#include "core/tuning/measure/stopwatch.h"
 
 namespace moegemm::testing {
 

@@ -1,4 +1,4 @@
-#include "core/tuning/operand_rotation.h"
+#include "core/tuning/measure/operand_rotation.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <set>
 #include <vector>
 
-#include "unit/core/tuning/host_support.h"
+#include "unit/core/tuning/measure/host_support.h"
 
 namespace moegemm {
 namespace {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/backend.h"
-#include "core/tuning/cache_sizes.h"
+#include "core/tuning/measure/cache_sizes.h"
 #include "core/validation/validate.h"
 #include "moegemm/tune.h"
 

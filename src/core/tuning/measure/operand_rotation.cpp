@@ -1,8 +1,8 @@
-#include "core/tuning/operand_rotation.h"
+#include "core/tuning/measure/operand_rotation.h"
 
 #include <algorithm>
 
-#include "core/tuning/device_copy.h"
+#include "core/tuning/measure/device_copy.h"
 
 namespace moegemm {
 namespace {

@@ -1,5 +1,5 @@
 #include "cuda/host/launch.h"
-#include "cuda/host/spin.h"
+#include "cuda/host/measure/spin.h"
 
 namespace moegemm::cuda {
 namespace {

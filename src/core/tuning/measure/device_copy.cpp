@@ -1,4 +1,4 @@
-#include "core/tuning/device_copy.h"
+#include "core/tuning/measure/device_copy.h"
 
 #include <cstring>
 

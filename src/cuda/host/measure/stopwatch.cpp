@@ -1,11 +1,11 @@
-#include "core/tuning/stopwatch.h"
+#include "core/tuning/measure/stopwatch.h"
 
 #include <cuda_runtime_api.h>
 
 #include "cuda/host/capture_mode.h"
 #include "cuda/host/device_facts.h"
 #include "cuda/host/error.h"
-#include "cuda/host/spin.h"
+#include "cuda/host/measure/spin.h"
 
 namespace moegemm {
 namespace {

@@ -4,7 +4,7 @@
 #include <functional>
 #include <memory>
 
-#include "core/tuning/cache_sizes.h"
+#include "core/tuning/measure/cache_sizes.h"
 #include "moegemm/ops.h"
 #include "moegemm/tensor.h"
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "core/tuning/stopwatch.h"
+#include "core/tuning/measure/stopwatch.h"
 
 /// The measuring itself: kernels take turns, so that a clock that changes hits them alike, and
 /// those that cannot win any more leave.

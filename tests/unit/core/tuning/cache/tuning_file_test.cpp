@@ -1,4 +1,4 @@
-#include "core/tuning/tuning_file.h"
+#include "core/tuning/cache/tuning_file.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,10 +10,10 @@
 #include <fstream>
 #include <thread>
 
-#include "core/tuning/store.h"
+#include "core/tuning/cache/store.h"
 #include "moegemm/warning.h"
 #include "unit/core/scoped_environment.h"
-#include "unit/core/tuning/temporary_folder.h"
+#include "unit/core/tuning/cache/temporary_folder.h"
 
 namespace moegemm {
 namespace {

@@ -4,7 +4,7 @@
 #include <map>
 #include <string>
 
-#include "core/tuning/bucket.h"
+#include "core/tuning/cache/bucket.h"
 
 /// The JSON file that keeps measurements between processes.
 namespace moegemm {

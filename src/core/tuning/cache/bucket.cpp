@@ -1,4 +1,4 @@
-#include "core/tuning/bucket.h"
+#include "core/tuning/cache/bucket.h"
 
 #include <bit>
 #include <cstdint>
@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "core/refusal.h"
-#include "core/tuning/kernel_sources.h"
+#include "core/tuning/cache/kernel_sources.h"
 #include "moegemm/info.h"
 
 namespace moegemm {
