@@ -1,3 +1,4 @@
+#include "activation_numbers.h"
 #include "execution.h"
 #include "gemm_rules.h"
 #include "moegemm/activation.h"
@@ -9,20 +10,6 @@ namespace {
 
 /// Exponentials and the like: one element of an activation costs about this many operations.
 constexpr double kElementFlops = 20;
-
-/// The numbers of the operators' `activation` argument: function and layout as in
-/// moegemm/activation.h; python/moegemm/activations.py has the same order.
-Activation activation_from(std::int64_t function, std::int64_t layout, double alpha, double limit,
-                           double up_offset) {
-  if (function < 0 || function > static_cast<std::int64_t>(ActivationFunction::kRelu2)) {
-    refuse_value("function is ", function, "; it must be between 0 and 3");
-  }
-  if (layout < 0 || layout > static_cast<std::int64_t>(GateLayout::kInterleaved)) {
-    refuse_value("layout is ", layout, "; it must be between 0 and 2");
-  }
-  return {static_cast<ActivationFunction>(function), static_cast<GateLayout>(layout),
-          static_cast<float>(alpha), static_cast<float>(limit), static_cast<float>(up_offset)};
-}
 
 /// The I of [M, I or 2 I].
 std::int64_t activated_columns(const Argument& pre, const Activation& activation) {

@@ -19,6 +19,7 @@ enum Flag : std::int64_t {
   kWarnAtOnce = 128,
   kDyPerToken = 256,
   kAutotune = 512,
+  kTransposed = 1024,  ///< forward_activated and forward_biased: W is [E, K, N]
 };
 
 /// The extents of one product, once its arguments have passed the rules.

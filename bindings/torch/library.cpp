@@ -27,6 +27,13 @@ STABLE_TORCH_LIBRARY(moegemm, m) {
       "dw_out(Tensor dy, Tensor x, Tensor m_sizes, Tensor? gather_indices, "
       "Tensor? topk_weights, int topk, int flags, int[]? config, Tensor(a!) out) -> ()");
   m.def(
+      "forward_activated(Tensor x, Tensor w, Tensor? bias, Tensor m_sizes, Tensor? gather_indices, "
+      "int topk, int flags, int function, int layout, float alpha, float limit, float up_offset) "
+      "-> Tensor");
+  m.def(
+      "forward_biased(Tensor x, Tensor w, Tensor bias, Tensor m_sizes, Tensor? gather_indices, "
+      "Tensor? topk_weights, int topk, int flags) -> Tensor");
+  m.def(
       "route(Tensor expert_ids, int experts, bool wide, bool with_inverse) -> (Tensor, Tensor, "
       "Tensor)");
   m.def("combine(Tensor rows, Tensor? weights, int topk, bool float32_output) -> Tensor");
@@ -67,6 +74,8 @@ void implement(torch::stable::detail::StableLibrary& m) {
   m.impl("forward_out", TORCH_BOX(&torch_ops::forward_out));
   m.impl("dx_out", TORCH_BOX(&torch_ops::dx_out));
   m.impl("dw_out", TORCH_BOX(&torch_ops::dw_out));
+  m.impl("forward_activated", TORCH_BOX(&torch_ops::forward_activated));
+  m.impl("forward_biased", TORCH_BOX(&torch_ops::forward_biased));
   m.impl("route", TORCH_BOX(&torch_ops::route));
   m.impl("combine", TORCH_BOX(&torch_ops::combine));
   m.impl("scale_rows", TORCH_BOX(&torch_ops::scale_rows));

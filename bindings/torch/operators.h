@@ -36,6 +36,17 @@ void dw_out(const Tensor& dy, const Tensor& x, const Tensor& m_sizes,
             const std::optional<Tensor>& gather_indices, const std::optional<Tensor>& topk_weights,
             std::int64_t topk, std::int64_t flags, const Config& config, const Tensor& out);
 
+/// activation(X W^T + bias), rows in expert order; see GemmOptions::activation.
+Tensor forward_activated(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias,
+                         const Tensor& m_sizes, const std::optional<Tensor>& gather_indices,
+                         std::int64_t topk, std::int64_t flags, std::int64_t function,
+                         std::int64_t layout, double alpha, double limit, double up_offset);
+/// X W^T + bias, scaled behind it with the flag for that.
+Tensor forward_biased(const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& m_sizes,
+                      const std::optional<Tensor>& gather_indices,
+                      const std::optional<Tensor>& topk_weights, std::int64_t topk,
+                      std::int64_t flags);
+
 /// m_sizes, gather_indices and (empty unless asked for) the inverse permutation.
 std::tuple<Tensor, Tensor, Tensor> route(const Tensor& expert_ids, std::int64_t experts, bool wide,
                                          bool with_inverse);
@@ -70,7 +81,8 @@ std::string tune(std::int64_t op_number, const Tensor& first, const Tensor& seco
 std::string info();
 
 /// Runs `body` and rethrows the library's errors as ones that torch can carry: a std::runtime_error
-/// whose text starts with the Python type to raise, which python/moegemm/operators/errors.py puts back.
+/// whose text starts with the Python type to raise, which python/moegemm/operators/errors.py puts
+/// back.
 template <class Body>
 auto raising(Body&& body) {
   try {

@@ -1,8 +1,6 @@
 #pragma once
 
-#include <cstdint>
-#include <limits>
-
+#include "moegemm/epilogue.h"
 #include "moegemm/export.h"
 #include "moegemm/ops.h"
 #include "moegemm/tensor.h"
@@ -11,41 +9,6 @@
 /// T tokens, M = T * topk rows in expert order, I activated columns. Arithmetic is fp32, rounded
 /// once. Every element of an output is written; rows past sum(m_sizes) are zero.
 namespace moegemm {
-
-enum class ActivationFunction : std::uint8_t {
-  kSilu,      ///< g * sigmoid(alpha * g)
-  kGelu,      ///< g * Phi(g), with the error function
-  kGeluTanh,  ///< its approximation with tanh
-  kRelu2,     ///< max(g, 0)^2
-};
-
-/// Where a row of the first product holds its gate and its up columns.
-enum class GateLayout : std::uint8_t {
-  kNone,          ///< no gate: I columns
-  kConcatenated,  ///< I gate columns, then I up columns
-  kInterleaved,   ///< gate 0, up 0, gate 1, up 1, ...
-};
-
-/// act = f(min(gate, limit)) * (clamp(up, -limit, limit) + up_offset), or f(min(gate, limit))
-/// without a gate. SwiGLU is kSilu with the defaults; the clamped SwiGLU of gpt-oss has
-/// alpha 1.702, limit 7 and up_offset 1.
-struct Activation {
-  ActivationFunction function = ActivationFunction::kSilu;
-  GateLayout layout = GateLayout::kConcatenated;
-  float alpha = 1.0f;  ///< kSilu only
-  float limit = std::numeric_limits<float>::infinity();
-  float up_offset = 0.0f;
-
-  constexpr bool gated() const { return layout != GateLayout::kNone; }
-  /// Columns of the first product for `activated` columns behind the activation.
-  std::int64_t input_columns(std::int64_t activated) const {
-    return gated() ? 2 * activated : activated;
-  }
-  bool operator==(const Activation&) const = default;
-};
-
-MOEGEMM_API const char* to_string(ActivationFunction function);  ///< "silu", "gelu", ...
-MOEGEMM_API const char* to_string(GateLayout layout);  ///< "none", "concatenated", "interleaved"
 
 /// act[r] = activation(pre[r] + bias[e]) for the rows r of each expert e.
 ///   pre   [M, C] with C = I or 2 I

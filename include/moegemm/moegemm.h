@@ -5,10 +5,12 @@
 
 #include "moegemm/activation.h"
 #include "moegemm/config.h"
+#include "moegemm/epilogue.h"
 #include "moegemm/error.h"
 #include "moegemm/executor.h"
 #include "moegemm/explain.h"
 #include "moegemm/info.h"
+#include "moegemm/memory.h"
 #include "moegemm/ops.h"
 #include "moegemm/plan.h"
 #include "moegemm/problem.h"

@@ -4,8 +4,10 @@
 #include <optional>
 
 #include "moegemm/config.h"
+#include "moegemm/epilogue.h"
 #include "moegemm/executor.h"
 #include "moegemm/export.h"
+#include "moegemm/memory.h"
 #include "moegemm/plan.h"
 #include "moegemm/problem.h"
 #include "moegemm/tensor.h"
@@ -48,6 +50,13 @@ struct GemmOptions {
                               ///< MOEGEMM_CHECK=1 in the environment turns it on everywhere
   std::optional<BackendKind> backend;  ///< force one; else MOEGEMM_BACKEND, else the best
   std::optional<KernelConfig> config;  ///< ask for a kernel by hand; else the planner chooses
+  /// Forward and dX: [E, columns of the product] of X's dtype, or not given. Added to the fp32
+  /// result before fuse_mul scales it, also to that of a row which reads as zeros.
+  TensorView bias = {};
+  /// Forward and dX whose result stays in expert order: activated rows are all that is stored, half
+  /// as many columns with a gate. Where no kernel applies it to its own results, a pass behind the
+  /// product does (Plan::composed), which on a GPU needs context.memory.
+  std::optional<Activation> activation;
 };
 
 class TuningSupport;
@@ -57,14 +66,17 @@ struct ExecutionContext {
   void* stream = nullptr;           ///< cudaStream_t for CUDA tensors
   Executor* executor = nullptr;     ///< threads for CPU tensors; null: default_executor()
   TuningSupport* tuning = nullptr;  ///< lets a call with `autotune` measure; null: it never does
+  MemorySupport* memory = nullptr;  ///< for calls that compose an activation on a GPU
 };
 
-/// Y_e = X_e W_e^T.  x [T, K] with permute_x, else [M, K]; w [E, N, K]; y [M, N].
+/// Y_e = X_e W_e^T (+ bias_e, activated).  x [T, K] with permute_x, else [M, K]; w [E, N, K]; y [M,
+/// N], or [M, N / 2] behind a gated activation.
 MOEGEMM_API Plan forward(const TensorView& x, const TensorView& w, const TensorView& y,
                          const RoutingView& routing, const GemmOptions& options = {},
                          const ExecutionContext& context = {});
 
-/// dX_e = dY_e W_e.  dy [M, N], or [T, N] with dy_per_token; w [E, N, K]; dx [M, K].
+/// dX_e = dY_e W_e (+ bias_e, activated: the first product of a layer whose W is [E, K, N]).  dy
+/// [M, N], or [T, N] with dy_per_token; w [E, N, K]; dx [M, K].
 MOEGEMM_API Plan backward_dx(const TensorView& dy, const TensorView& w, const TensorView& dx,
                              const RoutingView& routing, const GemmOptions& options = {},
                              const ExecutionContext& context = {});

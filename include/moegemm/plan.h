@@ -27,7 +27,8 @@ struct Plan {
   std::string kernel_name;  ///< as listed by kernels()
   TileShape tile;
   int stages = 0;
-  int grid = 0;  ///< thread blocks, or CPU workers
+  int grid = 0;           ///< thread blocks, or CPU workers
+  bool composed = false;  ///< the kernel makes the product; its activation is a pass behind it
   PlanSource source = PlanSource::kHeuristic;
   std::string note;  ///< for a manual config that was not met exactly: what runs instead
   bool operator==(const Plan&) const = default;

@@ -3,9 +3,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "moegemm/config.h"
+#include "moegemm/epilogue.h"
 #include "moegemm/export.h"
 #include "moegemm/tensor.h"
 
@@ -32,6 +34,8 @@ struct Problem {
   bool accumulate = false;    ///< dW += instead of dW =
   bool dy_per_token = false;  ///< permute_y of dX and dW: dY has one row per token, [T, N]
   bool allow_tf32 = false;
+  bool bias = false;  ///< forward and dX: adds its expert's bias to each row, before it is scaled
+  std::optional<Activation> activation;   ///< forward and dX: what follows the product and its bias
   DType sizes_dtype = DType::kInt32;      ///< of m_sizes
   DType index_dtype = DType::kInt32;      ///< of gather_indices
   DType weights_dtype = DType::kFloat32;  ///< of topk_weights
@@ -54,6 +58,19 @@ struct Problem {
   /// What a gathered flat index is divided by to give the row to read: X holds one row per token,
   /// dY one per token and slot unless dy_per_token.
   std::int64_t gather_divisor() const { return gathers_x() || dy_per_token ? topk : 1; }
+  /// Rows of W_e^T that make the output's columns: N of forward, K of dX.
+  std::int64_t features() const { return op == Op::kForward ? n : k; }
+  /// Columns of Y or dX: the features, or what the activation leaves of them.
+  std::int64_t output_columns() const {
+    return activation ? activation->activated_columns(features()) : features();
+  }
+  /// The same product without its activation and bias.
+  Problem bare_product() const {
+    Problem bare = *this;
+    bare.bias = false;
+    bare.activation.reset();
+    return bare;
+  }
   double flops() const {
     return 2.0 * static_cast<double>(rows) * static_cast<double>(n) * static_cast<double>(k);
   }

@@ -1,7 +1,5 @@
 #include "moegemm/activation.h"
 
-#include <cmath>
-
 #include "core/refusal.h"
 #include "core/registry.h"
 #include "core/validation/tensor_rules.h"
@@ -13,21 +11,7 @@ namespace {
 std::int64_t activated_columns(const Argument& pre, const Activation& activation) {
   require_tensor(pre, {2});
   require_floating(pre);
-  const std::int64_t columns = pre.view.shape[1];
-  if (activation.gated() && columns % 2 != 0) {
-    refuse_value(pre.name, " has ", columns,
-                 " columns; with a gate they must be even, gate and up in equal numbers");
-  }
-  if (!(activation.limit > 0)) {  // a NaN too
-    refuse_value("limit is ", activation.limit, "; it must be positive");
-  }
-  if (!std::isfinite(activation.alpha)) {
-    refuse_value("alpha is ", activation.alpha, "; it must be finite");
-  }
-  if (!std::isfinite(activation.up_offset)) {
-    refuse_value("up_offset is ", activation.up_offset, "; it must be finite");
-  }
-  return activation.gated() ? columns / 2 : columns;
+  return require_activation(activation, pre.name, pre.view.shape[1]);
 }
 
 /// The number of experts.

@@ -28,6 +28,8 @@ struct Operands {
   const void* m_sizes = nullptr;         ///< [E], Problem::sizes_dtype
   const void* gather_indices = nullptr;  ///< [M], Problem::index_dtype; null without permutation
   const void* topk_weights = nullptr;    ///< [M], Problem::weights_dtype; null without multiply
+  const void* bias = nullptr;            ///< [E, Problem::features()], dtype; null without bias
+  std::int64_t bias_stride = 0;
 };
 
 /// One way to run the three products. A backend appears in the planner, in `moegemm info` and in
@@ -56,6 +58,11 @@ class Backend {
   /// The kernel that should be fastest; at least one must be feasible. Host facts only, no
   /// allocation worth naming, a few microseconds.
   virtual int choose(const Problem& problem) const = 0;
+
+  /// Whether applying the activation of `problem` in a kernel that can is faster than a pass behind
+  /// the product. Must not depend on the number of rows: the two round differently, and a row's
+  /// bits may not depend on the batch around it.
+  virtual bool fusing_is_faster(const Problem&) const { return true; }
 
   /// What the problem's device sustains, for predictions; empty: nothing is predicted.
   virtual MachineLimits limits(const Problem&) const { return {}; }

@@ -71,13 +71,16 @@ double compulsory_bytes(const Problem& problem) {
   const auto rows = static_cast<double>(problem.rows);
   const auto n = static_cast<double>(problem.n);
   const auto k = static_cast<double>(problem.k);
+  const auto columns = static_cast<double>(problem.output_columns());
   const double x_rows = problem.gathers_x() ? static_cast<double>(problem.tokens()) : rows;
   const double dy_rows = problem.dy_per_token ? static_cast<double>(problem.tokens()) : rows;
   switch (problem.op) {
     case Op::kForward:
-      return (touched_experts(problem) * n * k + x_rows * k) * element + rows * n * out_element;
+      return (touched_experts(problem) * n * k + x_rows * k) * element +
+             rows * columns * out_element;
     case Op::kDx:
-      return (touched_experts(problem) * n * k + dy_rows * n) * element + rows * k * out_element;
+      return (touched_experts(problem) * n * k + dy_rows * n) * element +
+             rows * columns * out_element;
     case Op::kDw:
       break;
   }

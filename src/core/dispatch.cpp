@@ -1,3 +1,5 @@
+#include <cstddef>
+#include <memory>
 #include <utility>
 
 #include "core/environment.h"
@@ -35,9 +37,8 @@ void check_routing(const Problem& problem, RoutingView routing, const ExecutionC
   }
 }
 
-Plan run(const Call& call, const RoutingView& routing, const GemmOptions& options,
-         const ExecutionContext& context) {
-  Planned planned = plan_problem(call.problem, options.backend, options.config, options.autotune);
+Plan run_product(const Call& call, Planned planned, const RoutingView& routing,
+                 const GemmOptions& options, const ExecutionContext& context) {
   if (options.autotune && context.tuning != nullptr &&
       planned.plan.source == PlanSource::kHeuristic) {
     planned = tune_unknown(call, options, context);
@@ -45,6 +46,76 @@ Plan run(const Call& call, const RoutingView& routing, const GemmOptions& option
   if (options.check || environment_check()) check_routing(call.problem, routing, context);
   planned.backend->launch(planned.plan, call.problem, call.operands, context);
   return std::move(planned.plan);
+}
+
+/// Memory for the product of a composed call; from the caller, who alone may own device memory.
+class ProductMemory {
+ public:
+  ProductMemory(const Problem& product, const ExecutionContext& context) {
+    const std::int64_t bytes = product.rows * product.features() * size_bytes(product.dtype);
+    if (context.memory != nullptr) {
+      data_ = context.memory->allocate(bytes, product.device);
+    } else if (product.device.type == DeviceType::kCpu) {
+      own_ = std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(bytes));
+      data_ = own_.get();
+    } else {
+      refuse_value("context.memory is null; no kernel applies the activation of ",
+                   to_string(product), " itself, so that the product needs ", bytes, " bytes");
+    }
+    if (data_ == nullptr && bytes > 0) {
+      throw Error(ErrorKind::kRuntime, join("there is no memory for the ", bytes,
+                                            " bytes of a product in front of its ", "activation"));
+    }
+  }
+  void* data() const { return data_; }
+
+ private:
+  std::unique_ptr<std::byte[]> own_;
+  void* data_ = nullptr;
+};
+
+/// The product without its bias, then one pass that adds it and activates: what a layer that keeps
+/// the product for its backward does too, bit by bit.
+Plan run_composed(const Call& call, const RoutingView& routing, const GemmOptions& options,
+                  const ExecutionContext& context) {
+  const Problem& problem = call.problem;
+  Call product{problem.bare_product(), call.operands};
+  product.problem.out_dtype = problem.dtype;
+  product.problem.output_alignment = 16;  // rows of whole vectors are dense and aligned
+  const std::int64_t columns = problem.features();
+  while (columns * size_bytes(problem.dtype) % product.problem.output_alignment != 0) {
+    product.problem.output_alignment /= 2;
+  }
+  const ProductMemory memory(product.problem, context);
+  product.operands.out = memory.data();
+  product.operands.out_stride = columns;
+  Planned planned =
+      plan_problem(product.problem, options.backend, options.config, options.autotune);
+  Plan plan = run_product(product, std::move(planned), routing, options, context);
+  plan.composed = true;
+
+  const Operands& operands = call.operands;
+  const auto matrix = [&](const void* data, DType dtype, std::int64_t rows, std::int64_t cols,
+                          std::int64_t stride) {
+    return TensorView::matrix(const_cast<void*>(data), dtype, rows, cols, stride, problem.device);
+  };
+  kernels_for(problem.device)
+      .activate(matrix(memory.data(), problem.dtype, problem.rows, columns, columns),
+                problem.bias ? matrix(operands.bias, problem.dtype, problem.experts, columns,
+                                      operands.bias_stride)
+                             : TensorView{},
+                routing.m_sizes, *problem.activation,
+                matrix(operands.out, problem.out_dtype, problem.rows, problem.output_columns(),
+                       operands.out_stride),
+                context);
+  return plan;
+}
+
+Plan run(const Call& call, const RoutingView& routing, const GemmOptions& options,
+         const ExecutionContext& context) {
+  Planned planned = plan_problem(call.problem, options.backend, options.config, options.autotune);
+  if (planned.plan.composed) return run_composed(call, routing, options, context);
+  return run_product(call, std::move(planned), routing, options, context);
 }
 
 }  // namespace

@@ -53,11 +53,12 @@ std::string remark_of(const PlanCandidate& candidate, const CostEstimate& chosen
 
 }  // namespace
 
-PlanExplanation explain(const Problem& problem, const std::optional<BackendKind>& backend,
+PlanExplanation explain(const Problem& asked, const std::optional<BackendKind>& backend,
                         const std::optional<KernelConfig>& config, bool autotune) {
-  validate(problem);
-  if (config) validate(*config, problem);
-  const Planned planned = plan_problem(problem, backend, config, autotune);
+  validate(asked);
+  if (config) validate(*config, asked);
+  const Planned planned = plan_problem(asked, backend, config, autotune);
+  const Problem problem = planned.plan.composed ? asked.bare_product() : asked;
   PlanExplanation result;
   result.plan = planned.plan;
   result.limits = planned.backend->limits(problem);

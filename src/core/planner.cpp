@@ -111,11 +111,38 @@ void Planner::forget_plans() {
 
 Planned Planner::make_plan(const Problem& problem, const std::optional<BackendKind>& forced,
                            const std::optional<KernelConfig>& config, bool autotune) const {
+  if (problem.activation) {
+    const Backend* fusing = find_fusing(problem, forced, config);
+    if (!fusing) {
+      Planned planned = make_plan(problem.bare_product(), forced, config, autotune);
+      planned.plan.composed = true;
+      return planned;
+    }
+    if (!config || config->kernel.empty()) return plan_on(*fusing, problem, config, autotune);
+  }
   if (config && !config->kernel.empty()) return plan_named(problem, forced, config->kernel);
-  const Backend& backend = find_backend(problem, forced);
+  return plan_on(find_backend(problem, forced), problem, config, autotune);
+}
+
+Planned Planner::plan_on(const Backend& backend, const Problem& problem,
+                         const std::optional<KernelConfig>& config, bool autotune) const {
   if (config) return {&backend, plan_nearest(backend, problem, *config)};
   if (autotune && tuned_) return {&backend, plan_tuned(problem, backend)};
   return {&backend, backend.plan_with(problem, backend.choose(problem))};
+}
+
+const Backend* Planner::find_fusing(const Problem& problem,
+                                    const std::optional<BackendKind>& forced,
+                                    const std::optional<KernelConfig>& config) const {
+  const bool named = config && !config->kernel.empty();
+  // Only the backend that is best for the product: a lesser one's fusion would not make up for it.
+  const Backend& backend = find_backend(problem.bare_product(), forced);
+  if (!named && !backend.fusing_is_faster(problem)) return nullptr;
+  for (const KernelInfo& kernel : backend.kernels()) {
+    if (named && kernel.name != config->kernel) continue;
+    if (backend.refuse(problem, kernel).empty()) return &backend;
+  }
+  return nullptr;
 }
 
 Plan Planner::plan_tuned(const Problem& problem, const Backend& backend) const {

@@ -74,6 +74,11 @@ class Planner {
 
   Planned make_plan(const Problem& problem, const std::optional<BackendKind>& forced,
                     const std::optional<KernelConfig>& config, bool autotune) const;
+  Planned plan_on(const Backend& backend, const Problem& problem,
+                  const std::optional<KernelConfig>& config, bool autotune) const;
+  /// The backend that runs the product of an activated problem, if it does better in one kernel.
+  const Backend* find_fusing(const Problem& problem, const std::optional<BackendKind>& forced,
+                             const std::optional<KernelConfig>& config) const;
   Plan plan_tuned(const Problem& problem, const Backend& backend) const;
   Planned plan_named(const Problem& problem, const std::optional<BackendKind>& forced,
                      const std::string& name) const;

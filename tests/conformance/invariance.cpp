@@ -33,15 +33,18 @@ class SerialExecutor final : public Executor {
 
 /// Empty when the backend or the kernel does not take this problem.
 Bytes run_bits(const Target& target, const HostProblem& host, const std::string& kernel = "",
-               Executor* executor = nullptr) {
+               Executor* executor = nullptr, Plan* plan = nullptr) {
   DeviceProblem device(*target.memory, host);
   GemmOptions options = device.options();
   options.backend = target.backend;
   if (!kernel.empty()) options.config.emplace().kernel = kernel;
-  ExecutionContext context = target.memory->context();
+  BorrowedMemory lender(*target.memory);
+  ExecutionContext context = lender.context();
   context.executor = executor;
   try {
-    if (device.call(options, context).kernel_name != kernel && !kernel.empty()) return {};
+    const Plan planned = device.call(options, context);
+    if (planned.kernel_name != kernel && !kernel.empty()) return {};
+    if (plan != nullptr) *plan = planned;
   } catch (const Error& error) {
     const bool refusal = error.kind() == ErrorKind::kNotImplemented ||
                          (!kernel.empty() && error.kind() == ErrorKind::kInvalidValue);
@@ -81,6 +84,7 @@ HostProblem permute(const HostProblem& whole, Permutation permutation, std::uint
       }(),
       whole.op, whole.dtype, seed);
   moved.w = whole.w;
+  moved.bias = whole.bias;
   const bool forward = whole.op == Op::kForward;
   const HostMatrix& from = forward ? whole.x : whole.dy;
   HostMatrix& to = forward ? moved.x : moved.dy;
@@ -108,7 +112,8 @@ ProblemCase invariance_case(std::int64_t n, std::int64_t k) {
 }
 
 void expect_batch_invariance(const Target& target, const HostProblem& whole) {
-  const Bytes expected = run_bits(target, whole);
+  Plan chosen;
+  const Bytes expected = run_bits(target, whole, "", nullptr, &chosen);
   if (expected.empty()) GTEST_SKIP() << target.name() << " leaves this problem to another backend";
 
   std::vector<std::vector<std::int64_t>> batches;
@@ -136,6 +141,9 @@ void expect_batch_invariance(const Target& target, const HostProblem& whole) {
   }
 
   for (const Permutation permutation : {Permutation::kX, Permutation::kY}) {
+    ProblemCase flat = whole.spec;
+    flat.permutation = permutation;
+    if (!applies(flat, whole.op, whole.dtype)) continue;
     const HostProblem moved = permute(whole, permutation, 5);
     const Bytes bits = run_bits(target, moved);
     for (std::int64_t r = 0; r < whole.spec.rows && !bits.empty(); ++r) {
@@ -148,8 +156,10 @@ void expect_batch_invariance(const Target& target, const HostProblem& whole) {
   int kernels_run = 0;
   for (const KernelInfo& kernel : kernels()) {
     if (kernel.backend != target.backend || kernel.op != whole.op) continue;
-    const Bytes bits = run_bits(target, whole, kernel.name);
-    if (bits.empty()) continue;
+    Plan plan;
+    const Bytes bits = run_bits(target, whole, kernel.name, nullptr, &plan);
+    // A fused activation sees the unrounded product: the same in every kernel that fuses.
+    if (bits.empty() || plan.composed != chosen.composed) continue;
     ++kernels_run;
     ASSERT_EQ(bits, expected) << "the bits change with kernel " << kernel.name;
   }
@@ -193,6 +203,20 @@ void add_invariance_tests() {
                    [&target, dtype, op, n = n, k = k] {
                      expect_batch_invariance(
                          target, build_problem(invariance_case(n, k), op, dtype, run_seed()));
+                   });
+        }
+      }
+      for (const Op op : {Op::kForward, Op::kDx}) {
+        for (const GateLayout layout : {GateLayout::kConcatenated, GateLayout::kInterleaved}) {
+          ProblemCase activated = invariance_case(144, 264);
+          activated.name = "InvarianceActivated";
+          activated.bias = true;
+          activated.activation = Activation{.layout = layout};
+          add_test(target.name() + "/BatchInvariance",
+                   std::string(to_string(op)) + "_" + to_string(dtype) + "_" + to_string(layout),
+                   [&target, dtype, op, activated] {
+                     expect_batch_invariance(target,
+                                             build_problem(activated, op, dtype, run_seed()));
                    });
         }
       }

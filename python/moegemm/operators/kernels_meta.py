@@ -69,6 +69,29 @@ def _writes_out(
     """Nothing to create: the result goes into `out`."""
 
 
+def _with_epilogue(x: Tensor, w: Tensor, gather_indices: Tensor | None, flags: int, gated: bool) -> Tensor:
+    rows = x.size(0)
+    if flags & bits.PERMUTE_X:
+        assert gather_indices is not None
+        rows = gather_indices.size(0)
+    columns = w.size(2 if flags & bits.TRANSPOSED else 1)
+    return x.new_empty((rows, columns // 2 if gated else columns), dtype=_dtype(x, flags))
+
+
+def _forward_activated(
+    x: Tensor, w: Tensor, bias: Tensor | None, m_sizes: Tensor, gather_indices: Tensor | None, topk: int, flags: int,
+    function: int, layout: int, alpha: float, limit: float, up_offset: float,
+) -> Tensor:  # fmt: skip
+    return _with_epilogue(x, w, gather_indices, flags, layout != 0)
+
+
+def _forward_biased(
+    x: Tensor, w: Tensor, bias: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, topk_weights: Tensor | None,
+    topk: int, flags: int,
+) -> Tensor:  # fmt: skip
+    return _with_epilogue(x, w, gather_indices, flags, False)
+
+
 def _route(expert_ids: Tensor, experts: int, wide: bool, with_inverse: bool) -> tuple[Tensor, Tensor, Tensor]:
     dtype = torch.int64 if wide else torch.int32
     rows = expert_ids.numel()
@@ -121,6 +144,8 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "forward": _forward,
     "dx": _dx,
     "dw": _dw,
+    "forward_activated": _forward_activated,
+    "forward_biased": _forward_biased,
     "route": _route,
     "combine": _combine,
     "scale_rows": _scale_rows,

@@ -1,5 +1,7 @@
 #include "moegemm/problem.h"
 
+#include <bit>
+
 #include "core/refusal.h"
 #include "core/types/hashing.h"
 
@@ -29,6 +31,16 @@ const char* to_string(Permutation permutation) {
   return "?";
 }
 
+std::string to_string(const Activation& activation) {
+  std::string text =
+      join("activation=", to_string(activation.function), "/", to_string(activation.layout));
+  constexpr Activation kPlain;
+  if (activation.alpha != kPlain.alpha) text += join(" alpha=", activation.alpha);
+  if (activation.limit != kPlain.limit) text += join(" limit=", activation.limit);
+  if (activation.up_offset != kPlain.up_offset) text += join(" up_offset=", activation.up_offset);
+  return text;
+}
+
 std::string to_string(const Problem& problem) {
   std::string text = join(to_string(problem.op), " ", to_string(problem.dtype));
   if (problem.out_dtype != problem.dtype) text += join("->", to_string(problem.out_dtype));
@@ -43,6 +55,8 @@ std::string to_string(const Problem& problem) {
   if (problem.accumulate) text += " accumulate";
   if (problem.dy_per_token) text += " dy_per_token";
   if (problem.allow_tf32) text += " tf32";
+  if (problem.bias) text += " bias";
+  if (problem.activation) text += join(" ", to_string(*problem.activation));
   if (problem.sizes_dtype != DType::kInt32) {
     text += join(" m_sizes(", to_string(problem.sizes_dtype), ")");
   }
@@ -72,12 +86,21 @@ std::size_t hash_value(const Problem& problem) {
   append(problem.output_alignment, 5);
   append(problem.device.type, 1);
   append(problem.device.index, 16);
+  append(problem.bias, 1);
   std::size_t hash = fold_hash(0, small);
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.experts));
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.n));
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.k));
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.rows));
-  return fold_hash(hash, static_cast<std::uint64_t>(problem.topk));
+  hash = fold_hash(hash, static_cast<std::uint64_t>(problem.topk));
+  if (!problem.activation) return hash;
+  const Activation& activation = *problem.activation;
+  hash = fold_hash(hash, static_cast<std::uint64_t>(activation.function) * 4 +
+                             static_cast<std::uint64_t>(activation.layout) + 1);
+  for (const float number : {activation.alpha, activation.limit, activation.up_offset}) {
+    hash = fold_hash(hash, std::bit_cast<std::uint32_t>(number));
+  }
+  return hash;
 }
 
 }  // namespace moegemm

@@ -1,6 +1,7 @@
 #include "core/validation/tensor_rules.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "core/refusal.h"
@@ -161,6 +162,24 @@ void require_disjoint(const Argument& output, const Argument& input) {
     refuse_value(output.name, " overlaps ", input.name,
                  " in memory; the output must be separate from every input");
   }
+}
+
+std::int64_t require_activation(const Activation& activation, const char* name,
+                                std::int64_t columns) {
+  if (activation.gated() && columns % 2 != 0) {
+    refuse_value(name, " has ", columns,
+                 " columns; with a gate they must be even, gate and up in equal numbers");
+  }
+  if (!(activation.limit > 0)) {  // a NaN too
+    refuse_value("limit is ", activation.limit, "; it must be positive");
+  }
+  if (!std::isfinite(activation.alpha)) {
+    refuse_value("alpha is ", activation.alpha, "; it must be finite");
+  }
+  if (!std::isfinite(activation.up_offset)) {
+    refuse_value("up_offset is ", activation.up_offset, "; it must be finite");
+  }
+  return activation.activated_columns(columns);
 }
 
 std::int64_t checked_product(std::int64_t a, std::int64_t b, const char* what) {

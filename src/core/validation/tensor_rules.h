@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <initializer_list>
 
+#include "moegemm/epilogue.h"
 #include "moegemm/tensor.h"
 
 /// Rules about one tensor argument. Each throws moegemm::Error with the argument's name, what it is
@@ -39,6 +40,11 @@ void require_row_weights(const Argument& weights, const Argument& like, std::int
 /// No byte of `output` is a byte of `input`, as far as their pitches tell: two dense tensors, or
 /// two column ranges of one buffer. Other strided pairs are not looked into.
 void require_disjoint(const Argument& output, const Argument& input);
+
+/// An activation of `columns` columns of a product: an even number with a gate, and numbers that
+/// make sense. Returns the columns behind it. `name` is what has the columns.
+std::int64_t require_activation(const Activation& activation, const char* name,
+                                std::int64_t columns);
 
 /// a * b, or a refusal that names what is being counted.
 std::int64_t checked_product(std::int64_t a, std::int64_t b, const char* what);

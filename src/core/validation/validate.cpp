@@ -25,6 +25,17 @@ void validate_flags(const Problem& problem) {
     refuse_value("dy_per_token is true for ", to_string(problem.op), " with ",
                  to_string(problem.permutation), "; only dX and dW with permute_y gather dy");
   }
+  if (problem.bias && problem.op == Op::kDw) {
+    refuse_value("bias is given for dW; only forward and dX add one");
+  }
+  if (problem.activation && problem.multiply) {
+    refuse_value("activation is given with fuse_mul; a row is weighted behind the second product");
+  }
+  if (problem.activation && (problem.op == Op::kDw || problem.scatters())) {
+    refuse_value("activation is given for ", to_string(problem.op), " with ",
+                 to_string(problem.permutation),
+                 "; only forward and dX in expert order are activated");
+  }
 }
 
 /// Rows per expert of W or dW, which may be flattened to [E * N, K].
@@ -54,6 +65,15 @@ void require_weights_shape(const Argument& weights, const Problem& problem) {
   }
 }
 
+/// Y or dX; `meaning` is its shape without an activation.
+void require_output_shape(const Argument& output, const Problem& problem, const char* meaning) {
+  if (problem.activation) {
+    require_activation(*problem.activation, "the product", problem.features());
+    meaning = "[M, activated columns]";
+  }
+  require_shape(output, {problem.rows, problem.output_columns()}, meaning);
+}
+
 /// Fills in a Problem while checking the tensors it comes from. The first operand of the call
 /// leads: the others follow its dtype and device.
 class Describer {
@@ -71,6 +91,8 @@ class Describer {
     problem.accumulate = options.accumulate;
     problem.dy_per_token = options.dy_per_token;
     problem.allow_tf32 = options.allow_tf32;
+    problem.bias = options.bias.given();
+    problem.activation = options.activation;
     validate_flags(problem);
 
     require_tensor(lead, {2});
@@ -166,8 +188,9 @@ class Describer {
     return rows;
   }
 
-  Call finish(const Argument& input, const Argument& output, const GemmOptions& options) const {
+  Call finish(const Argument& input, const Argument& output, const GemmOptions& options) {
     validate(problem);
+    if (problem.bias) add_bias({"bias", options.bias}, output);
     if (options.config) validate(*options.config, problem);
     require_disjoint(output, lead_);
     require_disjoint(output, input);
@@ -183,6 +206,16 @@ class Describer {
   Operands operands;
 
  private:
+  void add_bias(const Argument& bias, const Argument& output) {
+    require_tensor(bias, {2});
+    require_same_dtype(bias, lead_);
+    require_same_device(bias, lead_);
+    require_shape(bias, {problem.experts, problem.features()}, "[E, columns]");
+    require_disjoint(output, bias);
+    operands.bias = bias.view.data;
+    operands.bias_stride = bias.view.row_stride;
+  }
+
   Argument lead_;
   const RoutingView& routing_;
 };
@@ -206,7 +239,7 @@ Call describe_forward(const TensorView& x_view, const TensorView& w_view, const 
   call.problem.n = rows_per_expert(w, call.problem.experts);
   call.problem.k = x_view.shape[1];
   require_weights_shape(w, call.problem);
-  require_shape(y, {rows, call.problem.n}, "[M, N]");
+  require_output_shape(y, call.problem, "[M, N]");
   call.operands.x = x_view.data;
   call.operands.x_stride = x_view.row_stride;
   call.operands.w = w_view.data;
@@ -227,7 +260,7 @@ Call describe_dx(const TensorView& dy_view, const TensorView& w_view, const Tens
   call.problem.k = w_view.shape[w_view.rank - 1];
   require_shape(dy, {dy_view.shape[0], call.problem.n},
                 call.problem.dy_per_token ? "[T, N]" : "[M, N]");
-  require_shape(dx, {call.problem.rows, call.problem.k}, "[M, K]");
+  require_output_shape(dx, call.problem, "[M, K]");
   call.operands.dy = dy_view.data;
   call.operands.dy_stride = dy_view.row_stride;
   call.operands.w = w_view.data;
@@ -262,6 +295,9 @@ void validate(const Problem& problem) {
   require_at_least("N", problem.n, 1);
   require_at_least("K", problem.k, 1);
   require_at_least("M", problem.rows, 0);
+  if (problem.activation) {
+    require_activation(*problem.activation, "the product", problem.features());
+  }
   if (!is_floating(problem.dtype)) {
     refuse_type("dtype is ", to_string(problem.dtype), "; accepted are bf16, fp16 and fp32");
   }

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cpu/element_type.h"
+#include "cpu/reference/epilogue.h"
 #include "cpu/routing_data.h"
 
 namespace moegemm::cpu::reference {
@@ -64,22 +65,24 @@ void zero_rows(const Problem& problem, const Operands& operands, std::int64_t co
 template <typename T>
 void forward_typed(const Problem& problem, const Operands& operands) {
   const auto offsets = offsets_of(problem, operands);
-  zero_rows(problem, operands, problem.n);
+  zero_rows(problem, operands, problem.output_columns());
   std::vector<double> y(problem.n);
   for (std::int64_t e = 0; e < problem.experts; ++e) {
     const T* w = static_cast<const T*>(operands.w) + e * problem.n * operands.w_stride;
     for (std::int64_t r = offsets[e]; r < offsets[e + 1]; ++r) {
       const Row row = find_row(problem, operands, r);
-      if (!row.valid) continue;
-      const auto x = load_row<T>(operands.x, row.source, operands.x_stride, problem.k);
+      if (!row.valid && problem.scatters()) continue;
+      const auto x = row.valid ? load_row<T>(operands.x, row.source, operands.x_stride, problem.k)
+                               : std::vector<double>();  // sums of nothing are zero
       for (std::int64_t n = 0; n < problem.n; ++n) {
         double sum = 0;
-        for (std::int64_t k = 0; k < problem.k; ++k) {
+        for (std::int64_t k = 0; k < static_cast<std::int64_t>(x.size()); ++k) {
           sum += x[k] * to_float(w[n * operands.w_stride + k]);
         }
         y[n] = sum;
       }
-      store_row(problem, operands, row.destination, y, row.factor);
+      store_row(problem, operands, row.destination, finished_row(problem, operands, e, y),
+                row.factor);
     }
   }
 }
@@ -87,21 +90,24 @@ void forward_typed(const Problem& problem, const Operands& operands) {
 template <typename T>
 void dx_typed(const Problem& problem, const Operands& operands) {
   const auto offsets = offsets_of(problem, operands);
-  zero_rows(problem, operands, problem.k);
+  zero_rows(problem, operands, problem.output_columns());
   std::vector<double> dx(problem.k);
   for (std::int64_t e = 0; e < problem.experts; ++e) {
     const T* w = static_cast<const T*>(operands.w) + e * problem.n * operands.w_stride;
     for (std::int64_t r = offsets[e]; r < offsets[e + 1]; ++r) {
       const Row row = find_row(problem, operands, r);
-      if (!row.valid) continue;
-      const auto dy = load_row<T>(operands.dy, row.source, operands.dy_stride, problem.n);
+      if (!row.valid && problem.scatters()) continue;
       std::fill(dx.begin(), dx.end(), 0.0);
-      for (std::int64_t n = 0; n < problem.n; ++n) {
+      const auto dy = row.valid
+                          ? load_row<T>(operands.dy, row.source, operands.dy_stride, problem.n)
+                          : std::vector<double>();  // nothing is added to the zeros
+      for (std::int64_t n = 0; n < static_cast<std::int64_t>(dy.size()); ++n) {
         for (std::int64_t k = 0; k < problem.k; ++k) {
           dx[k] += dy[n] * to_float(w[n * operands.w_stride + k]);
         }
       }
-      store_row(problem, operands, row.destination, dx, row.factor);
+      store_row(problem, operands, row.destination, finished_row(problem, operands, e, dx),
+                row.factor);
     }
   }
 }

@@ -70,7 +70,7 @@ void run_dx(const KernelTable& kernels, DxPath path, const Problem& problem,
   const std::int64_t totals = std::max(std::max(kKeptSums, packed_rows * kMinPackedCols),
                                        kMaxRowsInPlace * 2 * kMaxInPlaceCols);
   const std::int64_t scratch_bytes =
-      RowBlock::scratch_bytes(std::max(packed_rows, kMaxRowsInPlace)) +
+      RowBlock::scratch_bytes(std::max(packed_rows, kMaxRowsInPlace), 2 * kMaxInPlaceCols) +
       Scratch::bytes_of<std::uint32_t>(kPackedWords) + Scratch::bytes_of<std::uint32_t>(words) +
       Scratch::bytes_of<float>(totals);
   const double operations = static_cast<double>(cost) * problem.n * problem.k;
@@ -82,7 +82,7 @@ void run_dx(const KernelTable& kernels, DxPath path, const Problem& problem,
     // Any N elements of the expert's weights stand in for a dY row that reads as zeros.
     const void* stand_in = static_cast<const char*>(operands.w) +
                            block.expert * problem.n * operands.w_stride * element;
-    const RowBlock rows(locator, problem, block, stand_in, scratch);
+    const RowBlock rows(locator, problem, operands, block, stand_in, scratch);
     DxTask task;
     task.dy = rows.sources();
     task.rows = block.rows;

@@ -59,16 +59,17 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
            (block.expert * problem.n + block.first_col) * operands.w_stride * element;
   };
   const std::int64_t parked = kParkedFloatsPerRow * rows_of_largest_block;
-  const std::int64_t scratch_bytes = RowBlock::scratch_bytes(rows_of_largest_block) +
-                                     Scratch::bytes_of<float>(parked) +
-                                     Scratch::bytes_of<float>(kStagedCols * rows_of_largest_block) +
-                                     Scratch::bytes_of<std::byte>(packed_bytes);
+  const std::int64_t scratch_bytes =
+      RowBlock::scratch_bytes(rows_of_largest_block, kMaxWeightRows) +
+      Scratch::bytes_of<float>(parked) +
+      Scratch::bytes_of<float>(kStagedCols * rows_of_largest_block) +
+      Scratch::bytes_of<std::byte>(packed_bytes);
   work.run(context, operations, [&](const WorkList::Turn& turn) {
     const Block& block = turn.block;
     Scratch& scratch = Scratch::of_this_thread();
     scratch.reserve(scratch_bytes);
     std::byte* const packed = scratch.take<std::byte>(packed_bytes);
-    const RowBlock rows(locator, problem, block, weights_of(block), scratch);
+    const RowBlock rows(locator, problem, operands, block, weights_of(block), scratch);
     ForwardTask task;
     task.x = rows.sources();
     task.rows = block.rows;

@@ -16,6 +16,8 @@ struct OutputRows {
   const float* scales = nullptr;  ///< [rows] factors of the fp32 result; null: none
   std::int64_t first_col = 0;
   DType dtype = DType::kFloat32;
+  const float* bias = nullptr;  ///< [columns of the task] added before the factor, readable up to a
+                                ///< whole vector; null: none
 };
 
 /// Y[rows, w_rows] = X W^T for some rows of one expert and a block of its weight rows.
@@ -78,6 +80,7 @@ constexpr std::int64_t kStagedCols = 32;
 /// Rows of a block from which forward reads X from a packed copy. At least four chunks of them: the
 /// tiles then prefetch one weight row each.
 constexpr std::int64_t kMinPackedX = 24;
+constexpr std::int64_t kMaxLanes = 16;      ///< fp32 lanes of a vector
 constexpr std::int64_t kMaxPanelCols = 64;  ///< columns are padded to this in scratch
 constexpr std::int64_t kDyPanelCols = 64;   ///< columns of dY packed at a time for dW
 /// Most rows of an expert for which dX reads the weights in place: two tiles. Up to 24 measured

@@ -12,6 +12,7 @@ std::vector<ProblemCase> zero_size_cases();  ///< no rows, no tokens, experts wi
 std::vector<ProblemCase> segment_cases();    ///< how rows spread over experts, every tail length
 std::vector<ProblemCase> shape_cases();      ///< N and K from 1 to large
 std::vector<ProblemCase> option_cases();     ///< permutation, multiply, dtypes, accumulation
+std::vector<ProblemCase> epilogue_cases();   ///< biases and activations
 std::vector<ProblemCase> stride_cases();     ///< strided and unaligned tensors
 std::vector<ProblemCase> hazard_cases();     ///< bad sizes, bad indices, NaN and infinities
 

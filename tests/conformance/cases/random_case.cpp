@@ -62,6 +62,16 @@ ProblemCase random_problem(Random& random) {
   return c;
 }
 
+Activation random_activation(Random& random) {
+  Activation activation;
+  activation.function = static_cast<ActivationFunction>(random.below(4));
+  activation.layout = static_cast<GateLayout>(random.below(3));
+  if (random.chance(2)) activation.limit = 2;
+  if (random.chance(2)) activation.up_offset = 1;
+  if (random.chance(2)) activation.alpha = 1.702f;
+  return activation;
+}
+
 std::int64_t round_up(std::int64_t value) { return (value + 7) / 8 * 8; }
 
 }  // namespace
@@ -74,6 +84,13 @@ RandomCase random_case(Random& random, bool aligned) {
   drawn.dtype = static_cast<DType>(random.below(3));
   c.accumulate = drawn.op == Op::kDw && random.chance(3);
   c.dy_per_token = drawn.op != Op::kForward && c.permutation == Permutation::kY && random.chance(3);
+  c.bias = drawn.op != Op::kDw && random.chance(4);
+  if (drawn.op != Op::kDw && !c.scatters(drawn.op) && !c.multiply && random.chance(4)) {
+    c.activation = random_activation(random);
+    c.product_scale = 0.25f;  // or their products of up to 300 terms would leave fp16's range
+    std::int64_t& features = drawn.op == Op::kForward ? c.n : c.k;
+    features += features % 2;
+  }
   if (aligned) {
     for (std::int64_t* extent :
          {&c.n, &c.k, &c.x_padding, &c.w_padding, &c.dy_padding, &c.out_padding, &c.base_offset}) {

@@ -130,8 +130,8 @@ std::vector<ProblemCase> shape_cases() {
 
 std::vector<ProblemCase> all_cases() {
   std::vector<ProblemCase> all;
-  for (auto* subject :
-       {zero_size_cases, segment_cases, shape_cases, option_cases, stride_cases, hazard_cases}) {
+  for (auto* subject : {zero_size_cases, segment_cases, shape_cases, option_cases, epilogue_cases,
+                        stride_cases, hazard_cases}) {
     std::ranges::move(subject(), std::back_inserter(all));
   }
   return all;

@@ -39,6 +39,21 @@ def test_products_into_out(device):
     torch.library.opcheck(OPS.dw_out.default, (*accumulating, None, dW))
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_products_with_epilogues(device, transposed):
+    case = make_case(device, "permute_x", torch.bfloat16)
+    w = case.W.transpose(1, 2).contiguous() if transposed else case.W
+    flags = bits.TRANSPOSED * transposed
+    bias = torch.randn(5, 24, device=device).bfloat16()
+    routing = (case.m_sizes, case.gather_indices)
+    for layout in (0, 1, 2):
+        activated = (case.X, w, bias, *routing, case.topk, flags | bits.PERMUTE_X, 0, layout, 1.0, 7.0, 0.0)
+        torch.library.opcheck(OPS.forward_activated.default, activated)
+    rows = torch.randn(case.rows, 40, device=device).bfloat16()
+    biased = (rows, w, bias, *routing, None, case.topk, flags | bits.PERMUTE_Y)
+    torch.library.opcheck(OPS.forward_biased.default, biased)
+
+
 @pytest.mark.parametrize("with_inverse", [False, True])
 def test_route(device, with_inverse):
     ids = torch.randint(5, (7, 2), device=device)

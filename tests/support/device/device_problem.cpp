@@ -36,6 +36,7 @@ DeviceProblem::DeviceProblem(Memory& memory, const HostProblem& host)
                                 host.w.stride, memory.device());
   }
   if (host.op != Op::kForward) dy_ = upload(host.dy);
+  if (spec.bias) bias_ = upload(host.bias);
   out_ = Buffer(memory, host.out.bytes.size(), true);
   out_view_ = view_of(host.out, out_.data());
   if (host.op == Op::kDw) {
@@ -92,6 +93,8 @@ GemmOptions DeviceProblem::options() const {
   options.fuse_mul = host_.spec.multiply;
   options.accumulate = host_.spec.accumulate;
   options.dy_per_token = host_.spec.dy_per_token;
+  if (host_.spec.bias) options.bias = bias_.view;
+  options.activation = host_.spec.activation;
   return options;
 }
 
@@ -112,6 +115,7 @@ std::string DeviceProblem::trespass() const {
   if (x_.buffer.download() != host_.x.bytes) return "X was written to";
   if (w_.buffer.download() != host_.w.bytes) return "W was written to";
   if (dy_.buffer.download() != host_.dy.bytes) return "dY was written to";
+  if (bias_.buffer.download() != host_.bias.bytes) return "the bias was written to";
   return "";
 }
 

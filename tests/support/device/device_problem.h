@@ -41,7 +41,7 @@ class DeviceProblem {
 
   Memory& memory_;
   const HostProblem& host_;
-  Tensor x_, w_, dy_;
+  Tensor x_, w_, dy_, bias_;
   Buffer out_;
   TensorView out_view_;
   Buffer sizes_, indices_, weights_;

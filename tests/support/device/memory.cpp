@@ -97,4 +97,16 @@ bool Buffer::guards_intact() const {
   return std::ranges::all_of(bytes, [](unsigned char b) { return b == kPoisonByte; });
 }
 
+void* BorrowedMemory::allocate(std::int64_t bytes, Device) {
+  lent_.emplace_back(memory_, static_cast<std::size_t>(bytes));
+  if (bytes > 0) memory_.fill(lent_.back().data(), kPoisonByte, static_cast<std::size_t>(bytes));
+  return lent_.back().data();
+}
+
+ExecutionContext BorrowedMemory::context() {
+  ExecutionContext context = memory_.context();
+  context.memory = this;
+  return context;
+}
+
 }  // namespace moegemm::testing

@@ -67,4 +67,17 @@ class Buffer {
   std::size_t guard_ = 0;
 };
 
+/// Lends poisoned memory to calls and keeps it until it is destroyed.
+class BorrowedMemory final : public MemorySupport {
+ public:
+  explicit BorrowedMemory(Memory& memory) : memory_(memory) {}
+  void* allocate(std::int64_t bytes, Device) override;
+  /// The memory's context with this in it.
+  ExecutionContext context();
+
+ private:
+  Memory& memory_;
+  std::vector<Buffer> lent_;
+};
+
 }  // namespace moegemm::testing

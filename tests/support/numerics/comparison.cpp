@@ -67,14 +67,54 @@ class RowComparer {
       if (!same) found.mismatch(row, col, values(got, want, 0));
       return;
     }
-    const double bound = error_bound(p_, accuracy_, expected_.length, expected_.value[col],
-                                     expected_.squares[col], initial);
+    const double bound =
+        expected_.activated
+            ? activation_bound(col)
+            : error_bound(p_, accuracy_, expected_.length, expected_.value[col],
+                          p_.spec.activation ? 0.0 : expected_.squares[col], initial);
     const double error = std::fabs(got - want);
     if (!(error <= bound)) found.mismatch(row, col, values(got, want, bound));
     ++found.elements;
     found.error_squares += error * error;
     found.bound_squares += bound * bound;
     found.reference_squares += want * want;
+  }
+
+  /// How far a column of the product may be off when the activation sees it.
+  double product_error(std::int64_t column) const {
+    const double value = std::fabs(expected_.product[column]);
+    double error = kFp32Roundoff * value;
+    if (!accuracy_.double_accumulation) {
+      error += 8 * kFp32Roundoff * static_cast<double>(expected_.length) *
+               std::sqrt(expected_.squares[column]);
+    }
+    const double bare = std::fabs(expected_.bare[column]);
+    return error + (accuracy_.rounded_product ? half_ulp(p_.dtype, bare + error) : 0.0);
+  }
+
+  double activation_bound(std::int64_t col) const {
+    const Activation& a = *p_.spec.activation;
+    const std::int64_t gate_at = gate_column(a, col);
+    const std::int64_t up_at = a.gated() ? up_column(a, p_.out.cols, col) : gate_at;
+    const double gate = expected_.product[gate_at];
+    const double up = a.gated() ? expected_.product[up_at] : 0.0;
+    const double gate_error = product_error(gate_at);
+    const double up_error = a.gated() ? product_error(up_at) : 0.0;
+    const double want = expected_.value[col];
+    double moved = 0;
+    double share = 0;  // of the inputs: what an ulp of theirs does, times their size
+    for (const double sign : {-1.0, 1.0}) {
+      for (const double other : {-1.0, 1.0}) {
+        const double at = activation_at(a, gate + sign * gate_error, up + other * up_error);
+        moved = std::max(moved, std::fabs(at - want));
+      }
+      constexpr double kStep = 1e-5;
+      const double near = activation_at(a, gate * (1 + sign * kStep), up * (1 + sign * kStep));
+      share = std::max(share, std::fabs(near - want) / kStep);
+    }
+    // Subnormal numbers may be flushed to zero.
+    const double computed = 1.1 * moved + 64 * kFp32Roundoff * (std::fabs(want) + share) + 0x1p-126;
+    return computed + half_ulp(p_.out_dtype, std::fabs(want) + computed);
   }
 
   void compare_unnamed(std::int64_t row, Findings& found) {

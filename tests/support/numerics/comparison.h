@@ -24,6 +24,11 @@
 ///   5. The one rounding to the output: half an ulp of |ref| + the above.
 /// A backend that accumulates in double has only 3 (without the operand's rounding), 4 and 5.
 ///
+/// An activation sees a product that is off by 2 and 3 (and, where it is a pass of its own, by the
+/// product's rounding to the input's dtype): the result may be off by what the exact activation
+/// makes of that, by 64u of itself and of its inputs' share (an approximated exponential of x has 2
+/// + 1.16 |x| ulps, and |x| stays below 30), and by 5.
+///
 /// Over a whole output errors average out: roundings are spread evenly inside their bound, which
 /// makes the norm of the errors 0.58 of the norm of the bounds. More than 0.75, over at least 1024
 /// elements, means a second rounding or a bias.
@@ -34,6 +39,7 @@ namespace moegemm::testing {
 
 struct Accuracy {
   bool double_accumulation = false;  ///< the reference's
+  bool rounded_product = false;      ///< an activation is a pass behind the product
 };
 
 struct Comparison {

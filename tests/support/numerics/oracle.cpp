@@ -1,5 +1,8 @@
 #include "support/numerics/oracle.h"
 
+#include <cmath>
+#include <utility>
+
 namespace moegemm::testing {
 namespace {
 
@@ -9,7 +12,6 @@ constexpr int kLanes = 8;  // independent sums, so that the compiler may use vec
 void forward_position(const HostProblem& p, std::int64_t position, ExpectedRow& expected) {
   const std::int64_t expert = p.owners[position];
   const std::int64_t x_row = p.x_row(position);
-  const double scale = p.scale(position);
   if (expert < 0 || x_row < 0) return;
   const std::int64_t depth = p.spec.k;
   expected.length = depth;
@@ -37,8 +39,8 @@ void forward_position(const HostProblem& p, std::int64_t position, ExpectedRow& 
       sum += sums[lane];
       square += squares[lane];
     }
-    expected.value[n] = scale * sum;
-    expected.squares[n] = scale * scale * square;
+    expected.value[n] = sum;
+    expected.squares[n] = square;
   }
 }
 
@@ -60,9 +62,35 @@ void dx_position(const HostProblem& p, std::int64_t position, ExpectedRow& expec
   const std::int64_t dy_row = p.dy_row(position);
   if (expert < 0 || dy_row < 0) return;
   expected.length = p.spec.n;
-  const double scale = p.scale(position);
   for (std::int64_t n = 0; n < p.spec.n; ++n) {
-    add_scaled(scale * p.dy.row(dy_row)[n], p.w.row(expert * p.spec.n + n), expected);
+    add_scaled(p.dy.row(dy_row)[n], p.w.row(expert * p.spec.n + n), expected);
+  }
+}
+
+/// Bias, router weight and activation of a position's product.
+void finish_position(const HostProblem& p, std::int64_t position, ExpectedRow& expected) {
+  const std::int64_t expert = p.owners[position];
+  if (expert < 0) {
+    if (p.spec.activation) expected.value.resize(p.out.cols);
+    return;
+  }
+  if (p.spec.activation) expected.bare = expected.value;
+  if (p.spec.bias) {
+    ++expected.length;
+    add_scaled(1.0, p.bias.row(expert), expected);
+  }
+  if (const double scale = p.scale(position); scale != 1) {
+    for (double& value : expected.value) value *= scale;
+    for (double& square : expected.squares) square *= scale * scale;
+  }
+  if (!p.spec.activation) return;
+  const Activation& activation = *p.spec.activation;
+  expected.activated = true;
+  expected.product = std::exchange(expected.value, std::vector<double>(p.out.cols));
+  for (std::int64_t c = 0; c < p.out.cols; ++c) {
+    expected.value[c] = activation_at(
+        activation, expected.product[gate_column(activation, c)],
+        activation.gated() ? expected.product[up_column(activation, p.out.cols, c)] : 0.0);
   }
 }
 
@@ -82,8 +110,10 @@ void dw_row(const HostProblem& p, std::int64_t row, ExpectedRow& expected) {
 void expect_row(const HostProblem& p, std::int64_t row, ExpectedRow& expected) {
   expected.kind = ExpectedRow::Kind::kValues;
   expected.length = 0;
-  expected.value.assign(p.out.cols, 0.0);
-  expected.squares.assign(p.out.cols, 0.0);
+  expected.activated = false;
+  const std::int64_t features = p.op == Op::kDw ? p.out.cols : p.spec.features(p.op);
+  expected.value.assign(features, 0.0);
+  expected.squares.assign(features, 0.0);
   if (p.op == Op::kDw) {
     dw_row(p, row, expected);
     expected.initial_scale = p.spec.accumulate ? 1.0 : 0.0;
@@ -92,11 +122,45 @@ void expect_row(const HostProblem& p, std::int64_t row, ExpectedRow& expected) {
   const std::int64_t position = p.scatters() ? p.position_of[row] : row;
   if (position < 0) {
     expected.kind = ExpectedRow::Kind::kUnnamed;
-  } else if (p.op == Op::kForward) {
+    return;
+  }
+  if (p.op == Op::kForward) {
     forward_position(p, position, expected);
   } else {
     dx_position(p, position, expected);
   }
+  finish_position(p, position, expected);
+}
+
+double activation_at(const Activation& a, double gate, double up) {
+  const double limit = a.limit;
+  const double g = gate > limit ? limit : gate;  // NaN stays
+  double value = g < 0 ? 0.0 : g * g;
+  switch (a.function) {
+    case ActivationFunction::kSilu:
+      value = g / (1 + std::exp(-static_cast<double>(a.alpha) * g));
+      break;
+    case ActivationFunction::kGelu:
+      value = 0.5 * g * std::erfc(-g / std::sqrt(2.0));
+      break;
+    case ActivationFunction::kGeluTanh:
+      // (1 + tanh y) / 2 without the cancellation.
+      value = g / (1 + std::exp(-2 * std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g)));
+      break;
+    case ActivationFunction::kRelu2:
+      break;
+  }
+  if (!a.gated()) return value;
+  const double u = up > limit ? limit : up < -limit ? -limit : up;
+  return value * (u + static_cast<double>(a.up_offset));
+}
+
+std::int64_t gate_column(const Activation& a, std::int64_t c) {
+  return a.layout == GateLayout::kInterleaved ? 2 * c : c;
+}
+
+std::int64_t up_column(const Activation& a, std::int64_t cols, std::int64_t c) {
+  return a.layout == GateLayout::kInterleaved ? 2 * c + 1 : cols + c;
 }
 
 double oracle_work(const HostProblem& p) {

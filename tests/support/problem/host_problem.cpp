@@ -120,11 +120,6 @@ std::int64_t HostProblem::dy_row(std::int64_t position) const {
   return spec.dy_per_token ? gather_indices[position] / spec.topk : gather_indices[position];
 }
 
-bool HostProblem::scatters() const {
-  return (op == Op::kForward && spec.permutation == Permutation::kY) ||
-         (op == Op::kDx && spec.permutation == Permutation::kX);
-}
-
 HostProblem build_problem(const ProblemCase& spec, Op op, DType dtype, std::uint64_t seed) {
   Random random(seed);
   HostProblem p;
@@ -147,7 +142,15 @@ HostProblem build_problem(const ProblemCase& spec, Op op, DType dtype, std::uint
   }
   choose_weights(p, random);
   const std::int64_t out_rows = op == Op::kDw ? w_rows : spec.rows;
-  const std::int64_t out_cols = op == Op::kForward ? spec.n : spec.k;
+  const std::int64_t features = spec.features(op);
+  const std::int64_t out_cols =
+      spec.activation ? spec.activation->activated_columns(features) : features;
+  if (spec.bias && op != Op::kDw) {
+    p.bias = random_matrix(dtype, spec.experts(), features, spec.w_padding, offset, random);
+  }
+  for (std::int64_t r = 0; spec.product_scale != 1 && r < p.w.rows; ++r) {
+    for (std::int64_t c = 0; c < p.w.cols; ++c) p.w.set(r, c, spec.product_scale * p.w.row(r)[c]);
+  }
   p.out = spec.accumulate
               ? random_matrix(p.out_dtype, out_rows, out_cols, spec.out_padding, offset, random)
               : poisoned_matrix(p.out_dtype, out_rows, out_cols, spec.out_padding, offset);

@@ -42,10 +42,11 @@ struct HostProblem {
   DType out_dtype = DType::kBFloat16;
   DType weights_dtype = DType::kFloat32;
 
-  HostMatrix x;    ///< [T or M, K]; not for dX
-  HostMatrix w;    ///< [E * N, K]; not for dW
-  HostMatrix dy;   ///< [M or T, N]; not for forward
-  HostMatrix out;  ///< as it is before the call: poison, or what is accumulated to
+  HostMatrix x;     ///< [T or M, K]; not for dX
+  HostMatrix w;     ///< [E * N, K]; not for dW
+  HostMatrix dy;    ///< [M or T, N]; not for forward
+  HostMatrix bias;  ///< [E, features]; empty unless the case has one
+  HostMatrix out;   ///< as it is before the call: poison, or what is accumulated to
   std::vector<std::int64_t> gather_indices;  ///< [M], also when the call does not take them
   std::vector<float> topk_weights;           ///< [M], rounded to weights_dtype
 
@@ -64,7 +65,7 @@ struct HostProblem {
   double scale(std::int64_t position) const {
     return spec.multiply && index_valid(position) ? topk_weights[gather_indices[position]] : 1.0;
   }
-  bool scatters() const;
+  bool scatters() const { return spec.scatters(op); }
 };
 
 HostProblem build_problem(const ProblemCase& spec, Op op, DType dtype, std::uint64_t seed);

@@ -13,6 +13,8 @@ std::string to_string(const ProblemCase& c) {
   if (c.output_in_fp32) out << " fp32-output";
   if (c.accumulate) out << " accumulate";
   if (c.dy_per_token) out << " dy_per_token";
+  if (c.bias) out << " bias";
+  if (c.activation) out << ' ' << to_string(*c.activation);
   out << " sizes=" << to_string(c.sizes_dtype) << " indices=" << to_string(c.index_dtype);
   if (c.x_padding + c.w_padding + c.dy_padding + c.out_padding > 0) {
     out << " padding(x,w,dy,out)=" << c.x_padding << ',' << c.w_padding << ',' << c.dy_padding
@@ -30,6 +32,11 @@ std::string to_string(const ProblemCase& c) {
 bool applies(const ProblemCase& problem, Op op, DType dtype) {
   if (problem.accumulate) return op == Op::kDw;
   if (problem.dy_per_token && op == Op::kForward) return false;
+  if ((problem.bias || problem.activation) && op == Op::kDw) return false;
+  if (problem.activation) {
+    if (problem.scatters(op) || problem.multiply) return false;
+    if (problem.activation->gated() && problem.features(op) % 2 != 0) return false;
+  }
   return !(problem.output_in_fp32 && dtype == DType::kFloat32);  // the default already
 }
 

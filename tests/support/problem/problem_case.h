@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,10 +21,13 @@ struct ProblemCase {
   std::int64_t topk = 1;
   Permutation permutation = Permutation::kNone;
   bool multiply = false;
-  bool weights_in_fp32 = true;  ///< topk_weights in fp32, else in X's dtype
-  bool output_in_fp32 = false;  ///< else in X's dtype
-  bool accumulate = false;      ///< dW only; the output is fp32
-  bool dy_per_token = false;    ///< dX and dW with permute_y
+  bool weights_in_fp32 = true;                ///< topk_weights in fp32, else in X's dtype
+  bool output_in_fp32 = false;                ///< else in X's dtype
+  bool accumulate = false;                    ///< dW only; the output is fp32
+  bool dy_per_token = false;                  ///< dX and dW with permute_y
+  bool bias = false;                          ///< forward and dX
+  std::optional<Activation> activation = {};  ///< forward and dX in expert order
+  float product_scale = 1;                    ///< of the elements of W, for activations
   DType sizes_dtype = DType::kInt32;
   DType index_dtype = DType::kInt32;
 
@@ -42,6 +46,11 @@ struct ProblemCase {
 
   std::int64_t experts() const { return static_cast<std::int64_t>(m_sizes.size()); }
   std::int64_t tokens() const { return rows / topk; }
+  std::int64_t features(Op op) const { return op == Op::kForward ? n : k; }
+  bool scatters(Op op) const {
+    return (op == Op::kForward && permutation == Permutation::kY) ||
+           (op == Op::kDx && permutation == Permutation::kX);
+  }
   bool permuted() const { return permutation != Permutation::kNone; }
   /// Multiply-adds of one product, at most.
   double work() const {

@@ -31,6 +31,7 @@ class FakeBackend final : public Backend {
   std::span<const KernelInfo> kernels() const override { return kernels_; }
   std::string refuse(const Problem& problem, const KernelInfo& kernel) const override {
     if (kernel.op != problem.op) return join(kernel.name, " computes ", to_string(kernel.op));
+    if (problem.activation && kernel.name != fusing_kernel) return "applies no activation";
     if (problem.n < kernel.tile.cols) return join("N = ", problem.n, " is too narrow");
     return {};
   }
@@ -54,7 +55,11 @@ class FakeBackend final : public Backend {
   void launch(const Plan&, const Problem&, const Operands&,
               const ExecutionContext&) const override {}
 
+  bool fusing_is_faster(const Problem&) const override { return fuses_faster; }
+
   std::string unavailable_reason;
+  std::string fusing_kernel;
+  bool fuses_faster = true;
   mutable std::atomic<int> plans_made = 0;
 
  private:
@@ -98,6 +103,45 @@ TEST_F(PlannerTest, TakesTheFirstBackendAndItsHeuristicChoice) {
   EXPECT_EQ(planned.plan.kernel_name, "fast_64");
   EXPECT_EQ(planned.plan.source, PlanSource::kHeuristic);
   EXPECT_EQ(planned.plan.note, "");
+}
+
+TEST_F(PlannerTest, AnActivationThatNoKernelAppliesIsComposed) {
+  problem.activation = Activation{};
+  const Planned planned = planner.plan(problem, {}, {});
+  EXPECT_EQ(planned.backend, &fast);
+  EXPECT_EQ(planned.plan.kernel_name, "fast_64");
+  EXPECT_TRUE(planned.plan.composed);
+}
+
+TEST_F(PlannerTest, AKernelThatAppliesTheActivationIsTaken) {
+  problem.activation = Activation{};
+  fast.fusing_kernel = "fast_128";
+  const Planned planned = planner.plan(problem, {}, {});
+  EXPECT_EQ(planned.plan.kernel_name, "fast_128");
+  EXPECT_FALSE(planned.plan.composed);
+}
+
+TEST_F(PlannerTest, ALesserBackendsFusionDoesNotMakeUpForItsProduct) {
+  problem.activation = Activation{};
+  plain.fusing_kernel = "plain";
+  const Planned planned = planner.plan(problem, {}, {});
+  EXPECT_EQ(planned.backend, &fast);
+  EXPECT_TRUE(planned.plan.composed);
+  EXPECT_FALSE(planner.plan(problem, BackendKind::kReference, {}).plan.composed);
+}
+
+TEST_F(PlannerTest, ComposesWhereThatIsFasterUnlessAKernelIsAskedFor) {
+  problem.activation = Activation{};
+  fast.fusing_kernel = "fast_128";
+  fast.fuses_faster = false;
+  EXPECT_TRUE(planner.plan(problem, {}, {}).plan.composed);
+  KernelConfig config;
+  config.kernel = "fast_128";
+  EXPECT_FALSE(planner.plan(problem, {}, config).plan.composed);
+  config.kernel = "fast_64";
+  const Planned composed = planner.plan(problem, {}, config);
+  EXPECT_TRUE(composed.plan.composed);
+  EXPECT_EQ(composed.plan.kernel_name, "fast_64");
 }
 
 TEST_F(PlannerTest, FallsToTheNextBackendWhenTheFirstIsUnavailable) {

@@ -237,6 +237,7 @@ void finish_staged(const ForwardTask& task, std::int64_t col, std::int64_t cols)
     if (task.out.rows[row] == nullptr) continue;
     finish_row<Isa>(task.staged + row * kStagedCols, task.out.rows[row], task.out.dtype,
                     task.out.first_col + col, cols,
+                    task.out.bias != nullptr ? task.out.bias + col : nullptr,
                     task.out.scales != nullptr ? task.out.scales + row : nullptr);
   }
 }

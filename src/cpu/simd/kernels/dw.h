@@ -37,7 +37,7 @@ void finish_weight_row(const DwTask& task, const float* sums, std::int64_t n, st
   const std::int64_t element_bytes = task.out_dtype == DType::kFloat32 ? 4 : 2;
   void* out = static_cast<char*>(task.out) + at * element_bytes;
   if (task.stream && stream_row<Isa>(sums, out, task.out_dtype, cols)) return;
-  finish_row<Isa>(sums, out, task.out_dtype, 0, cols, nullptr);
+  finish_row<Isa>(sums, out, task.out_dtype, 0, cols, nullptr, nullptr);
 }
 
 template <class Math, class T>

@@ -175,7 +175,7 @@ void dx_in_place(const DxTask& task) {
       Math::template restore_column_order<Isa::kTileVecs>(total + c);
     }
     finish_row<Isa>(total, task.out.rows[i], task.out.dtype, task.out.first_col, task.cols,
-                    task.out.scales != nullptr ? task.out.scales + i : nullptr);
+                    task.out.bias, task.out.scales != nullptr ? task.out.scales + i : nullptr);
   }
 }
 

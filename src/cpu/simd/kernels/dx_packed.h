@@ -117,7 +117,7 @@ void dx_packed(const DxTask& task) {
       for (std::int64_t i = 0; i < rows; ++i) {
         if (task.out.rows[row + i] == nullptr) continue;
         finish_row<Isa>(totals + i * padded_cols, task.out.rows[row + i], task.out.dtype,
-                        task.out.first_col, task.cols,
+                        task.out.first_col, task.cols, task.out.bias,
                         task.out.scales != nullptr ? task.out.scales + row + i : nullptr);
       }
     }

@@ -5,37 +5,40 @@
 #include "cpu/simd/kernel_table.h"
 #include "cpu/simd/kernels/element.h"
 
-/// The end of every kernel: fp32 sums are scaled, rounded once and stored.
+/// The end of every kernel: fp32 sums get their bias, are scaled, rounded once and stored.
 namespace moegemm::cpu::simd {
 namespace {
 
 template <class Isa, class T>
-void finish_row_as(const float* sums, T* out, std::int64_t cols, const float* scale) {
+void finish_row_as(const float* sums, T* out, std::int64_t cols, const float* bias,
+                   const float* scale) {
   const typename Isa::Vec factor = Isa::broadcast(scale != nullptr ? *scale : 1.0f);
   std::int64_t c = 0;
   for (; c + Isa::kLanes <= cols; c += Isa::kLanes) {
     typename Isa::Vec sum = Isa::load(sums + c);
+    if (bias != nullptr) sum = Isa::add(sum, Isa::load(bias + c));
     if (scale != nullptr) sum = Isa::mul(sum, factor);
     Isa::store(out + c, sum);
   }
   if (c < cols) {
     typename Isa::Vec sum = Isa::load(sums + c);
+    if (bias != nullptr) sum = Isa::add(sum, Isa::load(bias + c));
     if (scale != nullptr) sum = Isa::mul(sum, factor);
     Isa::store_partial(out + c, sum, cols - c);
   }
 }
 
-/// Rounds sums [cols, readable up to a whole vector] into one output row.
+/// Rounds sums and bias [cols, readable up to a whole vector] into one output row.
 template <class Isa>
 void finish_row(const float* sums, void* out, DType dtype, std::int64_t first_col,
-                std::int64_t cols, const float* scale) {
+                std::int64_t cols, const float* bias, const float* scale) {
   switch (dtype) {
     case DType::kBFloat16:
-      return finish_row_as<Isa>(sums, static_cast<Bf16*>(out) + first_col, cols, scale);
+      return finish_row_as<Isa>(sums, static_cast<Bf16*>(out) + first_col, cols, bias, scale);
     case DType::kFloat16:
-      return finish_row_as<Isa>(sums, static_cast<Fp16*>(out) + first_col, cols, scale);
+      return finish_row_as<Isa>(sums, static_cast<Fp16*>(out) + first_col, cols, bias, scale);
     default:
-      return finish_row_as<Isa>(sums, static_cast<float*>(out) + first_col, cols, scale);
+      return finish_row_as<Isa>(sums, static_cast<float*>(out) + first_col, cols, bias, scale);
   }
 }
 

@@ -3,19 +3,27 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/element_type.h"
 #include "cpu/parallel.h"
 
 namespace moegemm::cpu::simd {
 
-RowBlock::RowBlock(const RowLocator& locator, const Problem& problem, const Block& block,
-                   const void* stand_in, Scratch& scratch)
+RowBlock::RowBlock(const RowLocator& locator, const Problem& problem, const Operands& operands,
+                   const Block& block, const void* stand_in, Scratch& scratch)
     : locator_(locator),
       problem_(problem),
       block_(block),
       first_position_(locator.begin(block.expert) + block.first_row),
       sources_(scratch.take<const void*>(block.rows)),
       destinations_(scratch.take<void*>(block.rows)),
-      scales_(problem.multiply ? scratch.take<float>(block.rows) : nullptr) {
+      scales_(problem.multiply ? scratch.take<float>(block.rows) : nullptr),
+      bias_(problem.bias ? scratch.take<float>(block.cols + kMaxLanes) : nullptr) {
+  for (std::int64_t c = 0; bias_ != nullptr && c < block.cols + kMaxLanes; ++c) {
+    bias_[c] = c < block.cols
+                   ? read_float(operands.bias, problem.dtype,
+                                block.expert * operands.bias_stride + block.first_col + c)
+                   : 0.0f;
+  }
   for (std::int64_t i = 0; i < block.rows; ++i) {
     const RowLocator::Row row = locator.locate(first_position_ + i);
     sources_[i] = row.source != nullptr ? row.source : stand_in;
@@ -26,7 +34,7 @@ RowBlock::RowBlock(const RowLocator& locator, const Problem& problem, const Bloc
 }
 
 OutputRows RowBlock::output() const {
-  return {destinations_, scales_, block_.first_col, problem_.out_dtype};
+  return {destinations_, scales_, block_.first_col, problem_.out_dtype, bias_};
 }
 
 void RowBlock::clear_zero_rows() const {
@@ -36,14 +44,20 @@ void RowBlock::clear_zero_rows() const {
     if (destinations_[i] == nullptr || locator_.locate(first_position_ + i).source != nullptr) {
       continue;
     }
-    std::memset(static_cast<char*>(destinations_[i]) + block_.first_col * element, 0,
-                block_.cols * element);
+    if (bias_ == nullptr) {
+      std::memset(static_cast<char*>(destinations_[i]) + block_.first_col * element, 0,
+                  block_.cols * element);
+      continue;
+    }
+    for (std::int64_t c = 0; c < block_.cols; ++c) {
+      write_float(destinations_[i], problem_.out_dtype, block_.first_col + c, bias_[c]);
+    }
   }
 }
 
 void clear_unwritten_rows(const RowLocator& locator, const Problem& problem,
                           const ExecutionContext& context) {
-  const std::int64_t cols = problem.op == Op::kForward ? problem.n : problem.k;
+  const std::int64_t cols = problem.output_columns();
   const std::int64_t row_bytes = cols * size_bytes(problem.out_dtype);
   // 1 MiB per worker at least: less is written before another thread wakes up.
   const std::int64_t grain = std::max<std::int64_t>(1, (1 << 20) / row_bytes);

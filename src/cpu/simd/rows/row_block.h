@@ -15,19 +15,21 @@ class RowBlock {
   /// Most rows of a block: bounds the scratch memory of their pointers.
   static constexpr std::int64_t kMaxRows = 512;
 
-  static constexpr std::int64_t scratch_bytes(std::int64_t rows) {
-    return 2 * Scratch::bytes_of<void*>(rows) + Scratch::bytes_of<float>(rows);
+  static constexpr std::int64_t scratch_bytes(std::int64_t rows, std::int64_t cols) {
+    return 2 * Scratch::bytes_of<void*>(rows) + Scratch::bytes_of<float>(rows) +
+           Scratch::bytes_of<float>(cols + kMaxLanes);
   }
 
   /// `stand_in` is memory as long as a source row: a row that reads as zeros is computed from it
   /// and the result replaced by zeros, so that no kernel has to know.
-  RowBlock(const RowLocator& locator, const Problem& problem, const Block& block,
-           const void* stand_in, Scratch& scratch);
+  RowBlock(const RowLocator& locator, const Problem& problem, const Operands& operands,
+           const Block& block, const void* stand_in, Scratch& scratch);
 
   const void* const* sources() const { return sources_; }
   OutputRows output() const;
 
-  /// Zeroes the block's columns of the rows that read as zeros. Call it after the kernel.
+  /// Rewrites the block's columns of the rows that read as zeros: zero, or the bias. Call it after
+  /// the kernel.
   void clear_zero_rows() const;
 
  private:
@@ -38,6 +40,7 @@ class RowBlock {
   const void** sources_;
   void** destinations_;
   float* scales_;
+  float* bias_;  ///< of the block's columns
   bool has_zero_rows_ = false;
 };
 

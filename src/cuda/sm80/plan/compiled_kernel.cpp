@@ -125,6 +125,7 @@ std::string refuse(const CompiledKernel& kernel, const Problem& problem, const D
   if (problem.op != kernel.info.op) {
     return std::string("computes ") + to_string(kernel.info.op) + " only";
   }
+  if (problem.activation) return "leaves the activation to a pass behind it";
   if (facts.major < kernel.least_major) {
     return "is compiled for compute capability " + std::to_string(kernel.least_major) +
            ".0 and newer";

@@ -65,6 +65,30 @@ struct RowTargets {
   }
 };
 
+/// Adds the bias of the tile's expert to every row.
+template <typename Traits>
+__device__ __forceinline__ void add_bias(const RowGemmParams& params, const RowTile& tile,
+                                         Accumulators<Traits>& acc) {
+  using Shape = typename Traits::Shape;
+  const auto* bias =
+      static_cast<const typename Traits::Element*>(params.bias) + tile.expert * params.bias_stride;
+  const int first = tile.feature + warp_col<Shape>() + lane_id() % 4 * 2;
+#pragma unroll
+  for (int j = 0; j < Shape::kColBlocks; ++j) {
+    const int col = first + j * 8;
+    const float low = col < params.out.cols ? static_cast<float>(__ldg(bias + col)) : 0.0f;
+    const float high =
+        col + 1 < params.out.cols ? static_cast<float>(__ldg(bias + col + 1)) : 0.0f;
+#pragma unroll
+    for (int i = 0; i < Shape::kRowBlocks; ++i) {
+      acc[i][j][0] += low;
+      acc[i][j][1] += high;
+      acc[i][j][2] += low;
+      acc[i][j][3] += high;
+    }
+  }
+}
+
 /// The fewest row blocks of a warp that hold `rows` rows.
 template <typename Shape>
 __device__ __forceinline__ int row_blocks_for(int rows) {
@@ -97,6 +121,7 @@ __device__ __forceinline__ void compute_tile(const RowGemmParams& params, const 
   Accumulators<Traits> acc;
   clear<Traits>(acc);
   multiply_rows<Traits, Shape::kRowBlocks>(params, row_blocks, feed, acc);
+  if (params.bias) add_bias<Traits>(params, tile, acc);
   if constexpr (!kLocateFirst) targets.locate(params, tile, row_blocks);
   if (params.multiply) targets.scale(acc);
   store_tile<Traits>(acc, row_blocks, params.out, targets.rows, tile.feature);

@@ -19,6 +19,8 @@ RowGemmParams make_params(const Problem& problem, const Operands& operands) {
   params.out = {operands.out, operands.out_stride,
                 static_cast<int>(forward ? problem.n : problem.k),
                 problem.out_dtype == DType::kFloat32, false};
+  params.bias = operands.bias;
+  params.bias_stride = operands.bias_stride;
   params.depth = static_cast<int>(forward ? problem.k : problem.n);
   params.gather = problem.gathers();
   params.scatter = problem.scatters();

@@ -17,6 +17,8 @@ struct RowGemmParams : RoutingParams {
   std::int64_t weight_bytes;  ///< pitch of a row of W
   std::int64_t expert_bytes;
   OutputView out;
+  const void* bias;  ///< [experts, out.cols] of the input type; null: none
+  std::int64_t bias_stride;
   int depth;
   bool gather;   ///< rows are read through gather_indices
   bool scatter;  ///< result row r goes to flat row gather_indices[r]

@@ -84,6 +84,8 @@ int grid(const KernelEntry& entry, const Problem& problem, const DeviceFacts& fa
 std::string refuse(const KernelEntry& entry, const Problem& problem, const DeviceFacts& facts) {
   const CompiledRowGemm& kernel = all_compiled()[entry.family_index];
   if (problem.op != kernel.op) return std::string("computes ") + to_string(kernel.op) + " only";
+  if (problem.activation) return "leaves the activation to a pass behind it";
+  if (problem.bias) return "adds no bias";
   if (!kernel.function(problem)) {
     return problem.gathers() ? "is not compiled for gathered rows"
                              : "is compiled for gathered rows only";

@@ -41,6 +41,18 @@ TEST(Problem, PrintsEveryFieldThatIsNotTheDefault) {
             "accumulate tf32 m_sizes(int64) align=2/16 on cuda:3");
 }
 
+TEST(Problem, PrintsItsEpilogue) {
+  Problem problem = qwen3_up();
+  problem.bias = true;
+  problem.activation =
+      Activation{ActivationFunction::kSilu, GateLayout::kInterleaved, 1.702f, 7, 1};
+  EXPECT_EQ(to_string(problem),
+            "forward bf16 E=128 M=16384 N=1536 K=2048 topk=8 bias activation=silu/interleaved "
+            "alpha=1.702 limit=7 up_offset=1 on cpu");
+  EXPECT_EQ(problem.output_columns(), 768);
+  EXPECT_EQ(problem.bare_product(), qwen3_up());
+}
+
 /// One problem per field, each different from the others in that field alone.
 std::vector<Problem> each_field_changed() {
   const std::vector<std::function<void(Problem&)>> changes = {
@@ -64,6 +76,13 @@ std::vector<Problem> each_field_changed() {
       [](Problem& p) { p.output_alignment = 8; },
       [](Problem& p) { p.device.type = DeviceType::kCuda; },
       [](Problem& p) { p.device.index = 1; },
+      [](Problem& p) { p.bias = true; },
+      [](Problem& p) { p.activation = Activation{}; },
+      [](Problem& p) { p.activation = Activation{.function = ActivationFunction::kGelu}; },
+      [](Problem& p) { p.activation = Activation{.layout = GateLayout::kInterleaved}; },
+      [](Problem& p) { p.activation = Activation{.alpha = 1.702f}; },
+      [](Problem& p) { p.activation = Activation{.limit = 7.0f}; },
+      [](Problem& p) { p.activation = Activation{.up_offset = 1.0f}; },
       // N and K swapped: the same numbers in other places.
       [](Problem& p) { std::swap(p.n, p.k); },
   };

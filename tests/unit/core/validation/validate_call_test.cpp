@@ -490,5 +490,45 @@ TEST_F(Validate, NegativeTileExtentsAreRefused) {
   expect_forward_refused(ErrorKind::kInvalidValue, {"stages is -1", "at least 0"});
 }
 
+TEST_F(Validate, DescribesBiasAndActivation) {
+  std::vector<float> bias_data(3 * 4);
+  options.bias = TensorView::matrix(bias_data.data(), kType, 3, 4);
+  options.activation = Activation{};
+  y = TensorView::matrix(y_data.data(), kType, 12, 2);
+  const Call call = forward();
+  EXPECT_TRUE(call.problem.bias);
+  EXPECT_EQ(call.problem.activation, Activation{});
+  EXPECT_EQ(call.problem.output_columns(), 2);
+  EXPECT_EQ(call.operands.bias, bias_data.data());
+  EXPECT_EQ(call.operands.bias_stride, 4);
+}
+
+TEST_F(Validate, RefusesWrongBiases) {
+  std::vector<float> bias_data(3 * 8);
+  options.bias = TensorView::matrix(bias_data.data(), kType, 3, 5);
+  expect_forward_refused(ErrorKind::kInvalidValue, {"bias", "[3, 5]", "[E, columns]"});
+  options.bias = TensorView::matrix(bias_data.data(), DType::kBFloat16, 3, 4);
+  expect_forward_refused(ErrorKind::kInvalidType, {"bias", "bf16"});
+  options.bias = TensorView::matrix(bias_data.data(), kType, 3, 4);
+  expect_dw_refused(ErrorKind::kInvalidValue, {"bias", "dW"});
+  options.bias = TensorView::matrix(y_data.data(), kType, 3, 4);
+  expect_forward_refused(ErrorKind::kInvalidValue, {"y", "bias"});
+}
+
+TEST_F(Validate, RefusesActivationsThatHaveNoPlace) {
+  options.activation = Activation{};
+  expect_forward_refused(ErrorKind::kInvalidValue, {"y", "[12, 4]", "activated columns"});
+  expect_dx_refused(ErrorKind::kInvalidValue, {"the product", "5", "even"});
+  expect_dw_refused(ErrorKind::kInvalidValue, {"activation", "dW"});
+  options.permute_y = true;
+  expect_forward_refused(ErrorKind::kInvalidValue, {"activation", "permute_y", "expert order"});
+  options.fuse_mul = true;
+  expect_forward_refused(ErrorKind::kInvalidValue, {"activation", "fuse_mul"});
+  options = {};
+  options.activation = Activation{.limit = -1.0f};
+  y = TensorView::matrix(y_data.data(), kType, 12, 2);
+  expect_forward_refused(ErrorKind::kInvalidValue, {"limit", "-1"});
+}
+
 }  // namespace
 }  // namespace moegemm

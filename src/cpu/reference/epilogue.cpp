@@ -1,0 +1,62 @@
+#include "cpu/reference/epilogue.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "cpu/element_type.h"
+
+namespace moegemm::cpu::reference {
+namespace {
+
+double function_at(const Activation& activation, double g) {
+  switch (activation.function) {
+    case ActivationFunction::kSilu:
+      return g / (1 + std::exp(-static_cast<double>(activation.alpha) * g));
+    case ActivationFunction::kGelu:
+      return 0.5 * g * std::erfc(-g / std::numbers::sqrt2);
+    case ActivationFunction::kGeluTanh: {
+      // (1 + tanh y) / 2 = 1 / (1 + exp(-2 y)), which has no cancellation for negative y.
+      const double y = std::sqrt(2 * std::numbers::inv_pi) * (g + 0.044715 * g * g * g);
+      return g / (1 + std::exp(-2 * y));
+    }
+    case ActivationFunction::kRelu2:
+      break;
+  }
+  return g < 0 ? 0.0 : g * g;  // NaN stays
+}
+
+/// Comparisons that are false for NaN, which therefore stays.
+double at_most(double value, double limit) { return value > limit ? limit : value; }
+double at_least(double value, double limit) { return value < limit ? limit : value; }
+
+std::vector<double> activated(const Activation& activation, const std::vector<double>& row) {
+  const double limit = activation.limit;
+  const auto columns =
+      static_cast<std::size_t>(activation.activated_columns(static_cast<std::int64_t>(row.size())));
+  const bool interleaved = activation.layout == GateLayout::kInterleaved;
+  std::vector<double> act(columns);
+  for (std::size_t c = 0; c < columns; ++c) {
+    act[c] = function_at(activation, at_most(row[interleaved ? 2 * c : c], limit));
+    if (!activation.gated()) continue;
+    const double up = at_least(at_most(row[interleaved ? 2 * c + 1 : columns + c], limit), -limit);
+    act[c] *= up + static_cast<double>(activation.up_offset);
+  }
+  return act;
+}
+
+}  // namespace
+
+std::vector<double> finished_row(const Problem& problem, const Operands& operands,
+                                 std::int64_t expert, const std::vector<double>& product) {
+  std::vector<double> row = product;
+  if (problem.bias) {
+    for (std::size_t c = 0; c < row.size(); ++c) {
+      row[c] += read_float(operands.bias, problem.dtype,
+                           expert * operands.bias_stride + static_cast<std::int64_t>(c));
+    }
+  }
+  return problem.activation ? activated(*problem.activation, row) : row;
+}
+
+}  // namespace moegemm::cpu::reference
