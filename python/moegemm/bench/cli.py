@@ -102,6 +102,7 @@ def read_options(arguments: Sequence[str] | None, records: Path | None) -> argpa
     add("--append", type=Path, metavar="JSON", help="keep the cases of this record and measure only the missing ones")
     add("--render", type=Path, metavar="JSON", help="write Markdown and pictures of this record; measure nothing")
     where = "moegemm-bench" if records is None else f"the record's in {records}"
+    add("--stem", help="file name of the record (default: by device and backend)")
     add("--out", type=Path, help=f"folder (default: {where})")
     options = parser.parse_args(arguments)
     complete(options, catalogue, records)
@@ -120,8 +121,9 @@ def complete(options: argparse.Namespace, catalogue: dict[str, Any], records: Pa
         kind = kind_of(json.loads(options.render.read_text()))
     else:
         kind = "planner" if options.planner else options.device + (f"-{options.backend}" if options.backend else "")
-    folder, options.stem = place_of(kind, records)
+    folder, stem = place_of(kind, records)
     options.out = options.out or folder
+    options.stem = options.stem or stem
     if options.planner:
         from moegemm.bench.planner import HELD_OUT_MODELS, HELD_OUT_SEED, TOKENS
 

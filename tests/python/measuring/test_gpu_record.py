@@ -165,6 +165,14 @@ def test_a_checkout_keeps_each_record_in_its_folder(kind: str, place: str) -> No
     assert cli.place_of(kind, None) == (Path("moegemm-bench"), kind)
 
 
+def test_a_record_can_have_a_name_and_a_place_of_its_own(tmp_path: Path) -> None:
+    cli = importlib.import_module("moegemm.bench.cli")
+    source = tmp_path / "earlier.json"
+    source.write_text(json.dumps(made_up_record()))
+    options = cli.read_options(["--render", str(source), "--out", "peers", "--stem", "peers"], Path("docs"))
+    assert (options.out, options.stem) == (Path("peers"), "peers")
+
+
 def test_the_headline_comes_first_and_tiny_batches_have_no_gradients() -> None:
     cases = importlib.import_module("moegemm.bench.cases")
     models = list(cases.read_catalogue().values())[:3]
