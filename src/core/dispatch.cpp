@@ -79,16 +79,10 @@ class ProductMemory {
 Plan run_composed(const Call& call, const RoutingView& routing, const GemmOptions& options,
                   const ExecutionContext& context) {
   const Problem& problem = call.problem;
-  Call product{problem.bare_product(), call.operands};
-  product.problem.out_dtype = problem.dtype;
-  product.problem.output_alignment = 16;  // rows of whole vectors are dense and aligned
+  Call product = composed_product(call);
   const std::int64_t columns = problem.features();
-  while (columns * size_bytes(problem.dtype) % product.problem.output_alignment != 0) {
-    product.problem.output_alignment /= 2;
-  }
   const ProductMemory memory(product.problem, context);
   product.operands.out = memory.data();
-  product.operands.out_stride = columns;
   Planned planned =
       plan_problem(product.problem, options.backend, options.config, options.autotune);
   Plan plan = run_product(product, std::move(planned), routing, options, context);

@@ -74,14 +74,19 @@ TuneReport measure_call(const Planned& planned, const Call& call, const Executio
   return report;
 }
 
-TuneReport tune(const Call& call, const GemmOptions& options, const ExecutionContext& context,
+TuneReport tune(Call call, const GemmOptions& options, const ExecutionContext& context,
                 bool again) {
   if (context.tuning == nullptr) {
     refuse_value("context.tuning is null; a measurement needs the memory that it lends");
   }
   if (options.config) refuse_value("options.config is given; there is nothing left to measure");
   const std::lock_guard lock(tuning_mutex());
-  const Planned planned = plan_problem(call.problem, options.backend, {}, true);
+  Planned planned = plan_problem(call.problem, options.backend, {}, true);
+  if (planned.plan.composed) {
+    // There is a choice for the product only.
+    call = composed_product(call);
+    planned = plan_problem(call.problem, options.backend, {}, true);
+  }
   if (planned.plan.source == PlanSource::kTuned && !again) {
     TuneReport report;
     report.problem = call.problem;

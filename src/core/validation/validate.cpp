@@ -289,6 +289,20 @@ Call describe_dw(const TensorView& dy_view, const TensorView& x_view, const Tens
   return call.finish(x, dw, options);
 }
 
+Call composed_product(const Call& call) {
+  Call product{call.problem.bare_product(), call.operands};
+  const std::int64_t columns = call.problem.features();
+  product.problem.out_dtype = call.problem.dtype;
+  product.problem.output_alignment = 16;  // rows of whole vectors are dense and aligned
+  while (columns * size_bytes(call.problem.dtype) % product.problem.output_alignment != 0) {
+    product.problem.output_alignment /= 2;
+  }
+  product.operands.bias = nullptr;
+  product.operands.out = nullptr;
+  product.operands.out_stride = columns;
+  return product;
+}
+
 void validate(const Problem& problem) {
   validate_flags(problem);
   require_at_least("E", problem.experts, 1);

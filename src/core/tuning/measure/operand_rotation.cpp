@@ -31,8 +31,10 @@ struct Input {
 
 Part output_of(const Call& call) {
   const Problem& p = call.problem;
-  const std::int64_t rows = p.op == Op::kDw ? p.experts * p.n : p.rows;
-  return matrix(rows, p.op == Op::kForward ? p.n : p.k, call.operands.out_stride, p.out_dtype);
+  if (p.op == Op::kDw) {
+    return matrix(p.experts * p.n, p.k, call.operands.out_stride, p.out_dtype);
+  }
+  return matrix(p.rows, p.output_columns(), call.operands.out_stride, p.out_dtype);
 }
 
 std::vector<Input> inputs_of(const Call& call, std::int64_t experts_in_use) {
@@ -47,6 +49,7 @@ std::vector<Input> inputs_of(const Call& call, std::int64_t experts_in_use) {
   weights.touched = weights.touched / p.experts * experts_in_use;
   add(&Operands::w, weights);
   add(&Operands::dy, matrix(p.dy_per_token ? p.tokens() : p.rows, p.n, o.dy_stride, p.dtype));
+  add(&Operands::bias, matrix(p.experts, p.features(), o.bias_stride, p.dtype));
   add(&Operands::m_sizes, matrix(1, p.experts, p.experts, p.sizes_dtype));
   add(&Operands::gather_indices, matrix(1, p.rows, p.rows, p.index_dtype));
   add(&Operands::topk_weights, matrix(1, p.rows, p.rows, p.weights_dtype));

@@ -303,6 +303,19 @@ TEST_F(TuneOnCpuTest, AnotherProcessFindsItInTheFile) {
   EXPECT_EQ(stored.begin()->first.version, version());
 }
 
+TEST_F(TuneOnCpuTest, OfAComposedActivationTheProductIsMeasured) {
+  options.activation.emplace();
+  std::vector<float> activated(kRows * kK / 2);
+  const auto view = TensorView::matrix(activated.data(), DType::kFloat32, kRows, kK / 2);
+  const TuneReport report = tune_dx(dy_view(), w_view(), view, routing(), options, context);
+  EXPECT_TRUE(report.measured);
+  const int calls = support.calls;
+  const Plan plan = backward_dx(dy_view(), w_view(), view, routing(), options, context);
+  EXPECT_EQ(support.calls, calls) << "the call uses what was measured ahead of it";
+  EXPECT_EQ(plan.kernel_name, report.plan.kernel_name);
+  EXPECT_EQ(report.problem.activation.has_value(), !plan.composed);
+}
+
 TEST_F(TuneOnCpuTest, WithoutSupportNothingIsMeasured) {
   context.tuning = nullptr;
   EXPECT_EQ(call().source, PlanSource::kHeuristic);

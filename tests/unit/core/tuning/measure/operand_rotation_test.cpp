@@ -146,6 +146,25 @@ TEST_F(OperandRotationTest, WithoutMemoryForAnOutputThereIsNoRotation) {
   EXPECT_FALSE(borrow(5 * kTouched));
 }
 
+TEST_F(OperandRotationTest, BiasIsCopiedAndAnActivatedOutputIsNarrower) {
+  std::vector<float> bias(std::size_t{4} * 32, 3);
+  call.operands.bias = bias.data();
+  call.operands.bias_stride = 32;
+  call.operands.out_stride = 16;
+  call.operands.topk_weights = nullptr;
+  call.problem.multiply = false;
+  call.problem.bias = true;
+  call.problem.activation.emplace();
+  ASSERT_EQ(call.problem.output_columns(), 16);
+  EXPECT_EQ(borrow(1)->memory_bytes(), 16 * 16 * 4);
+  auto rotation = borrow(5 * kTouched);
+  ASSERT_GT(rotation->sets(), 2);
+  EXPECT_EQ(rotation->next().bias, bias.data());
+  const void* copied = rotation->next().bias;
+  EXPECT_NE(copied, bias.data());
+  EXPECT_EQ(std::memcmp(copied, bias.data(), bias.size() * sizeof(float)), 0);
+}
+
 TEST_F(OperandRotationTest, SizesOf64BitsCountTheSameExperts) {
   const std::vector<std::int64_t> wide = {5, 0, 4, 7};
   call.problem.sizes_dtype = DType::kInt64;
