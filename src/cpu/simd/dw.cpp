@@ -12,7 +12,9 @@ namespace {
 /// Rows of a segment that are packed at a time; even, so that pairs never straddle chunks.
 constexpr std::int64_t kChunkRows = 1024;
 /// Rows of dW in a block: packing X once costs about ten of them.
-constexpr std::int64_t kMinWeightRows = 64;
+constexpr std::int64_t kMinWeightRows = 128;
+/// More turns than other products make: a worker that stays with an expert keeps its packed X.
+constexpr int kTurns = 24;
 /// Output elements of a block whose sums are kept between chunks: 1 MiB of fp32.
 constexpr std::int64_t kMaxKeptSums = 256 * 1024;
 
@@ -58,8 +60,9 @@ void run_dw(const KernelTable& kernels, bool stream, const Problem& problem,
 
   // Writing an element costs about as much as eight rows of arithmetic.
   const std::int64_t cost = locator.end() + problem.experts * 8;
-  const std::int64_t share = balanced_share(cost * problem.n, executor_of(context).concurrency());
-  WorkList work;
+  const std::int64_t share =
+      balanced_share(cost * problem.n, executor_of(context).concurrency(), kTurns);
+  WorkList work(WorkList::Order::kRowsFirst);
   std::int64_t panel_words = 0;
   std::int64_t kept_sums = 0;
   for (std::int64_t e = 0; e < problem.experts; ++e) {
@@ -121,6 +124,7 @@ void run_dw(const KernelTable& kernels, bool stream, const Problem& problem,
         ++task.rows;
       }
       task.last = position == end;
+      task.x_is_packed = task.first && task.last && turn.previous.has_cols_of(block);
       if (task.rows == 0 && task.first) break;
       kernel(task);
       task.first = false;

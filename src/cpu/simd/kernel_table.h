@@ -66,6 +66,7 @@ struct DwTask {
   std::int64_t out_stride = 0;
   DType out_dtype = DType::kFloat32;
   bool accumulate = false;
+  bool x_is_packed = false;            ///< x_panels hold this chunk's X already
   bool stream = false;                 ///< store past the caches where alignment allows
   std::uint32_t* x_panels = nullptr;   ///< scratch: rows * padded cols words
   std::uint32_t* dy_panels = nullptr;  ///< scratch: rows * kDyPanelCols words

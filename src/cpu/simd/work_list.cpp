@@ -43,8 +43,9 @@ Block WorkList::block(std::int64_t index) const {
       [](std::int64_t value, const Entry& entry) { return value < entry.first_block; });
   const Entry& entry = *(after - 1);
   const std::int64_t local = index - entry.first_block;
-  const std::int64_t r = local / entry.col_blocks;
-  const std::int64_t c = local % entry.col_blocks;
+  const bool columns_first = order_ == Order::kColumnsFirst;
+  const std::int64_t r = columns_first ? local / entry.col_blocks : local % entry.row_blocks;
+  const std::int64_t c = columns_first ? local % entry.col_blocks : local / entry.row_blocks;
   const std::int64_t units = ceil_div(entry.cols, entry.col_unit);
   Block block;
   block.expert = entry.expert;

@@ -17,9 +17,12 @@ struct Block {
   std::int64_t first_col = 0;
   std::int64_t cols = 0;
 
-  /// Both blocks span the same rows of the same expert.
+  /// Both blocks span the same rows (columns) of the same expert.
   bool has_rows_of(const Block& other) const {
     return expert == other.expert && first_row == other.first_row && rows == other.rows;
+  }
+  bool has_cols_of(const Block& other) const {
+    return expert == other.expert && first_col == other.first_col && cols == other.cols;
   }
 };
 
@@ -30,6 +33,11 @@ int worthwhile_workers(const ExecutionContext& context, double operations);
 /// shared by all workers. Blocks of one expert differ by at most one unit in either extent.
 class WorkList {
  public:
+  /// In which direction a worker goes on through an expert: neighbours share the other extent.
+  enum class Order { kColumnsFirst, kRowsFirst };
+
+  explicit WorkList(Order order = Order::kColumnsFirst) : order_(order) {}
+
   /// Cuts `rows` x `cols` of an expert into blocks of at most max_rows x max_cols, whose columns
   /// start at multiples of col_unit.
   void add(std::int64_t expert, std::int64_t rows, std::int64_t cols, std::int64_t max_rows,
@@ -40,7 +48,6 @@ class WorkList {
 
   std::int64_t size() const { return total_; }
 
-  /// Columns vary fastest, so that neighbours share their rows.
   Block block(std::int64_t index) const;
 
   /// What a worker is asked to do, and its neighbours in the turns of the same worker: what it can
@@ -66,6 +73,7 @@ class WorkList {
     std::int64_t col_unit;
     std::int64_t col_blocks;
   };
+  Order order_;
   std::vector<Entry> entries_;
   std::int64_t total_ = 0;
 };

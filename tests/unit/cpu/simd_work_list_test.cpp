@@ -12,12 +12,15 @@
 namespace moegemm::cpu::simd {
 namespace {
 
-TEST(WorkList, CoversEveryRowAndColumnOfEveryExpertOnce) {
+class WorkListOrder : public ::testing::TestWithParam<WorkList::Order> {};
+
+TEST_P(WorkListOrder, CoversEveryRowAndColumnOfEveryExpertOnce) {
+  const WorkList::Order order = GetParam();
   for (std::int64_t rows : {0, 1, 5, 100, 513}) {
     for (std::int64_t cols : {1, 31, 64, 1000}) {
       for (std::int64_t max_rows : {1, 7, 512}) {
         for (std::int64_t max_cols : {32, 100, 4096}) {
-          WorkList work;
+          WorkList work(order);
           work.add(3, rows, cols, max_rows, max_cols, 32);
           work.add(5, rows + 1, cols, max_rows, max_cols, 32);
           std::map<std::int64_t, std::int64_t> area;
@@ -38,6 +41,28 @@ TEST(WorkList, CoversEveryRowAndColumnOfEveryExpertOnce) {
           EXPECT_EQ(area[5], (rows + 1) * cols);
         }
       }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, WorkListOrder,
+                         ::testing::Values(WorkList::Order::kColumnsFirst,
+                                           WorkList::Order::kRowsFirst),
+                         [](const auto& each) {
+                           return each.param == WorkList::Order::kRowsFirst ? "RowsFirst"
+                                                                            : "ColumnsFirst";
+                         });
+
+TEST(WorkList, NeighboursShareTheOtherExtent) {
+  for (WorkList::Order order : {WorkList::Order::kColumnsFirst, WorkList::Order::kRowsFirst}) {
+    WorkList work(order);
+    work.add(2, 40, 128, 10, 32, 32);
+    for (std::int64_t i = 0; i + 1 < work.size(); ++i) {
+      const bool columns_first = order == WorkList::Order::kColumnsFirst;
+      const Block a = work.block(i);
+      const Block b = work.block(i + 1);
+      const bool share = columns_first ? a.has_rows_of(b) : a.has_cols_of(b);
+      EXPECT_EQ(share, (i + 1) % 4 != 0) << i;
     }
   }
 }

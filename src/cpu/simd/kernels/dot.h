@@ -182,6 +182,9 @@ struct RowChunks {
   std::int64_t rows(std::int64_t chunk) const { return shorter + (chunk < longer ? 1 : 0); }
 };
 
+/// Gathered rows lie anywhere: each is fetched while the one this many before it is copied.
+constexpr std::int64_t kPackAheadX = 3;
+
 /// Packs the X rows of a task for PackedX, chunk after chunk.
 template <class Isa, class T>
 void pack_x(const void* const* rows, std::int64_t count, std::int64_t k, void* packed) {
@@ -190,12 +193,16 @@ void pack_x(const void* const* rows, std::int64_t count, std::int64_t k, void* p
   const std::int64_t steps = k / kStep;
   const std::int64_t tail = k - steps * kStep;
   const RowChunks<Isa> chunks(count);
+  std::int64_t packed_rows = 0;
   for (std::int64_t c = 0; c < chunks.count; ++c) {
     const std::int64_t chunk_rows = chunks.rows(c);
-    for (std::int64_t i = 0; i < chunk_rows; ++i) {
-      const T* row = static_cast<const T*>(*rows++);
+    for (std::int64_t i = 0; i < chunk_rows; ++i, ++packed_rows) {
+      const T* row = static_cast<const T*>(rows[packed_rows]);
+      const std::int64_t later = packed_rows + kPackAheadX;
+      const T* ahead = static_cast<const T*>(rows[later < count ? later : packed_rows]);
       T* to = chunk + i * kStep;
       for (std::int64_t s = 0; s < steps; ++s, to += chunk_rows * kStep) {
+        Isa::prefetch_l2(ahead + s * kStep);
         __builtin_memcpy(to, row + s * kStep, kStep * sizeof(T));
       }
       if (tail > 0) {
@@ -216,6 +223,39 @@ const T* weight_row_ahead(const ForwardTask& task, std::int64_t row) {
   if (row < 0 || row >= task.next_w_rows) return nullptr;
   return static_cast<const T*>(task.next_w) + row * task.w_stride;
 }
+
+/// Hands out the lines of up to four rows a few at a time.
+template <class Isa, class T>
+class LinePrefetch {
+ public:
+  /// `turns`: how often fetch will be called at least.
+  LinePrefetch(const T* const* rows, int count, std::int64_t k, std::int64_t turns)
+      : rows_(rows),
+        row_bytes_(k * std::int64_t{sizeof(T)}),
+        lines_((row_bytes_ + 63) / 64),
+        left_(count * lines_),
+        share_((left_ + turns - 1) / turns) {}
+
+  std::int64_t share() const { return share_; }
+
+  [[gnu::always_inline]] void fetch() {
+    for (std::int64_t i = 0; i < share_ && left_ > 0; ++i, --left_) {
+      Isa::prefetch_l2(reinterpret_cast<const char*>(*rows_) + line_ * 64);
+      if (++line_ == lines_) {
+        line_ = 0;
+        ++rows_;
+      }
+    }
+  }
+
+ private:
+  const T* const* rows_;
+  std::int64_t row_bytes_;
+  std::int64_t lines_;
+  std::int64_t left_;
+  std::int64_t share_;
+  std::int64_t line_ = 0;
+};
 
 /// Brings the lines that finish_staged is about to write, while there is still arithmetic to do:
 /// stores wait for theirs in order.
@@ -246,6 +286,9 @@ void finish_staged(const ForwardTask& task, std::int64_t col, std::int64_t cols)
 /// rows of a part fit L1 (10 x 2 KiB of 32 KiB); with a single chunk of rows nothing is read twice
 /// and K stays whole.
 constexpr std::int64_t kDotPartBytes = 2816;
+
+/// Lines of weights that are fetched at a time between tiles.
+constexpr std::int64_t kMaxLinesBetweenTiles = 12;
 
 template <class Isa, class T>
 void forward_task(const ForwardTask& task) {
@@ -278,6 +321,12 @@ void forward_task(const ForwardTask& task) {
       if (row != nullptr) ahead[ahead_rows++] = row;
     }
 
+    // Many tiles: a few lines before each. Inside the loops of the first tiles alone they would
+    // queue for the memory in front of the lines that those tiles need from L2.
+    LinePrefetch<Isa, T> few_lines(ahead, ahead_rows, task.k,
+                                   chunks.count * (parts > 0 ? parts : 1));
+    const bool between_tiles = packed_x != nullptr && few_lines.share() <= kMaxLinesBetweenTiles;
+
     for (std::int64_t part = 0; part < (parts > 0 ? parts : 1); ++part) {
       tile.begin = part * part_steps * Dot::kStep;
       const bool last = part + 1 >= parts;
@@ -293,7 +342,8 @@ void forward_task(const ForwardTask& task) {
         tile.parked = task.parked + row * 4 * Isa::kLanes;
         // The rows ahead are shared out over the chunks.
         int prefetch = 0;
-        for (std::int64_t j = c; j < ahead_rows; j += chunks.count) {
+        if (between_tiles) few_lines.fetch();
+        for (std::int64_t j = between_tiles ? ahead_rows : c; j < ahead_rows; j += chunks.count) {
           tile.prefetch[prefetch++] = ahead[j];
         }
         if (prefetch == 3) prefetch = 2;

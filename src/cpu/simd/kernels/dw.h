@@ -26,19 +26,67 @@ template <class Math, int Rows, int Vecs>
   }
 }
 
+/// Rounds `rows` x `cols` sums into the output at (n, col).
+template <class Isa, class Out>
+void finish_weight_tile_as(const DwTask& task, const float* sums, std::int64_t stride,
+                           std::int64_t n, std::int64_t rows, std::int64_t col, std::int64_t cols) {
+  Out* out = static_cast<Out*>(task.out) + n * task.out_stride + col;
+  for (std::int64_t i = 0; i < rows; ++i, sums += stride, out += task.out_stride) {
+    if constexpr (Isa::kStreams) {
+      if (task.stream && stream_row_as<Isa>(sums, out, cols)) continue;
+    }
+    finish_row_as<Isa>(sums, out, cols, nullptr, nullptr);
+  }
+}
+
 template <class Isa>
-void finish_weight_row(const DwTask& task, const float* sums, std::int64_t n, std::int64_t col,
-                       std::int64_t cols) {
-  const std::int64_t at = n * task.out_stride + col;
+void finish_weight_tile(const DwTask& task, const float* sums, std::int64_t stride, std::int64_t n,
+                        std::int64_t rows, std::int64_t col, std::int64_t cols) {
   if (task.accumulate) {
-    accumulate_row<Isa>(sums, static_cast<float*>(task.out) + at, cols);
+    float* out = static_cast<float*>(task.out) + n * task.out_stride + col;
+    for (std::int64_t i = 0; i < rows; ++i) {
+      accumulate_row<Isa>(sums + i * stride, out + i * task.out_stride, cols);
+    }
     return;
   }
-  const std::int64_t element_bytes = task.out_dtype == DType::kFloat32 ? 4 : 2;
-  void* out = static_cast<char*>(task.out) + at * element_bytes;
-  if (task.stream && stream_row<Isa>(sums, out, task.out_dtype, cols)) return;
-  finish_row<Isa>(sums, out, task.out_dtype, 0, cols, nullptr, nullptr);
+  switch (task.out_dtype) {
+    case DType::kBFloat16:
+      return finish_weight_tile_as<Isa, Bf16>(task, sums, stride, n, rows, col, cols);
+    case DType::kFloat16:
+      return finish_weight_tile_as<Isa, Fp16>(task, sums, stride, n, rows, col, cols);
+    default:
+      return finish_weight_tile_as<Isa, float>(task, sums, stride, n, rows, col, cols);
+  }
 }
+
+/// Brings the columns of dY that are packed next into L2, a few rows per tile.
+template <class Math, class T>
+class DyPrefetch {
+ public:
+  /// `tiles`: how many tiles there are until the next columns are packed.
+  DyPrefetch(const DwTask& task, std::int64_t first_col, std::int64_t tiles)
+      : rows_(reinterpret_cast<const T* const*>(task.dy)),
+        col_(first_col),
+        cols_(task.n_rows - first_col < kDyPanelCols ? task.n_rows - first_col : kDyPanelCols),
+        left_(cols_ > 0 ? task.rows : 0),
+        share_((task.rows + tiles - 1) / tiles) {}
+
+  void fetch() {
+    for (std::int64_t i = 0; i < share_ && left_ > 0; ++i, --left_, ++rows_) {
+      const char* row = reinterpret_cast<const char*>(*rows_ + col_);
+      for (std::int64_t at = 0; at < cols_ * std::int64_t{sizeof(T)}; at += 64) {
+        Math::Isa::prefetch_l2(row + at);
+      }
+    }
+  }
+
+ private:
+  const T* const* rows_;
+  std::int64_t col_;
+  std::int64_t cols_;
+  std::int64_t left_;
+  std::int64_t share_;
+};
 
 template <class Math, class T>
 void dw_chunk(const DwTask& task) {
@@ -52,30 +100,33 @@ void dw_chunk(const DwTask& task) {
   const ListedRows<T> x{reinterpret_cast<const T* const*>(task.x), 0};
   Word* x_panels = reinterpret_cast<Word*>(task.x_panels);
   Word* dy_panels = reinterpret_cast<Word*>(task.dy_panels);
-  pack_panels<Math, T, Isa::kOuterVecs>(x, task.rows, task.cols, nullptr, x_panels);
+  if (!task.x_is_packed) {
+    pack_panels<Math, T, Isa::kOuterVecs>(x, task.rows, task.cols, nullptr, x_panels);
+  }
 
   alignas(64) float tile[kRows * kCols];
   const bool whole = task.first && task.last;
-  for (std::int64_t n = 0; n < task.n_rows; n += kRows) {
-    if (n % kDyPanelCols == 0) {
-      const ListedRows<T> dy{reinterpret_cast<const T* const*>(task.dy), n};
-      const std::int64_t left = task.n_rows - n;
-      pack_panels<Math, T, 1>(dy, task.rows, left < kDyPanelCols ? left : kDyPanelCols, task.scales,
-                              dy_panels);
-    }
-    const std::int64_t in_block = n % kDyPanelCols;
-    const Word* dy_panel =
-        dy_panels + in_block / Isa::kLanes * steps * Isa::kLanes + in_block % Isa::kLanes;
-    const std::int64_t valid = task.n_rows - n < kRows ? task.n_rows - n : kRows;
-    for (std::int64_t c = 0; c < task.cols; c += kCols) {
-      float* total = whole ? tile : task.totals + n * padded_cols + c;
-      const std::int64_t stride = whole ? kCols : padded_cols;
-      outer_tile<Math, kRows, Isa::kOuterVecs>(dy_panel, x_panels + c * steps, steps, total, stride,
-                                               task.first);
-      if (!task.last) continue;
-      const std::int64_t cols = task.cols - c < kCols ? task.cols - c : kCols;
-      for (std::int64_t i = 0; i < valid; ++i) {
-        finish_weight_row<Isa>(task, total + i * stride, n + i, c, cols);
+  for (std::int64_t panel = 0; panel < task.n_rows; panel += kDyPanelCols) {
+    const ListedRows<T> dy{reinterpret_cast<const T* const*>(task.dy), panel};
+    const std::int64_t left = task.n_rows - panel;
+    const std::int64_t panel_rows = left < kDyPanelCols ? left : kDyPanelCols;
+    pack_panels<Math, T, 1>(dy, task.rows, panel_rows, task.scales, dy_panels);
+    DyPrefetch<Math, T> next_columns(task, panel + kDyPanelCols,
+                                     (panel_rows + kRows - 1) / kRows * (padded_cols / kCols));
+    for (std::int64_t in_panel = 0; in_panel < panel_rows; in_panel += kRows) {
+      const std::int64_t n = panel + in_panel;
+      const Word* dy_panel =
+          dy_panels + in_panel / Isa::kLanes * steps * Isa::kLanes + in_panel % Isa::kLanes;
+      const std::int64_t valid = panel_rows - in_panel < kRows ? panel_rows - in_panel : kRows;
+      for (std::int64_t c = 0; c < task.cols; c += kCols) {
+        float* total = whole ? tile : task.totals + n * padded_cols + c;
+        const std::int64_t stride = whole ? kCols : padded_cols;
+        next_columns.fetch();
+        outer_tile<Math, kRows, Isa::kOuterVecs>(dy_panel, x_panels + c * steps, steps, total,
+                                                 stride, task.first);
+        if (!task.last) continue;
+        const std::int64_t cols = task.cols - c < kCols ? task.cols - c : kCols;
+        finish_weight_tile<Isa>(task, total, stride, n, valid, c, cols);
       }
     }
   }

@@ -20,19 +20,24 @@ constexpr std::int64_t round_up(std::int64_t value, std::int64_t unit) {
 }
 
 /// Hands out the weights that are packed next in runs that one tile can prefetch: two lines of
-/// kFoldSteps weight rows each.
+/// kFoldSteps weight rows each. The last tiles before the pack get them, every fourth one: what
+/// arrives early is gone again when it is wanted, and what arrives all at once delays the tiles.
 template <class T>
 class WeightPrefetch {
  public:
-  /// Nothing if `first` is null.
-  WeightPrefetch(const T* first, std::int64_t cols, std::int64_t stride, std::int64_t rows)
+  /// Nothing if `first` is null. `tiles`: how often next will be called.
+  WeightPrefetch(const T* first, std::int64_t cols, std::int64_t stride, std::int64_t rows,
+                 std::int64_t tiles)
       : next_(reinterpret_cast<const char*>(first)),
         stride_bytes_(stride * std::int64_t{sizeof(T)}),
         row_runs_(rows / kFoldSteps),
-        runs_(first != nullptr ? row_runs_ * round_up(cols * sizeof(T), 128) / 128 : 0) {}
+        runs_(first != nullptr ? row_runs_ * round_up(cols * sizeof(T), 128) / 128 : 0),
+        tiles_left_(tiles) {}
 
   PrefetchRun next() {
-    if (given_ == runs_) return {};
+    const std::int64_t left = runs_ - given_;
+    --tiles_left_;
+    if (left == 0 || tiles_left_ >= 4 * left - 3) return {};
     const std::int64_t line_pair = given_ / row_runs_;
     const std::int64_t row = given_ % row_runs_ * kFoldSteps;
     ++given_;
@@ -44,6 +49,7 @@ class WeightPrefetch {
   std::int64_t stride_bytes_;
   std::int64_t row_runs_;
   std::int64_t runs_;
+  std::int64_t tiles_left_;
   std::int64_t given_ = 0;
 };
 
@@ -93,7 +99,7 @@ void dx_packed(const DxTask& task) {
     WeightPrefetch<T> prefetch(
         left > 0 ? w + (term + terms) * task.w_stride : static_cast<const T*>(task.next_w),
         left > 0 ? task.cols : task.next_cols, task.w_stride,
-        smaller(kTerms, left > 0 ? left : task.n));
+        smaller(kTerms, left > 0 ? left : task.n), tiles * (padded_cols / kPanelCols));
     // A word that would reach past the row, or that is not the stored number itself, is copied.
     const bool copies = !std::is_same_v<T, typename Math::Stored> || terms % Math::kTerms != 0;
     for (std::int64_t t = 0; t < tiles; ++t) {

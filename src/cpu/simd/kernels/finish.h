@@ -55,31 +55,14 @@ void accumulate_row(const float* sums, float* out, std::int64_t cols) {
   }
 }
 
-/// Like finish_row, past the caches: whole lines only, so `out` must start one and `cols` fill
-/// some.
+/// Like finish_row_as, past the caches: whole lines only, so `out` must start one and `cols` fill
+/// some. False when that is not so; nothing is written then.
 template <class Isa, class T>
 bool stream_row_as(const float* sums, T* out, std::int64_t cols) {
   constexpr std::int64_t kLineElems = 64 / std::int64_t{sizeof(T)};
   if (reinterpret_cast<std::uintptr_t>(out) % 64 != 0 || cols % kLineElems != 0) return false;
   for (std::int64_t c = 0; c < cols; c += kLineElems) Isa::stream_line(out + c, sums + c);
   return true;
-}
-
-/// False when alignment does not allow it; nothing is written then.
-template <class Isa>
-bool stream_row(const float* sums, void* out, DType dtype, std::int64_t cols) {
-  if constexpr (!Isa::kStreams) {
-    return false;
-  } else {
-    switch (dtype) {
-      case DType::kBFloat16:
-        return stream_row_as<Isa>(sums, static_cast<Bf16*>(out), cols);
-      case DType::kFloat16:
-        return stream_row_as<Isa>(sums, static_cast<Fp16*>(out), cols);
-      default:
-        return stream_row_as<Isa>(sums, static_cast<float*>(out), cols);
-    }
-  }
 }
 
 }  // namespace

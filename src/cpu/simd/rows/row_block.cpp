@@ -69,8 +69,8 @@ void clear_unwritten_rows(const RowLocator& locator, const Problem& problem,
                  });
 }
 
-std::int64_t balanced_share(std::int64_t total, int workers) {
-  return std::max<std::int64_t>(1, total / (std::int64_t{8} * workers));
+std::int64_t balanced_share(std::int64_t total, int workers, int turns) {
+  return std::max<std::int64_t>(1, total / (std::int64_t{turns} * workers));
 }
 
 }  // namespace moegemm::cpu::simd

@@ -13,7 +13,7 @@ namespace moegemm::cpu::simd {
 class RowBlock {
  public:
   /// Most rows of a block: bounds the scratch memory of their pointers.
-  static constexpr std::int64_t kMaxRows = 512;
+  static constexpr std::int64_t kMaxRows = 768;
 
   static constexpr std::int64_t scratch_bytes(std::int64_t rows, std::int64_t cols) {
     return 2 * Scratch::bytes_of<void*>(rows) + Scratch::bytes_of<float>(rows) +
@@ -49,7 +49,7 @@ void clear_unwritten_rows(const RowLocator& locator, const Problem& problem,
                           const ExecutionContext& context);
 
 /// Smallest block that is still worth a turn, such that the `total` work (in any unit) makes about
-/// eight turns per worker: then the last turns, of unequal length, cost little.
-std::int64_t balanced_share(std::int64_t total, int workers);
+/// so many turns per worker: then the last turns, of unequal length, cost little.
+std::int64_t balanced_share(std::int64_t total, int workers, int turns = 8);
 
 }  // namespace moegemm::cpu::simd
