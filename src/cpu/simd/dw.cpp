@@ -50,8 +50,8 @@ void run_dw(const KernelTable& kernels, bool stream, const Problem& problem,
   const std::int64_t in_element = size_bytes(problem.dtype);
   const std::int64_t out_element = size_bytes(problem.out_dtype);
   if (!problem.accumulate) {
-    advise_huge_pages(operands.out,
-                      problem.experts * problem.n * operands.out_stride * out_element);
+    prepare_huge_pages(operands.out,
+                       problem.experts * problem.n * operands.out_stride * out_element, context);
   }
   const RowLocator locator(problem, operands);
   const DTypeKernels& typed = kernels_for(kernels, problem.dtype);

@@ -24,8 +24,8 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
                  const ExecutionContext& context) {
   if (problem.rows == 0) return;
   const std::int64_t element = size_bytes(problem.dtype);
-  advise_huge_pages(operands.out,
-                    problem.rows * operands.out_stride * size_bytes(problem.out_dtype));
+  prepare_huge_pages(operands.out,
+                     problem.rows * operands.out_stride * size_bytes(problem.out_dtype), context);
   const RowLocator locator(problem, operands);
   const std::int64_t max_rows =
       std::clamp(kRowBlockBytes / (problem.k * element), kMinRowBlock, RowBlock::kMaxRows);
