@@ -1,6 +1,7 @@
 #include <nlohmann/json.hpp>
 
 #include "moegemm/info.h"
+#include "moegemm/loading.h"
 #include "operators.h"
 
 namespace moegemm::torch_ops {
@@ -51,6 +52,12 @@ std::string info() {
                 {"backends", backend_list},
                 {"kernels", kernel_list}}
         .dump();
+  });
+}
+
+std::int64_t load_kernels(std::int64_t device) {
+  return raising([&]() -> std::int64_t {
+    return moegemm::load_kernels({DeviceType::kCuda, static_cast<int>(device)});
   });
 }
 

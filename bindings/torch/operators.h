@@ -77,6 +77,8 @@ std::string tune(std::int64_t op_number, const Tensor& first, const Tensor& seco
                  const std::optional<Tensor>& topk_weights, std::int64_t topk, std::int64_t flags,
                  double budget_seconds, bool again);
 
+/// See moegemm::load_kernels, for a CUDA device.
+std::int64_t load_kernels(std::int64_t device);
 /// What moegemm.info() shows, as JSON.
 std::string info();
 

@@ -10,6 +10,7 @@
 #include "moegemm/executor.h"
 #include "moegemm/explain.h"
 #include "moegemm/info.h"
+#include "moegemm/loading.h"
 #include "moegemm/memory.h"
 #include "moegemm/ops.h"
 #include "moegemm/plan.h"

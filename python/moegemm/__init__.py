@@ -18,6 +18,10 @@ from moegemm.operators import kernels_meta as _kernels_meta  # noqa: E402 - the 
 
 _kernels_meta.register()
 
+from moegemm.operators import early_loading as _early_loading  # noqa: E402
+
+_early_loading.load_early()
+
 from moegemm.autograd import GroupedGemm  # noqa: E402
 from moegemm.interface import (  # noqa: E402
     grouped_gemm,
@@ -27,6 +31,7 @@ from moegemm.interface import (  # noqa: E402
 )
 from moegemm.layer import moe_mlp  # noqa: E402
 from moegemm.lora import LoraAdapter, lora_moe_mlp  # noqa: E402
+from moegemm.operators.early_loading import load_kernels  # noqa: E402
 from moegemm.operators.information import info  # noqa: E402
 from moegemm.routing import combine, route  # noqa: E402
 from moegemm.tuning import (  # noqa: E402
@@ -58,6 +63,7 @@ __all__ = [
     "grouped_gemm_dX",
     "grouped_gemm_forward",
     "info",
+    "load_kernels",
     "lora_moe_mlp",
     "moe_mlp",
     "patch",

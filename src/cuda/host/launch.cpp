@@ -1,63 +1,11 @@
 #include "cuda/host/launch.h"
 
-#include <array>
-#include <cstdint>
-#include <mutex>
-#include <set>
-#include <utility>
-
-#include "cuda/host/capture_mode.h"
-#include "cuda/host/device_facts.h"
 #include "cuda/host/error.h"
+#include "cuda/host/loading.h"
 #include "moegemm/error.h"
 
 namespace moegemm::cuda {
 namespace {
-
-using FunctionOnDevice = std::pair<const void*, int>;
-
-/// Loads the function on the current device and lets it use all shared memory that a block can get,
-/// so that one function serves plans of any size.
-cudaError_t load(const void* function, int device) {
-  const RelaxedCaptureMode relaxed;
-  cudaFuncAttributes attributes;
-  if (const auto status = cudaFuncGetAttributes(&attributes, function); status != cudaSuccess) {
-    return status;
-  }
-  const DeviceFacts* facts = device_facts(device);
-  if (!facts) {
-    return cudaErrorInvalidDevice;
-  }
-  const auto limit =
-      facts->shared_memory_bytes - static_cast<std::int64_t>(attributes.sharedSizeBytes);
-  return cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(limit));
-}
-
-/// Runs load() once for each function and device, whichever threads ask.
-cudaError_t ensure_loaded(const void* function, int device) {
-  // What this thread has seen loaded, direct mapped: a hit costs a few nanoseconds.
-  thread_local std::array<FunctionOnDevice, 64> seen = {};
-  const auto hash =
-      (reinterpret_cast<std::uintptr_t>(function) >> 4) + static_cast<unsigned>(device);
-  FunctionOnDevice& entry = seen[hash % seen.size()];
-  const FunctionOnDevice wanted = {function, device};
-  if (entry == wanted) [[likely]] {
-    return cudaSuccess;
-  }
-  // Never destroyed: other threads may still launch while the process exits.
-  static auto* loaded = new std::set<FunctionOnDevice>;
-  static auto* mutex = new std::mutex;
-  const std::lock_guard lock(*mutex);
-  if (!loaded->contains(wanted)) {
-    if (const auto status = load(function, device); status != cudaSuccess) {
-      return status;
-    }
-    loaded->insert(wanted);
-  }
-  entry = wanted;
-  return cudaSuccess;
-}
 
 cudaError_t try_launch(const LaunchSpec& spec, void** args, cudaStream_t stream) {
   int device = 0;

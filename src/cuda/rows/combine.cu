@@ -1,6 +1,7 @@
 #include <string>
 
 #include "cuda/host/launch.h"
+#include "cuda/host/loading.h"
 #include "cuda/rows/alignment.h"
 #include "cuda/rows/combine.h"
 #include "cuda/rows/elements.cuh"
@@ -196,6 +197,16 @@ const void* packed_kernel(DType dtype, int packs) {
       return packed_kernel<float>(packs);
   }
 }
+
+const ListedKernels listed([] {
+  std::vector<const void*> kernels;
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    for (const int packs : {1, 2, 4}) {
+      kernels.push_back(packed_kernel(dtype, packs));
+    }
+  }
+  return kernels;
+});
 
 /// Packs of a thread: as many as keep the slots of a token in one batch.
 int packs_per_thread(std::int64_t topk, DType dtype) {

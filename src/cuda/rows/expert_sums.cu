@@ -4,6 +4,7 @@
 
 #include "cuda/device/fast_divide.h"
 #include "cuda/host/launch.h"
+#include "cuda/host/loading.h"
 #include "cuda/rows/alignment.h"
 #include "cuda/rows/block_sums.cuh"
 #include "cuda/rows/expert_sums.h"
@@ -135,6 +136,10 @@ const void* packed_kernel(DType dtype) {
       return reinterpret_cast<const void*>(&sum_experts<float, kPackElems>);
   }
 }
+
+const ListedKernels listed([] {
+  return std::vector<const void*>{packed_kernel(DType::kBFloat16), packed_kernel(DType::kFloat16)};
+});
 
 }  // namespace
 

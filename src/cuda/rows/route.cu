@@ -1,6 +1,7 @@
 #include <string>
 
 #include "cuda/host/launch.h"
+#include "cuda/host/loading.h"
 #include "cuda/rows/block_sums.cuh"
 #include "cuda/rows/elements.cuh"
 #include "cuda/rows/route.h"
@@ -212,6 +213,11 @@ __global__ void __launch_bounds__(kRouteThreads, 1) place_rows(const RouteArgume
     place_run(a, first, last, mine);
   }
 }
+
+const ListedKernels listed([] {
+  return std::vector<const void*>{reinterpret_cast<const void*>(&count_rows<true>),
+                                  reinterpret_cast<const void*>(&place_rows<true>)};
+});
 
 /// Positions and counters are 32-bit, and i + 32 must not wrap.
 constexpr std::int64_t kMaxRows = std::int64_t{1} << 31;

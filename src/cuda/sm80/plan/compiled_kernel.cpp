@@ -4,6 +4,7 @@
 #include <limits>
 #include <vector>
 
+#include "cuda/host/loading.h"
 #include "cuda/sm80/plan/instance.h"
 #include "cuda/sm80/tile/shared_layout.h"
 
@@ -97,6 +98,24 @@ std::span<const CompiledKernel> compiled_kernels() {
   };
   return all;
 }
+
+namespace {
+
+std::vector<const void*> aligned_16_bit_kernels() {
+  std::vector<const void*> functions;
+  for (const CompiledKernel& kernel : compiled_kernels()) {
+    if (kernel.math != Math::kTensor16 || kernel.loads != Loads::kVectors) continue;
+    if (kernel.least_major > 8) continue;
+    functions.insert(functions.end(), {kernel.functions[0], kernel.functions[1]});
+  }
+  return functions;
+}
+
+// Where the sm90 backend does not run.
+const ListedKernels on_older_gpus(aligned_16_bit_kernels, 8, 8);
+const ListedKernels on_newer_gpus(aligned_16_bit_kernels, 10, 1000);
+
+}  // namespace
 
 std::int64_t most_tiles(const CompiledKernel& kernel, const Problem& problem) {
   const TileShape& tile = kernel.info.tile;

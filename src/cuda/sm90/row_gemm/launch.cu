@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cuda/host/launch.h"
+#include "cuda/host/loading.h"
 #include "cuda/host/tensor_map.h"
 #include "cuda/host/tile_counters.h"
 #include "cuda/sm90/kernel_entry.h"
@@ -52,6 +53,19 @@ const std::vector<CompiledRowGemm>& all_compiled() {
   };
   return all;
 }
+
+const ListedKernels listed(
+    [] {
+      std::vector<const void*> functions;
+      for (const CompiledRowGemm& kernel : all_compiled()) {
+        for (const RowGemmFunctions& variants : kernel.functions) {
+          if (variants.in_order) functions.push_back(variants.in_order);
+          if (variants.gathered) functions.push_back(variants.gathered);
+        }
+      }
+      return functions;
+    },
+    9, 9);
 
 /// A row problem in the kernels' terms.
 struct RowProblem {

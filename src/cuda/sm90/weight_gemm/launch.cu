@@ -7,6 +7,7 @@
 
 #include "cuda/host/error.h"
 #include "cuda/host/launch.h"
+#include "cuda/host/loading.h"
 #include "cuda/host/tensor_map.h"
 #include "cuda/host/tile_counters.h"
 #include "cuda/sm90/kernel_entry.h"
@@ -45,14 +46,28 @@ CompiledWeightGemm compiled() {
             function<__half, A, B, Rows, Stages, true>()}}};
 }
 
-const CompiledWeightGemm& compiled_at(int family_index) {
-  static const CompiledWeightGemm all[] = {
+const std::vector<CompiledWeightGemm>& all_compiled() {
+  static const std::vector<CompiledWeightGemm> all = {
 #define MOEGEMM_WEIGHT_KERNEL(...) compiled<__VA_ARGS__>(),
 #include "cuda/instances/sm90_weight.inc"
 #undef MOEGEMM_WEIGHT_KERNEL
   };
-  return all[family_index];
+  return all;
 }
+
+const CompiledWeightGemm& compiled_at(int family_index) {
+  return all_compiled()[static_cast<std::size_t>(family_index)];
+}
+
+const ListedKernels listed(
+    [] {
+      std::vector<const void*> functions;
+      for (const CompiledWeightGemm& kernel : all_compiled()) {
+        for (const auto& of_dtype : kernel.functions) functions.push_back(of_dtype[0]);
+      }
+      return functions;
+    },
+    9, 9);
 
 std::int64_t tiles(std::int64_t cols, int tile) { return (cols + tile - 1) / tile; }
 

@@ -1,0 +1,70 @@
+"""Loads the kernels in the background once this process uses a GPU, so that no call has to wait for it.
+
+The driver loads a kernel at its first launch, half a millisecond each. A process that imports moegemm and then builds
+its model has them loaded long before the first layer runs; one that calls at once waits for what is missing, as before.
+"""
+
+import atexit
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+SWITCH = "MOEGEMM_LOAD_EARLY"  # "0": each kernel at its first launch
+PATIENCE_SECONDS = 120.0  # a GPU that is not in use by then is not waited for
+SHORTEST_WAIT, LONGEST_WAIT = 0.002, 0.2
+
+_ops: Any = torch.ops.moegemm
+_load: Callable[[int], int] = _ops.load_kernels.default
+_stop = threading.Event()
+
+
+def load_kernels(device: torch.device | str | int | None = None) -> int:
+    """Loads the kernels of expert layers in bf16 and fp16 onto a GPU now; returns how many there are, 0 on the CPU.
+
+    It happens in the background anyway, from the moment the process uses the GPU; MOEGEMM_LOAD_EARLY=0 turns that off.
+
+    >>> import moegemm
+    >>> moegemm.load_kernels("cpu")
+    0
+    """
+    wanted = torch.device("cuda") if device is None else torch.device(device)
+    if wanted.type != "cuda":
+        return 0
+    torch.cuda.synchronize(wanted)  # makes the context that kernels are loaded into
+    return _load(torch.cuda.current_device() if wanted.index is None else wanted.index)
+
+
+def load_where_used(devices: int) -> None:
+    """Loads the kernels on each GPU when this process has a context there; never makes one."""
+    waiting = list(range(devices))
+    until, wait = time.monotonic() + PATIENCE_SECONDS, SHORTEST_WAIT
+    while waiting and time.monotonic() < until and not _stop.wait(wait):
+        wait = min(wait * 1.05, LONGEST_WAIT)
+        try:
+            waiting = [device for device in waiting if _load(device) == 0]
+        except RuntimeError:  # a GPU that cannot load them says so where it is used
+            return
+
+
+def _start() -> None:
+    thread = threading.Thread(
+        target=lambda: load_where_used(torch.cuda.device_count()), name="moegemm-load", daemon=True
+    )
+
+    def finish() -> None:  # no CUDA call may be under way while the process tears down
+        _stop.set()
+        thread.join()
+
+    atexit.register(finish)
+    thread.start()
+
+
+def load_early() -> None:
+    """Starts when torch initialises CUDA: nothing here touches a GPU before that."""
+    when_initialised: Callable[[Callable[[], None]], None] | None = getattr(torch.cuda, "_lazy_call", None)
+    if when_initialised is not None and os.environ.get(SWITCH) != "0":
+        when_initialised(_start)

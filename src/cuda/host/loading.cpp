@@ -1,0 +1,109 @@
+#include "cuda/host/loading.h"
+
+#include <cuda.h>
+
+#include <array>
+#include <cstdint>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "cuda/host/capture_mode.h"
+#include "cuda/host/device_facts.h"
+#include "cuda/host/error.h"
+
+namespace moegemm::cuda {
+namespace {
+
+using FunctionOnDevice = std::pair<const void*, int>;
+
+/// So that one function serves plans of any size, it may use all shared memory of a block.
+cudaError_t load(const void* function, int device) {
+  const RelaxedCaptureMode relaxed;
+  cudaFuncAttributes attributes;
+  if (const auto status = cudaFuncGetAttributes(&attributes, function); status != cudaSuccess) {
+    return status;
+  }
+  const DeviceFacts* facts = device_facts(device);
+  if (!facts) {
+    return cudaErrorInvalidDevice;
+  }
+  const auto limit =
+      facts->shared_memory_bytes - static_cast<std::int64_t>(attributes.sharedSizeBytes);
+  return cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(limit));
+}
+
+struct List {
+  ListedKernels::Functions functions;
+  int least_major;
+  int most_major;
+};
+
+std::vector<List>& lists() {
+  static auto* all = new std::vector<List>;  // never destroyed: other threads may still read it
+  return *all;
+}
+
+bool has_context(int device) {
+  using GetState = CUresult (*)(CUdevice, unsigned*, int*);
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result;
+  if (cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &found, 12000,
+                                       cudaEnableDefault, &result) != cudaSuccess ||
+      result != cudaDriverEntryPointSuccess) {
+    return false;
+  }
+  unsigned flags = 0;
+  int active = 0;
+  return reinterpret_cast<GetState>(found)(device, &flags, &active) == CUDA_SUCCESS && active != 0;
+}
+
+}  // namespace
+
+cudaError_t ensure_loaded(const void* function, int device) {
+  // What this thread has seen loaded, direct mapped: a hit costs a few nanoseconds.
+  thread_local std::array<FunctionOnDevice, 64> seen = {};
+  const auto hash =
+      (reinterpret_cast<std::uintptr_t>(function) >> 4) + static_cast<unsigned>(device);
+  FunctionOnDevice& entry = seen[hash % seen.size()];
+  const FunctionOnDevice wanted = {function, device};
+  if (entry == wanted) [[likely]] {
+    return cudaSuccess;
+  }
+  // Never destroyed: other threads may still launch while the process exits.
+  static auto* loaded = new std::set<FunctionOnDevice>;
+  static auto* mutex = new std::mutex;
+  const std::lock_guard lock(*mutex);
+  if (!loaded->contains(wanted)) {
+    if (const auto status = load(function, device); status != cudaSuccess) {
+      return status;
+    }
+    loaded->insert(wanted);
+  }
+  entry = wanted;
+  return cudaSuccess;
+}
+
+ListedKernels::ListedKernels(Functions functions, int least_major, int most_major) {
+  lists().push_back({functions, least_major, most_major});
+}
+
+int load_listed_kernels(int device) {
+  const DeviceFacts* facts = device_facts(device);
+  if (!facts || !has_context(device)) {
+    return 0;
+  }
+  const DeviceGuard guard(device);
+  int count = 0;
+  for (const List& list : lists()) {
+    if (facts->major < list.least_major || facts->major > list.most_major) continue;
+    for (const void* function : list.functions()) {
+      check(ensure_loaded(function, device), "load a kernel");
+      ++count;
+    }
+  }
+  return count;
+}
+
+}  // namespace moegemm::cuda
