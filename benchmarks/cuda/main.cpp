@@ -27,6 +27,7 @@ int main(int argc, char** argv) {
     std::fflush(stdout);
     time_host_layer();
     time_rows();
+    time_activation();
     return failures == 0 ? 0 : 1;
   } catch (const std::exception& error) {
     std::fflush(stdout);

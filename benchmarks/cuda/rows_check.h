@@ -13,6 +13,7 @@ int check_tile_counters();
 
 /// Prints microseconds and bandwidth.
 void time_rows();
+void time_activation();
 void time_host_layer();
 
 }  // namespace moegemm::cuda

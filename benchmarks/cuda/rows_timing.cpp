@@ -1,7 +1,5 @@
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <functional>
 #include <random>
 #include <vector>
 
@@ -10,62 +8,13 @@
 #include "cuda/host/tensor_map.h"
 #include "cuda/host/tile_counters.h"
 #include "device_buffer.h"
+#include "graph_timing.h"
 #include "rows_check.h"
 
 namespace moegemm::cuda {
 namespace {
 
 constexpr Device kGpu = {DeviceType::kCuda, 0};
-
-/// Uninitialised device memory.
-class DeviceMemory {
- public:
-  explicit DeviceMemory(std::int64_t bytes) {
-    check(cudaMalloc(&data_, static_cast<std::size_t>(bytes)), "allocate device memory");
-    check(cudaMemset(data_, 0, static_cast<std::size_t>(bytes)), "clear device memory");
-  }
-  ~DeviceMemory() { static_cast<void>(cudaFree(data_)); }
-  DeviceMemory(const DeviceMemory&) = delete;
-  DeviceMemory& operator=(const DeviceMemory&) = delete;
-  void* get() const { return data_; }
-
- private:
-  void* data_ = nullptr;
-};
-
-/// Microseconds of one call: `calls` of them captured in a graph, the median of the replays. No
-/// host time is in it.
-double graph_microseconds(const std::function<void(cudaStream_t)>& call, int calls) {
-  cudaStream_t stream;
-  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "create a stream");
-  call(stream);
-  cudaGraph_t graph;
-  cudaGraphExec_t executable;
-  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "begin capture");
-  for (int i = 0; i < calls; ++i) call(stream);
-  check(cudaStreamEndCapture(stream, &graph), "end capture");
-  check(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
-  cudaEvent_t begin, end;
-  check(cudaEventCreate(&begin), "create an event");
-  check(cudaEventCreate(&end), "create an event");
-  std::vector<float> milliseconds;
-  for (int i = 0; i < 15; ++i) {
-    check(cudaEventRecord(begin, stream), "record");
-    check(cudaGraphLaunch(executable, stream), "replay");
-    check(cudaEventRecord(end, stream), "record");
-    check(cudaEventSynchronize(end), "wait");
-    float elapsed = 0;
-    check(cudaEventElapsedTime(&elapsed, begin, end), "read the time");
-    milliseconds.push_back(elapsed);
-  }
-  std::sort(milliseconds.begin(), milliseconds.end());
-  check(cudaEventDestroy(begin), "destroy an event");
-  check(cudaEventDestroy(end), "destroy an event");
-  check(cudaGraphExecDestroy(executable), "destroy a graph");
-  check(cudaGraphDestroy(graph), "destroy a graph");
-  check(cudaStreamDestroy(stream), "destroy a stream");
-  return 1e3 * milliseconds[milliseconds.size() / 2] / calls;
-}
 
 void time_route(std::int64_t tokens, std::int64_t topk, std::int64_t experts, DType dtype) {
   const std::int64_t rows = tokens * topk;

@@ -77,6 +77,17 @@ __device__ inline Pack<float> load_pack(const float* source) {
   return {__ldcs(quads), __ldcs(quads + 1)};
 }
 
+/// The same for what others read too: it stays in the caches.
+template <typename T>
+__device__ inline Pack<T> load_shared_pack(const T* source) {
+  return {__ldg(reinterpret_cast<const uint4*>(source))};
+}
+template <>
+__device__ inline Pack<float> load_shared_pack(const float* source) {
+  const auto* quads = reinterpret_cast<const float4*>(source);
+  return {__ldg(quads), __ldg(quads + 1)};
+}
+
 __device__ inline float2 halves_to_float(unsigned bits, __half) {
   return __half22float2(*reinterpret_cast<const __half2*>(&bits));
 }
@@ -116,10 +127,41 @@ __device__ inline unsigned round_pair(float low, float high, __nv_bfloat16) {
 }
 
 template <typename T>
+__device__ inline Pack<T> round_pack(const float (&v)[kPackElems]) {
+  return {make_uint4(round_pair(v[0], v[1], T()), round_pair(v[2], v[3], T()),
+                     round_pair(v[4], v[5], T()), round_pair(v[6], v[7], T()))};
+}
+template <>
+__device__ inline Pack<float> round_pack(const float (&v)[kPackElems]) {
+  return {make_float4(v[0], v[1], v[2], v[3]), make_float4(v[4], v[5], v[6], v[7])};
+}
+
+/// `target` is 16-byte aligned.
+template <typename T>
+__device__ inline void store_raw_pack(T* target, const Pack<T>& pack) {
+  *reinterpret_cast<uint4*>(target) = pack.bits;
+}
+template <>
+__device__ inline void store_raw_pack(float* target, const Pack<float>& pack) {
+  auto* quads = reinterpret_cast<float4*>(target);
+  quads[0] = pack.low;
+  quads[1] = pack.high;
+}
+
+template <typename T>
 __device__ inline void store_pack_as(T* target, const float (&v)[kPackElems]) {
-  *reinterpret_cast<uint4*>(target) =
-      make_uint4(round_pair(v[0], v[1], T()), round_pair(v[2], v[3], T()),
-                 round_pair(v[4], v[5], T()), round_pair(v[6], v[7], T()));
+  store_raw_pack(target, round_pack<T>(v));
+}
+
+/// Elements i to i + 7 of a matrix of T, or of fp32.
+template <typename T>
+__device__ inline void store_pack_in(void* base, bool fp32, std::int64_t i,
+                                     const float (&v)[kPackElems]) {
+  if (fp32) {
+    store_pack_as(static_cast<float*>(base) + i, v);
+  } else {
+    store_pack_as(static_cast<T*>(base) + i, v);
+  }
 }
 
 /// Elements i to i + 7, whose first is 16-byte aligned.
@@ -132,11 +174,8 @@ __device__ inline void store_pack(void* base, DType dtype, std::int64_t i,
     case DType::kBFloat16:
       store_pack_as(static_cast<__nv_bfloat16*>(base) + i, v);
       break;
-    default: {
-      auto* quads = reinterpret_cast<float4*>(static_cast<float*>(base) + i);
-      quads[0] = make_float4(v[0], v[1], v[2], v[3]);
-      quads[1] = make_float4(v[4], v[5], v[6], v[7]);
-    }
+    default:
+      store_pack_as(static_cast<float*>(base) + i, v);
   }
 }
 

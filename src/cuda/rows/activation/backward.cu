@@ -4,22 +4,32 @@
 #include "cuda/host/device_facts.h"
 #include "cuda/host/error.h"
 #include "cuda/host/launch.h"
+#include "cuda/host/loading.h"
 #include "cuda/rows/activation/activation.h"
+#include "cuda/rows/activation/gate_packs.cuh"
+#include "cuda/rows/activation/kernel_choice.h"
 #include "cuda/rows/activation/limits.h"
 #include "cuda/rows/activation/math.cuh"
 #include "cuda/rows/activation/row_experts.cuh"
+#include "cuda/rows/activation/thread_ring.cuh"
 #include "cuda/rows/alignment.h"
 
-/// The gradient of an activation, its weighted value and the gradient of the weight, in one pass.
-/// One warp per row, as in scale_rows.cu: each lane walks its columns and the lanes' dot products
-/// are added in a fixed tree. An element is read before it is written by the same lane, so
-/// weighted_act may be d_act.
+/// The gradient of an activation, its weighted value and the gradient of the weight, in one pass. A
+/// block has some consecutive rows; its warps take turns at their strips of 256 columns, so that
+/// what is in flight is close together. Dot products are added in a fixed order: lanes in a tree,
+/// then strips. What is not 16-byte aligned goes element by element, one warp per row. An element
+/// is read before it is written, by the same thread: weighted_act may be d_act.
 namespace moegemm::cuda {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kBlocksPerMultiprocessor = 2;  // 128 registers a thread: three derivatives of a pack
+constexpr int kBlocksPerMultiprocessor = 3;
+/// Blocks come in at most this many waves, the last of them nearly full: a few blocks more than
+/// whole waves would run alone at the end, for as long as all the others of a wave.
+constexpr int kWaves = 6;
+constexpr int kMostRows = 64;    // of a block
+constexpr int kMostDots = 4096;  // of strips, in a block
 
 struct RowMatrix {  // data null: not given
   void* data;
@@ -48,21 +58,202 @@ struct BackwardArguments {
   int activated;
   int hidden;
   bool packed_hidden;  // d_out and down_bias by 16-byte accesses
-  int group_rows;      // consecutive rows that a warp takes at a time, at most 32
+  int group_rows;      // consecutive rows of a block
+  int strips;          // in a row
   Activation activation;
   GateColumns columns;
 };
 
-/// What a warp knows of the row it works on.
+/// What a block knows of one of its rows.
 struct Row {
   int position;
-  int flat;
+  int flat;  // -1: zero in every output
   int expert;
   float weight;
 };
 
+/// The parts of a row that do not depend on m_sizes.
+__device__ Row look_up(const BackwardArguments& a, int position) {
+  Row row = {position, -1, 0, 1.0f};
+  const std::int64_t flat =
+      a.gather_indices ? load_index(a.gather_indices, a.indices_64_bit, position) : position;
+  if (flat < 0 || flat >= a.rows) return row;
+  row.flat = static_cast<int>(flat);
+  if (a.weights) row.weight = load_float(a.weights, a.weights_dtype, flat);
+  return row;
+}
+
+/// The rest of it.
+__device__ void place(const BackwardArguments& a, const int* row_prefix, Row& row) {
+  if (row.position >= row_prefix[a.experts]) {
+    row.flat = -1;
+  } else if (a.bias.data || a.down_bias.data) {
+    row.expert = expert_of(row_prefix, a.experts, row.position);
+  }
+}
+
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    value += __shfl_xor_sync(kFullMask, value, distance);
+  }
+  return value;
+}
+
+/// This lane's part of <d_out[token], down_bias[expert]>.
+template <typename T>
+__device__ float bias_share(const BackwardArguments& a, const Row& row) {
+  const std::int64_t d_out = row.flat / a.topk * a.d_out.stride;
+  const std::int64_t bias = row.expert * a.down_bias.stride;
+  const int packs = a.packed_hidden ? a.hidden / kPackElems : 0;
+  float sum = 0.0f;
+#pragma unroll 2
+  for (int pack = threadIdx.x % 32; pack < packs; pack += 32) {
+    float gradient[kPackElems], value[kPackElems];
+    unpack(load_shared_pack(static_cast<const T*>(a.d_out.data) + d_out + pack * kPackElems),
+           gradient);
+    unpack(load_shared_pack(static_cast<const T*>(a.down_bias.data) + bias + pack * kPackElems),
+           value);
+#pragma unroll
+    for (int i = 0; i < kPackElems; ++i) {
+      sum = fmaf(gradient[i], value[i], sum);
+    }
+  }
+  for (int c = packs * kPackElems + static_cast<int>(threadIdx.x % 32); c < a.hidden; c += 32) {
+    sum = fmaf(load_float(a.d_out.data, a.d_out.dtype, d_out + c),
+               load_float(a.down_bias.data, a.down_bias.dtype, bias + c), sum);
+  }
+  return sum;
+}
+
+/// The strips of a block's rows in order, of which a warp takes every eighth.
+struct StripCursor {
+  int row;
+  int strip;
+
+  __device__ __forceinline__ StripCursor(int warp, int strips)
+      : row(warp / strips), strip(warp % strips) {}
+
+  __device__ __forceinline__ void advance(int strips, int whole_rows, int rest) {
+    row += whole_rows;
+    strip += rest;
+    if (strip >= strips) {
+      strip -= strips;
+      ++row;
+    }
+  }
+};
+
+template <typename T, GateLayout L>
+using Ring = ThreadRing<T, GatePacks<T, L>::kPacks + 1, kThreads>;
+
+/// Shared memory: the ring, the rows, their strips' dot products, the experts' prefix sums.
+template <typename T, GateLayout L>
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+    backward_packs(const BackwardArguments a) {
+  constexpr bool kGated = L != GateLayout::kNone;
+  constexpr int kGradient = GatePacks<T, L>::kPacks;  // d_act's pack in the ring
+  extern __shared__ uint4 memory[];
+  auto* const rows = reinterpret_cast<Row*>(memory + Ring<T, L>::kBytes / sizeof(uint4));
+  auto* const dots = reinterpret_cast<float*>(rows + a.group_rows);
+  auto* const row_prefix = reinterpret_cast<int*>(dots + a.group_rows * a.strips);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int first = static_cast<int>(blockIdx.x) * a.group_rows;
+  const int count = min(a.rows - first, a.group_rows);
+  const int whole_rows = kWarps / a.strips, rest = kWarps % a.strips;
+
+  Ring<T, L> ring(memory);
+  StripCursor fetched(warp, a.strips);
+  const auto fetch = [&] {
+    if (fetched.row < count) {
+      const int column = fetched.strip * kStripColumns + lane * kPackElems;
+      const std::int64_t row = first + fetched.row;
+      GatePacks<T, L>::load(ring, static_cast<const T*>(a.pre.data) + row * a.pre.stride, column,
+                            a.activated);
+      if (column < a.activated) {
+        ring.load(kGradient, static_cast<const T*>(a.d_act.data) + row * a.d_act.stride + column);
+      }
+      fetched.advance(a.strips, whole_rows, rest);
+    }
+    ring.commit();
+  };
+  // Before m_sizes are known: rows past them hold memory, if nothing of meaning.
+#pragma unroll
+  for (int stage = 0; stage < Ring<T, L>::kStages; ++stage) {
+    fetch();
+  }
+  Row mine;
+  const bool has_row = static_cast<int>(threadIdx.x) < count;
+  if (has_row) mine = look_up(a, first + static_cast<int>(threadIdx.x));
+  share_row_prefix(a.m_sizes, a.experts, a.rows, row_prefix);
+  if (has_row) {
+    place(a, row_prefix, mine);
+    rows[threadIdx.x] = mine;
+  }
+  __syncthreads();
+
+  with_function(a.activation.function, [&]<ActivationFunction F>() {
+    for (StripCursor at(warp, a.strips); at.row < count; at.advance(a.strips, whole_rows, rest)) {
+      const Row row = rows[at.row];
+      const int column = at.strip * kStripColumns + lane * kPackElems;
+      float gate[kPackElems], up[kPackElems], gradient[kPackElems];
+      ring.wait();
+      GatePacks<T, L>::read(ring, gate, up);
+      unpack(ring.read(kGradient), gradient);
+      fetch();
+      float sum = 0.0f;
+      const bool is_column = column < a.activated;
+      if (is_column && a.bias.data && row.flat >= 0) {
+        GatePacks<T, L>::add_bias(static_cast<const T*>(a.bias.data) + row.expert * a.bias.stride,
+                                  column, a.activated, gate, up);
+      }
+      if (is_column && row.flat >= 0) {
+#pragma unroll
+        for (int i = 0; i < kPackElems; ++i) {
+          const Activated value = evaluate<F, kGated>(a.activation, gate[i], kGated ? up[i] : 0.0f);
+          sum = fmaf(gradient[i], value.act, sum);
+          const float weighted = row.weight * gradient[i];
+          gate[i] = weighted * value.d_gate;
+          if constexpr (kGated) up[i] = weighted * value.d_up;
+          gradient[i] = row.weight * value.act;
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < kPackElems; ++i) {
+          gate[i] = up[i] = gradient[i] = 0.0f;
+        }
+      }
+      const std::int64_t position = row.position;
+      GatePacks<T, L>::store(a.d_pre.data, a.d_pre.dtype == DType::kFloat32,
+                             position * a.d_pre.stride, column, a.activated, gate, up);
+      if (a.weighted_act.data && is_column) {
+        store_pack_in<T>(a.weighted_act.data, a.weighted_act.dtype == DType::kFloat32,
+                         position * a.weighted_act.stride + column, gradient);
+      }
+      if (a.d_weights) {
+        sum = warp_sum(sum);
+        if (lane == 0) dots[at.row * a.strips + at.strip] = sum;
+      }
+    }
+  });
+  if (!a.d_weights) return;
+  __syncthreads();
+  for (int r = warp; r < count; r += kWarps) {
+    const Row row = rows[r];
+    if (row.flat < 0) continue;
+    const float share = a.down_bias.data ? warp_sum(bias_share<T>(a, row)) : 0.0f;
+    if (lane > 0) continue;
+    float sum = 0.0f;
+    for (int strip = 0; strip < a.strips; ++strip) {
+      sum += dots[r * a.strips + strip];
+    }
+    store_float(a.d_weights, a.d_weights_dtype, row.flat, sum + share);
+  }
+}
+
 /// One element at a time; returns this lane's part of <d_act, act>.
-__device__ float backward_elements(const BackwardArguments& a, const Row& row) {
+template <ActivationFunction F>
+__device__ float backward_row(const BackwardArguments& a, const Row& row) {
   const bool gated = a.activation.gated();
   const std::int64_t pre = row.position * a.pre.stride, d_pre = row.position * a.d_pre.stride;
   const auto biased = [&](int column) {
@@ -75,11 +266,8 @@ __device__ float backward_elements(const BackwardArguments& a, const Row& row) {
   for (int c = threadIdx.x % 32; c < a.activated; c += 32) {
     const float gate = biased(a.columns.gate_at(c));
     const float up = gated ? biased(a.columns.up_at(c)) : 0.0f;
-    Activated value;
-    with_function(a.activation.function, [&]<ActivationFunction F>() {
-      value = gated ? evaluate<F, true>(a.activation, gate, up)
-                    : evaluate<F, false>(a.activation, gate, up);
-    });
+    const Activated value = gated ? evaluate<F, true>(a.activation, gate, up)
+                                  : evaluate<F, false>(a.activation, gate, up);
     const float gradient =
         load_float(a.d_act.data, a.d_act.dtype, row.position * a.d_act.stride + c);
     sum = fmaf(gradient, value.act, sum);
@@ -96,173 +284,56 @@ __device__ float backward_elements(const BackwardArguments& a, const Row& row) {
   return sum;
 }
 
-/// By 16-byte accesses, with d_act in pre's dtype T.
-template <typename T, GateLayout L>
-__device__ float backward_packs(const BackwardArguments& a, const Row& row) {
-  constexpr bool kGated = L != GateLayout::kNone;
-  constexpr int kInFlight = sizeof(T) == 2 ? 2 : 1;  // packs of each operand: 96 bytes per lane
-  const T* const pre = static_cast<const T*>(a.pre.data) + row.position * a.pre.stride;
-  const T* const d_act = static_cast<const T*>(a.d_act.data) + row.position * a.d_act.stride;
-  const T* const bias =
-      a.bias.data ? static_cast<const T*>(a.bias.data) + row.expert * a.bias.stride : nullptr;
-  const std::int64_t d_pre = row.position * a.d_pre.stride;
-  const int packs = a.activated / kPackElems;
-  float sum = 0.0f;
-  for (int first = threadIdx.x % 32; first < packs; first += 32 * kInFlight) {
-    GatePacks<T, L> pre_packs[kInFlight];
-    Pack<T> gradient_packs[kInFlight];
-#pragma unroll
-    for (int j = 0; j < kInFlight; ++j) {
-      if (first + 32 * j < packs) {
-        const int column = (first + 32 * j) * kPackElems;
-        pre_packs[j] = GatePacks<T, L>::load(pre, column, a.activated);
-        gradient_packs[j] = load_pack(d_act + column);
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kInFlight; ++j) {
-      if (first + 32 * j < packs) {
-        const int column = (first + 32 * j) * kPackElems;
-        float gate[kPackElems], up[kPackElems], gradient[kPackElems];
-        pre_packs[j].split(gate, up);
-        unpack(gradient_packs[j], gradient);
-        if (bias) {
-          float gate_bias[kPackElems], up_bias[kPackElems];
-          GatePacks<T, L>::load(bias, column, a.activated).split(gate_bias, up_bias);
-#pragma unroll
-          for (int i = 0; i < kPackElems; ++i) {
-            gate[i] += gate_bias[i];
-            if constexpr (kGated) up[i] += up_bias[i];
-          }
-        }
-        with_function(a.activation.function, [&]<ActivationFunction F>() {
-#pragma unroll
-          for (int i = 0; i < kPackElems; ++i) {
-            const Activated value =
-                evaluate<F, kGated>(a.activation, gate[i], kGated ? up[i] : 0.0f);
-            sum = fmaf(gradient[i], value.act, sum);
-            const float weighted = row.weight * gradient[i];
-            gate[i] = weighted * value.d_gate;
-            if constexpr (kGated) up[i] = weighted * value.d_up;
-            gradient[i] = row.weight * value.act;
-          }
-        });
-        store_gate_packs<L>(a.d_pre.data, a.d_pre.dtype, d_pre, column, a.activated, gate, up);
-        if (a.weighted_act.data) {
-          store_pack(a.weighted_act.data, a.weighted_act.dtype,
-                     row.position * a.weighted_act.stride + column, gradient);
-        }
-      }
-    }
-  }
-  return sum;
-}
-
-/// This lane's part of <d_out[token], down_bias[expert]>.
-template <typename T>
-__device__ float bias_share(const BackwardArguments& a, const Row& row) {
-  const std::int64_t d_out = row.flat / a.topk * a.d_out.stride;
-  const std::int64_t bias = row.expert * a.down_bias.stride;
-  const int packs = a.packed_hidden ? a.hidden / kPackElems : 0;
-  float sum = 0.0f;
-  for (int pack = threadIdx.x % 32; pack < packs; pack += 32) {
-    float gradient[kPackElems], value[kPackElems];
-    unpack(load_pack(static_cast<const T*>(a.d_out.data) + d_out + pack * kPackElems), gradient);
-    unpack(load_pack(static_cast<const T*>(a.down_bias.data) + bias + pack * kPackElems), value);
-#pragma unroll
-    for (int i = 0; i < kPackElems; ++i) {
-      sum = fmaf(gradient[i], value[i], sum);
-    }
-  }
-  for (int c = packs * kPackElems + static_cast<int>(threadIdx.x % 32); c < a.hidden; c += 32) {
-    sum = fmaf(load_float(a.d_out.data, a.d_out.dtype, d_out + c),
-               load_float(a.down_bias.data, a.down_bias.dtype, bias + c), sum);
-  }
-  return sum;
-}
-
 __device__ void zero_columns(const RowMatrix& matrix, int row, int columns) {
   for (int c = threadIdx.x % 32; matrix.data && c < columns; c += 32) {
     store_float(matrix.data, matrix.dtype, row * matrix.stride + c, 0.0f);
   }
 }
 
-/// Packs: 16-byte accesses; else one element at a time.
-template <bool Packs, typename T, GateLayout L>
-__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
-    backward_kernel(const BackwardArguments a) {
+__global__ void __launch_bounds__(kThreads) backward_elements(const BackwardArguments a) {
   extern __shared__ int row_prefix[];
   share_row_prefix(a.m_sizes, a.experts, a.rows, row_prefix);
-  const int routed = row_prefix[a.experts];
-  const int lane = threadIdx.x % 32;
-  const int step = static_cast<int>(gridDim.x) * kWarps * a.group_rows;
-  for (int first = static_cast<int>(blockIdx.x * kWarps + threadIdx.x / 32) * a.group_rows;
-       first < a.rows; first += step) {
-    const int count = min(a.rows - first, a.group_rows);
-    // Lane i finds out about row i: the latencies are paid once for the group.
-    Row mine = {first + lane, -1, 0, 1.0f};
-    if (lane < count && mine.position < routed) {
-      const std::int64_t flat = a.gather_indices
-                                    ? load_index(a.gather_indices, a.indices_64_bit, mine.position)
-                                    : mine.position;
-      if (flat >= 0 && flat < a.rows) {
-        mine.flat = static_cast<int>(flat);
-        if (a.weights) mine.weight = load_float(a.weights, a.weights_dtype, flat);
-        if (a.bias.data || a.down_bias.data) {
-          mine.expert = expert_of(row_prefix, a.experts, mine.position);
-        }
-      }
+  const int step = static_cast<int>(gridDim.x) * kWarps;
+  for (int r = static_cast<int>(blockIdx.x * kWarps + threadIdx.x / 32); r < a.rows; r += step) {
+    Row row = look_up(a, r);
+    place(a, row_prefix, row);
+    if (row.flat < 0) {
+      zero_columns(a.d_pre, r, a.activation.gated() ? 2 * a.activated : a.activated);
+      zero_columns(a.weighted_act, r, a.activated);
+      continue;
     }
-    for (int i = 0; i < count; ++i) {
-      const Row row = {first + i, __shfl_sync(kFullMask, mine.flat, i),
-                       __shfl_sync(kFullMask, mine.expert, i),
-                       __shfl_sync(kFullMask, mine.weight, i)};
-      if (row.flat < 0) {
-        zero_columns(a.d_pre, row.position, a.activation.gated() ? 2 * a.activated : a.activated);
-        zero_columns(a.weighted_act, row.position, a.activated);
-        continue;
-      }
-      float sum;
-      if constexpr (Packs) {
-        sum = backward_packs<T, L>(a, row);
-      } else {
-        sum = backward_elements(a, row);
-      }
-      if (!a.d_weights) continue;
-      if (a.down_bias.data) sum += bias_share<T>(a, row);
-#pragma unroll
-      for (int distance = 16; distance > 0; distance /= 2) {
-        sum += __shfl_xor_sync(kFullMask, sum, distance);
-      }
-      if (lane == 0) {
-        store_float(a.d_weights, a.d_weights_dtype, row.flat, sum);
-      }
-    }
+    float sum = 0.0f;
+    with_function(a.activation.function,
+                  [&]<ActivationFunction F>() { sum = backward_row<F>(a, row); });
+    if (!a.d_weights) continue;
+    if (a.down_bias.data) sum += bias_share<float>(a, row);
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) store_float(a.d_weights, a.d_weights_dtype, row.flat, sum);
   }
-}
-
-template <typename T>
-const void* packed_kernel(GateLayout layout) {
-  switch (layout) {
-    case GateLayout::kNone:
-      return reinterpret_cast<const void*>(&backward_kernel<true, T, GateLayout::kNone>);
-    case GateLayout::kConcatenated:
-      return reinterpret_cast<const void*>(&backward_kernel<true, T, GateLayout::kConcatenated>);
-    case GateLayout::kInterleaved:
-      break;
-  }
-  return reinterpret_cast<const void*>(&backward_kernel<true, T, GateLayout::kInterleaved>);
 }
 
 const void* packed_kernel(DType dtype, GateLayout layout) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return packed_kernel<__half>(layout);
-    case DType::kBFloat16:
-      return packed_kernel<__nv_bfloat16>(layout);
-    default:
-      return packed_kernel<float>(layout);
+  return for_dtype_and_layout(dtype, layout, [&]<typename T, GateLayout L>() {
+    return reinterpret_cast<const void*>(&backward_packs<T, L>);
+  });
+}
+
+const ListedKernels listed([] {
+  std::vector<const void*> kernels;
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    for (const GateLayout layout :
+         {GateLayout::kConcatenated, GateLayout::kInterleaved, GateLayout::kNone}) {
+      kernels.push_back(packed_kernel(dtype, layout));
+    }
   }
+  return kernels;
+});
+
+int ring_bytes(bool gated) {
+  // The packs of fp32 are twice as large, and half as many.
+  static_assert(Ring<float, GateLayout::kNone>::kBytes == Ring<__half, GateLayout::kNone>::kBytes);
+  return gated ? Ring<__half, GateLayout::kConcatenated>::kBytes
+               : Ring<__half, GateLayout::kNone>::kBytes;
 }
 
 RowMatrix matrix_of(const TensorView& view) {
@@ -282,11 +353,25 @@ void launch_activate_backward(const ActivationGradientInputs& in, const RoutingV
   }
   const std::int64_t experts = routing.m_sizes.shape[0];
   const std::int64_t hidden = in.d_out.given() ? in.d_out.shape[1] : 0;
-  require_activation_limits(rows, std::max(in.pre.shape[1], hidden), experts, in.pre.device);
-  // Groups are as large as keeps the warps of all resident blocks busy.
+  const std::int64_t strips = (activated + kStripColumns - 1) / kStripColumns;
+  const bool packed = activated % kPackElems == 0 && in.d_act.dtype == in.pre.dtype &&
+                      is_16_byte_aligned(in.pre) && is_16_byte_aligned(in.d_act) &&
+                      aligned_if_given(in.bias) && is_16_byte_aligned(out.d_pre) &&
+                      aligned_if_given(out.weighted_act) && strips > 0 && strips <= kMostDots;
   const std::int64_t resident =
       kBlocksPerMultiprocessor * device_facts(in.pre.device.index)->multiprocessors;
-  const std::int64_t group = std::clamp<std::int64_t>(rows / (resident * kWarps), 1, 8);
+  const std::int64_t blocks_at_most = resident * kWaves;
+  const std::int64_t group =
+      packed ? std::clamp<std::int64_t>((rows + blocks_at_most - 1) / blocks_at_most, 1,
+                                        std::min<std::int64_t>(kMostRows, kMostDots / strips))
+             : 1;
+  const int shared_bytes =
+      packed ? ring_bytes(activation.gated()) +
+                   static_cast<int>(group *
+                                    static_cast<std::int64_t>(sizeof(Row) + strips * sizeof(float)))
+             : 0;
+  require_activation_limits(rows, std::max(in.pre.shape[1], hidden), experts, shared_bytes,
+                            in.pre.device);
   BackwardArguments arguments = {
       .pre = matrix_of(in.pre),
       .bias = matrix_of(in.bias),
@@ -307,29 +392,29 @@ void launch_activate_backward(const ActivationGradientInputs& in, const RoutingV
       .topk = static_cast<int>(routing.topk),
       .activated = static_cast<int>(activated),
       .hidden = static_cast<int>(hidden),
-      .packed_hidden = aligned_if_given(in.d_out) && aligned_if_given(in.down_bias),
+      .packed_hidden = packed && aligned_if_given(in.d_out) && aligned_if_given(in.down_bias),
       .group_rows = static_cast<int>(group),
+      .strips = static_cast<int>(strips),
       .activation = activation,
       .columns = gate_columns(activation, activated),
   };
-  const bool packed = activated % kPackElems == 0 && in.d_act.dtype == in.pre.dtype &&
-                      is_16_byte_aligned(in.pre) && is_16_byte_aligned(in.d_act) &&
-                      aligned_if_given(in.bias) && is_16_byte_aligned(out.d_pre) &&
-                      aligned_if_given(out.weighted_act);
-  if (!packed) arguments.packed_hidden = false;
   if (out.d_weights.given()) {
     // All zero bits are zero in every floating dtype.
     check(cudaMemsetAsync(out.d_weights.data, 0,
                           static_cast<std::size_t>(rows * size_bytes(out.d_weights.dtype)), stream),
           "clear d_weights for activate_backward");
   }
-  const std::int64_t groups = (rows + group - 1) / group;
-  const std::int64_t blocks = std::min((groups + kWarps - 1) / kWarps, resident);
   void* parameters[] = {&arguments};
-  launch({packed ? packed_kernel(in.pre.dtype, activation.layout)
-                 : reinterpret_cast<const void*>(&backward_kernel<false, float, GateLayout::kNone>),
-          packed ? "activate_backward (packs)" : "activate_backward (elements)",
-          dim3(static_cast<unsigned>(blocks)), dim3(kThreads), row_prefix_bytes(experts)},
+  if (!packed) {
+    const std::int64_t blocks = std::min((rows + kWarps - 1) / kWarps, resident);
+    launch({reinterpret_cast<const void*>(&backward_elements), "activate_backward (elements)",
+            dim3(static_cast<unsigned>(blocks)), dim3(kThreads), row_prefix_bytes(experts)},
+           parameters, stream);
+    return;
+  }
+  launch({packed_kernel(in.pre.dtype, activation.layout), "activate_backward (packs)",
+          dim3(static_cast<unsigned>((rows + group - 1) / group)), dim3(kThreads),
+          shared_bytes + row_prefix_bytes(experts)},
          parameters, stream);
 }
 

@@ -1,27 +1,34 @@
 #include <algorithm>
 #include <cstdint>
-#include <string>
 
+#include "cuda/device/fast_divide.h"
 #include "cuda/host/device_facts.h"
 #include "cuda/host/launch.h"
+#include "cuda/host/loading.h"
 #include "cuda/rows/activation/activation.h"
+#include "cuda/rows/activation/gate_packs.cuh"
+#include "cuda/rows/activation/kernel_choice.h"
 #include "cuda/rows/activation/limits.h"
 #include "cuda/rows/activation/math.cuh"
 #include "cuda/rows/activation/row_experts.cuh"
+#include "cuda/rows/activation/thread_ring.cuh"
 #include "cuda/rows/alignment.h"
 
-/// act = activation(pre + bias). A thread takes packs of eight elements (or single elements, when
-/// the memory is not 16-byte aligned) from all rows; blocks stay, because each has to add up
-/// m_sizes first.
+/// act = activation(pre + bias). A warp takes a strip of 32 packs (256 columns) of some consecutive
+/// rows: its lanes keep their columns, so that a row costs no index arithmetic, and an expert's
+/// bias is loaded once for all of its rows. What is not 16-byte aligned goes element by element.
 namespace moegemm::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBlocksPerMultiprocessor = 3;
-/// Packs of a thread whose loads are in flight together: 8 loads of 16 bytes with a gate, as in
-/// combine.cu.
-template <typename T>
-constexpr int kInFlight = sizeof(T) == 2 ? 4 : 2;
+constexpr int kWarps = kThreads / 32;
+/// With a bias a thread needs more than the 64 registers that four blocks leave it.
+constexpr int blocks_per_multiprocessor(bool bias) { return bias ? 3 : 4; }
+/// Blocks come in at most this many waves, the last of them nearly full: a few blocks more than
+/// whole waves would run alone at the end. More would leave a block few rows to spread m_sizes' sum
+/// over.
+constexpr int kWaves = 6;
+constexpr int kMostRows = 32;
 
 struct ActivateArguments {
   const void* pre;  // [rows, C]
@@ -36,82 +43,92 @@ struct ActivateArguments {
   int experts;
   int rows;
   int activated;
-  int items_per_row;
-  std::int64_t items;
+  int strips;             // in a row
+  FastDivisor by_strips;  // tasks of warps: strips of groups of rows
+  int group_rows;
   Activation activation;
   GateColumns columns;
 };
 
-/// Row and column of an item; columns count in units of `unit`.
-struct ItemPlace {
-  int row;
-  int column;
+template <typename T, GateLayout L>
+using Ring = ThreadRing<T, GatePacks<T, L>::kPacks, kThreads>;
+
+/// The bias of a lane's columns, for the expert of the row it was last asked for.
+template <typename T, GateLayout L>
+struct LaneBias {
+  float gate[kPackElems];
+  float up[kPackElems];
+  int end = 0;  // of the expert's rows
+
+  __device__ __forceinline__ void move_to(const ActivateArguments& a, const int* row_prefix,
+                                          int row, int column) {
+    if (row < end) return;
+    const int expert = expert_of(row_prefix, a.experts, row);
+    end = row_prefix[expert + 1];
+#pragma unroll
+    for (int i = 0; i < kPackElems; ++i) {
+      gate[i] = up[i] = 0.0f;
+    }
+    GatePacks<T, L>::add_bias(static_cast<const T*>(a.bias) + expert * a.bias_stride, column,
+                              a.activated, gate, up);
+  }
 };
 
-__device__ __forceinline__ ItemPlace place_of(const ActivateArguments& a, std::int64_t item,
-                                              int unit) {
-  if (a.items <= 0xffffffffLL) {  // a 32-bit division is several times cheaper
-    const auto narrow = static_cast<unsigned>(item);
-    const auto divisor = static_cast<unsigned>(a.items_per_row);
-    return {static_cast<int>(narrow / divisor), static_cast<int>(narrow % divisor) * unit};
-  }
-  return {static_cast<int>(item / a.items_per_row),
-          static_cast<int>(item % a.items_per_row) * unit};
-}
-
-template <typename T, GateLayout L>
-__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+template <typename T, GateLayout L, bool Bias>
+__global__ void __launch_bounds__(kThreads, blocks_per_multiprocessor(Bias))
     activate_packs(const ActivateArguments a) {
-  constexpr int kPacks = kInFlight<T>;
   constexpr bool kGated = L != GateLayout::kNone;
-  extern __shared__ int row_prefix[];
+  extern __shared__ uint4 memory[];
+  auto* const row_prefix = reinterpret_cast<int*>(memory) + Ring<T, L>::kBytes / sizeof(int);
+  const int task = static_cast<int>(blockIdx.x * kWarps + threadIdx.x / 32);
+  const int group = static_cast<int>(a.by_strips.divide(static_cast<unsigned>(task)));
+  const int column =
+      (task - group * a.strips) * kStripColumns + static_cast<int>(threadIdx.x % 32) * kPackElems;
+  const int first = min(group * a.group_rows, a.rows);
+  const int end = min(first + a.group_rows, a.rows);
+
+  Ring<T, L> ring(memory);
+  const T* source = static_cast<const T*>(a.pre) + first * a.pre_stride;
+  int fetched = first;
+  const auto fetch = [&] {
+    if (fetched < end) {
+      GatePacks<T, L>::load(ring, source, column, a.activated);
+      source += a.pre_stride;
+      ++fetched;
+    }
+    ring.commit();
+  };
+  // Before m_sizes are known: rows past them hold memory, if nothing of meaning.
+#pragma unroll
+  for (int stage = 0; stage < Ring<T, L>::kStages; ++stage) {
+    fetch();
+  }
   share_row_prefix(a.m_sizes, a.experts, a.rows, row_prefix);
   const int routed = row_prefix[a.experts];
-  const T* const pre = static_cast<const T*>(a.pre);
-  const T* const bias = static_cast<const T*>(a.bias);
-  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads * kPacks;
-  for (std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kThreads * kPacks +
-                            static_cast<int>(threadIdx.x);
-       first < a.items; first += step) {
-    GatePacks<T, L> loaded[kPacks];
-    ItemPlace places[kPacks];
-#pragma unroll
-    for (int j = 0; j < kPacks; ++j) {
-      const std::int64_t item = first + j * kThreads;
-      places[j] = item < a.items ? place_of(a, item, kPackElems) : ItemPlace{-1, 0};
-      if (places[j].row >= 0 && places[j].row < routed) {
-        loaded[j] = GatePacks<T, L>::load(pre + places[j].row * a.pre_stride, places[j].column,
-                                          a.activated);
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kPacks; ++j) {
-      const auto [row, column] = places[j];
-      if (row < 0) continue;
+
+  with_function(a.activation.function, [&]<ActivationFunction F>() {
+    LaneBias<T, L> bias;
+    const bool fp32 = a.act_dtype == DType::kFloat32;
+    std::int64_t target = first * a.act_stride + column;
+    for (int row = first; row < end; ++row, target += a.act_stride) {
+      float gate[kPackElems], up[kPackElems];
+      ring.wait();
+      GatePacks<T, L>::read(ring, gate, up);
+      fetch();
+      if (column >= a.activated) continue;  // helps its neighbour to load
       float act[kPackElems] = {};
       if (row < routed) {
-        float gate[kPackElems], up[kPackElems];
-        loaded[j].split(gate, up);
-        if (bias) {
-          const T* const expert_bias = bias + expert_of(row_prefix, a.experts, row) * a.bias_stride;
-          float gate_bias[kPackElems], up_bias[kPackElems];
-          GatePacks<T, L>::load(expert_bias, column, a.activated).split(gate_bias, up_bias);
+        if constexpr (Bias) bias.move_to(a, row_prefix, row, column);
 #pragma unroll
-          for (int i = 0; i < kPackElems; ++i) {
-            gate[i] += gate_bias[i];
-            if constexpr (kGated) up[i] += up_bias[i];
-          }
+        for (int i = 0; i < kPackElems; ++i) {
+          if constexpr (Bias) gate[i] += bias.gate[i];
+          if constexpr (Bias && kGated) up[i] += bias.up[i];
+          act[i] = evaluate<F, kGated>(a.activation, gate[i], kGated ? up[i] : 0.0f).act;
         }
-        with_function(a.activation.function, [&]<ActivationFunction F>() {
-#pragma unroll
-          for (int i = 0; i < kPackElems; ++i) {
-            act[i] = evaluate<F, kGated>(a.activation, gate[i], kGated ? up[i] : 0.0f).act;
-          }
-        });
       }
-      store_pack(a.act, a.act_dtype, row * a.act_stride + column, act);
+      store_pack_in<T>(a.act, fp32, target, act);
     }
-  }
+  });
 }
 
 __device__ float biased(const ActivateArguments& a, int row, int column, int expert) {
@@ -124,11 +141,13 @@ __global__ void __launch_bounds__(kThreads) activate_elements(const ActivateArgu
   share_row_prefix(a.m_sizes, a.experts, a.rows, row_prefix);
   const int routed = row_prefix[a.experts];
   const bool gated = a.activation.gated();
+  const std::int64_t elements = static_cast<std::int64_t>(a.rows) * a.activated;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
-  for (std::int64_t item =
+  for (std::int64_t i =
            static_cast<std::int64_t>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
-       item < a.items; item += step) {
-    const auto [row, column] = place_of(a, item, 1);
+       i < elements; i += step) {
+    const int row = static_cast<int>(i / a.activated);
+    const int column = static_cast<int>(i % a.activated);
     float act = 0.0f;
     if (row < routed) {
       const int expert = a.bias ? expert_of(row_prefix, a.experts, row) : 0;
@@ -143,28 +162,30 @@ __global__ void __launch_bounds__(kThreads) activate_elements(const ActivateArgu
   }
 }
 
-template <typename T>
-const void* packed_kernel(GateLayout layout) {
-  switch (layout) {
-    case GateLayout::kNone:
-      return reinterpret_cast<const void*>(&activate_packs<T, GateLayout::kNone>);
-    case GateLayout::kConcatenated:
-      return reinterpret_cast<const void*>(&activate_packs<T, GateLayout::kConcatenated>);
-    case GateLayout::kInterleaved:
-      break;
-  }
-  return reinterpret_cast<const void*>(&activate_packs<T, GateLayout::kInterleaved>);
+const void* packed_kernel(DType dtype, GateLayout layout, bool bias) {
+  return for_dtype_and_layout(dtype, layout, [&]<typename T, GateLayout L>() {
+    return bias ? reinterpret_cast<const void*>(&activate_packs<T, L, true>)
+                : reinterpret_cast<const void*>(&activate_packs<T, L, false>);
+  });
 }
 
-const void* packed_kernel(DType dtype, GateLayout layout) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return packed_kernel<__half>(layout);
-    case DType::kBFloat16:
-      return packed_kernel<__nv_bfloat16>(layout);
-    default:
-      return packed_kernel<float>(layout);
+const ListedKernels listed([] {
+  std::vector<const void*> kernels;
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    for (const GateLayout layout :
+         {GateLayout::kConcatenated, GateLayout::kInterleaved, GateLayout::kNone}) {
+      kernels.push_back(packed_kernel(dtype, layout, false));
+      kernels.push_back(packed_kernel(dtype, layout, true));
+    }
   }
+  return kernels;
+});
+
+int ring_bytes(bool gated) {
+  // The packs of fp32 are twice as large, and half as many.
+  static_assert(Ring<float, GateLayout::kNone>::kBytes == Ring<__half, GateLayout::kNone>::kBytes);
+  return gated ? Ring<__half, GateLayout::kConcatenated>::kBytes
+               : Ring<__half, GateLayout::kNone>::kBytes;
 }
 
 }  // namespace
@@ -175,10 +196,19 @@ void launch_activate(const TensorView& pre, const TensorView& bias, const Tensor
   if (rows == 0 || activated == 0) {
     return;
   }
-  require_activation_limits(rows, pre.shape[1], m_sizes.shape[0], pre.device);
+  const std::int64_t experts = m_sizes.shape[0];
+  const std::int64_t resident =
+      blocks_per_multiprocessor(bias.given()) * device_facts(pre.device.index)->multiprocessors;
+  const std::int64_t strips = (activated + kStripColumns - 1) / kStripColumns;
+  const std::int64_t warps_at_most = resident * kWaves * kWarps;
+  const std::int64_t group =
+      std::clamp<std::int64_t>((rows * strips + warps_at_most - 1) / warps_at_most, 1, kMostRows);
+  const std::int64_t tasks = (rows + group - 1) / group * strips;
   const bool packed = activated % kPackElems == 0 && is_16_byte_aligned(pre) &&
-                      is_16_byte_aligned(act) && (!bias.given() || is_16_byte_aligned(bias));
-  const std::int64_t items_per_row = packed ? activated / kPackElems : activated;
+                      is_16_byte_aligned(act) && (!bias.given() || is_16_byte_aligned(bias)) &&
+                      tasks < (std::int64_t{1} << 31) - kWarps;
+  const int shared_bytes = packed ? ring_bytes(activation.gated()) : 0;
+  require_activation_limits(rows, pre.shape[1], experts, shared_bytes, pre.device);
   ActivateArguments arguments = {
       .pre = pre.data,
       .pre_dtype = pre.dtype,
@@ -189,24 +219,26 @@ void launch_activate(const TensorView& pre, const TensorView& bias, const Tensor
       .act_dtype = act.dtype,
       .act_stride = act.row_stride,
       .m_sizes = {m_sizes.data, m_sizes.dtype == DType::kInt64},
-      .experts = static_cast<int>(m_sizes.shape[0]),
+      .experts = static_cast<int>(experts),
       .rows = static_cast<int>(rows),
       .activated = static_cast<int>(activated),
-      .items_per_row = static_cast<int>(items_per_row),
-      .items = rows * items_per_row,
+      .strips = static_cast<int>(strips),
+      .by_strips = make_fast_divisor(static_cast<std::uint32_t>(strips)),
+      .group_rows = static_cast<int>(group),
       .activation = activation,
       .columns = gate_columns(activation, activated),
   };
-  const int packs = pre.dtype == DType::kFloat32 ? kInFlight<float> : kInFlight<__half>;
-  const std::int64_t block_items = kThreads * (packed ? packs : 1);
-  const std::int64_t resident =
-      kBlocksPerMultiprocessor * device_facts(pre.device.index)->multiprocessors;
-  const std::int64_t blocks = std::min((arguments.items + block_items - 1) / block_items, resident);
   void* parameters[] = {&arguments};
-  launch({packed ? packed_kernel(pre.dtype, activation.layout)
-                 : reinterpret_cast<const void*>(&activate_elements),
-          packed ? "activate_packs" : "activate_elements", dim3(static_cast<unsigned>(blocks)),
-          dim3(kThreads), row_prefix_bytes(m_sizes.shape[0])},
+  if (!packed) {
+    const std::int64_t blocks = std::min((rows * activated + kThreads - 1) / kThreads, resident);
+    launch({reinterpret_cast<const void*>(&activate_elements), "activate_elements",
+            dim3(static_cast<unsigned>(blocks)), dim3(kThreads), row_prefix_bytes(experts)},
+           parameters, stream);
+    return;
+  }
+  launch({packed_kernel(pre.dtype, activation.layout, bias.given()), "activate_packs",
+          dim3(static_cast<unsigned>((tasks + kWarps - 1) / kWarps)), dim3(kThreads),
+          shared_bytes + row_prefix_bytes(experts)},
          parameters, stream);
 }
 

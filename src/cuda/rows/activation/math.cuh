@@ -3,9 +3,11 @@
 #include "cuda/rows/elements.cuh"
 #include "moegemm/activation.h"
 
-/// Activations of single elements and of packs of eight, with their derivatives. Exponentials and
-/// divisions are the hardware's approximations: a few fp32 ulps, far below the rounding of 16-bit
-/// results, and several times cheaper, which keeps the kernels bound by memory.
+/// Activations of single elements and of packs of eight, with their derivatives. An H200 has time
+/// for 42 instructions per element while memory moves the 6 bytes of a 16-bit gated activation, so
+/// they are few: exponentials and reciprocals are the hardware's approximations, with denormals
+/// flushed (a few fp32 ulps, far below the rounding of 16-bit results), and clamps single
+/// instructions.
 namespace moegemm::cuda {
 
 /// f(g) and f'(g).
@@ -14,16 +16,41 @@ struct Point {
   float slope;
 };
 
-__device__ __forceinline__ float sigmoid(float x) {
-  return __fdividef(1.0f, 1.0f + __expf(-x));  // 0 where the exponential overflows
+__device__ __forceinline__ float approximate_exp2(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+__device__ __forceinline__ float approximate_reciprocal(float x) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+/// NaN stays, where fminf and fmaxf would give the other operand.
+__device__ __forceinline__ float min_or_nan(float a, float b) {
+  float result;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
+/// sigmoid(scale * x); 0 where the exponential overflows.
+__device__ __forceinline__ float sigmoid(float x, float scale = 1.0f) {
+  constexpr float kLog2E = 1.4426950408889634f;
+  return approximate_reciprocal(1.0f + approximate_exp2(x * (-kLog2E * scale)));
 }
 
 template <ActivationFunction F>
 __device__ __forceinline__ Point activation_at(float g, float alpha) {
   if constexpr (F == ActivationFunction::kSilu) {
-    const float x = alpha * g;
-    const float s = sigmoid(x);
-    return {g * s, s * fmaf(x, 1.0f - s, 1.0f)};
+    const float s = sigmoid(g, alpha);
+    return {g * s, s * fmaf(alpha * g, 1.0f - s, 1.0f)};
   } else if constexpr (F == ActivationFunction::kGelu) {
     constexpr float kDensityAtZero = 0.39894228040143268f;  // 1 / sqrt(2 pi)
     const float below = normcdff(g);
@@ -51,16 +78,13 @@ struct Activated {
 
 template <ActivationFunction F, bool Gated>
 __device__ __forceinline__ Activated evaluate(const Activation& a, float gate, float up) {
-  // Selections instead of fminf: NaN stays.
-  const bool gate_passes = !(gate > a.limit);
-  const Point f = activation_at<F>(gate_passes ? gate : a.limit, a.alpha);
-  const float d_gate = gate_passes ? f.slope : 0.0f;
+  const Point f = activation_at<F>(min_or_nan(gate, a.limit), a.alpha);
+  const float d_gate = gate > a.limit ? 0.0f : f.slope;
   if constexpr (!Gated) {
     return {f.value, d_gate, 0.0f};
   }
-  const bool up_passes = !(fabsf(up) > a.limit);
-  const float factor = (up_passes ? up : copysignf(a.limit, up)) + a.up_offset;
-  return {f.value * factor, d_gate * factor, up_passes ? f.value : 0.0f};
+  const float factor = max_or_nan(min_or_nan(up, a.limit), -a.limit) + a.up_offset;
+  return {f.value * factor, d_gate * factor, fabsf(up) > a.limit ? 0.0f : f.value};
 }
 
 /// Calls body with the function as a constant; the branch is the same for the whole grid.
@@ -94,64 +118,6 @@ struct GateColumns {
 inline GateColumns gate_columns(const Activation& activation, std::int64_t activated) {
   const bool interleaved = activation.layout == GateLayout::kInterleaved;
   return {interleaved ? 2 : 1, interleaved ? 1 : static_cast<int>(activated)};
-}
-
-/// The memory of eight elements' gates and ups: one or two packs.
-template <typename T, GateLayout L>
-struct GatePacks {
-  Pack<T> first;
-  Pack<T> second;  ///< unused without a gate
-
-  /// Elements c to c + 7 of a row of the first product; the row is 16-byte aligned and `activated`
-  /// a multiple of 8.
-  __device__ __forceinline__ static GatePacks load(const T* row, int c, int activated) {
-    GatePacks packs;
-    packs.first = load_pack(row + (L == GateLayout::kInterleaved ? 2 * c : c));
-    if constexpr (L != GateLayout::kNone) {
-      packs.second =
-          load_pack(row + (L == GateLayout::kInterleaved ? 2 * c + kPackElems : activated + c));
-    }
-    return packs;
-  }
-
-  __device__ __forceinline__ void split(float (&gate)[kPackElems], float (&up)[kPackElems]) const {
-    if constexpr (L == GateLayout::kInterleaved) {
-      float low[kPackElems], high[kPackElems];
-      unpack(first, low);
-      unpack(second, high);
-#pragma unroll
-      for (int i = 0; i < kPackElems; ++i) {
-        const auto at = [&](int j) { return j < kPackElems ? low[j] : high[j - kPackElems]; };
-        gate[i] = at(2 * i);
-        up[i] = at(2 * i + 1);
-      }
-    } else {
-      unpack(first, gate);
-      if constexpr (L == GateLayout::kConcatenated) unpack(second, up);
-    }
-  }
-};
-
-/// Stores what GatePacks::load loads.
-template <GateLayout L>
-__device__ __forceinline__ void store_gate_packs(void* base, DType dtype, std::int64_t row, int c,
-                                                 int activated, const float (&gate)[kPackElems],
-                                                 const float (&up)[kPackElems]) {
-  if constexpr (L == GateLayout::kInterleaved) {
-    float low[kPackElems], high[kPackElems];
-#pragma unroll
-    for (int i = 0; i < kPackElems; ++i) {
-      (i < kPackElems / 2 ? low : high)[2 * i % kPackElems] = gate[i];
-      (i < kPackElems / 2 ? low : high)[2 * i % kPackElems + 1] = up[i];
-    }
-    store_pack(base, dtype, row + 2 * c, low);
-    store_pack(base, dtype, row + 2 * c + kPackElems, high);
-  } else {
-    store_pack(base, dtype, row + c, gate);
-    if constexpr (L == GateLayout::kConcatenated) {
-      store_pack(base, dtype, row + activated + c, up);
-    }
-  }
 }
 
 }  // namespace moegemm::cuda

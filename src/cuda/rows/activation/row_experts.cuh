@@ -5,13 +5,47 @@
 /// Whose row a row is, for kernels that read something per expert.
 namespace moegemm::cuda {
 
-/// Fills row_prefix[0 .. experts] in shared memory. Called by the whole block.
+/// Shared memory that share_row_prefix has besides row_prefix: an int for each warp.
+constexpr int kRowPrefixStaticBytes = 32 * sizeof(int);
+
+/// Fills row_prefix[0 .. experts] in shared memory. Called by the whole block, of whole warps, and
+/// by all of it at work: blocks are many and short, and a single warp would take microseconds.
 __device__ inline void share_row_prefix(const IndexArray& m_sizes, int experts, int rows,
                                         int* row_prefix) {
-  if (threadIdx.x < kWarpSize) {
-    scan_segments(m_sizes, experts, rows, 1, row_prefix, nullptr);
-  }
-  __syncthreads();
+  constexpr int kEach = 4;  // experts of a thread, loaded together
+  __shared__ int warp_sums[kRowPrefixStaticBytes / sizeof(int)];
+  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
+  const int warps = blockDim.x / kWarpSize;
+  int before = 0;
+  if (threadIdx.x == 0) row_prefix[0] = 0;
+  int base = 0;
+  do {
+    const int mine = base + static_cast<int>(threadIdx.x) * kEach;
+    int ends[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      ends[i] = mine + i < experts ? clip_size(m_sizes[mine + i], rows) : 0;
+    }
+#pragma unroll
+    for (int i = 1; i < kEach; ++i) {
+      ends[i] = add_saturating(ends[i], ends[i - 1], rows);
+    }
+    const int inclusive = inclusive_scan_saturating(ends[kEach - 1], rows, lane);
+    if (lane == kWarpSize - 1) warp_sums[warp] = inclusive;
+    const int lanes_before = __shfl_up_sync(kFullMask, inclusive, 1);
+    __syncthreads();
+    int start = add_saturating(before, lane == 0 ? 0 : lanes_before, rows);
+    for (int w = 0; w < warps; ++w) {
+      if (w < warp) start = add_saturating(start, warp_sums[w], rows);
+      before = add_saturating(before, warp_sums[w], rows);
+    }
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if (mine + i < experts) row_prefix[mine + i + 1] = add_saturating(start, ends[i], rows);
+    }
+    base += kEach * static_cast<int>(blockDim.x);
+    __syncthreads();  // row_prefix may be read, and warp_sums written again
+  } while (base < experts);
 }
 
 /// The expert of a row below row_prefix[experts].
