@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from moegemm.main_grad import gradient_after_adding
 from moegemm.operators import flags as bits
 from moegemm.operators.errors import explain
 from moegemm.operators.notes import warn_of_replaced_kernels
@@ -193,18 +194,14 @@ def _accumulate(
     topk: int,
     flags: int,
 ) -> Tensor | None:
-    """Adds dW to main_grad. Frameworks that wait for a gradient hook mark the parameter with
-    `grad_added_to_main_grad`: the flag is set and a zero gradient (of one stored element) makes the hook run."""
+    """Adds dW to main_grad."""
     assert settings.main_grad is not None
     _dw_out(
         dY, X, m_sizes, gather_indices, topk_weights, topk, flags | bits.ACCUMULATE, settings.config_dw,
         settings.main_grad,
     )  # fmt: skip
     parameter = settings.parameter
-    if parameter is None or not hasattr(parameter, "grad_added_to_main_grad"):
-        return None
-    parameter.grad_added_to_main_grad = True
-    return parameter.new_zeros(()).expand(parameter.shape)
+    return None if parameter is None else gradient_after_adding(parameter, parameter.shape)
 
 
 # m_sizes, gather_indices and the rest: what EagerGroupedGemm.apply takes besides tensors with a gradient.

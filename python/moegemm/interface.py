@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from moegemm.autograd import DEFAULTS, Settings, apply_with_transforms, apply_without_transforms
+from moegemm.main_grad import main_grad_of
 from moegemm.operators import flags as bits
 from moegemm.operators.errors import explain
 from moegemm.operators.notes import warn_of_replaced_kernels
@@ -116,7 +117,7 @@ def grouped_gemm(
                 _numbers("kernel_config_bwd_dW", kernel_config_bwd_dW, KernelConfigBackward_dW, flags),
                 dX_only,
                 dW_only,
-                _main_grad(parameter) if accumulate else None,
+                main_grad_of(parameter) if accumulate else None,
                 parameter if accumulate else None,
             )
         transformed = _is_tracing() or _transforms_active()
@@ -316,16 +317,3 @@ def _numbers(argument: str, config: KernelConfig | None, expected: type[KernelCo
         argument, bool(flags & bits.PERMUTE_X), bool(flags & bits.PERMUTE_Y), bool(flags & bits.FUSE_MUL)
     )
     return config.numbers()
-
-
-def _main_grad(W: Tensor) -> Tensor:
-    main_grad: object = getattr(W, "main_grad", None)
-    if not isinstance(main_grad, Tensor):
-        raise ValueError(f"W.main_grad is {main_grad!r}; accumulate=True needs a fp32 tensor of W's shape there")
-    if main_grad.dtype != torch.float32:
-        raise TypeError(f"W.main_grad has dtype {main_grad.dtype}; accumulate=True needs torch.float32")
-    if main_grad.shape != W.shape or main_grad.device != W.device:
-        raise ValueError(
-            f"W.main_grad is {list(main_grad.shape)} on {main_grad.device}; it must be {list(W.shape)} on {W.device}"
-        )
-    return main_grad

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from moegemm.activations import Activation
 from moegemm.layer_arguments import LayerOptions, layer_arguments
+from moegemm.main_grad import gradient_after_adding, main_grad_of
 from moegemm.operators import flags as bits
 from moegemm.operators.errors import explain
 from moegemm.operators.raw import torch_allows_tf32
@@ -16,6 +17,7 @@ _ops: Any = torch.ops.moegemm
 _forward: Callable[..., Tensor] = _ops.forward.default
 _dx: Callable[..., Tensor] = _ops.dx.default
 _dw: Callable[..., Tensor] = _ops.dw.default
+_dw_out: Callable[..., None] = _ops.dw_out.default
 _route: Callable[..., tuple[Tensor, Tensor, Tensor]] = _ops.route.default
 _combine: Callable[..., Tensor] = _ops.combine.default
 _combine_with_bias: Callable[..., Tensor] = _ops.combine_with_bias.default
@@ -35,6 +37,13 @@ class Routed(NamedTuple):
     topk: int
 
 
+class MainGrad(NamedTuple):
+    """Where dW is added in fp32 instead of becoming a gradient."""
+
+    parameter: Tensor
+    main_grad: Tensor  # with the memory layout of the parameter
+
+
 class Weights(NamedTuple):
     """How one product's W is stored: [E, N, K], or [E, K, N] with transposed.
 
@@ -44,14 +53,20 @@ class Weights(NamedTuple):
 
     transposed: bool
     tf32: int  # bits.ALLOW_TF32 or 0
+    accumulated: MainGrad | None = None
 
     def _product(self, rows: Tensor, w: Tensor, routed: Routed, as_forward: int, as_dx: int) -> Tensor:
         operator, flag = (_dx, as_dx) if self.transposed else (_forward, as_forward)
         return operator(rows, w, *routed[:2], None, routed.topk, flag | self.tf32)
 
-    def _gradient(self, dy: Tensor, x: Tensor, routed: Routed, flag: int, swapped_flag: int) -> Tensor:
+    def _gradient(self, dy: Tensor, x: Tensor, routed: Routed, flag: int, swapped_flag: int) -> Tensor | None:
         operands, flag = ((x, dy), swapped_flag) if self.transposed else ((dy, x), flag)
-        return _dw(*operands, *routed[:2], None, routed.topk, flag | self.tf32)
+        flag |= self.tf32
+        if self.accumulated is None:
+            return _dw(*operands, *routed[:2], None, routed.topk, flag)
+        main_grad = self.accumulated.main_grad
+        _dw_out(*operands, *routed[:2], None, routed.topk, flag | bits.ACCUMULATE, None, main_grad)
+        return gradient_after_adding(self.accumulated.parameter, main_grad.shape)
 
     def from_tokens(self, tokens: Tensor, w: Tensor, routed: Routed) -> Tensor:
         """[T, K] -> [M, N] in expert order: row r reads its token. The first product."""
@@ -69,11 +84,11 @@ class Weights(NamedTuple):
         """The gradient of from_tokens' tokens, one row per slot [M, K] in flat order."""
         return Weights(not self.transposed, self.tf32).to_flat(d_rows, w, routed)
 
-    def gradient_of_first(self, d_rows: Tensor, tokens: Tensor, routed: Routed) -> Tensor:
+    def gradient_of_first(self, d_rows: Tensor, tokens: Tensor, routed: Routed) -> Tensor | None:
         """dW of from_tokens."""
         return self._gradient(d_rows, tokens, routed, _TOKENS_OF_X, _TOKENS_OF_DY)
 
-    def gradient_of_second(self, d_tokens: Tensor, rows: Tensor, routed: Routed) -> Tensor:
+    def gradient_of_second(self, d_tokens: Tensor, rows: Tensor, routed: Routed) -> Tensor | None:
         """dW of to_flat, from the tokens' gradient [T, N] and rows that are scaled by their router weights."""
         return self._gradient(d_tokens, rows, routed, _TOKENS_OF_DY, _TOKENS_OF_X)
 
@@ -191,11 +206,13 @@ class MoeMlp(torch.autograd.Function):
 _apply: Callable[..., Tensor] = MoeMlp.apply
 
 
-def _without_transpose(w: Tensor, transposed: bool) -> tuple[Tensor, bool]:
+def _as_stored(w: Tensor, transposed: bool, tf32: int, accumulated: MainGrad | None) -> tuple[Tensor, Weights]:
     """The same W as its memory lies: a transposed view is the other layout, not a reason to copy."""
     if w.dim() == 3 and w.stride(-1) != 1 and w.stride(-2) == 1:
-        return w.transpose(-1, -2), not transposed
-    return w, transposed
+        w, transposed = w.transpose(-1, -2), not transposed
+        if accumulated is not None:
+            accumulated = MainGrad(accumulated.parameter, accumulated.main_grad.transpose(-1, -2))
+    return w, Weights(transposed, tf32, accumulated)
 
 
 def moe_mlp(
@@ -213,6 +230,7 @@ def moe_mlp(
     alpha: float | None = None,
     limit: float | None = None,
     up_offset: float | None = None,
+    accumulate: bool = False,
     allow_tf32: bool | None = None,
 ) -> Tensor:
     """The expert layer: out[t] = sum over s of router_weights[t, s] * expert(expert_ids[t, s], x[t]). Differentiable.
@@ -229,7 +247,9 @@ def moe_mlp(
     gate * sigmoid(alpha * gate) * (up + up_offset), with gate clamped to at most limit and up to [-limit, limit].
 
     Gradients for x, both weights, both biases and router_weights, each computed only if needed. Kept for the backward
-    are x, the first product and the routing. The same call gives the same bits. A CUDA graph can capture it.
+    are x, the first product and the routing. accumulate adds the weights' gradients to `w_gate_up.main_grad` and
+    `w_down.main_grad`, fp32 tensors of their shapes, and leaves their grad alone. The same call gives the same bits. A
+    CUDA graph can capture it.
 
     >>> import torch, moegemm
     >>> x, gate_up, down = torch.randn(6, 16), torch.randn(4, 2 * 24, 16), torch.randn(4, 16, 24)
@@ -247,9 +267,11 @@ def moe_mlp(
     if allow_tf32 is None:
         allow_tf32 = torch_allows_tf32(rows)
     tf32 = bits.ALLOW_TF32 if allow_tf32 else 0
-    first, first_transposed = _without_transpose(first, transposed)
-    second, second_transposed = _without_transpose(second, transposed)
-    call = LayerCall(chosen, Weights(first_transposed, tf32), Weights(second_transposed, tf32))
+    to_gate_up = MainGrad(w_gate_up, main_grad_of(w_gate_up, "w_gate_up")) if accumulate else None
+    to_down = MainGrad(w_down, main_grad_of(w_down, "w_down")) if accumulate else None
+    first, first_weights = _as_stored(first, transposed, tf32, to_gate_up)
+    second, second_weights = _as_stored(second, transposed, tf32, to_down)
+    call = LayerCall(chosen, first_weights, second_weights)
     tensors: tuple[Any, ...] = (rows, first, second, *rest)
     try:
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):

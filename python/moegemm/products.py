@@ -43,7 +43,7 @@ def _input_gradient(role: int, weights: Weights, dy: Tensor, w: Tensor, routed: 
     return (_forward if weights.transposed else _dx)(dy, w, routed.m_sizes, None, None, 1, weights.tf32)
 
 
-def _weight_gradient(role: int, weights: Weights, dy: Tensor, x: Tensor, routed: Routed) -> Tensor:
+def _weight_gradient(role: int, weights: Weights, dy: Tensor, x: Tensor, routed: Routed) -> Tensor | None:
     if role == FIRST:
         return weights.gradient_of_first(dy, x, routed)
     first, second = (x, dy) if weights.transposed else (dy, x)

@@ -18,8 +18,8 @@ def tolerance(dtype: torch.dtype) -> float:
     return 2e-6 if dtype == torch.float32 else ROUNDINGS * torch.finfo(dtype).eps / 2
 
 
-def run(layer: Layer) -> torch.Tensor:
-    return moegemm.moe_mlp(**layer.tensors, expert_ids=layer.expert_ids, **layer.options)
+def run(layer: Layer, **options: object) -> torch.Tensor:
+    return moegemm.moe_mlp(**layer.tensors, expert_ids=layer.expert_ids, **layer.options, **options)
 
 
 def gradients_of(layer: Layer, d_out: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -225,6 +225,40 @@ def test_compiles_as_one_graph(device, transposed):
     assert torch.equal(got, expected)
     for name, tensor in compiled.given().items():
         assert torch.equal(tensor.grad, eager.tensors[name].grad), name
+
+
+@pytest.mark.parametrize("view", [False, True], ids=["stored", "transposed view"])
+@pytest.mark.parametrize("marked", [False, True])
+def test_accumulate_adds_to_main_grads(device, marked, view):
+    layer = make_layer(device, torch.bfloat16)
+    leaves = layer.leaves()
+    out = run(leaves)
+    names = ("w_gate_up", "w_down")
+    expected = torch.autograd.grad(out.float().square().sum(), [leaves.tensors[name] for name in names])
+    again = layer.leaves()
+    for name in names:
+        weight = again.tensors[name]
+        if view:
+            weight = weight.detach().transpose(-1, -2).contiguous().transpose(-1, -2).requires_grad_()
+            again.tensors[name] = weight
+        weight.main_grad = torch.ones_like(weight, dtype=torch.float32, requires_grad=False)
+        if marked:
+            weight.grad_added_to_main_grad = False
+    for _ in range(2):
+        run(again, accumulate=True).float().square().sum().backward()
+    for name, gradient in zip(names, expected, strict=True):
+        weight = again.tensors[name]
+        assert relative_error(weight.main_grad - 1, 2 * gradient.double()) <= tolerance(torch.bfloat16)
+        assert (weight.grad is not None) == marked
+        if marked:
+            assert weight.grad_added_to_main_grad
+            assert not weight.grad.any()
+
+
+def test_accumulate_needs_main_grads():
+    layer = make_layer("cpu", torch.float32)
+    with pytest.raises(ValueError, match=r"w_gate_up.main_grad is None; accumulate=True needs a fp32 tensor"):
+        run(layer.leaves(), accumulate=True)
 
 
 def test_checkpointing_gives_the_same_gradients(device):

@@ -1,0 +1,29 @@
+"""Weight gradients that are added to a fp32 `main_grad` of the parameter instead of becoming its `grad`."""
+
+import torch
+from torch import Tensor
+
+
+def main_grad_of(W: Tensor, name: str = "W") -> Tensor:
+    main_grad: object = getattr(W, "main_grad", None)
+    if not isinstance(main_grad, Tensor):
+        raise ValueError(
+            f"{name}.main_grad is {main_grad!r}; accumulate=True needs a fp32 tensor of {name}'s shape there"
+        )
+    if main_grad.dtype != torch.float32:
+        raise TypeError(f"{name}.main_grad has dtype {main_grad.dtype}; accumulate=True needs torch.float32")
+    if main_grad.shape != W.shape or main_grad.device != W.device:
+        raise ValueError(
+            f"{name}.main_grad is {list(main_grad.shape)} on {main_grad.device}; "
+            f"it must be {list(W.shape)} on {W.device}"
+        )
+    return main_grad
+
+
+def gradient_after_adding(parameter: Tensor, shape: torch.Size) -> Tensor | None:
+    """What autograd gets once the gradient is in main_grad. Frameworks that wait for a gradient hook mark the parameter
+    with `grad_added_to_main_grad`: the flag is set and a zero gradient (of one stored element) makes the hook run."""
+    if not hasattr(parameter, "grad_added_to_main_grad"):
+        return None
+    parameter.grad_added_to_main_grad = True
+    return parameter.new_zeros(()).expand(shape)
