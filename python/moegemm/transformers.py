@@ -176,11 +176,32 @@ def _dispatched(module: Any) -> bool:
     return hasattr(module, "_apply_gate") and hasattr(module, "has_gate") and hasattr(module, "config")
 
 
+def _is_expert_mlp(module: Any) -> bool:
+    names = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+    return any(all(isinstance(getattr(module, name, None), nn.Linear) for name in trio) for trio in names)
+
+
+def _separate_experts(modules: list[Any]) -> str | None:
+    """A sentence about the first block whose experts are modules of their own, or None."""
+    for block in modules:
+        for name, child in block.named_children():
+            if isinstance(child, nn.ModuleList) and len(child) > 1 and all(map(_is_expert_mlp, child)):
+                return (
+                    f"{type(block).__name__}.{name} is a ModuleList of {len(child)} experts with weights of their own. "
+                    "A grouped product needs them as one [E, ...] tensor, and a stacked copy would double their memory "
+                    "or leave the model's parameters, optimizer and checkpoints without them. Load the model with "
+                    "transformers 5, which stacks expert weights while loading, or stack them where the model is "
+                    "defined and call moegemm.moe_mlp there"
+                )
+    return None
+
+
 def patch(model: nn.Module) -> nn.Module:
     """Makes every expert layer of a model run on moegemm, in place, and returns the model.
 
     Modules behind transformers' experts interface are switched through their config. Others are recognised by their
-    parts: Llama 4's block, and modules with gate_up_proj and down_proj that take (hidden_states, ids, weights).
+    parts: Llama 4's block, and modules with gate_up_proj and down_proj that take (hidden_states, ids, weights). Experts
+    that are modules of their own (a ModuleList) are refused, or left alone with a warning if other layers are patched.
     """
     register()
     patched = 0
@@ -191,6 +212,11 @@ def patch(model: nn.Module) -> nn.Module:
             patched += 1
         elif _patch_module(module):
             patched += 1
+    separate = _separate_experts(modules)
+    if separate is not None:
+        if patched == 0:
+            raise ValueError(f"{type(model).__name__}: {separate}")
+        _say_once(f"an expert layer runs its own code: {separate}")
     if patched == 0:
         raise ValueError(
             f"{type(model).__name__} has no expert layer that moegemm knows: none behind transformers' experts "

@@ -222,6 +222,31 @@ def test_patch_refuses_a_model_without_experts():
         moegemm.patch(torch.nn.Linear(2, 2))
 
 
+class SeparateExperts(torch.nn.Module):
+    """A block as transformers 4 had it."""
+
+    def __init__(self, names: tuple[str, str, str]) -> None:
+        super().__init__()
+        self.experts = torch.nn.ModuleList(torch.nn.Module() for _ in range(4))
+        for expert in self.experts:
+            for name in names:
+                setattr(expert, name, torch.nn.Linear(8, 8))
+
+
+@pytest.mark.parametrize("names", [("gate_proj", "up_proj", "down_proj"), ("w1", "w2", "w3")])
+def test_patch_refuses_experts_that_are_modules_of_their_own_with_the_reason(names):
+    with pytest.raises(ValueError, match=r"SeparateExperts.experts is a ModuleList of 4 experts .* transformers 5"):
+        moegemm.patch(SeparateExperts(names))
+
+
+def test_patch_leaves_separate_experts_alone_beside_others_and_says_so():
+    model = build("qwen3_moe", "eager")
+    model.extra = SeparateExperts(("gate_proj", "up_proj", "down_proj"))
+    integration._said.clear()
+    with pytest.warns(UserWarning, match="runs its own code: SeparateExperts.experts"):
+        moegemm.patch(model)
+
+
 def test_importing_moegemm_does_not_import_transformers():
     code = "import sys, moegemm; assert 'transformers' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
