@@ -41,9 +41,12 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def write(record: dict, folder: Path) -> None:
+def keep(record: dict, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{STEM}.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+def show(record: dict, folder: Path) -> None:
     (folder / f"{STEM}.md").write_text(page(record))
     draw(record, folder, STEM)
 
@@ -51,7 +54,9 @@ def write(record: dict, folder: Path) -> None:
 def main() -> None:
     options = arguments()
     if options.render:
-        write(json.loads(options.render.read_text()), options.out)
+        record = json.loads(options.render.read_text())
+        keep(record, options.out)
+        show(record, options.out)
         return
     catalogue = {m["name"]: m for m in json.loads((ROOT / "data" / "models.json").read_text())["models"]}
     unknown = [name for name in options.models if name not in catalogue]
@@ -75,7 +80,8 @@ def main() -> None:
             f"[{done}/{len(cases)}] {model['name']}, {variant}, {tokens} tokens: {factors} times faster",
             file=sys.stderr,
         )
-        write(record, options.out)  # after each model: a run that is cut short leaves what it has
+        keep(record, options.out)  # after each model: a run that is cut short leaves what it has, for --render
+    show(record, options.out)
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def disagreement(layer: Layer) -> dict[str, float]:
 
 
 def row_kernels(layer: Layer, clock: Clock, rounds: int) -> dict[str, float]:
-    """GB/s of the activation, of its backward, and of a copy as large as the first product."""
+    """GB/s of the activation and of its backward, each with a copy of as many bytes that takes turns with them."""
     e, ids = layer.experts, layer.ids
     topk, inner = ids.size(1), e.down_proj.size(1 if e.is_transposed else 2)
     rows = ids.numel()
@@ -71,17 +71,23 @@ def row_kernels(layer: Layer, clock: Clock, rounds: int) -> dict[str, float]:
     numbers = activation_named(*named, None, None, None)
     bias = e.gate_up_proj_bias.detach() if e.has_bias else None
     pre = torch.randn(rows, 2 * inner, device=ids.device, dtype=layer.x.dtype)
-    d_act, other = torch.randn(rows, inner, device=ids.device, dtype=layer.x.dtype), torch.empty_like(pre)
+    d_act = torch.randn(rows, inner, device=ids.device, dtype=layer.x.dtype)
+    source, target = (torch.zeros(3, rows * inner, device=ids.device, dtype=layer.x.dtype) for _ in range(2))
+    half = 3 * rows * inner // 2
     weights, ops = layer.router_weights.detach(), torch.ops.moegemm
     calls = {
-        "copy": lambda: other.copy_(pre),
+        "copy_as_activate": lambda: target.view(-1)[:half].copy_(source.view(-1)[:half]),
+        "copy_as_backward": lambda: target.copy_(source),
         "activate": lambda: ops.activate(pre, bias, m_sizes, *numbers),
         "activate_backward": lambda: ops.activate_backward(
             d_act, pre, bias, m_sizes, gather, weights, topk, None, None, *numbers, True, True
         ),
     }
     element = rows * inner * pre.element_size()
-    moved = {"copy": 4 * element, "activate": 3 * element, "activate_backward": 6 * element}
+    moved = {
+        "copy_as_activate": 3 * element, "activate": 3 * element,
+        "copy_as_backward": 6 * element, "activate_backward": 6 * element,
+    }  # fmt: skip
     times = clock.round_robin(calls, rounds)
     return {name: moved[name] / spread(times[name])["ms"] / 1e6 for name in calls}
 

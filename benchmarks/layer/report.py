@@ -16,6 +16,13 @@ TARGETS = {
 }
 KEPT_MIB = {"qwen3-30b-a3b": 225, "mixtral-8x7b": 960, "deepseek-v3": 625}
 PASSES = ("forward", "forward_backward")
+OF_COPY = 0.9
+
+FIRST_CALLS = (
+    "Calls are forward + backward, on the host's clock. Only the first model of a run shows what a process pays once: "
+    "moegemm's kernels are loaded in the background from the moment the process uses the GPU, which here is while the "
+    "weights are made and the card is heated; those of grouped_mm are loaded by its first call."
+)
 
 
 NOT_JUDGED = (
@@ -74,28 +81,35 @@ def page(record: dict[str, Any]) -> str:
         lines += ["", NOT_JUDGED]
     lines += ["", "## Memory kept for the backward, and the first call", ""]
     lines += [
-        "| model | kept, grouped_mm, MiB | kept, moegemm, MiB | at most | met | first / second call, ms | within 2x |"
+        "| model | kept, grouped_mm, MiB | kept, moegemm, MiB | at most | met | grouped_mm, first / second call, ms | "
+        "moegemm, first / second call, ms | within 2x |"
     ]
-    lines += ["| --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
+    lines += ["| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"]
     for entry in one_of_each(entries):
         if "kept_mib" not in entry:
             continue
         most = KEPT_MIB.get(entry["model"])
         kept, (first, second) = entry["kept_mib"], entry["first_calls_ms"]["moegemm"]
+        theirs = " / ".join(f"{ms:.1f}" for ms in entry["first_calls_ms"]["grouped_mm"])
         met = "" if most is None else "yes" if kept["moegemm"] <= most + 1 else "**no**"
         lines.append(
             f"| {entry['model']} | {kept['grouped_mm']:.0f} | {kept['moegemm']:.0f} | {most or ''} | {met} | "
-            f"{first:.1f} / {second:.1f} | {'yes' if first <= 2 * second else '**no**'} |"
+            f"{theirs} | {first:.1f} / {second:.1f} | {'yes' if first <= 2 * second else '**no**'} |"
         )
-    lines += ["", "The first model of a run also pays for loading the kernels onto the GPU.", ""]
+    lines += ["", FIRST_CALLS, ""]
     lines += ["## The activation's kernels", ""]
-    lines += ["Bytes read and written, against a copy in the same round robin; the target is 0.90.", ""]
-    lines += ["| model | copy, GB/s | activate, of copy | its backward, of copy |", "| --- | ---: | ---: | ---: |"]
+    lines += ["Bytes read and written, against a copy of as many in the same round robin; the target is 0.90.", ""]
+    lines += ["| model | activate, GB/s | of a copy | met | its backward, GB/s | of a copy | met |"]
+    lines += ["| --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
     for entry in one_of_each(entries):
         rates = entry.get("row_kernels_gb_s")
-        if rates:
-            shares = [rates[name] / rates["copy"] for name in ("activate", "activate_backward")]
-            lines.append(f"| {entry['model']} | {rates['copy']:.0f} | {shares[0]:.2f} | {shares[1]:.2f} |")
+        if not rates:
+            continue
+        cells = [entry["model"]]
+        for name, copy in (("activate", "copy_as_activate"), ("activate_backward", "copy_as_backward")):
+            share = rates[name] / rates[copy]
+            cells += [f"{rates[name]:.0f}", f"{share:.2f}", _met(share, OF_COPY)]
+        lines.append(f"| {' | '.join(cells)} |")
     worst = max(max(entry["disagreement"].values()) for entry in entries)
     lines += ["", f"Outputs and gradients of the two differ by at most {worst:.1e} in the norm.", ""]
     return "\n".join(lines)
