@@ -4,6 +4,8 @@
 
 #include <set>
 
+#include "moegemm/loading.h"
+
 namespace moegemm {
 namespace {
 
@@ -36,6 +38,11 @@ TEST(Info, EveryBackendIsAvailableOrSaysWhyNot) {
     }
   }
   EXPECT_EQ(kinds.size(), 4u);
+}
+
+TEST(LoadKernels, LoadsNothingWhereThereIsNoContext) {
+  EXPECT_EQ(load_kernels(Device{}), 0);
+  EXPECT_EQ(load_kernels({DeviceType::kCuda, 12345}), 0);  // no such GPU
 }
 
 TEST(Info, KernelNamesAreUniqueWithinABackend) {
