@@ -1,4 +1,3 @@
-#include <exception>
 #include <optional>
 #include <vector>
 
@@ -6,23 +5,11 @@
 #include "execution.h"
 #include "gemm_rules.h"
 #include "operators.h"
+#include "torch_memory.h"
 #include "torch_tuning.h"
 
 namespace moegemm::torch_ops {
 namespace {
-
-/// Lends memory of torch's allocator to one call. It goes back when the call returns: the allocator
-/// hands it out again in the order of the stream.
-class TorchMemory final : public MemorySupport {
- public:
-  void* allocate(std::int64_t bytes, Device device) override {
-    lent_.push_back(allocate_bytes(bytes, device));
-    return lent_.back().mutable_data_ptr();
-  }
-
- private:
-  std::vector<Tensor> lent_;
-};
 
 /// W as [E, K, N] makes Y = X W the library's dX with X in the place of dY; what permute_x and
 /// permute_y say of X and Y holds of dY and dX the other way round.

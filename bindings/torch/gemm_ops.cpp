@@ -5,6 +5,7 @@
 #include "gemm_rules.h"
 #include "moegemm/routing.h"
 #include "operators.h"
+#include "torch_memory.h"
 #include "torch_tuning.h"
 
 namespace moegemm::torch_ops {
@@ -71,7 +72,9 @@ void run(Op op, GemmArguments& arguments, const TensorView& out) {
            : which == Op::kDx    ? &backward_dx
                                  : &backward_dw;
   };
-  const auto call = [&](const ExecutionContext& context) {
+  TorchMemory memory;
+  const auto call = [&](ExecutionContext context) {
+    context.memory = &memory;
     return kLibraryCall(op)(ready.first, ready.second, out, ready.routing, arguments.options,
                             context);
   };

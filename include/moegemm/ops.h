@@ -66,7 +66,8 @@ struct ExecutionContext {
   void* stream = nullptr;           ///< cudaStream_t for CUDA tensors
   Executor* executor = nullptr;     ///< threads for CPU tensors; null: default_executor()
   TuningSupport* tuning = nullptr;  ///< lets a call with `autotune` measure; null: it never does
-  MemorySupport* memory = nullptr;  ///< for calls that compose an activation on a GPU
+  MemorySupport* memory = nullptr;  ///< for calls that compose an activation on a GPU; lets dW copy
+                                    ///< permuted rows into order (Plan::gathers_first)
 };
 
 /// Y_e = X_e W_e^T (+ bias_e, activated).  x [T, K] with permute_x, else [M, K]; w [E, N, K]; y [M,

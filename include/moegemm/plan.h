@@ -29,6 +29,9 @@ struct Plan {
   int stages = 0;
   int grid = 0;           ///< thread blocks, or CPU workers
   bool composed = false;  ///< the kernel makes the product; its activation is a pass behind it
+  /// dW: permuted rows are copied into order by a pass in front, where context.memory can hold
+  /// them.
+  bool gathers_first = false;
   PlanSource source = PlanSource::kHeuristic;
   std::string note;  ///< for a manual config that was not met exactly: what runs instead
   bool operator==(const Plan&) const = default;

@@ -64,6 +64,10 @@ class Backend {
   /// bits may not depend on the batch around it.
   virtual bool fusing_is_faster(const Problem&) const { return true; }
 
+  /// Whether dW of `problem`, which permutes an operand, is faster when that operand's rows are
+  /// first copied into order.
+  virtual bool gathering_first_is_faster(const Problem&) const { return false; }
+
   /// What the problem's device sustains, for predictions; empty: nothing is predicted.
   virtual MachineLimits limits(const Problem&) const { return {}; }
 
@@ -101,6 +105,9 @@ class RowKernels {
                                  const ExecutionContext& context) const = 0;
   virtual void expert_sums(const TensorView& rows, const RoutingView& routing,
                            const TensorView& sums, const ExecutionContext& context) const = 0;
+  virtual void gather_rows(const TensorView& rows, const TensorView& gather_indices,
+                           std::int64_t divisor, const TensorView& gathered,
+                           const ExecutionContext& context) const = 0;
   virtual void scale_rows(const TensorView& product, const TensorView& x,
                           const RoutingView& routing, const TensorView& scaled,
                           const TensorView& dot, const TensorView& scaled_x,

@@ -1,4 +1,5 @@
 #include <cstddef>
+#include <exception>
 #include <memory>
 #include <utility>
 
@@ -46,6 +47,51 @@ Plan run_product(const Call& call, Planned planned, const RoutingView& routing,
   if (options.check || environment_check()) check_routing(call.problem, routing, context);
   planned.backend->launch(planned.plan, call.problem, call.operands, context);
   return std::move(planned.plan);
+}
+
+/// Memory for a copy of a permuted operand; null when the caller has none to spare: the copy only
+/// saves time.
+void* lent_copy(const ExecutionContext& context, std::int64_t bytes, Device device) {
+  try {
+    return context.memory->allocate(bytes, device);
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+/// dW behind a copy of the permuted operand in the order of the segments.
+Plan run_gathered_first(const Call& call, Planned planned, const RoutingView& routing,
+                        const GemmOptions& options, const ExecutionContext& context) {
+  const Problem& problem = call.problem;
+  const bool gathers_x = problem.gathers_x();
+  const std::int64_t columns = gathers_x ? problem.k : problem.n;
+  void* copy =
+      lent_copy(context, problem.rows * columns * size_bytes(problem.dtype), problem.device);
+  if (copy == nullptr) {
+    planned.plan.gathers_first = false;
+    return run_product(call, std::move(planned), routing, options, context);
+  }
+  Call in_order = call;
+  in_order.problem.permutation = Permutation::kNone;
+  in_order.problem.dy_per_token = false;
+  in_order.operands.gather_indices = nullptr;
+  const void*& source = gathers_x ? in_order.operands.x : in_order.operands.dy;
+  std::int64_t& stride = gathers_x ? in_order.operands.x_stride : in_order.operands.dy_stride;
+  const std::int64_t divisor = problem.gather_divisor();
+  const auto matrix = [&](const void* data, std::int64_t rows, std::int64_t pitch) {
+    return TensorView::matrix(const_cast<void*>(data), problem.dtype, rows, columns, pitch,
+                              problem.device);
+  };
+  if (options.check || environment_check()) check_routing(problem, routing, context);
+  kernels_for(problem.device)
+      .gather_rows(matrix(source, problem.rows / divisor, stride), routing.gather_indices, divisor,
+                   matrix(copy, problem.rows, columns), context);
+  source = copy;
+  stride = columns;
+  planned = plan_problem(in_order.problem, options.backend, options.config, options.autotune);
+  Plan plan = run_product(in_order, std::move(planned), routing, options, context);
+  plan.gathers_first = true;
+  return plan;
 }
 
 /// Memory for the product of a composed call; from the caller, who alone may own device memory.
@@ -109,6 +155,12 @@ Plan run(const Call& call, const RoutingView& routing, const GemmOptions& option
          const ExecutionContext& context) {
   Planned planned = plan_problem(call.problem, options.backend, options.config, options.autotune);
   if (planned.plan.composed) return run_composed(call, routing, options, context);
+  if (planned.plan.gathers_first) {
+    if (context.memory != nullptr) {
+      return run_gathered_first(call, std::move(planned), routing, options, context);
+    }
+    planned.plan.gathers_first = false;
+  }
   return run_product(call, std::move(planned), routing, options, context);
 }
 

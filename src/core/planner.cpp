@@ -127,8 +127,12 @@ Planned Planner::make_plan(const Problem& problem, const std::optional<BackendKi
 Planned Planner::plan_on(const Backend& backend, const Problem& problem,
                          const std::optional<KernelConfig>& config, bool autotune) const {
   if (config) return {&backend, plan_nearest(backend, problem, *config)};
-  if (autotune && tuned_) return {&backend, plan_tuned(problem, backend)};
-  return {&backend, backend.plan_with(problem, backend.choose(problem))};
+  Planned planned = {&backend, autotune && tuned_
+                                   ? plan_tuned(problem, backend)
+                                   : backend.plan_with(problem, backend.choose(problem))};
+  planned.plan.gathers_first =
+      problem.op == Op::kDw && problem.gathers() && backend.gathering_first_is_faster(problem);
+  return planned;
 }
 
 const Backend* Planner::find_fusing(const Problem& problem,

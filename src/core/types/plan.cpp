@@ -23,6 +23,7 @@ std::string to_string(const Plan& plan) {
   std::string text = join(to_string(plan.backend), "/", plan.kernel_name, " tile ", plan.tile.rows,
                           "x", plan.tile.cols, "x", plan.tile.depth, " stages ", plan.stages,
                           " grid ", plan.grid, " (", to_string(plan.source), ")");
+  if (plan.gathers_first) text += ", after its rows are gathered";
   if (plan.composed) text += ", then the activation";
   if (!plan.note.empty()) text += ": " + plan.note;
   return text;
@@ -33,9 +34,9 @@ std::size_t hash_value(const Plan& plan) {
     return static_cast<std::uint64_t>(static_cast<std::uint32_t>(high)) << 32 |
            static_cast<std::uint32_t>(low);
   };
-  std::size_t hash =
-      fold_hash(static_cast<std::size_t>(plan.backend),
-                static_cast<std::uint64_t>(plan.source) * 2 + (plan.composed ? 1 : 0));
+  std::size_t hash = fold_hash(static_cast<std::size_t>(plan.backend),
+                               static_cast<std::uint64_t>(plan.source) * 4 +
+                                   (plan.composed ? 2 : 0) + (plan.gathers_first ? 1 : 0));
   hash = fold_hash(hash, word(plan.kernel, plan.stages));
   hash = fold_hash(hash, word(plan.tile.rows, plan.tile.cols));
   hash = fold_hash(hash, word(plan.tile.depth, plan.grid));

@@ -1,6 +1,7 @@
 #include "core/registry.h"
 #include "cpu/rows/activation.h"
 #include "cpu/rows/expert_sums.h"
+#include "cpu/rows/gather.h"
 #include "cpu/rows/route.h"
 #include "cpu/rows/scale.h"
 
@@ -38,6 +39,11 @@ class CpuRowKernels final : public RowKernels {
   void expert_sums(const TensorView& rows, const RoutingView& routing, const TensorView& sums,
                    const ExecutionContext& context) const override {
     cpu::rows::expert_sums(rows, routing, sums, context);
+  }
+
+  void gather_rows(const TensorView& rows, const TensorView& gather_indices, std::int64_t divisor,
+                   const TensorView& gathered, const ExecutionContext& context) const override {
+    cpu::rows::gather_rows(rows, gather_indices, divisor, gathered, context);
   }
 
   void scale_rows(const TensorView& product, const TensorView& x, const RoutingView& routing,

@@ -7,6 +7,7 @@
 #include "cuda/rows/check_routing.h"
 #include "cuda/rows/combine.h"
 #include "cuda/rows/expert_sums.h"
+#include "cuda/rows/gather_rows.h"
 #include "cuda/rows/route.h"
 #include "cuda/rows/route_plan.h"
 #include "cuda/rows/scale_rows.h"
@@ -57,6 +58,12 @@ class CudaRowKernels final : public RowKernels {
                    const ExecutionContext& context) const override {
     const cuda::DeviceGuard guard(rows.device.index);
     cuda::launch_expert_sums(rows, routing, sums, stream_of(context));
+  }
+
+  void gather_rows(const TensorView& rows, const TensorView& gather_indices, std::int64_t divisor,
+                   const TensorView& gathered, const ExecutionContext& context) const override {
+    const cuda::DeviceGuard guard(rows.device.index);
+    cuda::launch_gather_rows(rows, gather_indices, divisor, gathered, stream_of(context));
   }
 
   void scale_rows(const TensorView& product, const TensorView& x, const RoutingView& routing,

@@ -87,6 +87,10 @@ class Sm90Backend final : public Backend {
     return cuda::sm90::choose(entries_, problem, *cuda::device_facts(problem.device.index));
   }
 
+  bool gathering_first_is_faster(const Problem& problem) const override {
+    return cuda::sm90::gathering_first_is_faster(problem);
+  }
+
   MachineLimits limits(const Problem& problem) const override {
     const DeviceFacts* facts = cuda::device_facts(problem.device.index);
     if (!facts) return {};

@@ -173,4 +173,18 @@ int choose(std::span<const KernelEntry> kernels, const Problem& problem, const D
   return place[choose_among({feasible.data(), count}, problem, facts)];
 }
 
+bool gathering_first_is_faster(const Problem& problem) {
+  // Rows gathered by cp.async cost the dW kernel 10 % of its clocks over rows that TMA copies
+  // (Mixtral, counters), whatever the width of the other operand; a copy is written and read once.
+  // T = 8192 on an H200, TFLOP/s behind a copy / gathered in the kernel: Mixtral dw1 691 / 645, dw2
+  // 678 / 634; Llama-4 Scout 617 / 575, 618 / 589; DeepSeek-V3 dw1 494 / 463; gpt-oss dw1 503 /
+  // 500.
+  constexpr std::int64_t kWideEnough = 4096;
+  const std::int64_t gathered = problem.gathers_x() ? problem.k : problem.n;
+  const std::int64_t other = problem.gathers_x() ? problem.n : problem.k;
+  // The copy is lent memory: no more of it than half of what dW itself takes.
+  return other >= kWideEnough &&
+         2 * problem.rows * gathered <= problem.experts * problem.n * problem.k;
+}
+
 }  // namespace moegemm::cuda::sm90

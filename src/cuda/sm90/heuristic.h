@@ -10,6 +10,9 @@ namespace moegemm::cuda::sm90 {
 /// list order. Host facts only.
 int preference_rank(const KernelInfo& kernel, const Problem& problem);
 
+/// Whether dW is faster behind a copy of the gathered operand in order.
+bool gathering_first_is_faster(const Problem& problem);
+
 /// The position of the kernel that should be fastest among those that can run the problem: the one
 /// of the best rank, unless its tiles fit the problem clearly worse than another one's.
 int choose_among(std::span<const KernelInfo* const> feasible, const Problem& problem,

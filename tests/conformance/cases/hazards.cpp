@@ -56,6 +56,13 @@ void add_bad_sizes(std::vector<ProblemCase>& cases) {
 
 void add_bad_indices(std::vector<ProblemCase>& cases) {
   for (const Permutation permutation : kBoth) {
+    // So wide beside the permuted operand that dW may copy that into order first.
+    ProblemCase wide = hazard("IndicesOutOfRangeOfAWideDw", permutation);
+    (permutation == Permutation::kX ? wide.n : wide.k) = 4104;
+    (permutation == Permutation::kX ? wide.k : wide.n) = 72;
+    wide.multiply = false;
+    wide.bad_indices = {-1, 100, kInt32Max, kInt32Min, 101};
+    cases.push_back(wide);
     for (const DType dtype : {DType::kInt32, DType::kInt64}) {
       ProblemCase c = hazard(std::string("IndicesOutOfRange_") + to_string(dtype), permutation);
       c.index_dtype = dtype;

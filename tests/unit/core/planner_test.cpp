@@ -56,10 +56,12 @@ class FakeBackend final : public Backend {
               const ExecutionContext&) const override {}
 
   bool fusing_is_faster(const Problem&) const override { return fuses_faster; }
+  bool gathering_first_is_faster(const Problem&) const override { return gathers_first; }
 
   std::string unavailable_reason;
   std::string fusing_kernel;
   bool fuses_faster = true;
+  bool gathers_first = false;
   mutable std::atomic<int> plans_made = 0;
 
  private:
@@ -142,6 +144,23 @@ TEST_F(PlannerTest, ComposesWhereThatIsFasterUnlessAKernelIsAskedFor) {
   const Planned composed = planner.plan(problem, {}, config);
   EXPECT_TRUE(composed.plan.composed);
   EXPECT_EQ(composed.plan.kernel_name, "fast_64");
+}
+
+TEST_F(PlannerTest, GathersTheRowsOfDwFirstWhereThatIsFaster) {
+  problem.permutation = Permutation::kX;
+  problem.op = Op::kDw;
+  EXPECT_FALSE(planner.plan(problem, {}, {}).plan.gathers_first);
+  planner.forget_plans();
+  fast.gathers_first = true;
+  EXPECT_TRUE(planner.plan(problem, {}, {}).plan.gathers_first);
+  KernelConfig config;
+  config.kernel = "fast_dw";
+  EXPECT_FALSE(planner.plan(problem, {}, config).plan.gathers_first);
+  problem.permutation = Permutation::kNone;
+  EXPECT_FALSE(planner.plan(problem, {}, {}).plan.gathers_first);
+  problem.permutation = Permutation::kX;
+  problem.op = Op::kForward;
+  EXPECT_FALSE(planner.plan(problem, {}, {}).plan.gathers_first);
 }
 
 TEST_F(PlannerTest, FallsToTheNextBackendWhenTheFirstIsUnavailable) {

@@ -30,6 +30,14 @@ TEST(Plan, PrintsItsNote) {
             "sm90/fwd_gather tile 128x256x64 stages 4 grid 132 (manual): asked for something else");
 }
 
+TEST(Plan, PrintsThatItsRowsAreGatheredFirst) {
+  Plan plan = example();
+  plan.gathers_first = true;
+  EXPECT_EQ(to_string(plan),
+            "sm90/fwd_gather tile 128x256x64 stages 4 grid 132 (heuristic), after its rows are "
+            "gathered");
+}
+
 TEST(Plan, EveryFieldCountsForEqualityAndHash) {
   std::unordered_set<Plan> plans = {example()};
   const auto add = [&plans](auto change) {
@@ -38,6 +46,7 @@ TEST(Plan, EveryFieldCountsForEqualityAndHash) {
     plans.insert(plan);
   };
   add([](Plan& p) { p.backend = BackendKind::kSm80; });
+  add([](Plan& p) { p.gathers_first = true; });
   add([](Plan& p) { p.kernel = 8; });
   add([](Plan& p) { p.kernel_name = "fwd"; });
   add([](Plan& p) { p.tile.rows = 64; });
@@ -47,7 +56,7 @@ TEST(Plan, EveryFieldCountsForEqualityAndHash) {
   add([](Plan& p) { p.grid = 131; });
   add([](Plan& p) { p.source = PlanSource::kTuned; });
   add([](Plan& p) { p.note = "why"; });
-  EXPECT_EQ(plans.size(), 11u);
+  EXPECT_EQ(plans.size(), 12u);
   EXPECT_EQ(hash_value(example()), hash_value(example()));
 }
 
