@@ -7,16 +7,17 @@
 
 STABLE_TORCH_LIBRARY(moegemm, m) {
   // `flags` are the bits of gemm_rules.h, `config` the seven numbers of gemm_ops.cpp: fewer and
-  // smaller boxed arguments are what keeps a tiny call cheap.
+  // smaller boxed arguments are what keeps a tiny call cheap, and those left to their defaults cost
+  // the least.
   m.def(
-      "forward(Tensor x, Tensor w, Tensor m_sizes, Tensor? gather_indices, Tensor? topk_weights, "
-      "int topk, int flags, int[]? config=None) -> Tensor");
+      "forward(Tensor x, Tensor w, Tensor m_sizes, Tensor? gather_indices=None, "
+      "Tensor? topk_weights=None, int topk=1, int flags=0, int[]? config=None) -> Tensor");
   m.def(
-      "dx(Tensor dy, Tensor w, Tensor m_sizes, Tensor? gather_indices, Tensor? topk_weights, "
-      "int topk, int flags, int[]? config=None) -> Tensor");
+      "dx(Tensor dy, Tensor w, Tensor m_sizes, Tensor? gather_indices=None, "
+      "Tensor? topk_weights=None, int topk=1, int flags=0, int[]? config=None) -> Tensor");
   m.def(
-      "dw(Tensor dy, Tensor x, Tensor m_sizes, Tensor? gather_indices, Tensor? topk_weights, "
-      "int topk, int flags, int[]? config=None) -> Tensor");
+      "dw(Tensor dy, Tensor x, Tensor m_sizes, Tensor? gather_indices=None, "
+      "Tensor? topk_weights=None, int topk=1, int flags=0, int[]? config=None) -> Tensor");
   m.def(
       "forward_out(Tensor x, Tensor w, Tensor m_sizes, Tensor? gather_indices, "
       "Tensor? topk_weights, int topk, int flags, int[]? config, Tensor(a!) out) -> ()");

@@ -159,8 +159,8 @@ def _gradients(
     X: Tensor | None,
     W: Tensor | None,
     m_sizes: Tensor,
-    gather_indices: Tensor | None,
-    topk_weights: Tensor | None,
+    gather_indices: Tensor | None = None,
+    topk_weights: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """dX, dW and the gradient of topk_weights, each if needed."""
     need_x, need_w, need_weights = needs
@@ -226,14 +226,15 @@ class EagerGroupedGemm(torch.autograd.Function):
         need_x, need_w, need_weights = wanted[0], wanted[1], False
         if settings is not DEFAULTS or topk_weights is not None:
             need_x, need_w, need_weights = _needs((need_x, need_w, topk_weights is not None and wanted[3]), rest)
-        ctx.save_for_backward(
-            X if need_w or need_weights else None,
-            W if need_x or need_weights else None,
-            m_sizes,
-            gather_indices,
-            topk_weights,
-        )
+        saved_x = X if need_w or need_weights else None
+        saved_w = W if need_x or need_weights else None
+        if gather_indices is None and topk_weights is None:
+            ctx.save_for_backward(saved_x, saved_w, m_sizes)
+        else:
+            ctx.save_for_backward(saved_x, saved_w, m_sizes, gather_indices, topk_weights)
         if settings is DEFAULTS:
+            if not flags and topk == 1:  # arguments that are left to their defaults cost nothing
+                return _forward_directly(X, W, m_sizes)
             return _forward_directly(X, W, m_sizes, gather_indices, topk_weights, topk, flags)
         return _forward(X, W, m_sizes, gather_indices, topk_weights, topk, flags, settings.config_forward)
 

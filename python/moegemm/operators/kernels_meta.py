@@ -25,8 +25,8 @@ def _require(condition: bool, message: str) -> None:
 
 
 def _forward(
-    x: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, topk_weights: Tensor | None,
-    topk: int, flags: int, config: Config = None,
+    x: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor | None = None, topk_weights: Tensor | None = None,
+    topk: int = 1, flags: int = 0, config: Config = None,
 ) -> Tensor:  # fmt: skip
     _require(x.dim() == 2, f"X has {x.dim()} dimensions; its shape must be [T, K] or [M, K]")
     _require(w.dim() in (2, 3), f"W has {w.dim()} dimensions; its shape must be [E, N, K] or [E * N, K]")
@@ -45,8 +45,8 @@ def _forward(
 
 
 def _dx(
-    dy: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, topk_weights: Tensor | None,
-    topk: int, flags: int, config: Config = None,
+    dy: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor | None = None, topk_weights: Tensor | None = None,
+    topk: int = 1, flags: int = 0, config: Config = None,
 ) -> Tensor:  # fmt: skip
     rows = dy.size(0)
     if flags & bits.DY_PER_TOKEN:
@@ -56,8 +56,8 @@ def _dx(
 
 
 def _dw(
-    dy: Tensor, x: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, topk_weights: Tensor | None,
-    topk: int, flags: int, config: Config = None,
+    dy: Tensor, x: Tensor, m_sizes: Tensor, gather_indices: Tensor | None = None, topk_weights: Tensor | None = None,
+    topk: int = 1, flags: int = 0, config: Config = None,
 ) -> Tensor:  # fmt: skip
     return dy.new_empty((m_sizes.size(0), dy.size(1), x.size(1)), dtype=_dtype(dy, flags))
 

@@ -37,8 +37,14 @@ class RawArguments(NamedTuple):
         return {self.names[0]: self.first, self.names[1]: self.second, **routing}
 
 
+# What torch.backends.cuda.matmul.fp32_precision reads, less a microsecond of Python.
+_read_precision: Callable[[str, str], str] | None = getattr(torch._C, "_get_fp32_precision_getter", None)
+
+
 def _cuda_matmul_uses_tf32() -> bool:
     # torch.get_float32_matmul_precision() raises for users of this newer setting; this follows either.
+    if _read_precision is not None:
+        return _read_precision("cuda", "matmul") == "tf32"
     return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 

@@ -13,9 +13,7 @@ GELU = (1, 0, 1.0, float("inf"), 0.0)
 
 
 def first_product(case, w, bias, activation, flags=bits.PERMUTE_X):
-    return OPS.forward_activated(
-        case.X, w, bias, case.m_sizes, case.gather_indices, case.topk, flags, *activation
-    )
+    return OPS.forward_activated(case.X, w, bias, case.m_sizes, case.gather_indices, case.topk, flags, *activation)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
