@@ -312,29 +312,14 @@ __global__ void __launch_bounds__(kThreads) backward_elements(const BackwardArgu
   }
 }
 
-const void* packed_kernel(DType dtype, GateLayout layout) {
-  return for_dtype_and_layout(dtype, layout, [&]<typename T, GateLayout L>() {
+struct PackedKernel {
+  template <typename T, GateLayout L>
+  const void* operator()() const {
     return reinterpret_cast<const void*>(&backward_packs<T, L>);
-  });
-}
-
-const ListedKernels listed([] {
-  std::vector<const void*> kernels;
-  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
-    for (const GateLayout layout :
-         {GateLayout::kConcatenated, GateLayout::kInterleaved, GateLayout::kNone}) {
-      kernels.push_back(packed_kernel(dtype, layout));
-    }
   }
-  return kernels;
-});
+};
 
-int ring_bytes(bool gated) {
-  // The packs of fp32 are twice as large, and half as many.
-  static_assert(Ring<float, GateLayout::kNone>::kBytes == Ring<__half, GateLayout::kNone>::kBytes);
-  return gated ? Ring<__half, GateLayout::kConcatenated>::kBytes
-               : Ring<__half, GateLayout::kNone>::kBytes;
-}
+const ListedKernels listed([] { return for_16_bit_layouts(PackedKernel()); });
 
 RowMatrix matrix_of(const TensorView& view) {
   return {view.given() ? view.data : nullptr, view.dtype, view.row_stride};
@@ -366,7 +351,7 @@ void launch_activate_backward(const ActivationGradientInputs& in, const RoutingV
                                         std::min<std::int64_t>(kMostRows, kMostDots / strips))
              : 1;
   const int shared_bytes =
-      packed ? ring_bytes(activation.gated()) +
+      packed ? ring_bytes(activation.gated() ? 3 : 2, kThreads) +
                    static_cast<int>(group *
                                     static_cast<std::int64_t>(sizeof(Row) + strips * sizeof(float)))
              : 0;
@@ -412,9 +397,9 @@ void launch_activate_backward(const ActivationGradientInputs& in, const RoutingV
            parameters, stream);
     return;
   }
-  launch({packed_kernel(in.pre.dtype, activation.layout), "activate_backward (packs)",
-          dim3(static_cast<unsigned>((rows + group - 1) / group)), dim3(kThreads),
-          shared_bytes + row_prefix_bytes(experts)},
+  launch({for_dtype_and_layout(in.pre.dtype, activation.layout, PackedKernel()),
+          "activate_backward (packs)", dim3(static_cast<unsigned>((rows + group - 1) / group)),
+          dim3(kThreads), shared_bytes + row_prefix_bytes(experts)},
          parameters, stream);
 }
 

@@ -162,31 +162,16 @@ __global__ void __launch_bounds__(kThreads) activate_elements(const ActivateArgu
   }
 }
 
-const void* packed_kernel(DType dtype, GateLayout layout, bool bias) {
-  return for_dtype_and_layout(dtype, layout, [&]<typename T, GateLayout L>() {
-    return bias ? reinterpret_cast<const void*>(&activate_packs<T, L, true>)
-                : reinterpret_cast<const void*>(&activate_packs<T, L, false>);
-  });
-}
-
-const ListedKernels listed([] {
-  std::vector<const void*> kernels;
-  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
-    for (const GateLayout layout :
-         {GateLayout::kConcatenated, GateLayout::kInterleaved, GateLayout::kNone}) {
-      kernels.push_back(packed_kernel(dtype, layout, false));
-      kernels.push_back(packed_kernel(dtype, layout, true));
-    }
+template <bool Bias>
+struct PackedKernel {
+  template <typename T, GateLayout L>
+  const void* operator()() const {
+    return reinterpret_cast<const void*>(&activate_packs<T, L, Bias>);
   }
-  return kernels;
-});
+};
 
-int ring_bytes(bool gated) {
-  // The packs of fp32 are twice as large, and half as many.
-  static_assert(Ring<float, GateLayout::kNone>::kBytes == Ring<__half, GateLayout::kNone>::kBytes);
-  return gated ? Ring<__half, GateLayout::kConcatenated>::kBytes
-               : Ring<__half, GateLayout::kNone>::kBytes;
-}
+const ListedKernels without_bias([] { return for_16_bit_layouts(PackedKernel<false>()); });
+const ListedKernels with_bias([] { return for_16_bit_layouts(PackedKernel<true>()); });
 
 }  // namespace
 
@@ -207,7 +192,7 @@ void launch_activate(const TensorView& pre, const TensorView& bias, const Tensor
   const bool packed = activated % kPackElems == 0 && is_16_byte_aligned(pre) &&
                       is_16_byte_aligned(act) && (!bias.given() || is_16_byte_aligned(bias)) &&
                       tasks < (std::int64_t{1} << 31) - kWarps;
-  const int shared_bytes = packed ? ring_bytes(activation.gated()) : 0;
+  const int shared_bytes = packed ? ring_bytes(activation.gated() ? 2 : 1, kThreads) : 0;
   require_activation_limits(rows, pre.shape[1], experts, shared_bytes, pre.device);
   ActivateArguments arguments = {
       .pre = pre.data,
@@ -236,9 +221,11 @@ void launch_activate(const TensorView& pre, const TensorView& bias, const Tensor
            parameters, stream);
     return;
   }
-  launch({packed_kernel(pre.dtype, activation.layout, bias.given()), "activate_packs",
-          dim3(static_cast<unsigned>((tasks + kWarps - 1) / kWarps)), dim3(kThreads),
-          shared_bytes + row_prefix_bytes(experts)},
+  const void* kernel =
+      bias.given() ? for_dtype_and_layout(pre.dtype, activation.layout, PackedKernel<true>())
+                   : for_dtype_and_layout(pre.dtype, activation.layout, PackedKernel<false>());
+  launch({kernel, "activate_packs", dim3(static_cast<unsigned>((tasks + kWarps - 1) / kWarps)),
+          dim3(kThreads), shared_bytes + row_prefix_bytes(experts)},
          parameters, stream);
 }
 

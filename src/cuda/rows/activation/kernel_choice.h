@@ -3,6 +3,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <vector>
+
 #include "moegemm/activation.h"
 
 namespace moegemm::cuda {
@@ -29,6 +31,19 @@ const void* for_dtype_and_layout(DType dtype, GateLayout layout, const Choose& c
     default:
       return with_layout.template operator()<float>();
   }
+}
+
+/// The same for both 16-bit dtypes and every layout.
+template <typename Choose>
+std::vector<const void*> for_16_bit_layouts(const Choose& choose) {
+  std::vector<const void*> kernels;
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    for (const GateLayout layout :
+         {GateLayout::kConcatenated, GateLayout::kInterleaved, GateLayout::kNone}) {
+      kernels.push_back(for_dtype_and_layout(dtype, layout, choose));
+    }
+  }
+  return kernels;
 }
 
 }  // namespace moegemm::cuda

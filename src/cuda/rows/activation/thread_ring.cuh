@@ -8,6 +8,9 @@
 
 namespace moegemm::cuda {
 
+/// Shared memory of a block's rings; the packs of fp32 are twice as large, and half as many.
+constexpr int ring_bytes(int packs, int threads) { return 4 * packs * 16 * threads; }
+
 /// Stages of packs that a thread loads ahead for itself: they stay in flight while it computes,
 /// without registers to land in and, since nobody else reads them, without a barrier. The stages of
 /// all threads of a block lie in its shared memory.
@@ -18,7 +21,8 @@ class ThreadRing {
   /// multiprocessor more than three times what hides the latency of HBM (4.2 TB/s * 0.9 us over 132
   /// of them: 29 KB each), so that warps may also compute.
   static constexpr int kStages = sizeof(T) == 2 ? 4 : 2;
-  static constexpr int kBytes = kStages * Packs * static_cast<int>(sizeof(Pack<T>)) * Threads;
+  static constexpr int kBytes = ring_bytes(Packs, Threads);
+  static_assert(kBytes == kStages * Packs * static_cast<int>(sizeof(Pack<T>)) * Threads);
 
   /// `memory` is kBytes of shared memory, 16-byte aligned.
   __device__ __forceinline__ explicit ThreadRing(void* memory)
