@@ -9,14 +9,14 @@ namespace moegemm::cpu::simd {
 namespace {
 
 /// The X rows of a block stay in L2 while its weights pass by.
-constexpr std::int64_t kRowBlockBytes = 512 * 1024;
+constexpr std::int64_t kRowBlockBytes = 256 * 1024;
 /// Longer rows than make a smallest block of this are read in place.
 constexpr std::int64_t kMaxPackedBytes = 768 * 1024;
 /// Fewer rows than this would make the weights pass by too often.
 constexpr std::int64_t kMinRowBlock = 48;
 /// Weight rows of a block: each is read once per block, so this only sets how often workers meet.
-constexpr std::int64_t kMinWeightRows = 32;
-constexpr std::int64_t kMaxWeightRows = 128;
+constexpr std::int64_t kMinWeightRows = 64;
+constexpr std::int64_t kMaxWeightRows = 256;
 
 }  // namespace
 

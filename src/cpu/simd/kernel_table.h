@@ -76,8 +76,9 @@ struct DwTask {
 /// Upper limits over all instruction sets, for the owner of the scratch memory.
 constexpr std::int64_t kMaxTileRows = 6;              ///< rows of a forward or dX tile
 constexpr std::int64_t kParkedFloatsPerRow = 4 * 16;  ///< 4 accumulators of at most 16 lanes
-/// Columns of Y that are collected in fp32 before they are rounded and stored: a line of bf16.
-constexpr std::int64_t kStagedCols = 32;
+/// Columns of Y that are collected in fp32 before they are rounded and stored: two lines of bf16.
+/// Every row of Y is in a page of its own, which should be opened seldom.
+constexpr std::int64_t kStagedCols = 64;
 /// Rows of a block from which forward reads X from a packed copy. At least four chunks of them: the
 /// tiles then prefetch one weight row each.
 constexpr std::int64_t kMinPackedX = 24;

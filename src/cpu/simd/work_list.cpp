@@ -1,6 +1,7 @@
 #include "cpu/simd/work_list.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include "cpu/parallel.h"
 
@@ -11,6 +12,37 @@ namespace {
 constexpr double kOperationsPerWorker = 256 * 1024;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+/// Every worker starts with a stretch of the list of its own, in which neighbours share what it has
+/// packed or fetched; when that is done, it helps with the stretch of the next worker.
+class Stretches {
+ public:
+  Stretches(std::int64_t total, int workers) : total_(total), stretches_(workers) {
+    for (int w = 0; w < workers; ++w) {
+      stretches_[w].next.store(total * w / workers, std::memory_order_relaxed);
+      stretches_[w].end = total * (w + 1) / workers;
+    }
+  }
+
+  /// The next index for a worker that is at stretch `at`; the total when all are done.
+  std::int64_t take(std::size_t& at) {
+    for (std::size_t tried = 0; tried < stretches_.size(); ++tried) {
+      Stretch& stretch = stretches_[at];
+      const std::int64_t index = stretch.next.fetch_add(1, std::memory_order_relaxed);
+      if (index < stretch.end) return index;
+      at = (at + 1) % stretches_.size();
+    }
+    return total_;
+  }
+
+ private:
+  struct alignas(64) Stretch {
+    std::atomic<std::int64_t> next = 0;
+    std::int64_t end = 0;
+  };
+  std::int64_t total_;
+  std::vector<Stretch> stretches_;
+};
 
 }  // namespace
 
@@ -60,21 +92,20 @@ Block WorkList::block(std::int64_t index) const {
 void WorkList::run(const ExecutionContext& context, double operations,
                    const std::function<void(const Turn&)>& body) const {
   if (total_ == 0) return;
-  std::atomic<std::int64_t> counter = 0;
-  const auto work = [&](int) {
-    std::int64_t index = counter++;
+  const int workers =
+      static_cast<int>(std::min<std::int64_t>(total_, worthwhile_workers(context, operations)));
+  Stretches stretches(total_, workers);
+  const auto work = [&](int worker) {
+    std::size_t at = static_cast<std::size_t>(worker);
     Turn turn;
-    turn.next = block(index);
-    while (index < total_) {
-      index = counter++;
+    turn.next = block(stretches.take(at));
+    while (turn.next.expert >= 0) {
       turn.previous = turn.block;
       turn.block = turn.next;
-      turn.next = block(index);
+      turn.next = block(stretches.take(at));
       body(turn);
     }
   };
-  const int workers =
-      static_cast<int>(std::min<std::int64_t>(total_, worthwhile_workers(context, operations)));
   if (workers == 1) return work(0);
   executor_of(context).run(workers, work);
 }

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -29,8 +28,9 @@ struct Block {
 /// How many workers of `context` are worth waking for about this many multiply-adds.
 int worthwhile_workers(const ExecutionContext& context, double operations);
 
-/// All blocks of all experts, handed out through one counter: an expert with most of the rows is
-/// shared by all workers. Blocks of one expert differ by at most one unit in either extent.
+/// All blocks of all experts. Every worker gets an equal stretch of them and then helps the others:
+/// an expert with most of the rows is shared by all. Blocks of one expert differ by at most one
+/// unit in either extent.
 class WorkList {
  public:
   /// In which direction a worker goes on through an expert: neighbours share the other extent.

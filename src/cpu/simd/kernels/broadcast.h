@@ -29,12 +29,12 @@ struct WordRows {
   }
 };
 
-/// Words of A side by side in a packed panel of one vector per step.
-template <class Math, int Rows>
+/// Words of A side by side in a packed panel of PanelVecs vectors per step.
+template <class Math, int PanelVecs>
 struct WordPanel {
   const typename Math::Word* panel;
   [[gnu::always_inline]] typename Math::Step word(int i, std::int64_t step) const {
-    return Math::broadcast(panel + step * Math::Isa::kLanes + i);
+    return Math::broadcast(panel + step * (PanelVecs * Math::Isa::kLanes) + i);
   }
 };
 

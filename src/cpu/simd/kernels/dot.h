@@ -266,7 +266,10 @@ void fetch_output_lines(const ForwardTask& task, std::int64_t row, std::int64_t 
   const std::int64_t at = (task.out.first_col + col) * element_bytes;
   for (std::int64_t i = row; i < row + rows; ++i) {
     if (task.out.rows[i] == nullptr) continue;
-    Isa::prefetch_write(static_cast<const char*>(task.out.rows[i]) + at);
+    const char* lines = static_cast<const char*>(task.out.rows[i]) + at;
+    for (std::int64_t byte = 0; byte < kStagedCols * element_bytes; byte += 64) {
+      Isa::prefetch_write(lines + byte);
+    }
   }
 }
 

@@ -13,11 +13,14 @@
 namespace moegemm::cpu::simd {
 namespace {
 
+/// Vectors of a step in a dY panel: whole lines of 16-bit rows are interleaved two at a time.
+constexpr int kDyVecs = 2;
+
 template <class Math, int Rows, int Vecs>
 [[gnu::noinline]] void outer_tile(const typename Math::Word* dy_panel,
                                   const typename Math::Word* x_panel, std::int64_t steps,
                                   float* total, std::int64_t total_stride, bool first) {
-  const WordPanel<Math, Rows> a{dy_panel};
+  const WordPanel<Math, kDyVecs> a{dy_panel};
   const PackedSteps<Math, Vecs> b{x_panel};
   for (std::int64_t step = 0; step < steps; step += kFoldSteps) {
     const std::int64_t end = step + kFoldSteps < steps ? step + kFoldSteps : steps;
@@ -94,7 +97,8 @@ void dw_chunk(const DwTask& task) {
   using Word = typename Math::Word;
   constexpr std::int64_t kCols = Isa::kOuterVecs * Isa::kLanes;
   constexpr std::int64_t kRows = Isa::kOuterRows;
-  static_assert(Isa::kLanes % kRows == 0 && kDyPanelCols % Isa::kLanes == 0);
+  constexpr std::int64_t kDyCols = kDyVecs * Isa::kLanes;
+  static_assert(kDyCols % kRows == 0 && kDyPanelCols % kDyCols == 0);
   const std::int64_t steps = (task.rows + Math::kTerms - 1) / Math::kTerms;
   const std::int64_t padded_cols = (task.cols + kCols - 1) / kCols * kCols;
   const ListedRows<T> x{reinterpret_cast<const T* const*>(task.x), 0};
@@ -110,13 +114,12 @@ void dw_chunk(const DwTask& task) {
     const ListedRows<T> dy{reinterpret_cast<const T* const*>(task.dy), panel};
     const std::int64_t left = task.n_rows - panel;
     const std::int64_t panel_rows = left < kDyPanelCols ? left : kDyPanelCols;
-    pack_panels<Math, T, 1>(dy, task.rows, panel_rows, task.scales, dy_panels);
+    pack_panels<Math, T, kDyVecs>(dy, task.rows, panel_rows, task.scales, dy_panels);
     DyPrefetch<Math, T> next_columns(task, panel + kDyPanelCols,
                                      (panel_rows + kRows - 1) / kRows * (padded_cols / kCols));
     for (std::int64_t in_panel = 0; in_panel < panel_rows; in_panel += kRows) {
       const std::int64_t n = panel + in_panel;
-      const Word* dy_panel =
-          dy_panels + in_panel / Isa::kLanes * steps * Isa::kLanes + in_panel % Isa::kLanes;
+      const Word* dy_panel = dy_panels + in_panel / kDyCols * steps * kDyCols + in_panel % kDyCols;
       const std::int64_t valid = panel_rows - in_panel < kRows ? panel_rows - in_panel : kRows;
       for (std::int64_t c = 0; c < task.cols; c += kCols) {
         float* total = whole ? tile : task.totals + n * padded_cols + c;
