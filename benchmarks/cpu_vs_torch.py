@@ -13,6 +13,7 @@ import datetime
 import itertools
 import json
 import math
+import os
 import platform
 import statistics
 import sys
@@ -221,6 +222,13 @@ def shortfalls(means: dict[str, float]) -> list[str]:
     return [f"{name} {means[name]:.2f} < {least}" for name, least in wanted.items() if means.get(name, 99) < least]
 
 
+def scheduling() -> str:
+    """How the system schedules this process: on a machine with other users that decides what a time means."""
+    if not hasattr(os, "sched_getscheduler"):
+        return "unknown"
+    return "normal" if os.sched_getscheduler(0) == os.SCHED_OTHER else "real-time, ahead of other processes"
+
+
 def machine() -> dict[str, object]:
     cpu = moegemm.info()["cpu"]
     return {
@@ -232,6 +240,7 @@ def machine() -> dict[str, object]:
         "moegemm": moegemm.__version__,
         "python": platform.python_version(),
         "system": platform.platform(),
+        "scheduling": scheduling(),
     }
 
 
@@ -264,6 +273,7 @@ Written by `python benchmarks/cpu_vs_torch.py`; the same numbers are in `cpu.jso
 **Geometric mean {means["all"]:.2f}x** over {len(results)} cases ({by_op}); smallest ratio {means["least"]:.2f}x.
 
 - {facts["processor"]}, {facts["threads"]} threads, {facts["instruction_set"]}, {facts["date"]}
+- scheduling: {facts["scheduling"]}
 - moegemm {facts["moegemm"]}, torch {facts["torch"]}, Python {facts["python"]}, {facts["system"]}
 - torch is the better of `torch._grouped_mm` and a loop of `torch.mm`, with the `index_select` / `index_copy_` that
   its user needs; our permutation is inside the kernels. Outputs are allocated at every call on both sides, contenders
