@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from moegemm.main_grad import gradient_after_adding
 from moegemm.operators import flags as bits
 from moegemm.operators.errors import explain
+from moegemm.operators.main_grad import gradient_after_adding
 from moegemm.operators.notes import warn_of_replaced_kernels
 from moegemm.tuning.autotune import after_autotune
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from moegemm.autograd import DEFAULTS, Settings, apply_with_transforms, apply_without_transforms
-from moegemm.main_grad import main_grad_of
 from moegemm.operators import flags as bits
 from moegemm.operators.errors import explain
+from moegemm.operators.main_grad import main_grad_of
 from moegemm.operators.notes import warn_of_replaced_kernels
 from moegemm.operators.raw import RawArguments, raw_flags, run_raw, torch_allows_tf32
 from moegemm.operators.rules import require_no_fuse_mul_pre, require_valid_flags, require_valid_role

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from moegemm.activations import Activation
 from moegemm.layer_arguments import LayerOptions, layer_arguments
-from moegemm.main_grad import gradient_after_adding, main_grad_of
 from moegemm.operators import flags as bits
 from moegemm.operators.errors import explain
+from moegemm.operators.main_grad import gradient_after_adding, main_grad_of
 from moegemm.operators.raw import torch_allows_tf32
 
 _ops: Any = torch.ops.moegemm
