@@ -15,6 +15,19 @@ __device__ __forceinline__ void cp_async_4_or_zero(std::uint32_t shared, const v
                : "memory");
 }
 
+/// 16 bytes, or nothing at all. The pointer must be 16-byte aligned.
+__device__ __forceinline__ void cp_async_16_if(std::uint32_t shared, const void* global,
+                                               bool load) {
+  asm volatile(
+      "{\n"
+      ".reg .pred load;\n"
+      "setp.ne.b32 load, %2, 0;\n"
+      "@load cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n"
+      "}" ::"r"(shared),
+      "l"(global), "r"(static_cast<int>(load))
+      : "memory");
+}
+
 /// All copies of this thread since the last commit are one group, empty or not.
 __device__ __forceinline__ void cp_async_commit_group() {
   asm volatile("cp.async.commit_group;" ::: "memory");

@@ -102,13 +102,23 @@ TEST(Sm80Kernels, DecodeGetsTheWeightStreamingTile) {
 }
 
 TEST(Sm80Kernels, LongerStagesAreForGpusThatHoldTwoBlocksOfThem) {
-  const DeviceFacts hopper = gpu(9, 227 << 10, 228 << 10);
+  const DeviceFacts newer = gpu(10, 227 << 10, 228 << 10);
   for (const Op op : kOps) {
     const Problem problem = layer(op, DType::kBFloat16, 128, 65536);
     EXPECT_EQ(choose(problem, kAmpere)->info.tile.depth, 32);
-    EXPECT_EQ(choose(problem, hopper)->info.tile.depth, 64);
+    EXPECT_EQ(choose(problem, newer)->info.tile.depth, 64);
     EXPECT_EQ(resident_blocks(*choose(problem, kAmpere), problem, kAmpere), 2);
-    EXPECT_EQ(resident_blocks(*choose(problem, hopper), problem, hopper), 2);
+    EXPECT_EQ(resident_blocks(*choose(problem, newer), problem, newer), 2);
+  }
+}
+
+TEST(Sm80Kernels, WarpsThatOnlyCopyAreForHopper) {
+  const DeviceFacts hopper = gpu(9, 227 << 10, 228 << 10);
+  for (const Op op : {Op::kForward, Op::kDx}) {
+    const Problem problem = layer(op, DType::kBFloat16, 128, 65536);
+    EXPECT_TRUE(choose(problem, hopper)->copies_apart);
+    EXPECT_EQ(resident_blocks(*choose(problem, hopper), problem, hopper), 1);
+    EXPECT_NE(refuse(*choose(problem, hopper), problem, gpu(10, 227 << 10, 228 << 10)), "");
   }
 }
 
@@ -140,15 +150,26 @@ TEST(Sm80Kernels, TooManyExpertsAreRefusedWithTheirNumber) {
   }
 }
 
-TEST(Sm80Kernels, RowsFourGibibytesApartAreRefusedByName) {
-  EXPECT_EQ(pitch_bytes("x", 1000, DType::kFloat32), 4000u);
-  EXPECT_EQ(pitch_bytes("x", (std::int64_t{1} << 31) - 1, DType::kBFloat16), 4294967294u);
-  try {
-    pitch_bytes("dy", std::int64_t{1} << 31, DType::kBFloat16);
-    FAIL() << "not refused";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::kNotImplemented);
-    EXPECT_NE(std::string(error.what()).find("dy"), std::string::npos);
+TEST(Sm80Kernels, RowsFarApartAreFoundInUnitsOf32Bits) {
+  constexpr std::int64_t kGibi = std::int64_t{1} << 30;
+  for (const std::int64_t stride : {std::int64_t{1000}, 2 * kGibi - 1, 2 * kGibi, 2 * kGibi + 1,
+                                    4 * kGibi - 1, 5 * kGibi + 8, 32 * kGibi - 8}) {
+    const RowPitch pitch = row_pitch("x", stride, DType::kBFloat16);
+    EXPECT_EQ(std::int64_t{pitch.unit_bytes} * pitch.units, 2 * stride);
+    EXPECT_EQ(pitch.units == 1, stride < 2 * kGibi);
+  }
+}
+
+TEST(Sm80Kernels, RowsTooFarApartAreRefusedByName) {
+  constexpr std::int64_t kGibi = std::int64_t{1} << 30;
+  for (const std::int64_t stride : {5 * kGibi + 1, 32 * kGibi}) {
+    try {
+      row_pitch("dy", stride, DType::kBFloat16);
+      FAIL() << "not refused";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kNotImplemented);
+      EXPECT_NE(std::string(error.what()).find("dy"), std::string::npos);
+    }
   }
 }
 

@@ -168,6 +168,36 @@ void check_words(int warp_outer) {
   }
 }
 
+/// A thread finds the place of its chunk in every pass from that in the first.
+template <int Bytes, int Step>
+void check_passes() {
+  for (int row = 0; row < Step; ++row) {
+    for (int chunk = 0; chunk < Bytes / kChunkBytes; ++chunk) {
+      for (int i = 0; i < 64 / Step; ++i) {
+        if constexpr (Bytes == 64 || Bytes == 128) {
+          EXPECT_EQ((depth_major_pass<Bytes, Step>(depth_major_offset<Bytes>(row, chunk), i)),
+                    depth_major_offset<Bytes>(row + i * Step, chunk));
+        }
+        if constexpr (Bytes >= 128) {
+          EXPECT_EQ((outer_major_pass<Bytes, 2, Step>(outer_major_offset<Bytes, 2>(row, chunk), i)),
+                    (outer_major_offset<Bytes, 2>(row + i * Step, chunk)));
+          EXPECT_EQ((outer_major_pass<Bytes, 4, Step>(outer_major_offset<Bytes, 4>(row, chunk), i)),
+                    (outer_major_offset<Bytes, 4>(row + i * Step, chunk)));
+        }
+      }
+    }
+  }
+}
+
+TEST(Sm80OperandTile, CopyingThreadsFindTheirChunksInEveryPass) {
+  check_passes<64, 32>();
+  check_passes<128, 16>();
+  check_passes<128, 4>();
+  check_passes<256, 8>();
+  check_passes<512, 4>();
+  check_passes<512, 1>();
+}
+
 TEST(Sm80OperandTile, WordsOfAnOuterMajorOperandAreThoseOfMmaSync) {
   check_words<512>(64);
   check_words<512>(32);

@@ -22,7 +22,7 @@ const char* tag_of(Math math) {
 }
 
 template <Op O, Math M, Loads L, typename Shape>
-CompiledKernel compiled(int least_major) {
+CompiledKernel compiled(int least_major, int most_major) {
   constexpr int kElementBytes = M == Math::kTensor16 ? 2 : 4;
   constexpr int kDepth = Shape::template depth<kElementBytes>();
   CompiledKernel kernel;
@@ -37,7 +37,9 @@ CompiledKernel compiled(int least_major) {
   kernel.math = M;
   kernel.loads = L;
   kernel.least_major = least_major;
+  kernel.most_major = most_major;
   kernel.threads = Shape::kThreads;
+  kernel.copies_apart = Shape::kLoadWarps > 0;
   kernel.blocks_per_multiprocessor = Shape::kBlocksPerMultiprocessor;
   if constexpr (O == Op::kDw) {
     kernel.smem_bytes = &WeightGemmLayout<Shape, kElementBytes>::total;
@@ -89,12 +91,15 @@ std::string refuse_alignment(const CompiledKernel& kernel, const Problem& proble
 std::span<const CompiledKernel> compiled_kernels() {
   static const std::vector<CompiledKernel> all = {
 #define MOEGEMM_SM80_KERNEL(op, math, loads, ...) \
-  compiled<Op::op, Math::math, Loads::loads, BlockShape<__VA_ARGS__>>(8),
+  compiled<Op::op, Math::math, Loads::loads, BlockShape<__VA_ARGS__>>(8, kAnyMajor),
 #define MOEGEMM_SM80_KERNEL_90(op, math, loads, ...) \
-  compiled<Op::op, Math::math, Loads::loads, BlockShape<__VA_ARGS__>>(9),
+  compiled<Op::op, Math::math, Loads::loads, BlockShape<__VA_ARGS__>>(9, kAnyMajor),
+#define MOEGEMM_SM80_KERNEL_90A(op, math, loads, ...) \
+  compiled<Op::op, Math::math, Loads::loads, BlockShape<__VA_ARGS__>>(9, 9),
 #include "cuda/instances/sm80_kernels.inc"
 #undef MOEGEMM_SM80_KERNEL
 #undef MOEGEMM_SM80_KERNEL_90
+#undef MOEGEMM_SM80_KERNEL_90A
   };
   return all;
 }
@@ -148,6 +153,9 @@ std::string refuse(const CompiledKernel& kernel, const Problem& problem, const D
   if (facts.major < kernel.least_major) {
     return "is compiled for compute capability " + std::to_string(kernel.least_major) +
            ".0 and newer";
+  }
+  if (facts.major > kernel.most_major) {
+    return "is compiled for compute capability " + std::to_string(kernel.most_major) + ".0 only";
   }
   if (std::string reason = refuse_dtype(kernel, problem); !reason.empty()) return reason;
   if (std::string reason = refuse_alignment(kernel, problem); !reason.empty()) return reason;

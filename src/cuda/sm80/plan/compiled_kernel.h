@@ -11,6 +11,8 @@
 
 namespace moegemm::cuda::sm80 {
 
+constexpr int kAnyMajor = 99;
+
 /// One line of instances/sm80_kernels.inc with its compiled functions. bf16 and fp16 are variants
 /// of one kernel.
 struct CompiledKernel {
@@ -18,7 +20,9 @@ struct CompiledKernel {
   Math math = Math::kTensor16;
   Loads loads = Loads::kVectors;
   int least_major = 8;  ///< of the compute capability
+  int most_major = kAnyMajor;
   int threads = 0;
+  bool copies_apart = false;  ///< some warps do nothing but copy
   int blocks_per_multiprocessor = 0;
   int (*smem_bytes)(int experts) = nullptr;
   const void* functions[2] = {};  ///< bf16 and fp16, or fp32

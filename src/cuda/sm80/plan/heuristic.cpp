@@ -13,14 +13,16 @@ constexpr int kDecodeRows = 32;
 int preference_rank(const CompiledKernel& kernel, const Problem& problem,
                     const DeviceFacts& facts) {
   // Loading elements one by one is for what vectors cannot do.
-  if (kernel.loads == Loads::kElements) return 4;
-  // Two blocks hide each other's stores and barriers; which kernels fit twice depends on the GPU.
+  if (kernel.loads == Loads::kElements) return 6;
+  // Warps that only copy, and large tiles, are fastest wherever they are compiled. Else two blocks
+  // hide each other's stores and barriers; which kernels fit twice depends on the GPU.
   const bool alone = resident_blocks(kernel, problem, facts) < kernel.blocks_per_multiprocessor;
-  if (problem.op == Op::kDw) return alone;
+  const int way = kernel.copies_apart ? 0 : (alone ? 2 : 1);
+  if (problem.op == Op::kDw) return way;
   const double experts = std::max<double>(1, std::min<double>(problem.experts, problem.rows));
   const double rows = static_cast<double>(problem.rows) / experts;  // average of those in use
   const bool few_rows = rows <= 0.75 * kDecodeRows;
-  return (few_rows == (kernel.info.tile.rows <= kDecodeRows) ? 0 : 2) + alone;
+  return (few_rows == (kernel.info.tile.rows <= kDecodeRows) ? 0 : 3) + way;
 }
 
 int choose(std::span<const CompiledKernel> kernels, const Problem& problem,

@@ -7,14 +7,16 @@
 
 namespace moegemm::cuda::sm80 {
 
-unsigned pitch_bytes(const char* name, std::int64_t stride, DType dtype) {
+RowPitch row_pitch(const char* name, std::int64_t stride, DType dtype) {
+  constexpr std::int64_t kMostBytes = std::numeric_limits<unsigned>::max();
+  constexpr unsigned kMostUnits = 16;
   const std::int64_t bytes = stride * size_bytes(dtype);
-  if (bytes > std::numeric_limits<unsigned>::max()) {
-    throw Error(ErrorKind::kNotImplemented, std::string("rows of ") + name + " are " +
-                                                std::to_string(bytes) +
-                                                " bytes apart, must be less than 4 GiB");
+  for (unsigned units = 1; units <= kMostUnits && bytes % units == 0; units *= 2) {
+    if (bytes / units <= kMostBytes) return {static_cast<unsigned>(bytes / units), units};
   }
-  return static_cast<unsigned>(bytes);
+  throw Error(ErrorKind::kNotImplemented,
+              std::string("rows of ") + name + " are " + std::to_string(bytes) +
+                  " bytes apart, must be less than 64 GiB and, from 4 GiB on, a multiple of 16");
 }
 
 }  // namespace moegemm::cuda::sm80

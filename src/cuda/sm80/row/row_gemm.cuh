@@ -1,8 +1,9 @@
 #pragma once
 
 #include "cuda/sm80/row/row_gemm_load.cuh"
+#include "cuda/sm80/row/row_targets.cuh"
+#include "cuda/sm80/tile/load_warps.cuh"
 #include "cuda/sm80/tile/multiply.cuh"
-#include "cuda/sm80/tile/router_weight.cuh"
 #include "cuda/sm80/tile/shared_layout.h"
 #include "cuda/sm80/tile/tile_feed.cuh"
 #include "cuda/sm80/tile/tile_store.cuh"
@@ -20,65 +21,31 @@
 ///
 /// Copies run ahead into the next tiles, so the stores of one tile hide the first loads of the next;
 /// two blocks on a multiprocessor hide each other's stores and barriers.
+///
+/// With Shape::kLoadWarps (Hopper), one block on a multiprocessor:
+///
+/// | warps   | registers | role                                     | waits for       | signals     |
+/// |---------|-----------|------------------------------------------|-----------------|-------------|
+/// | 0 to 7  | 208       | mma.sync, store                          | full stages     | free stages |
+/// | 8 to 11 | 88        | cp.async, where results go; 8: tiles, too | free stages     | full stages |
 // clang-format on
 namespace moegemm::cuda::sm80 {
-
-/// Where this thread's results go: half h of row block i at 2 i + h.
-template <typename Traits>
-struct RowTargets {
-  static constexpr int kHalves = 2 * Traits::Shape::kRowBlocks;
-  int rows[kHalves];      ///< of the output, negative for none
-  float scales[kHalves];  ///< set if results are multiplied
-
-  __device__ __forceinline__ void locate(const RowGemmParams& params, const RowTile& tile,
-                                         int row_blocks) {
-    const int first = warp_row<typename Traits::Shape>(row_blocks) + lane_id() / 4;
-    const bool indexed = params.scatter || params.multiply;
-    int flat[kHalves];
-#pragma unroll
-    for (int i = 0; i < kHalves; ++i) {
-      const int local = first + i * 8;
-      const bool inside = i < 2 * row_blocks && local < tile.rows;
-      flat[i] = inside && indexed
-                    ? flat_row(params.gather_indices, tile.row + local, params.total_rows)
-                    : -1;
-      rows[i] = params.scatter ? flat[i] : (inside ? tile.row + local : -1);
-    }
-    if (!params.multiply) return;
-#pragma unroll
-    for (int i = 0; i < kHalves; ++i) {
-      scales[i] = flat[i] < 0 ? 1.0f
-                              : router_weight<typename Traits::Element>(
-                                    params.topk_weights, params.weights_are_fp32, flat[i]);
-    }
-  }
-
-  __device__ __forceinline__ void scale(Accumulators<Traits>& acc) const {
-#pragma unroll
-    for (int i = 0; i < Traits::Shape::kRowBlocks; ++i) {
-#pragma unroll
-      for (auto& block : acc[i]) {
-#pragma unroll
-        for (int h = 0; h < 4; ++h) block[h] *= scales[2 * i + h / 2];
-      }
-    }
-  }
-};
 
 /// Adds the bias of the tile's expert to every row.
 template <typename Traits>
 __device__ __forceinline__ void add_bias(const RowGemmParams& params, const RowTile& tile,
                                          Accumulators<Traits>& acc) {
   using Shape = typename Traits::Shape;
-  const auto* bias =
-      static_cast<const typename Traits::Element*>(params.bias) + tile.expert * params.bias_stride;
   const int first = tile.feature + warp_col<Shape>() + lane_id() % 4 * 2;
+  const auto* bias = static_cast<const typename Traits::Element*>(params.bias) +
+                     tile.expert * params.bias_stride + first;
+  const int left = params.out.cols - first;
 #pragma unroll
   for (int j = 0; j < Shape::kColBlocks; ++j) {
-    const int col = first + j * 8;
-    const float low = col < params.out.cols ? static_cast<float>(__ldg(bias + col)) : 0.0f;
-    const float high =
-        col + 1 < params.out.cols ? static_cast<float>(__ldg(bias + col + 1)) : 0.0f;
+    // Where vectors are stored, both columns of a pair exist or none.
+    const bool second = kVectors<Traits> ? j * 8 < left : j * 8 + 1 < left;
+    const float low = j * 8 < left ? static_cast<float>(__ldg(bias + j * 8)) : 0.0f;
+    const float high = second ? static_cast<float>(__ldg(bias + j * 8 + 1)) : 0.0f;
 #pragma unroll
     for (int i = 0; i < Shape::kRowBlocks; ++i) {
       acc[i][j][0] += low;
@@ -108,21 +75,27 @@ __device__ __forceinline__ void multiply_rows(const RowGemmParams& params, int r
   multiply_tile<Traits, RowBlocks, false>(acc, feed, ceil_div(params.depth, Traits::kDepth));
 }
 
+/// `found`: the targets of the tile's rows, in kernels with warps that copy.
 template <typename Traits, typename Feed>
 __device__ __forceinline__ void compute_tile(const RowGemmParams& params, const RowTile& tile,
-                                             Feed& feed) {
+                                             Feed& feed, const RowTarget* found = nullptr) {
   using Shape = typename Traits::Shape;
   // Small tiles are short: their indices are fetched under the multiplications. Large ones have no
   // registers for that.
-  constexpr bool kLocateFirst = Shape::kRowBlocks <= 2;
-  const int row_blocks = row_blocks_for<Shape>(tile.rows);
+  constexpr bool kFound = Shape::kLoadWarps > 0;
+  constexpr bool kLocateFirst = !kFound && Shape::kRowBlocks <= 2;
   RowTargets<Traits> targets;
-  if constexpr (kLocateFirst) targets.locate(params, tile, row_blocks);
+  if constexpr (kLocateFirst) targets.locate(params, tile, row_blocks_for<Shape>(tile.rows));
   Accumulators<Traits> acc;
   clear<Traits>(acc);
-  multiply_rows<Traits, Shape::kRowBlocks>(params, row_blocks, feed, acc);
+  multiply_rows<Traits, Shape::kRowBlocks>(params, row_blocks_for<Shape>(tile.rows), feed, acc);
+  const int row_blocks = row_blocks_for<Shape>(tile.rows);  // read again: no register keeps it
   if (params.bias) add_bias<Traits>(params, tile, acc);
-  if constexpr (!kLocateFirst) targets.locate(params, tile, row_blocks);
+  if constexpr (kFound) {
+    targets.read(found, row_blocks);
+  } else if constexpr (!kLocateFirst) {
+    targets.locate(params, tile, row_blocks);
+  }
   if (params.multiply) targets.scale(acc);
   store_tile<Traits>(acc, row_blocks, params.out, targets.rows, tile.feature);
 }
@@ -155,14 +128,40 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
   using Shape = typename Traits::Shape;
   using Layout = RowGemmLayout<Shape>;
   static_assert(sizeof(RowTile) <= kTileBytes);
-  extern __shared__ __align__(128) std::byte shared[];
+  extern __shared__ __align__(kStageAlignment) std::byte shared[];
   auto* tiles = reinterpret_cast<RowTile*>(shared + Layout::kTiles);
   auto* starts = reinterpret_cast<SegmentStart*>(shared + Layout::kStarts);
+  auto* ring = reinterpret_cast<StageRing<Shape>*>(shared + Layout::kRing);
   if (threadIdx.x < kWarpSize) {
     scan_segments(params.m_sizes, params.experts, params.total_rows, Shape::kRows, &starts->row,
                   &starts->tile, ceil_div(params.out.cols, Shape::kCols), /*stride=*/2);
   }
+  if constexpr (Shape::kLoadWarps > 0) {
+    if (threadIdx.x == Shape::kFirstCopyThread) ring->prepare();
+  }
   __syncthreads();
+
+  if constexpr (Shape::kLoadWarps > 0) {
+    auto* targets = reinterpret_cast<RowTarget*>(shared + Layout::kTargets);
+    static_assert(sizeof(RowTarget) == 8);
+    if (threadIdx.x >= Shape::kFirstCopyThread) {
+      ptx::setmaxnreg_dec<kLoadRegisters>();
+      RowStreamLoader<Traits> loader(params, targets);
+      RowScheduler<Shape> scheduler(params, starts);
+      copy_tiles(loader, scheduler, shared, tiles, *ring);
+      scheduler.leave();
+      return;
+    }
+    ptx::setmaxnreg_inc<kMultiplyRegisters>();
+    zero_padding_rows<Traits>(params, starts[params.experts].row);
+    StageReader<Shape> feed(shared, *ring);
+    for (int number = 0;; ++number) {
+      feed.wait();
+      const RowTile& tile = tiles[number % kTileSlots];
+      if (tile.is_end()) return;
+      compute_tile<Traits>(params, tile, feed, targets + RowStreamLoader<Traits>::slot_of(number));
+    }
+  }
   zero_padding_rows<Traits>(params, starts[params.experts].row);
 
   RowLoader<Traits> loader(params);

@@ -11,8 +11,8 @@ RowGemmParams make_params(const Problem& problem, const Operands& operands) {
   RowGemmParams params = {};
   static_cast<RoutingParams&>(params) = make_routing(problem, operands);
   params.rows = static_cast<const std::byte*>(forward ? operands.x : operands.dy);
-  params.row_bytes = forward ? pitch_bytes("x", operands.x_stride, problem.dtype)
-                             : pitch_bytes("dy", operands.dy_stride, problem.dtype);
+  params.row_pitch = forward ? row_pitch("x", operands.x_stride, problem.dtype)
+                             : row_pitch("dy", operands.dy_stride, problem.dtype);
   params.weights = static_cast<const std::byte*>(operands.w);
   params.weight_bytes = operands.w_stride * element_bytes;
   params.expert_bytes = problem.n * params.weight_bytes;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/device/tile_scheduler.cuh"
+#include "cuda/ptx/opaque.cuh"
 #include "cuda/sm80/row/row_gemm_params.h"
 #include "cuda/sm80/tile/chunk_copy.cuh"
 #include "cuda/sm80/tile/operand_tile.h"
@@ -20,7 +21,7 @@ class RowScheduler {
 
   __device__ __forceinline__ RowScheduler(const RowGemmParams& params, const SegmentStart* starts)
       : params_(params),
-        queue_(params.counter, threadIdx.x < kWarpSize ? starts[params.experts].tile : 0),
+        queue_(params.counter, schedules() ? starts[params.experts].tile : 0),
         decoder_(starts, params.experts) {}
 
   __device__ __forceinline__ Tile decode() {
@@ -34,7 +35,12 @@ class RowScheduler {
 
   /// At the end, by all threads.
   __device__ __forceinline__ void leave() {
-    if (threadIdx.x == 0) queue_.leave();
+    if (threadIdx.x == Shape::kFirstCopyThread) queue_.leave();
+  }
+
+  /// The first warp that copies decodes tiles.
+  static __device__ __forceinline__ bool schedules() {
+    return threadIdx.x / kWarpSize == Shape::kFirstCopyThread / kWarpSize;
   }
 
  private:
@@ -42,7 +48,7 @@ class RowScheduler {
   __device__ __forceinline__ void prefetch_indices(const Tile& tile) const {
     if (!params_.gather && !params_.scatter) return;
     const int index_bytes = params_.gather_indices.is_64_bit ? 8 : 4;
-    const int offset = threadIdx.x * 128;
+    const int offset = threadIdx.x % kWarpSize * 128;
     if (offset < tile.rows * index_bytes) {
       ptx::prefetch_l2(static_cast<const std::byte*>(params_.gather_indices.data) +
                        static_cast<std::int64_t>(tile.row) * index_bytes + offset);
@@ -56,34 +62,38 @@ class RowScheduler {
 
 /// One thread's share of a row kernel's copies: a 16-byte chunk of every kRowStep-th row, and the
 /// same of the weights, or of every kDepthStep-th depth where the weights' features are contiguous.
+///
+/// A block of depth is regular if its tile has all its columns and good indices and it does not
+/// reach past the end of the contraction: its copies carry no conditions but the tile's height.
+/// What they read for rows past the tile's last, within its height, is a row of the tile: the
+/// results are not stored. Anything else is copied chunk by chunk, with zeros for what does not
+/// exist.
 template <typename Traits>
 class RowLoader {
   using Shape = typename Traits::Shape;
   static constexpr bool kDepthMajor = Traits::kBMajor == Major::kDepth;
   static constexpr int kChunks = Shape::kDepthBytes / kChunkBytes;
-  static constexpr int kRowStep = Shape::kThreads / kChunks;
+  static constexpr int kRowStep = Shape::kCopyThreads / kChunks;
   static constexpr int kRowPasses = Shape::kRows / kRowStep;
   static constexpr int kColChunks = Traits::kBBytes / kChunkBytes;
-  static constexpr int kDepthStep = Shape::kThreads / kColChunks;
-  static constexpr int kWeightPasses =
-      kDepthMajor ? Shape::kCols / kRowStep : Traits::kDepth / kDepthStep;
-  static constexpr unsigned kFirstColumn = 1u << 16;
-  /// What of valid_ ends with the contraction.
-  static constexpr unsigned kRowBits = kDepthMajor ? ~0u : kFirstColumn - 1;
-  static_assert(kRowPasses <= 16 && kWeightPasses <= 16);
+  static constexpr int kDepthStep = Shape::kCopyThreads / kColChunks;
+  static constexpr int kWeightStep = kDepthMajor ? kRowStep : kDepthStep;  ///< rows of W
+  static constexpr int kWeightPasses = (kDepthMajor ? Shape::kCols : Traits::kDepth) / kWeightStep;
+  static constexpr unsigned kNoRow = 0xffffffffu;
   static_assert(Shape::kRows % kRowStep == 0 && Shape::kCols % kRowStep == 0);
-  static_assert(Traits::kDepth % kDepthStep == 0 && kDepthStep % 4 == 0);
-  // The swizzle of a thread's chunk does not depend on the pass.
-  static_assert(kRowStep % 8 == 0 && (Traits::kElementBytes == 4 || kDepthStep % 8 == 0));
+  static_assert(kDepthStep > 0 && Traits::kDepth % kDepthStep == 0);
 
  public:
-  __device__ __forceinline__ explicit RowLoader(const RowGemmParams& params) : params_(params) {}
+  __device__ __forceinline__ explicit RowLoader(const RowGemmParams& params)
+      : params_(params),
+        row_target_(ptx::keep(depth_major_offset<Shape::kDepthBytes>(own_row(), own_chunk()))),
+        weight_target_(outer_major_offset<Traits::kBBytes, Traits::kElementBytes>(
+            own_depth(), own_col_chunk())) {}
 
   static __device__ __forceinline__ void prepare() {}
 
   __device__ __forceinline__ int start(const RowTile& tile) {
-    depth_left_ = params_.depth;
-    locate_rows(tile);
+    const bool good_indices = locate_rows(tile);
     const std::byte* expert = params_.weights + tile.expert * params_.expert_bytes;
     if constexpr (kDepthMajor) {
       weights_ =
@@ -95,114 +105,171 @@ class RowLoader {
                  static_cast<std::int64_t>(feature) * Traits::kElementBytes;
       cols_left_ = params_.out.cols - feature;
     }
-#pragma unroll
-    for (int i = 0; i < (kDepthMajor ? kWeightPasses : 1); ++i) {
-      if (i * kRowStep < cols_left_) valid_ |= kFirstColumn << i;
+    const bool regular = Traits::kLoads == Loads::kVectors && good_indices &&
+                         tile.feature + Shape::kCols <= params_.out.cols;
+    granules_ = regular ? ceil_div(tile.rows, Shape::kGranule) : 0;
+    return blocks();
+  }
+
+  /// Copies the next block of depth, the one before the tile's last `left`, all at once: spread
+  /// over the multiplications of a block, the copies came too late (Mixtral-8x7B fwd1 388 TFLOP/s,
+  /// not 393, on an H200).
+  __device__ __forceinline__ void begin_load(std::uint32_t stage, int left) const {
+    const int granules = left > 0 || params_.depth % Traits::kDepth == 0 ? granules_ : 0;
+    if constexpr (Traits::kLoads == Loads::kVectors) load_regular(stage, granules);
+      // A loop, not a branch, whose instructions would be predicated into every block.
+#pragma unroll 1
+    for (int times = ptx::opaque(granules == 0); times > 0; --times) {
+      const int depth_left = params_.depth - (blocks() - 1 - left) * Traits::kDepth;
+      load_rows(stage, depth_left);
+      load_weights(stage, depth_left);
     }
-    return ceil_div(params_.depth, Traits::kDepth);
   }
-
-  __device__ __forceinline__ void begin_load() {
-    const int inside = depth_left_ - own_chunk() * Traits::kChunkElements;
-    if (inside <= 0) valid_ &= ~kRowBits;  // the tile's last block
-  }
-
-  /// Copies part `part` of `Parts` of the next block of depth; the first parts are rows, the others
-  /// weights. There is no branch, so that copies mingle with multiplications.
   template <int Parts>
-  __device__ __forceinline__ void load_part(std::uint32_t stage, int part) const {
-    static_assert(Parts == 1 || Parts % 2 == 0);
-    constexpr int kHalf = Parts == 1 ? 1 : Parts / 2;
-    static_for<kHalf>([&]<int I>() {
-      if (Parts == 1 || part == I) load_rows<I * kRowPasses / kHalf, kRowPasses / kHalf>(stage);
-      if (Parts == 1 || part == kHalf + I) {
-        load_weights<I * kWeightPasses / kHalf, kWeightPasses / kHalf>(stage + Shape::kRowsBytes);
-      }
-    });
-  }
+  static __device__ __forceinline__ void load_part(std::uint32_t, int, int) {}
 
   __device__ __forceinline__ void end_load(int) {
     base_ += Shape::kDepthBytes;
     weights_ += kDepthMajor ? Shape::kDepthBytes : Traits::kDepth * params_.weight_bytes;
-    depth_left_ -= Traits::kDepth;
   }
 
-  /// There are no more tiles: further loads copy zeros.
-  __device__ __forceinline__ void stop() { valid_ = 0; }
+  /// Of a warp that only copies.
+  __device__ __forceinline__ void load(std::uint32_t stage, int slot, int left) {
+    begin_load(stage, left);
+    end_load(slot);
+  }
+
+  /// There are no more tiles: further loads, with negative `left`, copy zeros.
+  __device__ __forceinline__ void stop() { granules_ = 0; }
 
   static __device__ __forceinline__ const float* scales(int) { return nullptr; }
 
  private:
-  static __device__ __forceinline__ int own_chunk() { return threadIdx.x % kChunks; }
-  static __device__ __forceinline__ int own_row() { return threadIdx.x / kChunks; }
-  static __device__ __forceinline__ int own_col_chunk() { return threadIdx.x % kColChunks; }
-  static __device__ __forceinline__ int own_depth() { return threadIdx.x / kColChunks; }
+  /// Opaque to warps that only copy: what follows from it is not kept from tile to tile.
+  static __device__ __forceinline__ int number() {
+    const int number = static_cast<int>(threadIdx.x) - Shape::kFirstCopyThread;
+    return Shape::kLoadWarps > 0 ? ptx::opaque(number) : number;
+  }
+  static __device__ __forceinline__ int own_chunk() { return number() % kChunks; }
+  static __device__ __forceinline__ int own_row() { return number() / kChunks; }
+  static __device__ __forceinline__ int own_col_chunk() { return number() % kColChunks; }
+  static __device__ __forceinline__ int own_depth() { return number() / kColChunks; }
 
-  __device__ __forceinline__ void locate_rows(const RowTile& tile) {
+  /// Where a stage takes this thread's chunk of pass i of the rows and of the weights.
+  __device__ __forceinline__ std::uint32_t row_target(std::uint32_t stage, int i) const {
+    return stage + depth_major_pass<Shape::kDepthBytes, kRowStep>(row_target_, i);
+  }
+  __device__ __forceinline__ std::uint32_t weight_target(std::uint32_t stage, int i) const {
+    stage += Shape::kRowsBytes;
+    if constexpr (kDepthMajor) {
+      return row_target(stage, i);
+    } else {
+      return stage + outer_major_pass<Traits::kBBytes, Traits::kElementBytes, kDepthStep>(
+                         weight_target_, i);
+    }
+  }
+
+  __device__ __forceinline__ int blocks() const { return ceil_div(params_.depth, Traits::kDepth); }
+
+  /// Without conditions but the tile's height, 0 for nothing at all.
+  __device__ __forceinline__ void load_regular(std::uint32_t stage, int granules) const {
+    // Opaque to warps that only copy: multiples are not kept in registers from block to block.
+    constexpr bool kOpaque = Shape::kLoadWarps > 0;
+    const std::int64_t weight_bytes =
+        kOpaque ? ptx::opaque(params_.weight_bytes) : params_.weight_bytes;
+    const auto unit_bytes =
+        static_cast<unsigned>(kOpaque ? ptx::opaque(static_cast<int>(params_.row_pitch.unit_bytes))
+                                      : static_cast<int>(params_.row_pitch.unit_bytes));
+#pragma unroll
+    for (int i = 0; i < kRowPasses; ++i) {
+      ptx::cp_async_16_if(row_target(stage, i), base_ + std::uint64_t{rows_[i]} * unit_bytes,
+                          i * kRowStep / Shape::kGranule < granules);
+    }
+#pragma unroll
+    for (int i = 0; i < kWeightPasses; ++i) {
+      ptx::cp_async_16_if(weight_target(stage, i), weights_ + i * kWeightStep * weight_bytes,
+                          granules > 0);
+    }
+  }
+
+  /// This thread's chunk of the row of pass i, at the block to load.
+  __device__ __forceinline__ const std::byte* row(int i) const {
+    return base_ + std::uint64_t{rows_[i]} * params_.row_pitch.unit_bytes;
+  }
+
+  /// Whether all of them exist.
+  __device__ __forceinline__ bool locate_rows(const RowTile& tile) {
     base_ = params_.rows + own_chunk() * kChunkBytes;
-    valid_ = 0;
+    const int first = own_row();
+    const auto position = [&](int i) {
+      return tile.row + min(first + i * kRowStep, tile.rows - 1);
+    };
     if (!params_.gather) {
 #pragma unroll
       for (int i = 0; i < kRowPasses; ++i) {
-        const int row = own_row() + i * kRowStep;
-        if (row < tile.rows) valid_ |= 1u << i;
-        rows_[i] = static_cast<unsigned>(tile.row + row);
+        rows_[i] = static_cast<unsigned>(position(i)) * params_.row_pitch.units;
       }
-      return;
+      return true;
     }
-    IndexArray::Fetched fetched[kRowPasses];  // all loads in flight before the first use
+    // All loads in flight before the first use; warps that only copy have time, but few registers.
+    constexpr int kInFlight = Shape::kLoadWarps > 0 ? kRowPasses / 2 : kRowPasses;
+    bool good = true;
 #pragma unroll
-    for (int i = 0; i < kRowPasses; ++i) {
-      const int row = own_row() + i * kRowStep;
-      if (row < tile.rows) fetched[i] = params_.gather_indices.fetch(tile.row + row);
-    }
+    for (int start = 0; start < kRowPasses; start += kInFlight) {
+      IndexArray::Fetched fetched[kInFlight];
 #pragma unroll
-    for (int i = 0; i < kRowPasses; ++i) {
-      const int flat = fetched[i].below(params_.total_rows);
-      if (flat >= 0) valid_ |= 1u << i;
-      rows_[i] = params_.divisor.divide(static_cast<unsigned>(max(flat, 0)));
+      for (int i = 0; i < kInFlight; ++i) {
+        fetched[i] = params_.gather_indices.fetch(position(start + i));
+      }
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i) {
+        const int flat = fetched[i].below(params_.total_rows);
+        rows_[start + i] = flat < 0 ? kNoRow
+                                    : params_.divisor.divide(static_cast<unsigned>(flat)) *
+                                          params_.row_pitch.units;
+        good = good && flat >= 0;
+      }
     }
+    return good;
   }
 
-  /// How many elements of a chunk exist, if any does.
-  static __device__ __forceinline__ int existing(int left) {
-    return Traits::kLoads == Loads::kVectors ? Traits::kChunkElements : left;
+  __device__ __forceinline__ void load_rows(std::uint32_t stage, int depth_left) const {
+    const int inside = depth_left - own_chunk() * Traits::kChunkElements;
+    copy_chunks<Traits, kRowPasses>([&](int i) { return row_target(stage, i); },
+                                    [&](int i) { return rows_[i] != kNoRow ? row(i) : base_; },
+                                    [&](int i) { return rows_[i] != kNoRow ? inside : 0; });
   }
 
-  template <int First, int Passes>
-  __device__ __forceinline__ void load_rows(std::uint32_t stage) const {
-    const int inside = existing(depth_left_ - own_chunk() * Traits::kChunkElements);
-    copy_chunks<Traits, First, Passes, kRowStep * Shape::kDepthBytes>(
-        stage + depth_major_offset<Shape::kDepthBytes>(own_row(), own_chunk()),
-        [&](int i) { return base_ + std::uint64_t{rows_[i]} * params_.row_bytes; },
-        [&](int i) { return valid_ & 1u << i ? inside : 0; });
-  }
-
-  template <int First, int Passes>
-  __device__ __forceinline__ void load_weights(std::uint32_t stage) const {
+  __device__ __forceinline__ void load_weights(std::uint32_t stage, int depth_left) const {
+    // Vectors are copied one by one: this is rare, and short code without registers of its own.
+    constexpr bool kVectors = Traits::kLoads == Loads::kVectors;
+    const auto copy = [](const auto& target, const auto& source, const auto& valid) {
+#pragma unroll 1
+      for (int i = 0; kVectors && i < kWeightPasses; ++i) {
+        copy_chunks<Traits, 1>([&](int) { return target(i); }, [&](int) { return source(i); },
+                               [&](int) { return valid(i); });
+      }
+      if constexpr (!kVectors) copy_chunks<Traits, kWeightPasses>(target, source, valid);
+    };
+    const auto target = [&](int i) { return weight_target(stage, i); };
+    const auto source = [&](int i) { return weights_ + i * kWeightStep * params_.weight_bytes; };
     if constexpr (kDepthMajor) {
-      const int inside = existing(depth_left_ - own_chunk() * Traits::kChunkElements);
-      copy_chunks<Traits, First, Passes, kRowStep * Shape::kDepthBytes>(
-          stage + depth_major_offset<Shape::kDepthBytes>(own_row(), own_chunk()),
-          [&](int i) { return weights_ + i * kRowStep * params_.weight_bytes; },
-          [&](int i) { return valid_ & kFirstColumn << i ? inside : 0; });
+      const int inside = depth_left - own_chunk() * Traits::kChunkElements;
+      copy(target, source, [&](int i) { return i * kRowStep < cols_left_ ? inside : 0; });
     } else {
-      const int depths = valid_ & kFirstColumn ? depth_left_ - own_depth() : 0;
-      copy_chunks<Traits, First, Passes, kDepthStep * Traits::kBBytes>(
-          stage + outer_major_offset<Traits::kBBytes, Traits::kElementBytes>(own_depth(),
-                                                                             own_col_chunk()),
-          [&](int i) { return weights_ + i * kDepthStep * params_.weight_bytes; },
-          [&](int i) { return i * kDepthStep < depths ? existing(cols_left_) : 0; });
+      const int depths = depth_left - own_depth();
+      copy(target, source, [&](int i) { return i * kDepthStep < depths ? cols_left_ : 0; });
     }
   }
 
   const RowGemmParams& params_;
-  const std::byte* base_;  ///< this thread's chunk of row 0, at the block to load
-  unsigned rows_[kRowPasses];
+  const std::uint32_t row_target_;  ///< where a stage takes this thread's first chunk of the rows
+  const std::uint32_t weight_target_;  ///< of the weights, if their features are contiguous
+  const std::byte* base_;              ///< this thread's chunk of row 0, at the block to load
+  unsigned rows_[kRowPasses];          ///< in units of the pitch
   const std::byte* weights_;
-  unsigned valid_;  ///< bit i: the row of pass i exists; from kFirstColumn on: the weights' column
-  int cols_left_;   ///< features from the first that this thread loads on
-  int depth_left_;  ///< of the contraction, from this block on
+  int granules_;   ///< the tile's height, 0 if no block of it is regular
+  int cols_left_;  ///< features from the first that this thread loads on
 };
 
 }  // namespace moegemm::cuda::sm80

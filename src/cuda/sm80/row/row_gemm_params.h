@@ -5,6 +5,7 @@
 
 #include "cuda/sm80/tile/output_view.h"
 #include "cuda/sm80/tile/routing_params.h"
+#include "cuda/sm80/tile/row_pitch.h"
 
 namespace moegemm::cuda::sm80 {
 
@@ -12,7 +13,7 @@ namespace moegemm::cuda::sm80 {
 /// K, depth = N, rows of dY.
 struct RowGemmParams : RoutingParams {
   const std::byte* rows;
-  unsigned row_bytes;  ///< pitch
+  RowPitch row_pitch;
   const std::byte* weights;
   std::int64_t weight_bytes;  ///< pitch of a row of W
   std::int64_t expert_bytes;

@@ -28,13 +28,14 @@ enum class Loads {
 
 constexpr int kChunkBytes = 16;
 constexpr int kWarpThreads = 32;
+constexpr int kStageAlignment = 256;
 constexpr int kTileSlots = 16;  ///< decoded tiles in the ring: stages + 3 are needed
 
 /// Every GPU from sm_80 up gives a block this much; sm_80 163 KiB, sm_90 227 KiB.
 constexpr int kLeastSharedMemory = 99 * 1024;
 
 template <int Rows_, int Cols_, int DepthBytes_, int Stages_, int WarpRows_, int WarpCols_,
-          int BlocksPerMultiprocessor_, int HeightStep_ = 1>
+          int BlocksPerMultiprocessor_, int HeightStep_ = 1, int LoadWarps_ = 0>
 struct BlockShape {
   static constexpr int kRows = Rows_;
   static constexpr int kCols = Cols_;
@@ -44,8 +45,12 @@ struct BlockShape {
   static constexpr int kWarpCols = WarpCols_;
   static constexpr int kBlocksPerMultiprocessor = BlocksPerMultiprocessor_;
 
-  static constexpr int kWarps = kWarpRows * kWarpCols;
-  static constexpr int kThreads = kWarps * kWarpThreads;
+  static constexpr int kWarps = kWarpRows * kWarpCols;  ///< that multiply
+  /// Warps that do nothing but copy; without any, all warps copy as well.
+  static constexpr int kLoadWarps = LoadWarps_;
+  static constexpr int kThreads = (kWarps + kLoadWarps) * kWarpThreads;
+  static constexpr int kCopyThreads = kLoadWarps > 0 ? kLoadWarps* kWarpThreads : kThreads;
+  static constexpr int kFirstCopyThread = kThreads - kCopyThreads;
   static constexpr int kRowBlocks = kRows / 16 / kWarpRows;  ///< m16 blocks of one warp
   static constexpr int kColBlocks = kCols / 8 / kWarpCols;   ///< n8 blocks of one warp
   /// A tile with fewer rows skips whole row blocks of every warp, this many at a time: each height
@@ -65,6 +70,7 @@ struct BlockShape {
   static_assert(kCols % (32 * kWarpCols) == 0, "the store turns four n8 blocks at a time");
   static_assert(kDepthBytes == 64 || kDepthBytes == 128);
   static_assert(kStages >= 3 && kStages + 3 <= kTileSlots);
+  static_assert(kLoadWarps == 0 || (kLoadWarps == 4 && kWarps == 8), "registers: load_warps.cuh");
   static_assert(kRowBlocks * kColBlocks * 4 <= 128, "more accumulators than registers allow");
 };
 

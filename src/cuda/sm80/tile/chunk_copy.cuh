@@ -22,33 +22,33 @@ __device__ __forceinline__ uint4 load_elements(const std::byte* source, int vali
   return {words[0], words[1], words[2], words[3]};
 }
 
-/// Copies chunks i = First to First + Passes - 1 to target + i * Step. source(i) is a chunk's
+/// Copies chunks i = 0 to Passes - 1 to target(i). source(i) is a chunk's
 /// address, valid(i) how many of its elements exist: none or all when whole vectors are loaded.
-template <typename Traits, int First, int Passes, int Step, typename Source, typename Valid>
-__device__ __forceinline__ void copy_chunks(std::uint32_t target, const Source& source,
+template <typename Traits, int Passes, typename Target, typename Source, typename Valid>
+__device__ __forceinline__ void copy_chunks(const Target& target, const Source& source,
                                             const Valid& valid) {
   if constexpr (Traits::kLoads == Loads::kVectors) {
 #pragma unroll
-    for (int i = First; i < First + Passes; ++i) {
-      ptx::cp_async_16_or_zero(target + i * Step, source(i), valid(i) > 0);
+    for (int i = 0; i < Passes; ++i) {
+      ptx::cp_async_16_or_zero(target(i), source(i), valid(i) > 0);
     }
   } else if constexpr (Traits::kElementBytes == 4) {
 #pragma unroll
-    for (int i = First; i < First + Passes; ++i) {
+    for (int i = 0; i < Passes; ++i) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        ptx::cp_async_4_or_zero(target + i * Step + j * 4, source(i) + j * 4, j < valid(i));
+        ptx::cp_async_4_or_zero(target(i) + j * 4, source(i) + j * 4, j < valid(i));
       }
     }
   } else {
     uint4 chunks[Passes];  // all loads in flight before the first store
 #pragma unroll
-    for (int i = First; i < First + Passes; ++i) {
-      chunks[i - First] = load_elements(source(i), valid(i));
+    for (int i = 0; i < Passes; ++i) {
+      chunks[i] = load_elements(source(i), valid(i));
     }
 #pragma unroll
-    for (int i = First; i < First + Passes; ++i) {
-      ptx::st_shared_16(target + i * Step, chunks[i - First]);
+    for (int i = 0; i < Passes; ++i) {
+      ptx::st_shared_16(target(i), chunks[i]);
     }
   }
 }

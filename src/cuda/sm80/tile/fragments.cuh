@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/ptx/mma_sync.cuh"
+#include "cuda/ptx/opaque.cuh"
 #include "cuda/ptx/shared_memory.cuh"
 #include "cuda/sm80/tile/gemm_traits.cuh"
 #include "cuda/sm80/tile/operand_tile.h"
@@ -69,59 +70,64 @@ class FragmentReader {
     } else {
       b_lane_ = b_outer_lane<kBBytes>(lane, col / 8);
     }
+    a_lane_ = ptx::keep(a_lane_);
+    b_lane_ = ptx::keep(b_lane_ + Shape::kRowsBytes);
   }
 
   /// Step `step` of the stage at `stage`. `Scaled`: A times `scales`, those of the stage's depths.
   template <bool Scaled>
   __device__ __forceinline__ void load(Fragments<Traits, RowBlocks>& f, std::uint32_t stage,
                                        int step, const float* scales) const {
-    load_a(f, stage, step);
+    load_a(f, stage + a_lane_, step);
     if constexpr (Scaled) scale_a(f, scales + step * kStepDepth);
-    load_b(f, stage + Shape::kRowsBytes, step);
+    load_b(f, stage + b_lane_, step);
     if constexpr (kWords) round_to_tf32(f);
   }
 
  private:
-  __device__ __forceinline__ void load_a(Fragments<Traits, RowBlocks>& f, std::uint32_t stage,
-                                         int step) const {
+  // Stages are aligned so that the bits of an XOR are the lane's alone (operand_tile.h).
+  static_assert(Shape::kStageBytes % kStageAlignment == 0 &&
+                Shape::kRowsBytes % kStageAlignment == 0);
+
+  static __device__ __forceinline__ void load_a(Fragments<Traits, RowBlocks>& f, std::uint32_t lane,
+                                                int step) {
 #pragma unroll
     for (int i = 0; i < RowBlocks; ++i) {
       auto& a = f.a[i];
       if constexpr (Traits::kAMajor == Major::kDepth) {
-        const int offset = (a_lane_ ^ depth_step(step)) + depth_block<kDepthBytes>(i * 16);
-        ptx::ldmatrix_x4(stage + offset, a[0], a[1], a[2], a[3]);
+        ptx::ldmatrix_x4((lane ^ depth_step(step)) + depth_block<kDepthBytes>(i * 16), a[0], a[1],
+                         a[2], a[3]);
       } else if constexpr (kWords) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {  // outer g or g + 8, depth t or t + 4
-          const int offset =
-              (a_lane_ ^ outer_block(2 * i + j % 2)) + (step * 8 + j / 2 * 4) * kABytes;
-          a[j] = ptx::ld_shared_4(stage + offset);
+          a[j] = ptx::ld_shared_4((lane ^ outer_block(2 * i + j % 2)) +
+                                  (step * 8 + j / 2 * 4) * kABytes);
         }
       } else {
-        const int offset = (a_lane_ ^ outer_block(i)) + step * 16 * kABytes;
-        ptx::ldmatrix_x4_trans(stage + offset, a[0], a[1], a[2], a[3]);
+        ptx::ldmatrix_x4_trans((lane ^ outer_block(i)) + step * 16 * kABytes, a[0], a[1], a[2],
+                               a[3]);
       }
     }
   }
 
-  __device__ __forceinline__ void load_b(Fragments<Traits, RowBlocks>& f, std::uint32_t stage,
-                                         int step) const {
+  static __device__ __forceinline__ void load_b(Fragments<Traits, RowBlocks>& f, std::uint32_t lane,
+                                                int step) {
 #pragma unroll
     for (int j = 0; j < Shape::kColBlocks; j += 2) {
       auto& low = f.b[j];
       auto& high = f.b[j + 1];
       if constexpr (Traits::kBMajor == Major::kDepth) {
-        const int offset = (b_lane_ ^ depth_step(step)) + depth_block<kDepthBytes>(j * 8);
-        ptx::ldmatrix_x4(stage + offset, low[0], low[1], high[0], high[1]);
+        ptx::ldmatrix_x4((lane ^ depth_step(step)) + depth_block<kDepthBytes>(j * 8), low[0],
+                         low[1], high[0], high[1]);
       } else if constexpr (kWords) {
         const int depth = step * 8 * kBBytes;
-        low[0] = ptx::ld_shared_4(stage + (b_lane_ ^ outer_block(j)) + depth);
-        low[1] = ptx::ld_shared_4(stage + (b_lane_ ^ outer_block(j)) + depth + 4 * kBBytes);
-        high[0] = ptx::ld_shared_4(stage + (b_lane_ ^ outer_block(j + 1)) + depth);
-        high[1] = ptx::ld_shared_4(stage + (b_lane_ ^ outer_block(j + 1)) + depth + 4 * kBBytes);
+        low[0] = ptx::ld_shared_4((lane ^ outer_block(j)) + depth);
+        low[1] = ptx::ld_shared_4((lane ^ outer_block(j)) + depth + 4 * kBBytes);
+        high[0] = ptx::ld_shared_4((lane ^ outer_block(j + 1)) + depth);
+        high[1] = ptx::ld_shared_4((lane ^ outer_block(j + 1)) + depth + 4 * kBBytes);
       } else {
-        const int offset = (b_lane_ ^ outer_block(j / 2)) + step * 16 * kBBytes;
-        ptx::ldmatrix_x4_trans(stage + offset, low[0], low[1], high[0], high[1]);
+        ptx::ldmatrix_x4_trans((lane ^ outer_block(j / 2)) + step * 16 * kBBytes, low[0], low[1],
+                               high[0], high[1]);
       }
     }
   }
@@ -156,8 +162,8 @@ class FragmentReader {
     }
   }
 
-  int a_lane_;
-  int b_lane_;
+  std::uint32_t a_lane_;  ///< offset in a stage of what this lane reads
+  std::uint32_t b_lane_;
 };
 
 }  // namespace moegemm::cuda::sm80

@@ -25,6 +25,19 @@ MOEGEMM_HOST_DEVICE constexpr int outer_major_offset(int depth, int chunk) {
   return depth * OuterBytes + ((chunk ^ swizzle) << 4);
 }
 
+/// A thread that copies a chunk of every Step-th row starting at row r < Step, the first to offset
+/// `first` = depth_major_offset(r, chunk): the offset of pass i. Step is a power of two, so that r
+/// and i * Step have no bit of the swizzle in common.
+template <int DepthBytes, int Step>
+MOEGEMM_HOST_DEVICE constexpr int depth_major_pass(int first, int i) {
+  return (first ^ depth_major_offset<DepthBytes>(i * Step, 0) % DepthBytes) + i * Step * DepthBytes;
+}
+template <int OuterBytes, int ElementBytes, int Step>
+MOEGEMM_HOST_DEVICE constexpr int outer_major_pass(int first, int i) {
+  return (first ^ outer_major_offset<OuterBytes, ElementBytes>(i * Step, 0) % OuterBytes) +
+         i * Step * OuterBytes;
+}
+
 /// ldmatrix.x4 of 16 outer by 32 bytes of depth: the row that lane `lane` names, relative to the
 /// block, for A (matrices: low rows, high rows, then the second 16 bytes) ...
 template <int DepthBytes>

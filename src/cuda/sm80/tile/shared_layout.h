@@ -7,13 +7,21 @@
 /// last.
 namespace moegemm::cuda::sm80 {
 
-constexpr int kTileBytes = 32;  ///< of a decoded tile in the ring
+constexpr int kTileBytes = 32;   ///< of a decoded tile in the ring
+constexpr int kTargetSlots = 8;  ///< tiles whose results' places are known: stages + 2 are needed
+
+/// Barriers of the stages, of kernels with a warp that copies.
+template <typename Shape>
+constexpr int kRingBytes = Shape::kLoadWarps > 0 ? 2 * Shape::kStages * 8 : 0;
 
 /// Forward and dX.
 template <typename Shape>
 struct RowGemmLayout {
   static constexpr int kTiles = Shape::kStages * Shape::kStageBytes;
-  static constexpr int kStarts = kTiles + kTileSlots * kTileBytes;  ///< SegmentStart [E + 1]
+  static constexpr int kRing = kTiles + kTileSlots * kTileBytes;  ///< StageRing
+  static constexpr int kTargets = kRing + kRingBytes<Shape>;      ///< RowTarget [slots][rows]
+  static constexpr int kStarts =
+      kTargets + (Shape::kLoadWarps > 0 ? kTargetSlots * Shape::kRows * 8 : 0);  ///< [E + 1]
   static constexpr int total(int experts) { return kStarts + (experts + 1) * 8; }
 };
 

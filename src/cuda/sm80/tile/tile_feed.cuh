@@ -69,12 +69,11 @@ class TileFeed {
   __device__ __forceinline__ void begin_fill() {
     if (blocks_left_ == 0) next_tile();
     --blocks_left_;
-    loader_.begin_load();
+    loader_.begin_load(fill_address(), blocks_left_);
   }
   template <int Parts>
   __device__ __forceinline__ void fill_part(int part) {
-    loader_.template load_part<Parts>(
-        ptx::shared_address(stages_) + stage_before(stage_) * Shape::kStageBytes, part);
+    loader_.template load_part<Parts>(fill_address(), part, blocks_left_);
   }
   __device__ __forceinline__ void end_fill() {
     ptx::cp_async_commit_group();
@@ -84,6 +83,9 @@ class TileFeed {
  private:
   static __device__ __forceinline__ int stage_before(int stage) {
     return stage == 0 ? Shape::kStages - 1 : stage - 1;
+  }
+  __device__ __forceinline__ std::uint32_t fill_address() const {
+    return ptx::shared_address(stages_) + stage_before(stage_) * Shape::kStageBytes;
   }
 
   __device__ __forceinline__ void next_tile() {

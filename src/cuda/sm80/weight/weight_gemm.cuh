@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
   using Layout = WeightGemmLayout<Shape, Traits::kElementBytes>;
   using Loader = WeightLoader<Traits>;
   static_assert(sizeof(WeightTile) <= kTileBytes);
-  extern __shared__ __align__(128) std::byte shared[];
+  extern __shared__ __align__(kStageAlignment) std::byte shared[];
   auto* tiles = reinterpret_cast<WeightTile*>(shared + Layout::kTiles);
   const ExpertTable table = {
       reinterpret_cast<int*>(shared + Layout::kRowPrefix),

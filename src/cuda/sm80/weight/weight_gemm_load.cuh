@@ -80,6 +80,7 @@ class WeightLoader {
   static_assert(Shape::kRows == Shape::kCols, "a thread copies the same rows of both operands");
   static_assert(Traits::kDepth % kStep == 0 && kStep % (Traits::kElementBytes == 2 ? 8 : 4) == 0);
   static_assert(Traits::kDepth <= Shape::kThreads);
+  static constexpr int kStepBytes = kStep * Traits::kABytes;
   static constexpr int kNoRow = 0x7fffffff;
 
  public:
@@ -104,12 +105,12 @@ class WeightLoader {
     return blocks_of(tile);
   }
 
-  static __device__ __forceinline__ void begin_load() {}
+  static __device__ __forceinline__ void begin_load(std::uint32_t, int) {}
 
   /// Copies part `part` of `Parts` of the next block of depth, every part some rows of both
   /// operands. There is no branch, so that copies mingle with multiplications.
   template <int Parts>
-  __device__ __forceinline__ void load_part(std::uint32_t stage, int part) const {
+  __device__ __forceinline__ void load_part(std::uint32_t stage, int part, int) const {
     static_for<Parts>([&]<int I>() {
       if (part == I) load_rows<I * kPasses / Parts, (I + 1) * kPasses / Parts>(stage);
     });
@@ -130,6 +131,7 @@ class WeightLoader {
     return params_.multiply ? scales_ + slot * Traits::kDepth : nullptr;
   }
 
+  /// Of an expert without rows: one, of zeros.
   static __device__ __forceinline__ int blocks_of(const WeightTile& tile) {
     return max(1, ceil_div(tile.rows, Traits::kDepth));
   }
@@ -147,12 +149,12 @@ class WeightLoader {
     RowOffsets rows[kCount];
 #pragma unroll
     for (int i = 0; i < kCount; ++i) rows[i] = table_.rows[half_][own_row() + (First + i) * kStep];
-    copy_chunks<Traits, First, kCount, kStep * Traits::kABytes>(
-        target, [&](int i) { return dy_ + rows[i - First].dy; },
-        [&](int i) { return rows[i - First].dy >= 0 ? n_left_ : 0; });
-    copy_chunks<Traits, First, kCount, kStep * Traits::kBBytes>(
-        target + Shape::kRowsBytes, [&](int i) { return x_ + rows[i - First].x; },
-        [&](int i) { return rows[i - First].x >= 0 ? k_left_ : 0; });
+    copy_chunks<Traits, kCount>([&](int i) { return target + (First + i) * kStepBytes; },
+                                [&](int i) { return dy_ + rows[i].dy; },
+                                [&](int i) { return rows[i].dy >= 0 ? n_left_ : 0; });
+    copy_chunks<Traits, kCount>(
+        [&](int i) { return target + Shape::kRowsBytes + (First + i) * kStepBytes; },
+        [&](int i) { return x_ + rows[i].x; }, [&](int i) { return rows[i].x >= 0 ? k_left_ : 0; });
   }
 
   /// The index of this thread's row in the block after the last one fetched.
@@ -188,8 +190,8 @@ class WeightLoader {
     const int dy_row = params_.gather_dy ? source : row;
     const int x_row = params_.gather_x ? source : row;
     // A negative row stays negative.
-    table_.rows[half_][threadIdx.x] = {std::int64_t{dy_row} * params_.dy_bytes,
-                                       std::int64_t{x_row} * params_.x_bytes};
+    table_.rows[half_][threadIdx.x] = {dy_row * params_.dy_pitch.bytes(),
+                                       x_row * params_.x_pitch.bytes()};
     if (params_.multiply) {
       scale_ = flat < 0 ? 0.0f
                         : router_weight<typename Traits::Element>(params_.topk_weights,

@@ -5,6 +5,7 @@
 
 #include "cuda/sm80/tile/output_view.h"
 #include "cuda/sm80/tile/routing_params.h"
+#include "cuda/sm80/tile/row_pitch.h"
 #include "cuda/sm80/weight/weight_tiles.h"
 
 namespace moegemm::cuda::sm80 {
@@ -13,8 +14,8 @@ namespace moegemm::cuda::sm80 {
 struct WeightGemmParams : RoutingParams {
   const std::byte* dy;
   const std::byte* x;
-  unsigned dy_bytes;  ///< pitch
-  unsigned x_bytes;
+  RowPitch dy_pitch;
+  RowPitch x_pitch;
   OutputView out;              ///< of expert 0: [N, K]
   std::int64_t expert_stride;  ///< elements between the outputs of two experts
   int n;

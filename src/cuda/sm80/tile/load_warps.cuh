@@ -1,0 +1,94 @@
+#pragma once
+
+#include "cuda/device/pipeline.cuh"
+#include "cuda/ptx/warpgroup.cuh"
+#include "cuda/sm80/tile/gemm_traits.cuh"
+
+/// A ring of stages between warps that copy and warps that multiply, for kernels with
+/// Shape::kLoadWarps > 0: no barrier holds the multiplying warps together, so that some read
+/// operands or store while others multiply, and their instructions are little else than that.
+namespace moegemm::cuda::sm80 {
+
+/// A third of the warps copy: the registers of three threads, one of each warpgroup, are at most
+/// 504, three times what the block starts with.
+constexpr int kLoadRegisters = 88;
+constexpr int kMultiplyRegisters = 208;
+static_assert(kLoadRegisters + 2 * kMultiplyRegisters <= 504);
+constexpr int kLoadBarrier = 1;  ///< 0 is __syncthreads'
+
+template <typename Shape>
+struct StageRing : Ring<Shape::kStages> {
+  /// By one thread; a block barrier must follow.
+  __device__ __forceinline__ void prepare() {
+    // Copies of every thread, and the first thread for what it stored in the ordinary way.
+    this->init(/*full_count=*/Shape::kCopyThreads + 1, /*empty_count=*/Shape::kWarps);
+    ptx::fence_mbarrier_init();
+  }
+};
+
+/// The copying warps: every tile of the scheduler, block of depth after block of depth. A decoded
+/// tile becomes visible with its first block; the end mark has a block of its own, without copies.
+template <typename Shape, typename Loader, typename Scheduler>
+__device__ __forceinline__ void copy_tiles(Loader& loader, Scheduler& scheduler, std::byte* stages,
+                                           typename Scheduler::Tile* tiles,
+                                           StageRing<Shape>& ring) {
+  const bool leads = threadIdx.x == Shape::kFirstCopyThread;
+  const std::uint32_t address = ptx::shared_address(stages);
+  PipelineState<Shape::kStages> state;
+  for (int number = 0;; ++number) {
+    typename Scheduler::Tile& tile = tiles[number % kTileSlots];
+    if (scheduler.schedules()) {
+      const typename Scheduler::Tile decoded = scheduler.decode();
+      if (leads) tile = decoded;
+    }
+    ptx::bar_sync(kLoadBarrier, Shape::kCopyThreads);
+    const bool is_end = tile.is_end();
+    const int blocks = is_end ? 1 : loader.start(tile);
+    ptx::bar_sync(kLoadBarrier,
+                  Shape::kCopyThreads);  // what all have stored, the first one signals
+#pragma unroll 1
+    for (int left = blocks - 1; left >= 0; --left) {
+      ring.wait_empty(state);
+      if (!is_end) loader.load(address + state.slot * Shape::kStageBytes, state.slot, left);
+      ptx::cp_async_mbarrier_arrive_noinc(&ring.full[state.slot]);
+      if (leads) ptx::mbarrier_arrive(&ring.full[state.slot]);
+      state.advance();
+    }
+    if (is_end) return;
+  }
+}
+
+/// What a multiplying warp sees of the ring: the feed of multiply.cuh, with nothing to fill.
+template <typename Shape>
+class StageReader {
+ public:
+  __device__ __forceinline__ StageReader(const std::byte* stages, StageRing<Shape>& ring)
+      : stages_(stages), ring_(ring) {}
+
+  __device__ __forceinline__ void wait() { ring_.wait_full(state_); }
+  /// This warp has read the stage.
+  __device__ __forceinline__ void advance() {
+    __syncwarp();
+    if (threadIdx.x % kWarpThreads == 0) ptx::mbarrier_arrive(&ring_.empty[state_.slot]);
+    state_.advance();
+  }
+  __device__ __forceinline__ const std::byte* stage_pointer() const {
+    return stages_ + state_.slot * Shape::kStageBytes;
+  }
+  __device__ __forceinline__ std::uint32_t stage_address() const {
+    return ptx::shared_address(stage_pointer());
+  }
+  static __device__ __forceinline__ const float* scales() { return nullptr; }
+
+  static __device__ __forceinline__ void begin_fill() {}
+  template <int Parts>
+  static __device__ __forceinline__ void fill_part(int) {}
+  static __device__ __forceinline__ void end_fill() {}
+
+ private:
+  const std::byte* stages_;
+  StageRing<Shape>& ring_;
+  PipelineState<Shape::kStages> state_;
+};
+
+}  // namespace moegemm::cuda::sm80
