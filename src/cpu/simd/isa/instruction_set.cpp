@@ -32,13 +32,14 @@ const KernelTable* compiled_kernels(InstructionSet isa) {
 /// What the processor has and the operating system saves.
 bool machine_runs(InstructionSet isa) {
 #if defined(__x86_64__)
-#if defined(__clang__) && __clang_major__ < 16  // does not know the name
+#if defined(__clang__) && __clang_major__ < 16  // does not know these names
   const bool bf16 = false;
+  const bool f16c = true;  // older than AVX2
 #else
   const bool bf16 = __builtin_cpu_supports("avx512bf16");
+  const bool f16c = __builtin_cpu_supports("f16c");
 #endif
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("f16c");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512dq");
