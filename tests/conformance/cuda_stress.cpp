@@ -34,7 +34,8 @@ void stress(const Target& target) {
     DeviceProblem problem(*target.memory, host);
     const auto first = checked_result(target, *target.memory, host, problem);
     if (!first) continue;
-    relaunch(target, *target.memory, problem);
+    BorrowedMemory lender(*target.memory);
+    relaunch(target, *target.memory, problem, &lender);
     target.memory->synchronize();
     ASSERT_EQ(hash_of(problem.output()), hash_of(*first)) << "two runs differ";
     ASSERT_EQ(problem.trespass(), "");

@@ -27,18 +27,21 @@ std::vector<Target> gpu_targets() {
   return found;
 }
 
-void relaunch(const Target& target, Memory& memory, DeviceProblem& problem) {
+void relaunch(const Target& target, Memory& memory, DeviceProblem& problem, MemorySupport* lender) {
   problem.poison_output(memory);
   GemmOptions options = problem.options();
   options.backend = target.backend;
-  problem.call(options, memory.context());
+  ExecutionContext context = memory.context();
+  context.memory = lender;
+  problem.call(options, context);
 }
 
 std::optional<std::vector<unsigned char>> checked_result(const Target& target, Memory& memory,
                                                          const HostProblem& host,
                                                          DeviceProblem& problem) {
+  BorrowedMemory lender(memory);
   try {
-    relaunch(target, memory, problem);
+    relaunch(target, memory, problem, &lender);
   } catch (const Error& error) {
     if (target.may_refuse && error.kind() == ErrorKind::kNotImplemented) return std::nullopt;
     throw;

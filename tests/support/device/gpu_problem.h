@@ -15,8 +15,10 @@ ProblemCase busy_case(Permutation permutation, std::int64_t scale = 1);
 /// The targets that run on a GPU.
 std::vector<Target> gpu_targets();
 
-/// Poisons the output and calls, both ordered on the memory's stream.
-void relaunch(const Target& target, Memory& memory, DeviceProblem& problem);
+/// Poisons the output and calls, both ordered on the memory's stream. `lender`, if any, lends the
+/// call memory and has to live until the call has finished.
+void relaunch(const Target& target, Memory& memory, DeviceProblem& problem,
+              MemorySupport* lender = nullptr);
 
 /// The result of a call alone on the device, checked against the oracle; empty when the backend
 /// leaves the problem to another.
