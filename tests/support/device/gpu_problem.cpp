@@ -27,28 +27,29 @@ std::vector<Target> gpu_targets() {
   return found;
 }
 
-void relaunch(const Target& target, Memory& memory, DeviceProblem& problem, MemorySupport* lender) {
+Plan relaunch(const Target& target, Memory& memory, DeviceProblem& problem, MemorySupport* lender) {
   problem.poison_output(memory);
   GemmOptions options = problem.options();
   options.backend = target.backend;
   ExecutionContext context = memory.context();
   context.memory = lender;
-  problem.call(options, context);
+  return problem.call(options, context);
 }
 
 std::optional<std::vector<unsigned char>> checked_result(const Target& target, Memory& memory,
                                                          const HostProblem& host,
                                                          DeviceProblem& problem) {
   BorrowedMemory lender(memory);
+  Accuracy accuracy = target.accuracy;
   try {
-    relaunch(target, memory, problem, &lender);
+    accuracy.rounded_product = relaunch(target, memory, problem, &lender).composed;
   } catch (const Error& error) {
     if (target.may_refuse && error.kind() == ErrorKind::kNotImplemented) return std::nullopt;
     throw;
   }
   memory.synchronize();
   std::vector<unsigned char> result = problem.output();
-  const Comparison comparison = compare(host, result, target.accuracy);
+  const Comparison comparison = compare(host, result, accuracy);
   EXPECT_TRUE(comparison.passed()) << describe(comparison);
   return result;
 }
