@@ -49,4 +49,5 @@ def describe(device: str, dtype: str, rounds: int, commit: str) -> dict[str, Any
         "system": f"{platform.system()} {platform.machine()}",
         "dtype": dtype,
         "rounds": rounds,
+        "under_load": cuda,
     }

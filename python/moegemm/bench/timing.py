@@ -17,7 +17,12 @@ CPU_FLUSH_BYTES = 32 << 20
 # Launching the copies of a small case takes the host longer than running them takes the GPU. Spinning for 100
 # microseconds (at up to 2 GHz) before each call lets the host get ahead, so that events see GPU time only.
 SPIN_CYCLES = 200_000
-SPIN_BELOW_FLOPS = 2e11
+SPIN_BELOW_FLOPS = 5e10
+# Power limits larger cases, so that the time of a launch depends on how idle the card was before it, and an expert
+# loop waits for the host. 2 ms of dense products before each launch put all contenders at the clock of a card at work,
+# and let the host get ahead. Cases that take several milliseconds themselves keep the card at work.
+LOAD_PRODUCTS = 3
+LOAD_BELOW_FLOPS = 2e12
 WARM_UP_ROUNDS = 3
 WARM_UP_SECONDS = 0.05  # the power limit needs this long to pull the clock down
 
@@ -28,6 +33,7 @@ class Clock:
     def __init__(self, device: str) -> None:
         self.cuda = device == "cuda"
         self._flush = torch.empty(FLUSH_BYTES if self.cuda else CPU_FLUSH_BYTES, dtype=torch.int8, device=device)
+        self._dense: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def synchronize(self) -> None:
         if self.cuda:
@@ -37,52 +43,59 @@ class Clock:
         """Brings a cool card, which runs 10 to 15% faster, to the state that every case is measured in."""
         if not self.cuda or seconds <= 0:
             return
-        a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
         begin = time.monotonic()
         while time.monotonic() - begin < seconds:
-            for _ in range(20):
-                torch.mm(a, b.t())
+            self._multiply(40)
             torch.cuda.synchronize()
 
     def round_robin(self, calls: Calls, rounds: int, flops: float = 0.0) -> dict[str, list[float]]:
         """Milliseconds of each call: one launch of each per round, in an order drawn anew, L2 flushed before each."""
-        spin = self.cuda and flops < SPIN_BELOW_FLOPS
         order = list(calls)
         shuffle = random.Random(rounds).shuffle
         marks: list[tuple[str, Any, Any]] = []
-        self._warm_up(calls, spin)
+        self._warm_up(calls, flops)
         for _ in range(rounds):
             shuffle(order)
-            marks += [(name, *self._time(calls[name], spin)) for name in order]
+            marks += [(name, *self._time(calls[name], flops)) for name in order]
         self.synchronize()
         times: dict[str, list[float]] = {name: [] for name in calls}
         for name, begin, end in marks:
             times[name].append(begin.elapsed_time(end) if self.cuda else (end - begin) * 1e3)
         return times
 
-    def _warm_up(self, calls: Calls, spin: bool) -> None:
+    def _warm_up(self, calls: Calls, flops: float) -> None:
         until = time.monotonic() + (WARM_UP_SECONDS if self.cuda else 0)
         done = 0
         while done < (WARM_UP_ROUNDS if self.cuda else 1) or time.monotonic() < until:
             for call in calls.values():
-                self._time(call, spin)
+                self._time(call, flops)
             self.synchronize()
             done += 1
 
-    def _time(self, call: Callable[[], object], spin: bool) -> tuple[Any, Any]:
+    def _time(self, call: Callable[[], object], flops: float) -> tuple[Any, Any]:
         if not self.cuda:
             self._flush.zero_()
             begin = time.perf_counter()
             call()
             return begin, time.perf_counter()
         started, ended = (_cuda.Event(enable_timing=True) for _ in range(2))
+        if SPIN_BELOW_FLOPS <= flops < LOAD_BELOW_FLOPS:
+            self._multiply(LOAD_PRODUCTS)
         self._flush.zero_()
-        if spin:
+        if flops < SPIN_BELOW_FLOPS:
             _cuda._sleep(SPIN_CYCLES)
         started.record()
         call()
         ended.record()
         return started, ended
+
+    def _multiply(self, products: int) -> None:
+        """Dense products of 0.7 ms each."""
+        if self._dense is None:
+            rows, columns = (torch.randn(n, 8192, device="cuda", dtype=torch.bfloat16) for n in (4096, 8192))
+            self._dense = rows, columns
+        for _ in range(products):
+            torch.mm(self._dense[0], self._dense[1].t())
 
     def repeated(self, call: Callable[[], object], repeats: int, rounds: int) -> list[float]:
         """Milliseconds of one call out of `repeats` in a CUDA graph: launch gaps hardly count."""
