@@ -350,7 +350,8 @@ def to_markdown(record: Record, figures: Sequence[tuple[str, str]] = ()) -> str:
         f"Round robin of all contenders of a case, medians of {run['rounds']} rounds, caches flushed before each "
         f"launch{', the card under load' if run.get('under_load') else ''} (see `benchmarks/README.md`). "
         "TFLOP/s count useful work only: 2 M N K with M = tokens x topk. *dense* is one product with the same FLOPs, "
-        "*torch + copies* is `grouped_mm` with the gather, scatter and multiply that its user adds, *expert loop* is one product per expert with the same copies.",
+        "*torch + copies* is `grouped_mm` with the gather, scatter and multiply that its user adds, "
+        "*expert loop* is one product per expert with the same copies.",
         "",
         "fwd1, dx1 and dw1 belong to the first GEMM of a layer (gate and up), fwd2, dx2 and dw2 to the second: fwd1 "
         "gathers X, dx1 scatters dX, dw1 gathers X; fwd2 scatters Y and multiplies by the router's weights, dx2 and "
