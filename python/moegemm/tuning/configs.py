@@ -67,6 +67,20 @@ class KernelConfig:
         """The use_tma_* fields by name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name.startswith("use_tma")}
 
+    def to_string(self, include_tuning_params: bool = False, include_tma: bool = False) -> str:
+        """The flags that are on, as a label for a table or a test.
+
+        >>> KernelConfigForward(permute_x=True, use_tma_load_w=True).to_string(include_tma=True)
+        'permute_x,use_tma_load_w'
+        """
+        shown = [name for name in ("permute_x", "permute_y") if getattr(self, name)]
+        if include_tuning_params:
+            names = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps", "num_stages", "flatten")
+            shown += [f"{name}={getattr(self, name)}" for name in names]
+        if include_tma:
+            shown += [name for name, on in self.tma_flags().items() if on]
+        return ",".join(shown)
+
     def numbers(self) -> list[int]:
         """The operators' `config` argument."""
         return [

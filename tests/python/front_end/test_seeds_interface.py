@@ -50,6 +50,13 @@ def test_config_fields(config):
     assert set(inspect.signature(config).parameters) == SHARED_FIELDS | FIELDS[config]
 
 
+def test_configs_label_themselves():
+    config = KernelConfigBackward_dW(BLOCK_SIZE_M=64, permute_y=True, use_tma_load_x=True, use_tma_store=True)
+    assert config.to_string() == "permute_y"
+    assert set(config.to_string(include_tma=True).split(",")) == {"permute_y", "use_tma_load_x", "use_tma_store"}
+    assert "BLOCK_SIZE_M=64" in config.to_string(include_tuning_params=True).split(",")
+
+
 @pytest.mark.filterwarnings("ignore:moegemm. asked for:UserWarning")
 def test_basic_grouped_gemm_example(device):
     shrink = 1 if device == "cuda" else 32
