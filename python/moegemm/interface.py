@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moegemm.autograd import DEFAULTS, Settings, apply_with_transforms, apply_without_transforms
+from moegemm.autograd import DEFAULTS, Settings, apply_plain, apply_with_transforms, apply_without_transforms
 from moegemm.operators import flags as bits
 from moegemm.operators.errors import explain
 from moegemm.operators.main_grad import main_grad_of
 from moegemm.operators.notes import warn_of_replaced_kernels
-from moegemm.operators.raw import RawArguments, raw_flags, run_raw, torch_allows_tf32
+from moegemm.operators.raw import RawArguments, cuda_matmul_uses_tf32, raw_flags, run_raw
 from moegemm.operators.rules import require_no_fuse_mul_pre, require_valid_flags, require_valid_role
 from moegemm.tuning import (
     DEFAULT_BLOCK,
@@ -101,7 +101,7 @@ def grouped_gemm(
             flags |= bits.CHECK
         if autotune:
             flags |= autotune_flag()
-        if allow_tf32 or (cuda and allow_tf32 is None and X.dtype is _float32 and torch_allows_tf32(X)):
+        if allow_tf32 or (cuda and allow_tf32 is None and X.dtype is _float32 and cuda_matmul_uses_tf32()):
             flags |= bits.ALLOW_TF32
         if (
             dX_only
@@ -130,6 +130,8 @@ def grouped_gemm(
             Y = _forward(X, W, m_sizes, gather_indices, topk_weights, topk, flags, settings.config_forward)
         elif transformed:
             Y = apply_with_transforms(X, W, m_sizes, gather_indices, topk_weights, (topk, flags, settings))
+        elif settings is DEFAULTS and not flags and topk == 1 and topk_weights is None and W.dim() == 3:
+            Y = apply_plain(X, W, m_sizes)
         elif topk_weights is None:
             Y = apply_without_transforms(X, W, (m_sizes, gather_indices, (topk, flags, settings)))
         else:

@@ -41,7 +41,8 @@ class RawArguments(NamedTuple):
 _read_precision: Callable[[str, str], str] | None = getattr(torch._C, "_get_fp32_precision_getter", None)
 
 
-def _cuda_matmul_uses_tf32() -> bool:
+def cuda_matmul_uses_tf32() -> bool:
+    """What the user told torch about fp32 matrix products on CUDA."""
     # torch.get_float32_matmul_precision() raises for users of this newer setting; this follows either.
     if _read_precision is not None:
         return _read_precision("cuda", "matmul") == "tf32"
@@ -50,12 +51,12 @@ def _cuda_matmul_uses_tf32() -> bool:
 
 # What torch.compiler.assume_constant_result does, without importing all of Dynamo for it: the setting is read while
 # tracing. Dynamo itself recompiles when it changes.
-_cuda_matmul_uses_tf32._dynamo_marked_constant = True  # type: ignore[attr-defined]
+cuda_matmul_uses_tf32._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def torch_allows_tf32(lead: Tensor) -> bool:
-    """What the user told torch about fp32 matrix products on CUDA, if `lead` is in one."""
-    return lead.is_cuda and lead.dtype == torch.float32 and _cuda_matmul_uses_tf32()
+    """cuda_matmul_uses_tf32 if `lead` is of such a product."""
+    return lead.is_cuda and lead.dtype == torch.float32 and cuda_matmul_uses_tf32()
 
 
 def raw_flags(

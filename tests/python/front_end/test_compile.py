@@ -128,7 +128,7 @@ def test_the_tf32_setting_can_be_traced():
         for setting in ("tf32", "ieee"):
             torch.backends.cuda.matmul.fp32_precision = setting
             torch._dynamo.reset()
-            traced = torch.compile(lambda x: x + int(raw._cuda_matmul_uses_tf32()), fullgraph=True, backend="eager")
+            traced = torch.compile(lambda x: x + int(raw.cuda_matmul_uses_tf32()), fullgraph=True, backend="eager")
             assert traced(torch.zeros(())).item() == (setting == "tf32")
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
