@@ -8,9 +8,11 @@ namespace moegemm::cuda {
 namespace {
 
 cudaError_t try_launch(const LaunchSpec& spec, void** args, cudaStream_t stream) {
-  int device = 0;
-  if (const auto status = cudaGetDevice(&device); status != cudaSuccess) {
-    return status;
+  int device = spec.device;
+  if (device < 0) {
+    if (const auto status = cudaGetDevice(&device); status != cudaSuccess) {
+      return status;
+    }
   }
   if (const auto status = ensure_loaded(spec.function, device); status != cudaSuccess) {
     return status;

@@ -14,6 +14,7 @@ struct LaunchSpec {
   dim3 grid;
   dim3 block;
   int dynamic_smem_bytes = 0;
+  int device = -1;  ///< the current one, where the caller knows it; otherwise it is asked for
 };
 
 /// Launches on the current device, which must be the stream's. `args` points to the kernel's

@@ -2,6 +2,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
+
 #include "cuda/device/tile_counter.h"
 
 namespace moegemm::cuda {
@@ -20,5 +22,12 @@ namespace moegemm::cuda {
 /// The one limit: a captured graph that is instantiated twice, or cloned, must not have both copies
 /// running at the same time, since they share the counters of their nodes.
 TileCounter* acquire_tile_counter(int device, cudaStream_t stream);
+
+/// The same for a launch of `blocks` over at most `tiles`. nullptr as well when no block can have a
+/// second tile: a small product then asks the driver nothing about its stream.
+inline TileCounter* acquire_tile_counter(int device, cudaStream_t stream, std::int64_t tiles,
+                                         int blocks) {
+  return tiles <= blocks ? nullptr : acquire_tile_counter(device, stream);
+}
 
 }  // namespace moegemm::cuda

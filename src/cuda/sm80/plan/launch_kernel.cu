@@ -18,13 +18,15 @@ RoutingParams make_routing(const Problem& problem, const Operands& operands) {
 
 void launch_kernel(const CompiledKernel& kernel, const Plan& plan, const Problem& problem,
                    RoutingParams& routing, void* params, cudaStream_t stream) {
-  routing.counter = acquire_tile_counter(problem.device.index, stream);
+  routing.counter =
+      acquire_tile_counter(problem.device.index, stream, most_tiles(kernel, problem), plan.grid);
   LaunchSpec spec;
   spec.function = kernel.function(problem.dtype);
   spec.name = kernel.info.name.c_str();
   spec.grid = dim3(static_cast<unsigned>(plan.grid));
   spec.block = dim3(static_cast<unsigned>(kernel.threads));
   spec.dynamic_smem_bytes = kernel.smem_bytes(routing.experts);
+  spec.device = problem.device.index;
   void* args[] = {params};
   launch(spec, args, stream, plan);
 }

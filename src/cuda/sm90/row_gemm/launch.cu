@@ -197,7 +197,8 @@ void launch_entry(const KernelEntry& entry, const Plan& plan, const Problem& pro
   if (problem.rows == 0) return;
   const CompiledRowGemm& kernel = all_compiled()[entry.family_index];
   RowGemmParams params = make_params(kernel, problem, operands);
-  params.counter = acquire_tile_counter(problem.device.index, stream);
+  params.counter =
+      acquire_tile_counter(problem.device.index, stream, most_tiles(kernel, problem), plan.grid);
   LaunchSpec spec;
   spec.function = kernel.function(problem);
   spec.name = entry.info.name.c_str();
@@ -205,6 +206,7 @@ void launch_entry(const KernelEntry& entry, const Plan& plan, const Problem& pro
   spec.block = dim3((1 + kConsumers) * kWarpgroupThreads);
   spec.dynamic_smem_bytes =
       kernel.smem_bytes(static_cast<int>(problem.experts), needs_row_info(problem));
+  spec.device = problem.device.index;
   void* args[] = {&params};
   launch(spec, args, stream, plan);
 }

@@ -235,7 +235,8 @@ void launch_entry(const KernelEntry& entry, const Plan& plan, const Problem& pro
   const CompiledWeightGemm& kernel = compiled_at(entry.family_index);
   const DeviceFacts& facts = *device_facts(problem.device.index);
   WeightGemmParams params = make_params(kernel, problem, operands, facts);
-  params.counter = acquire_tile_counter(problem.device.index, stream);
+  params.counter =
+      acquire_tile_counter(problem.device.index, stream, total_tiles(kernel, problem), plan.grid);
   LaunchSpec spec;
   spec.function =
       kernel.functions[problem.dtype == DType::kFloat16][problem.out_dtype == DType::kFloat32];
@@ -244,6 +245,7 @@ void launch_entry(const KernelEntry& entry, const Plan& plan, const Problem& pro
   spec.block = dim3(kWeightGemmThreads);
   spec.dynamic_smem_bytes =
       kernel.smem_bytes + static_cast<int>(problem.experts) * kSmemBytesPerExpert;
+  spec.device = problem.device.index;
   void* args[] = {&params};
   launch(spec, args, stream, plan);
 }
