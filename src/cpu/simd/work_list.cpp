@@ -94,20 +94,25 @@ void WorkList::run(const ExecutionContext& context, double operations,
   if (total_ == 0) return;
   const int workers =
       static_cast<int>(std::min<std::int64_t>(total_, worthwhile_workers(context, operations)));
-  Stretches stretches(total_, workers);
-  const auto work = [&](int worker) {
-    std::size_t at = static_cast<std::size_t>(worker);
+  const auto take_turns = [&](const auto& take) {
     Turn turn;
-    turn.next = block(stretches.take(at));
+    turn.next = block(take());
     while (turn.next.expert >= 0) {
       turn.previous = turn.block;
       turn.block = turn.next;
-      turn.next = block(stretches.take(at));
+      turn.next = block(take());
       body(turn);
     }
   };
-  if (workers == 1) return work(0);
-  executor_of(context).run(workers, work);
+  if (workers == 1) {
+    std::int64_t index = 0;
+    return take_turns([&] { return index++; });
+  }
+  Stretches stretches(total_, workers);
+  executor_of(context).run(workers, [&](int worker) {
+    std::size_t at = static_cast<std::size_t>(worker);
+    take_turns([&] { return stretches.take(at); });
+  });
 }
 
 }  // namespace moegemm::cpu::simd
