@@ -138,6 +138,10 @@ Tensor forward(const Tensor& x, const Tensor& w, const Tensor& m_sizes,
   return product<Op::kForward>(x, w, m_sizes, gather_indices, topk_weights, topk, flags, config);
 }
 
+Tensor forward_plain(const Tensor& x, const Tensor& w, const Tensor& m_sizes) {
+  return forward(x, w, m_sizes, std::nullopt, std::nullopt, 1, 0, std::nullopt);
+}
+
 Tensor dx(const Tensor& dy, const Tensor& w, const Tensor& m_sizes,
           const std::optional<Tensor>& gather_indices, const std::optional<Tensor>& topk_weights,
           std::int64_t topk, std::int64_t flags, const Config& config) {

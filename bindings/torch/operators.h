@@ -18,6 +18,8 @@ Tensor forward(const Tensor& x, const Tensor& w, const Tensor& m_sizes,
                const std::optional<Tensor>& gather_indices,
                const std::optional<Tensor>& topk_weights, std::int64_t topk, std::int64_t flags,
                const Config& config);
+/// `forward` with every other argument left to its default.
+Tensor forward_plain(const Tensor& x, const Tensor& w, const Tensor& m_sizes);
 Tensor dx(const Tensor& dy, const Tensor& w, const Tensor& m_sizes,
           const std::optional<Tensor>& gather_indices, const std::optional<Tensor>& topk_weights,
           std::int64_t topk, std::int64_t flags, const Config& config);

@@ -14,8 +14,10 @@ from moegemm.tuning.autotune import after_autotune
 
 _ops: Any = torch.ops.moegemm
 _forward: Callable[..., Tensor] = _ops.forward.default
-# What _forward calls in turn, less a Python frame; Dynamo only knows the former.
+_forward_plain: Callable[..., Tensor] = _ops.forward_plain.default
+# What they call in turn, less a Python frame; Dynamo only knows the former.
 _forward_directly: Callable[..., Tensor] = getattr(_forward, "_op", _forward)
+forward_plain_directly: Callable[..., Tensor] = getattr(_forward_plain, "_op", _forward_plain)
 _dx: Callable[..., Tensor] = _ops.dx.default
 _dw: Callable[..., Tensor] = _ops.dw.default
 _dw_out: Callable[..., None] = _ops.dw_out.default
@@ -260,7 +262,7 @@ class PlainGroupedGemm(torch.autograd.Function):
     def forward(ctx: Any, X: Tensor, W: Tensor, m_sizes: Tensor) -> Tensor:
         need_x, need_w, _ = ctx.needs_input_grad
         ctx.save_for_backward(X if need_w else None, W if need_x else None, m_sizes)
-        return _forward_directly(X, W, m_sizes)  # arguments that are left to their defaults cost nothing
+        return forward_plain_directly(X, W, m_sizes)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:

@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moegemm.autograd import DEFAULTS, Settings, apply_plain, apply_with_transforms, apply_without_transforms
+from moegemm.autograd import (
+    DEFAULTS,
+    Settings,
+    apply_plain,
+    apply_with_transforms,
+    apply_without_transforms,
+    forward_plain_directly,
+)
 from moegemm.operators import flags as bits
 from moegemm.operators.errors import explain
 from moegemm.operators.main_grad import main_grad_of
@@ -123,14 +130,18 @@ def grouped_gemm(
         transformed = _is_tracing() or _transforms_active()
         if transformed and settings is not DEFAULTS:
             flags |= bits.WARN_AT_ONCE
+        plain = not (transformed or flags) and topk == 1 and settings is DEFAULTS
         if not (
             _is_grad_enabled()
             and (X.requires_grad or W.requires_grad or (topk_weights is not None and topk_weights.requires_grad))
         ):
-            Y = _forward(X, W, m_sizes, gather_indices, topk_weights, topk, flags, settings.config_forward)
+            if plain:
+                Y = forward_plain_directly(X, W, m_sizes)
+            else:
+                Y = _forward(X, W, m_sizes, gather_indices, topk_weights, topk, flags, settings.config_forward)
         elif transformed:
             Y = apply_with_transforms(X, W, m_sizes, gather_indices, topk_weights, (topk, flags, settings))
-        elif settings is DEFAULTS and not flags and topk == 1 and topk_weights is None and W.dim() == 3:
+        elif plain and topk_weights is None and W.dim() == 3:
             Y = apply_plain(X, W, m_sizes)
         elif topk_weights is None:
             Y = apply_without_transforms(X, W, (m_sizes, gather_indices, (topk, flags, settings)))

@@ -142,6 +142,7 @@ def _expert_sums(
 
 _FAKES: dict[str, Callable[..., Any]] = {
     "forward": _forward,
+    "forward_plain": _forward,
     "dx": _dx,
     "dw": _dw,
     "forward_activated": _forward_activated,

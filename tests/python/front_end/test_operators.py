@@ -27,6 +27,13 @@ def test_products(device, flags):
     torch.library.opcheck(OPS.forward.default, (*arguments(case, case.X, case.W), [64, 64, 32, 2, 0, 0, 0]))
 
 
+def test_plain_product(device):
+    case = make_case(device, "plain", torch.bfloat16)
+    torch.library.opcheck(OPS.forward_plain.default, (case.X, case.W, case.m_sizes))
+    Y = OPS.forward_plain(case.X, case.W, case.m_sizes)
+    assert torch.equal(Y, OPS.forward(*arguments(case, case.X, case.W)))
+
+
 def test_products_into_out(device):
     case = make_case(device, "permute_x", torch.bfloat16)
     dY = torch.randn(case.rows, 24, device=device).bfloat16()
