@@ -60,8 +60,8 @@ class Backend {
   virtual int choose(const Problem& problem) const = 0;
 
   /// Whether applying the activation of `problem` in a kernel that can is faster than a pass behind
-  /// the product. Must not depend on the number of rows: the two round differently, and a row's
-  /// bits may not depend on the batch around it.
+  /// the product. May depend on the number of rows only where both give the same bits: a row's bits
+  /// may not depend on the batch around it.
   virtual bool fusing_is_faster(const Problem&) const { return true; }
 
   /// Whether dW of `problem`, which permutes an operand, is faster when that operand's rows are

@@ -5,6 +5,7 @@
 
 #include "conformance/suites.h"
 #include "moegemm/error.h"
+#include "moegemm/info.h"
 #include "moegemm/routing.h"
 #include "support/device/cuda_graph.h"
 #include "support/device/device_vector.h"
@@ -15,18 +16,21 @@ namespace moegemm::testing {
 namespace {
 
 /// Captured once, replayed with other routing in the same memory: valid, extreme and bad.
-void expect_replay_follows_routing(const Target& target, Op op, DType dtype,
-                                   Permutation permutation) {
+void expect_replay_follows_routing(const Target& target, const ProblemCase& spec, Op op,
+                                   DType dtype, const std::string& kernel = "") {
   Memory& memory = *target.memory;
-  HostProblem host = build_problem(busy_case(permutation), op, dtype, run_seed());
+  HostProblem host = build_problem(spec, op, dtype, run_seed());
   DeviceProblem problem(memory, host);
   GemmOptions options = problem.options();
   options.backend = target.backend;
+  if (!kernel.empty()) options.config.emplace().kernel = kernel;
   std::optional<CapturedGraph> graph;
   try {
     graph.emplace(memory, [&] { problem.call(options, memory.context()); });
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::kNotImplemented) GTEST_SKIP() << error.what();
+    const bool refusal = error.kind() == ErrorKind::kNotImplemented ||
+                         (!kernel.empty() && error.kind() == ErrorKind::kInvalidValue);
+    if (refusal) GTEST_SKIP() << error.what();
     throw;
   }
   EXPECT_LE(graph->nodes(), 2u) << "one product is one launch, and at most one more for zero rows";
@@ -121,9 +125,26 @@ void add_graph_tests() {
                    std::string("ReplayFollowsRouting_") + to_string(op) + "_" + to_string(dtype) +
                        "_" + to_string(permutation),
                    [target, op, dtype, permutation] {
-                     expect_replay_follows_routing(target, op, dtype, permutation);
+                     expect_replay_follows_routing(target, busy_case(permutation), op, dtype);
                    });
         }
+      }
+    }
+  }
+  for (const Target& target : gpu_targets()) {
+    for (const KernelInfo& kernel : kernels()) {
+      const bool fuses = kernel.name.find("_activated_") != std::string::npos;
+      if (kernel.backend != target.backend || !fuses) continue;
+      for (const Permutation permutation : {Permutation::kNone, Permutation::kX}) {
+        ProblemCase activated = busy_case(permutation);
+        activated.activation = Activation{};
+        activated.bias = true;
+        add_test(target.name() + "/Graph",
+                 "ReplayFollowsRouting_" + kernel.name + "_" + to_string(permutation),
+                 [target, activated, name = kernel.name] {
+                   expect_replay_follows_routing(target, activated, Op::kForward, DType::kBFloat16,
+                                                 name);
+                 });
       }
     }
   }

@@ -12,6 +12,7 @@ void add_check_tests();         ///< GemmOptions::check
 void add_route_tests();
 void add_row_tests();         ///< combine and scale_rows
 void add_activation_tests();  ///< activations and the gradients of biases
+void add_fused_activation_tests();
 
 /// Only a GPU has streams and graphs; without one these are skipped with the reason.
 void add_graph_tests();

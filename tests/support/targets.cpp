@@ -36,7 +36,8 @@ const std::vector<Target>& targets() {
       list.push_back({.backend = info.kind,
                       .memory = memory,
                       .may_refuse = info.kind == BackendKind::kSm90,
-                      .accuracy = {.double_accumulation = info.kind == BackendKind::kReference}});
+                      .accuracy = {.double_accumulation = info.kind == BackendKind::kReference,
+                                   .rounded_product = info.kind != BackendKind::kReference}});
     }
     return list;
   }();

@@ -48,6 +48,12 @@ __device__ __forceinline__ T* opaque(T* pointer) {
   return pointer;
 }
 
+/// The same bits, of which the compiler knows nothing: it keeps them and not what they were made of.
+__device__ __forceinline__ std::uint32_t opaque(std::uint32_t bits) {
+  asm volatile("" : "+r"(bits));
+  return bits;
+}
+
 /// A warp-uniform value that the compiler knows to be uniform.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 

@@ -87,6 +87,12 @@ class Sm90Backend final : public Backend {
     return cuda::sm90::choose(entries_, problem, *cuda::device_facts(problem.device.index));
   }
 
+  bool fusing_is_faster(const Problem& problem) const override {
+    const int kernel = choose(problem);
+    return kernel >= 0 && cuda::sm90::fusing_is_faster(
+                              problem, entries_[static_cast<std::size_t>(kernel)].info.tile);
+  }
+
   bool gathering_first_is_faster(const Problem& problem) const override {
     return cuda::sm90::gathering_first_is_faster(problem);
   }

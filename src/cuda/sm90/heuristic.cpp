@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 
 #include "cuda/sm90/row_time.h"
@@ -112,11 +113,26 @@ Preference preference(const Problem& problem) {
   return for_many_rows(facts, wide);
 }
 
+/// Segments whose tall tiles are less than 80% full of rows, where the other tiles suit them
+/// better: 200 to 307 rows take two tiles of 192, 385 to 450 take three.
+bool tall_is_half_empty(double rows) {
+  if (rows <= 200 || rows > 450) return false;
+  return rows / (std::ceil(rows / kTall.rows) * kTall.rows) < 0.8;
+}
+
+/// Activated kernels: these three (kWide is gathered only).
+Preference preference_activated(double rows) {
+  if (rows <= kFewRows) return {kSmall, kWide, kTall, kBalanced};
+  if (rows <= 115 || tall_is_half_empty(rows)) return {kWide, kTall, kSmall, kBalanced};
+  return {kTall, kWide, kSmall, kBalanced};
+}
+
 }  // namespace
 
 int preference_rank(const KernelInfo& kernel, const Problem& problem) {
   if (problem.op == Op::kDw) return 0;  // the list is in order of preference
-  const Preference order = preference(problem);
+  const Preference order =
+      problem.activation ? preference_activated(facts_of(problem).rows) : preference(problem);
   for (std::size_t i = 0; i < order.size(); ++i) {
     if (kernel.tile.cols == order[i].features && kernel.tile.rows == order[i].rows) {
       return static_cast<int>(i);
@@ -136,7 +152,7 @@ int choose_among(std::span<const KernelInfo* const> feasible, const Problem& pro
       best_rank = rank;
     }
   }
-  if (problem.op == Op::kDw || feasible.size() < 2) return preferred;
+  if (problem.op == Op::kDw || problem.activation || feasible.size() < 2) return preferred;
 
   const RowWork work(problem, facts);
   const double rows = facts_of(problem).rows;
@@ -171,6 +187,30 @@ int choose(std::span<const KernelEntry> kernels, const Problem& problem, const D
   }
   if (count == 0) return -1;
   return place[choose_among({feasible.data(), count}, problem, facts)];
+}
+
+bool fusing_is_faster(const Problem& problem, const TileShape& tile) {
+  // Gain over the best plain kernel with a pass behind it, six models at 64 to 16384 tokens on an
+  // H200, the contenders of each in one round robin; the pass counts the less the longer the
+  // contraction is.
+  //   rows per expert   K       gathered                       in order (tall)
+  //   up to 48          any     small  0 to 7 %                small  0 to 10 %
+  //   64                2048    wide   4 to 7 %  (tall 4, 6)     10 to 17 %
+  //                     longer  wide   1 to 3 %  (tall -1 to 1)  1 to 5 %
+  //   80 (Qwen3-Next)   2048    tall   5 %                       11 %
+  //   128, 160          any     tall   2 to 11 %                 3 to 10 %
+  //   256               2048    wide   2 to 4 %  (tall -1)       8, 12 %
+  //                     longer  wide  -2 to 0 %  (tall -5 to -7) -7 to -4 %
+  //   320 and more      <= 4096 tall   4 to 11 %                 5 to 12 %
+  //                     7168    tall  -1 %                       3 %
+  constexpr std::int64_t kShort = 2304;
+  const Facts facts = facts_of(problem);
+  if (is(kSmall, tile)) return facts.rows <= kFewRows;
+  if (is(kWide, tile)) return facts.rows <= 115 || facts.depth <= kShort;
+  if (tall_is_half_empty(facts.rows)) return !facts.gathers && facts.depth <= kShort;
+  if (!facts.gathers) return true;
+  if (facts.rows <= 115) return facts.depth <= kShort;
+  return facts.rows <= 200 || facts.depth <= 4096;
 }
 
 bool gathering_first_is_faster(const Problem& problem) {

@@ -17,7 +17,7 @@ std::vector<Target> gpu_targets();
 
 /// Poisons the output and calls, both ordered on the memory's stream. `lender`, if any, lends the
 /// call memory and has to live until the call has finished.
-Plan relaunch(const Target& target, Memory& memory, DeviceProblem& problem,
+void relaunch(const Target& target, Memory& memory, DeviceProblem& problem,
               MemorySupport* lender = nullptr);
 
 /// The result of a call alone on the device, checked against the oracle; empty when the backend

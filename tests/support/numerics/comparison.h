@@ -39,7 +39,9 @@ namespace moegemm::testing {
 
 struct Accuracy {
   bool double_accumulation = false;  ///< the reference's
-  bool rounded_product = false;      ///< an activation is a pass behind the product
+  /// An activation sees the product in the inputs' dtype, in the kernel or in a pass behind it;
+  /// only the reference activates what was not rounded.
+  bool rounded_product = false;
 };
 
 struct Comparison {

@@ -55,8 +55,11 @@ TEST(RowTile, EveryCompiledTileFitsSharedMemoryAndAlignment) {
   using sm90::Schedule;
 #define MOEGEMM_ROW_KERNEL(op, features, rows, granule, stages, schedule, loads) \
   check_tile<RowTile<features, rows, granule, stages, Schedule::schedule>>();
+#define MOEGEMM_ROW_KERNEL_ACTIVATED(op, features, rows, granule, stages, schedule, loads) \
+  check_tile<RowTile<features, rows, granule, stages, Schedule::schedule, true>>();
 #include "cuda/instances/sm90_rows.inc"
 #undef MOEGEMM_ROW_KERNEL
+#undef MOEGEMM_ROW_KERNEL_ACTIVATED
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -212,6 +213,68 @@ TEST(Sm90Heuristic, EveryRowCountRanksEveryTileOfItsOp) {
     EXPECT_LT(rank(problem, 128, 192), 4);
     EXPECT_LT(rank(problem, 192, 128), 4);
     EXPECT_LT(rank(problem, 128, 64), 4);
+  }
+}
+
+Problem activated(std::int64_t experts, std::int64_t rows, std::int64_t n, std::int64_t k) {
+  Problem problem = layer(Op::kForward, experts, rows, n, k, Permutation::kX);
+  problem.activation = Activation{};
+  return problem;
+}
+
+/// The activated tile that is chosen, all of them feasible: {features, rows}; nothing where a pass
+/// behind the product is faster.
+std::optional<std::pair<int, int>> fused(const Problem& problem) {
+  const std::vector<KernelInfo> kernels = {row_kernel(Op::kForward, 256, 160),
+                                           row_kernel(Op::kForward, 128, 192),
+                                           row_kernel(Op::kForward, 128, 64)};
+  const KernelInfo* const feasible[] = {&kernels[0], &kernels[1], &kernels[2]};
+  const TileShape tile = kernels[choose_among(feasible, problem, kH200)].tile;
+  if (!fusing_is_faster(problem, tile)) return {};
+  return std::pair(tile.cols, tile.rows);
+}
+
+TEST(Sm90Activated, DecodeStreamsWeightsAndAlwaysFuses) {
+  for (const std::int64_t rows : {1, 512, 48 * 128}) {
+    EXPECT_EQ(fused(activated(128, rows, 1536, 2048)), std::pair(128, 64)) << rows;
+    EXPECT_EQ(fused(activated(128, rows, 4096, 7168)), std::pair(128, 64)) << rows;
+  }
+}
+
+TEST(Sm90Activated, TilesFollowRowsPerExpert) {
+  EXPECT_EQ(fused(activated(64, 64 * 64, 2048, 2048)), std::pair(256, 160));
+  EXPECT_EQ(fused(activated(128, 128 * 128, 1536, 2048)), std::pair(128, 192));
+  EXPECT_EQ(fused(activated(64, 64 * 256, 2048, 2048)), std::pair(256, 160));
+  EXPECT_EQ(fused(activated(64, 64 * 320, 2048, 2048)), std::pair(128, 192));
+  EXPECT_EQ(fused(activated(64, 64 * 400, 2048, 2048)), std::pair(256, 160));
+  EXPECT_EQ(fused(activated(128, 65536, 1536, 2048)), std::pair(128, 192));
+  EXPECT_EQ(fused(activated(8, 16384, 28672, 4096)), std::pair(128, 192));
+}
+
+TEST(Sm90Activated, ALongContractionWithManyRowsIsFasterApart) {
+  EXPECT_FALSE(fused(activated(256, 65536, 4096, 7168)));      // DeepSeek-V3, 8192 tokens
+  EXPECT_FALSE(fused(activated(256, 2 * 65536, 4096, 7168)));  // 16384
+  EXPECT_FALSE(fused(activated(128, 32768, 5760, 2880)));      // gpt-oss-120b, 8192
+  EXPECT_TRUE(fused(activated(256, 32768, 4096, 7168)));
+  EXPECT_TRUE(fused(activated(128, 65536, 5760, 2880)));
+}
+
+TEST(Sm90Activated, WithoutTheWideTileItDependsOnTheContraction) {
+  const TileShape tall = row_kernel(Op::kForward, 128, 192).tile;
+  EXPECT_TRUE(fusing_is_faster(activated(512, 512 * 80, 1024, 2048), tall));
+  EXPECT_FALSE(fusing_is_faster(activated(512, 512 * 80, 1024, 4096), tall));
+  EXPECT_TRUE(fusing_is_faster(activated(512, 512 * 160, 1024, 4096), tall));
+  EXPECT_FALSE(fusing_is_faster(activated(512, 512 * 256, 1024, 2048), tall));
+}
+
+TEST(Sm90Activated, RowsInOrderFuseUnlessTilesAreHalfEmptyAndTheContractionIsLong) {
+  const TileShape tall = row_kernel(Op::kForward, 128, 192).tile;
+  for (const std::int64_t rows : {64, 128, 256, 320, 512, 2048}) {
+    for (const std::int64_t k : {2048, 4096, 7168}) {
+      Problem problem = activated(64, 64 * rows, 4096, k);
+      problem.permutation = Permutation::kNone;
+      EXPECT_EQ(fusing_is_faster(problem, tall), rows != 256 || k == 2048) << rows << " " << k;
+    }
   }
 }
 

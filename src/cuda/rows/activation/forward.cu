@@ -9,7 +9,7 @@
 #include "cuda/rows/activation/gate_packs.cuh"
 #include "cuda/rows/activation/kernel_choice.h"
 #include "cuda/rows/activation/limits.h"
-#include "cuda/rows/activation/math.cuh"
+#include "cuda/device/activation_math.cuh"
 #include "cuda/rows/activation/row_experts.cuh"
 #include "cuda/rows/activation/thread_ring.cuh"
 #include "cuda/rows/alignment.h"

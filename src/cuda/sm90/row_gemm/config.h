@@ -23,7 +23,9 @@ constexpr int kTileSlots =
 constexpr int kStagedRows = 32;  ///< rows per store buffer: 4 KiB, half of a warpgroup's two
 constexpr int kSharedMemoryLimit = 232448;  ///< opt-in limit of sm_90: 227 KiB
 
-template <int Features_, int Rows_, int Granule_, int Stages_, Schedule Schedule_>
+/// `Activated_`: the tile stores what its activation leaves; see activate.cuh.
+template <int Features_, int Rows_, int Granule_, int Stages_, Schedule Schedule_,
+          bool Activated_ = false>
 struct RowTile {
   static constexpr int kFeatures = Features_;
   static constexpr int kRows = Rows_;
@@ -31,11 +33,17 @@ struct RowTile {
   static constexpr int kStages = Stages_;
   static constexpr Schedule kSchedule = Schedule_;
   static constexpr bool kPingpong = Schedule_ == Schedule::kPingpong;
+  static constexpr bool kActivated = Activated_;
 
   /// Fewest wgmma columns: below 64 an instruction hardly gets faster, and each N is compiled.
   static constexpr int kMinColumns = kRows > 64 ? 64 : kGranule;
   /// m64 blocks of one warpgroup.
   static constexpr int kBlocks = kFeatures / 64 / (kPingpong ? 1 : kConsumers);
+  /// Features from a warpgroup's block to its next. An activated panel has two halves, gates and
+  /// their ups, and a warpgroup has a block of each.
+  static constexpr int kBlockStep = kActivated ? kFeatures / 2 : 64;
+  /// Features from the first of a warpgroup to the first of the other.
+  static constexpr int kConsumerStep = kPingpong ? 0 : (kActivated ? 64 : kBlocks * 64);
   /// A tile's rows come in one TMA box, a half-height one where that suffices. Smaller boxes would
   /// load less past the tile, but each costs the copy engine tens of cycles. Qwen3-30B fwd2 on an
   /// H200, TFLOP/s: one box 602, boxes of 64 rows 592, of 32 rows 497, of 16 rows 437.
@@ -44,13 +52,19 @@ struct RowTile {
   static constexpr int kStageBytes = kWeightBytes + kRows * kRowBytes;
   static constexpr int kStagingBytes = kConsumers * 2 * kStagedRows * kRowBytes;
   static constexpr int kAccumulators = kBlocks * kRows / 2;
+  /// Whether a plain tile can add a bias to its fp32 results: 192 accumulators of a pingpong tile
+  /// leave no register for it (the gathered 128x192 spills 12 bytes).
+  static constexpr bool kAddsBias = !kPingpong || kAccumulators <= 64;
 
   static_assert(kFeatures % (kPingpong ? 64 : 128) == 0);
   static_assert(kHalfRows % 8 == 0 && kRows % kGranule == 0 && kRows <= 256);
+  static_assert(!kActivated || kBlocks == 2, "a block of gates and a block of ups");
   static_assert(kAccumulators <= 192, "more accumulators than a consumer thread has registers");
 };
 
 constexpr int kRingBytes = 512;  ///< all barriers: 2 x 12 stages at most, 3 x kTileSlots, rounded
+constexpr int kActivatedRingBytes = 256;  ///< 2 x 8 stages at most: every byte counts there
+constexpr int kBiasBytes = 256;           ///< biases of a warpgroup's features in an activated tile
 
 /// Byte offsets into dynamic shared memory. What has a size known only at run time comes last, so
 /// that the main loops spend no registers on addresses.
@@ -58,7 +72,9 @@ template <typename TileT>
 struct RowGemmLayout {
   static constexpr int kStaging = TileT::kStages * TileT::kStageBytes;
   static constexpr int kRings = kStaging + TileT::kStagingBytes;
-  static constexpr int kTiles = kRings + kRingBytes;
+  static constexpr int kBiases =
+      kRings + (TileT::kActivated ? kActivatedRingBytes : kRingBytes);  ///< of each consumer
+  static constexpr int kTiles = kBiases + (TileT::kActivated ? kConsumers * kBiasBytes : 0);
   static constexpr int kStarts = kTiles + kTileSlots * 16;  ///< SegmentStart [E + 1]
 
   /// Destination and scale of each row, for tiles that are scattered or scaled.

@@ -16,13 +16,19 @@
 // clang-format on
 namespace moegemm::cuda::sm90 {
 
-/// One tile of a consumer with N wgmma columns.
+/// Activated tiles only: their instances include activate.cuh.
+template <typename TileT>
+struct RoundedTile;
+template <typename T, typename TileT>
+__device__ void store_activated(const RowGemmParams& params, const RowGemmShared<TileT>& shared,
+                                int slot, const RoundedTile<TileT>& rounded);
+
+/// The product of a consumer's next tile.
 template <typename T, int N, typename TileT, ptx::Major WeightMajor, bool Gathered>
-__device__ __forceinline__ void consume_tile(const RowGemmParams& params,
-                                             const RowGemmShared<TileT>& shared, const Tile& tile,
-                                             const PipelineState<kTileSlots>& slot, int consumer,
-                                             PipelineState<TileT::kStages>& stage) {
-  float d[TileT::kBlocks][N / 2];
+__device__ __forceinline__ void accumulate_tile(const RowGemmParams& params,
+                                                const RowGemmShared<TileT>& shared, int consumer,
+                                                PipelineState<TileT::kStages>& stage,
+                                                float (&d)[TileT::kBlocks][N / 2]) {
   // Pingpong: a main loop starts only when the other one has issued its last step, else a stage's
   // parity could be read two laps ahead.
   if constexpr (TileT::kPingpong) {
@@ -35,10 +41,31 @@ __device__ __forceinline__ void consume_tile(const RowGemmParams& params,
                     kConsumers * kWarpgroupThreads);
   }
   finish_tile<N, TileT>(d, shared, stage);
+}
+
+/// One tile of a consumer with N wgmma columns.
+template <typename T, int N, typename TileT, ptx::Major WeightMajor, bool Gathered>
+__device__ __forceinline__ void consume_tile(const RowGemmParams& params,
+                                             const RowGemmShared<TileT>& shared, const Tile& tile,
+                                             const PipelineState<kTileSlots>& slot, int consumer,
+                                             PipelineState<TileT::kStages>& stage) {
+  float d[TileT::kBlocks][N / 2];
+  accumulate_tile<T, N, TileT, WeightMajor, Gathered>(params, shared, consumer, stage, d);
   if (params.scatter || params.multiply) {
     ptx::mbarrier_wait(&shared.rings().info_full[slot.slot], slot.phase);
   }
   store_tile<T, N, TileT>(params, shared, tile, slot.slot, consumer, d);
+}
+
+/// One tile of a consumer of an activated kernel, up to its rounded results.
+template <typename T, int N, typename TileT, ptx::Major WeightMajor, bool Gathered>
+__device__ __forceinline__ void consume_tile(const RowGemmParams& params,
+                                             const RowGemmShared<TileT>& shared, int consumer,
+                                             PipelineState<TileT::kStages>& stage,
+                                             RoundedTile<TileT>& rounded) {
+  float d[TileT::kBlocks][N / 2];
+  accumulate_tile<T, N, TileT, WeightMajor, Gathered>(params, shared, consumer, stage, d);
+  rounded.template take<T, N>(d);
 }
 
 /// Chooses the compiled N at run time: a tile pays for its rows, not for the largest tile.
@@ -57,7 +84,8 @@ __device__ __forceinline__ void consume_tile_of(int n, Args&... args) {
 template <typename T, typename TileT, ptx::Major WeightMajor, bool Gathered>
 __device__ __forceinline__ void consume(const RowGemmParams& params,
                                         const RowGemmShared<TileT>& shared, int consumer) {
-  zero_padding_rows<T>(params, shared.starts()[params.experts].row);
+  constexpr auto kColumns = TileT::kActivated ? &RowGemmParams::columns : &RowGemmParams::features;
+  zero_padding_rows<T, kColumns>(params, shared.starts()[params.experts].row);
   auto& ring = shared.rings().tile;
   PipelineState<TileT::kStages> stage;
   PipelineState<kTileSlots> slot;
@@ -74,8 +102,18 @@ __device__ __forceinline__ void consume(const RowGemmParams& params,
     const Tile tile = shared.tiles()[slot.slot];
     const int rows = ptx::uniform(tile.rows);
     if (rows == 0) return;
-    consume_tile_of<T, TileT::kRows, TileT, WeightMajor, Gathered>(
-        padded_rows<TileT>(rows), params, shared, tile, slot, consumer, stage);
+    if constexpr (TileT::kActivated) {
+      RoundedTile<TileT> rounded;
+      // One register instead of two through the main loop, which has none to spare.
+      const unsigned parked = ptx::opaque(static_cast<unsigned>(slot.slot) | slot.phase << 8);
+      consume_tile_of<T, TileT::kRows, TileT, WeightMajor, Gathered>(
+          padded_rows<TileT>(rows), params, shared, consumer, stage, rounded);
+      slot = {static_cast<int>(parked & 0xff), parked >> 8};
+      store_activated<T>(params, shared, slot.slot, rounded);
+    } else {
+      consume_tile_of<T, TileT::kRows, TileT, WeightMajor, Gathered>(
+          padded_rows<TileT>(rows), params, shared, tile, slot, consumer, stage);
+    }
     ptx::mbarrier_arrive(&ring.empty[slot.slot]);
     slot.advance();
     if constexpr (TileT::kPingpong) {

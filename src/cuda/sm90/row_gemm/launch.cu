@@ -22,6 +22,8 @@ struct CompiledRowGemm {
   int rows;
   int stages;
   bool pingpong;
+  bool activated;
+  bool adds_bias;
   int (*smem_bytes)(int experts, bool with_row_info);
   RowGemmFunctions functions[2];  ///< bf16, fp16
 
@@ -31,14 +33,15 @@ struct CompiledRowGemm {
   }
 };
 
-template <Op O, int Features, int Rows, int Granule, int Stages, Schedule S, RowLoads Loads>
+template <Op O, RowLoads Loads, typename TileT>
 CompiledRowGemm compiled() {
-  using TileT = RowTile<Features, Rows, Granule, Stages, S>;
   return {O,
-          Features,
-          Rows,
-          Stages,
+          TileT::kFeatures,
+          TileT::kRows,
+          TileT::kStages,
           TileT::kPingpong,
+          TileT::kActivated,
+          TileT::kActivated || TileT::kAddsBias,
           &RowGemmLayout<TileT>::total,
           {row_gemm_functions<O, TileT, Loads, DType::kBFloat16>(),
            row_gemm_functions<O, TileT, Loads, DType::kFloat16>()}};
@@ -47,9 +50,13 @@ CompiledRowGemm compiled() {
 const std::vector<CompiledRowGemm>& all_compiled() {
   static const std::vector<CompiledRowGemm> all = {
 #define MOEGEMM_ROW_KERNEL(op, features, rows, granule, stages, schedule, loads) \
-  compiled<Op::op, features, rows, granule, stages, Schedule::schedule, RowLoads::loads>(),
+  compiled<Op::op, RowLoads::loads, RowTile<features, rows, granule, stages, Schedule::schedule>>(),
+#define MOEGEMM_ROW_KERNEL_ACTIVATED(op, features, rows, granule, stages, schedule, loads) \
+  compiled<Op::op, RowLoads::loads,                                                        \
+           RowTile<features, rows, granule, stages, Schedule::schedule, true>>(),
 #include "cuda/instances/sm90_rows.inc"
 #undef MOEGEMM_ROW_KERNEL
+#undef MOEGEMM_ROW_KERNEL_ACTIVATED
   };
   return all;
 }
@@ -69,7 +76,7 @@ const ListedKernels listed(
 
 /// A row problem in the kernels' terms.
 struct RowProblem {
-  std::int64_t features;  ///< output columns
+  std::int64_t features;  ///< columns of the product
   std::int64_t depth;     ///< contraction
   const void* rows;
   std::int64_t row_stride;
@@ -98,8 +105,6 @@ int grid(const KernelEntry& entry, const Problem& problem, const DeviceFacts& fa
 std::string refuse(const KernelEntry& entry, const Problem& problem, const DeviceFacts& facts) {
   const CompiledRowGemm& kernel = all_compiled()[entry.family_index];
   if (problem.op != kernel.op) return std::string("computes ") + to_string(kernel.op) + " only";
-  if (problem.activation) return "leaves the activation to a pass behind it";
-  if (problem.bias) return "adds no bias";
   if (!kernel.function(problem)) {
     return problem.gathers() ? "is not compiled for gathered rows"
                              : "is compiled for gathered rows only";
@@ -118,6 +123,13 @@ std::string refuse(const KernelEntry& entry, const Problem& problem, const Devic
     return std::to_string(problem.experts) + " experts need " + std::to_string(smem) +
            " bytes of shared memory, a block has " + std::to_string(facts.shared_memory_bytes);
   }
+  // Last: a problem that no kernel runs is told what is wrong with it, not what else there is.
+  if (problem.activation && !kernel.activated) return "leaves the activation to a pass behind it";
+  if (!problem.activation && kernel.activated) return "stores activated rows only";
+  if (problem.bias && !kernel.adds_bias) return "adds no bias";
+  if (kernel.activated && problem.out_dtype == DType::kFloat32) {
+    return "stores activated rows in the dtype of the inputs only";
+  }
   return {};
 }
 
@@ -127,6 +139,25 @@ bool weights_in_slabs(const Problem& problem) {
   return problem.op == Op::kDx && problem.k % 64 != 0;
 }
 
+/// The map of an activated tile: gates and ups are a dimension of their own, so that one box holds
+/// half of the tile's features of each.
+TensorMapSpec activated_weights(const CompiledRowGemm& kernel, const Problem& problem,
+                                std::uint64_t pitch) {
+  const Activation& activation = *problem.activation;
+  const std::uint64_t parts = activation.gated() ? 2 : 1;
+  const std::uint64_t columns = static_cast<std::uint64_t>(problem.n) / parts;
+  const bool interleaved = activation.layout == GateLayout::kInterleaved;
+  TensorMapSpec spec;
+  spec.rank = 4;
+  spec.dims = {static_cast<std::uint64_t>(problem.k), columns, parts,
+               static_cast<std::uint64_t>(problem.experts)};
+  spec.strides_bytes = {interleaved ? 2 * pitch : pitch, interleaved ? pitch : pitch * columns,
+                        pitch * static_cast<std::uint64_t>(problem.n)};
+  spec.box = {kDepth, static_cast<std::uint32_t>(kernel.features / parts),
+              static_cast<std::uint32_t>(parts), 1};
+  return spec;
+}
+
 CUtensorMap weights_map(const CompiledRowGemm& kernel, const Problem& problem,
                         const Operands& operands) {
   const auto k = static_cast<std::uint64_t>(problem.k);
@@ -134,9 +165,9 @@ CUtensorMap weights_map(const CompiledRowGemm& kernel, const Problem& problem,
   const auto experts = static_cast<std::uint64_t>(problem.experts);
   const auto pitch = static_cast<std::uint64_t>(operands.w_stride * size_bytes(problem.dtype));
   TensorMapSpec spec;
-  spec.base = operands.w;
-  spec.dtype = problem.dtype;
-  if (problem.op == Op::kForward || weights_in_slabs(problem)) {
+  if (kernel.activated) {
+    spec = activated_weights(kernel, problem, pitch);
+  } else if (problem.op == Op::kForward || weights_in_slabs(problem)) {
     const int features = problem.op == Op::kForward ? kernel.features : 64;
     spec.rank = 3;
     spec.dims = {k, n, experts};
@@ -148,6 +179,8 @@ CUtensorMap weights_map(const CompiledRowGemm& kernel, const Problem& problem,
     spec.strides_bytes = {pitch, kRowBytes, pitch * n};
     spec.box = {64, kDepth, static_cast<std::uint32_t>(kernel.features / 64), 1};
   }
+  spec.base = operands.w;
+  spec.dtype = problem.dtype;
   return encode(spec);
 }
 
@@ -179,6 +212,8 @@ RowGemmParams make_params(const CompiledRowGemm& kernel, const Problem& problem,
   params.m_sizes = {operands.m_sizes, problem.sizes_dtype == DType::kInt64};
   params.gather_indices = {operands.gather_indices, problem.index_dtype == DType::kInt64};
   params.topk_weights = operands.topk_weights;
+  params.bias = operands.bias;
+  params.bias_stride = operands.bias_stride;
   params.experts = static_cast<int>(problem.experts);
   params.total_rows = static_cast<int>(problem.rows);
   params.features = static_cast<int>(rows.features);
@@ -188,7 +223,14 @@ RowGemmParams make_params(const CompiledRowGemm& kernel, const Problem& problem,
   params.multiply = problem.multiply;
   params.weights_are_fp32 = problem.weights_dtype == DType::kFloat32;
   params.out_is_fp32 = problem.out_dtype == DType::kFloat32;
-  params.vector_store = problem.output_alignment >= 16 && rows.features % 8 == 0;
+  params.vector_store = problem.output_alignment >= 16 && problem.output_columns() % 8 == 0;
+  if (kernel.activated) {
+    const bool interleaved = problem.activation->layout == GateLayout::kInterleaved;
+    params.activation = *problem.activation;
+    params.columns = static_cast<int>(problem.output_columns());
+    params.bias_step = interleaved ? 2 : 1;
+    params.first_up = !params.activation.gated() ? 0 : (interleaved ? 1 : params.columns);
+  }
   return params;
 }
 
@@ -215,8 +257,9 @@ KernelEntry make_entry(const CompiledRowGemm& kernel, int index) {
   KernelEntry entry;
   entry.info.backend = BackendKind::kSm90;
   entry.info.name = std::string(kernel.op == Op::kForward ? "sm90_forward_" : "sm90_dx_") +
-                    std::to_string(kernel.features) + "x" + std::to_string(kernel.rows) + "_s" +
-                    std::to_string(kernel.stages) + (kernel.pingpong ? "_pingpong" : "_coop");
+                    (kernel.activated ? "activated_" : "") + std::to_string(kernel.features) + "x" +
+                    std::to_string(kernel.rows) + "_s" + std::to_string(kernel.stages) +
+                    (kernel.pingpong ? "_pingpong" : "_coop");
   entry.info.op = kernel.op;
   entry.info.tile = {kernel.rows, kernel.features, kDepth};
   entry.info.stages = kernel.stages;

@@ -28,7 +28,11 @@ __device__ __forceinline__ int depth_blocks(const RowGemmParams& params) {
 template <typename TileT, ptx::Major WeightMajor>
 __device__ __forceinline__ void load_weights(const RowGemmParams& params, const Tile& tile,
                                              int depth, std::byte* shared, std::uint64_t* full) {
-  if constexpr (WeightMajor == ptx::Major::kK) {  // box {64 of K, kFeatures of N}
+  if constexpr (TileT::kActivated) {  // gates, then as many ups; or kFeatures of N
+    static_assert(WeightMajor == ptx::Major::kK);
+    const int column = params.activation.gated() ? tile.feature / 2 : tile.feature;
+    ptx::cp_async_bulk_tensor_4d(shared, &params.weights_map, depth, column, 0, tile.expert, full);
+  } else if constexpr (WeightMajor == ptx::Major::kK) {  // box {64 of K, kFeatures of N}
     ptx::cp_async_bulk_tensor_3d(shared, &params.weights_map, depth, tile.feature, tile.expert,
                                  full);
   } else if (!params.weights_in_slabs) {

@@ -26,7 +26,7 @@ __device__ __forceinline__ void multiply_stage(float (&d)[TileT::kBlocks][N / 2]
 #pragma unroll
     for (int m = 0; m < TileT::kBlocks; ++m) {
       const std::uint64_t panel =
-          a + m * (64 * kRowBytes >> 4) + k16 * ptx::kDescriptorStepK16<WeightMajor>;
+          a + m * (TileT::kBlockStep * kRowBytes >> 4) + k16 * ptx::kDescriptorStepK16<WeightMajor>;
       const std::uint64_t rows = b + k16 * ptx::kDescriptorStepK16<ptx::Major::kK>;
       if (First && k16 == 0) {
         ptx::wgmma_start<T, N, WeightMajor, ptx::Major::kK>(d[m], panel, rows);
@@ -47,7 +47,7 @@ __device__ __forceinline__ void multiply_tile(float (&d)[TileT::kBlocks][N / 2],
                                               int blocks, PipelineState<TileT::kStages>& stage) {
   auto& ring = shared.rings().stage;
   const bool leader = threadIdx.x % 32 == 0;
-  const int panel_offset = TileT::kPingpong ? 0 : consumer * TileT::kBlocks * 64 * kRowBytes;
+  const int panel_offset = consumer * TileT::kConsumerStep * kRowBytes;
   multiply_stage<T, N, TileT, WeightMajor, Gathered, true>(d, shared, panel_offset, stage);
   int previous = stage.slot;
   stage.advance();

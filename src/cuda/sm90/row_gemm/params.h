@@ -7,6 +7,7 @@
 #include "cuda/device/fast_divide.h"
 #include "cuda/device/segments.cuh"
 #include "cuda/device/tile_counter.h"
+#include "moegemm/epilogue.h"
 
 namespace moegemm::cuda::sm90 {
 
@@ -15,7 +16,8 @@ namespace moegemm::cuda::sm90 {
 struct RowGemmParams {
   /// Forward: {K, N, E}, box {64, features of the tile, 1}. dX: {64, N, K / 64, E}, box {64, 64,
   /// slabs of the tile, 1}, so that a panel of 64-column slabs is one copy; {K, N, E}, box {64, 64,
-  /// 1} where K is not a multiple of 64.
+  /// 1} where K is not a multiple of 64. Activated tiles: {K, N / 2, 2, E}, box {64, half of the
+  /// tile's features, 2, 1}, or {K, N, 1, E} without a gate.
   CUtensorMap weights_map;
   CUtensorMap rows_map;       ///< {depth, M}, box {64, rows of the tile}; for rows loaded in order
   CUtensorMap half_rows_map;  ///< the same with half as many rows
@@ -42,6 +44,15 @@ struct RowGemmParams {
   bool weights_are_fp32;
   bool out_is_fp32;
   bool vector_store;  ///< 16-byte stores of 16-bit results are aligned
+
+  const void* bias;  ///< [experts, features] in the dtype of the inputs; null: none
+  std::int64_t bias_stride;
+
+  // Activated tiles only.
+  Activation activation;
+  int columns;    ///< of the output: features, or half as many behind a gate
+  int bias_step;  ///< column c has its gate's bias at c * bias_step,
+  int first_up;   ///< and its up's at first_up + c * bias_step
 };
 
 }  // namespace moegemm::cuda::sm90

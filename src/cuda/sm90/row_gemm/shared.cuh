@@ -41,6 +41,10 @@ struct RowGemmShared {
   __device__ __forceinline__ std::byte* staging(int consumer) const {
     return base + Layout::kStaging + consumer * 2 * kStagedRows * kRowBytes;
   }
+  /// Activated tiles: the biases of a consumer warpgroup's two blocks.
+  __device__ __forceinline__ std::byte* biases(int consumer) const {
+    return base + Layout::kBiases + consumer * kBiasBytes;
+  }
   /// Destination row of each row of a tile, -1 for none.
   __device__ __forceinline__ int* destinations(int slot) const {
     return reinterpret_cast<int*>(base + Layout::row_info(experts)) + slot * TileT::kRows;
@@ -51,7 +55,7 @@ struct RowGemmShared {
            (kTileSlots + slot) * TileT::kRows;
   }
   __device__ __forceinline__ RowGemmRings<TileT>& rings() const {
-    static_assert(sizeof(RowGemmRings<TileT>) <= kRingBytes);
+    static_assert(sizeof(RowGemmRings<TileT>) <= Layout::kBiases - Layout::kRings);
     return *reinterpret_cast<RowGemmRings<TileT>*>(base + Layout::kRings);
   }
   __device__ __forceinline__ Tile* tiles() const {

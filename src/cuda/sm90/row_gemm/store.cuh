@@ -62,6 +62,26 @@ __device__ __forceinline__ void scale_block(float (&d)[N / 2], const float* scal
   }
 }
 
+/// Adds the bias of an expert to the fp32 results of one m64 block: a thread has two features.
+template <typename T, int N>
+__device__ __forceinline__ void add_block_bias(const RowGemmParams& params, int expert, int feature,
+                                               float (&d)[N / 2]) {
+  const T* bias = static_cast<const T*>(params.bias) + expert * params.bias_stride;
+  const int lane = threadIdx.x % kWarpSize;
+  const int warp = threadIdx.x / kWarpSize % 4;
+  const int last = params.features - 1;  // features past it are not stored
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float value =
+        static_cast<float>(__ldg(bias + min(feature + warp * 16 + lane / 4 + half * 8, last)));
+#pragma unroll
+    for (int j = 0; j < N / 8; ++j) {
+      d[4 * j + 2 * half] += value;
+      d[4 * j + 2 * half + 1] += value;
+    }
+  }
+}
+
 /// fp32 results go straight from registers: eight lanes fill one 32-byte sector.
 template <int N>
 __device__ __forceinline__ void store_block_fp32(const RowGemmParams& params,
@@ -85,18 +105,19 @@ __device__ __forceinline__ void store_block_fp32(const RowGemmParams& params,
 }
 
 /// Sixteen bytes of one output row, or its elements one by one where the output is not aligned.
-template <typename T>
+/// `Columns`: how many there are, read where it is needed, since registers are short.
+template <typename T, int RowGemmParams::*Columns = &RowGemmParams::features>
 __device__ __forceinline__ void store_chunk(const RowGemmParams& params, int row, int column,
                                             const uint4& value) {
   T* line = static_cast<T*>(params.out) + row * params.out_stride;
   if (params.vector_store) {
-    if (column < params.features) *reinterpret_cast<uint4*>(line + column) = value;
+    if (column < params.*Columns) *reinterpret_cast<uint4*>(line + column) = value;
     return;
   }
   const auto* elements = reinterpret_cast<const T*>(&value);
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    if (column + i < params.features) line[column + i] = elements[i];
+    if (column + i < params.*Columns) line[column + i] = elements[i];
   }
 }
 
@@ -148,7 +169,7 @@ __device__ __forceinline__ void store_tile(const RowGemmParams& params,
                                            float (&d)[TileT::kBlocks][N / 2]) {
   const RowTargets targets = {params.scatter ? shared.destinations(slot) : nullptr,
                               params.multiply ? shared.scales(slot) : nullptr, tile.row, tile.rows};
-  const int first = tile.feature + (TileT::kPingpong ? 0 : consumer * TileT::kBlocks * 64);
+  const int first = tile.feature + consumer * TileT::kConsumerStep;
   const int barrier = barrier_id(NamedBarrier::kStore, consumer);
   int buffer = 0;
   // Nobody may still read the buffer of the last tile. Pingpong met at the main loop's barrier.
@@ -156,6 +177,9 @@ __device__ __forceinline__ void store_tile(const RowGemmParams& params,
 #pragma unroll
   for (int m = 0; m < TileT::kBlocks; ++m) {
     const int feature = first + m * 64;
+    if constexpr (TileT::kAddsBias) {
+      if (params.bias) add_block_bias<T, N>(params, tile.expert, feature, d[m]);
+    }
     if (targets.scales) scale_block<N>(d[m], targets.scales);
     if (params.out_is_fp32) {
       store_block_fp32<N>(params, targets, feature, d[m]);
@@ -166,7 +190,7 @@ __device__ __forceinline__ void store_tile(const RowGemmParams& params,
 }
 
 /// Rows past the last segment are zero; the consumer warps of all blocks share them.
-template <typename T>
+template <typename T, int RowGemmParams::*Columns>
 __device__ __forceinline__ void zero_padding_rows(const RowGemmParams& params, int routed_rows) {
   constexpr int kWarps = kConsumers * kWarpgroupThreads / kWarpSize;
   const int lane = threadIdx.x % kWarpSize;
@@ -180,10 +204,10 @@ __device__ __forceinline__ void zero_padding_rows(const RowGemmParams& params, i
     if (row < 0) continue;
     if (params.out_is_fp32) {
       float* line = static_cast<float*>(params.out) + row * params.out_stride;
-      for (int column = lane; column < params.features; column += kWarpSize) line[column] = 0.0f;
+      for (int column = lane; column < params.*Columns; column += kWarpSize) line[column] = 0.0f;
     } else {
-      for (int column = lane * 8; column < params.features; column += kWarpSize * 8) {
-        store_chunk<T>(params, row, column, uint4{});
+      for (int column = lane * 8; column < params.*Columns; column += kWarpSize * 8) {
+        store_chunk<T, Columns>(params, row, column, uint4{});
       }
     }
   }

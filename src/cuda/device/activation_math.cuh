@@ -1,13 +1,16 @@
 #pragma once
 
-#include "cuda/rows/elements.cuh"
-#include "moegemm/activation.h"
+#include <cstdint>
 
-/// Activations of single elements and of packs of eight, with their derivatives. An H200 has time
-/// for 42 instructions per element while memory moves the 6 bytes of a 16-bit gated activation, so
-/// they are few: exponentials and reciprocals are the hardware's approximations, with denormals
-/// flushed (a few fp32 ulps, far below the rounding of 16-bit results), and clamps single
-/// instructions.
+#include "moegemm/epilogue.h"
+
+/// Activations of single elements, with their derivatives. An H200 has time for 42 instructions per
+/// element while memory moves the 6 bytes of a 16-bit gated activation, so they are few:
+/// exponentials and reciprocals are the hardware's approximations, with denormals flushed (a few
+/// fp32 ulps, far below the rounding of 16-bit results), and clamps single instructions.
+///
+/// The pass behind a product and the product that activates its own rows give the same bits: what
+/// makes a value leaves the compiler no choice between a product with a sum and a fused one.
 namespace moegemm::cuda {
 
 /// f(g) and f'(g).
@@ -59,14 +62,18 @@ __device__ __forceinline__ Point activation_at(float g, float alpha) {
     // (1 + tanh y) / 2 = sigmoid(2 y), which has no cancellation for negative y.
     constexpr float kScale = 2.0f * 0.79788456080286536f;  // 2 sqrt(2 / pi)
     constexpr float kCubic = 0.044715f;
-    const float square = kCubic * g * g;
-    const float s = sigmoid(kScale * g * (1.0f + square));
-    const float inner = kScale * fmaf(3.0f, square, 1.0f);
+    const float s = sigmoid(kScale * g * fmaf(kCubic * g, g, 1.0f));
+    const float inner = kScale * fmaf(3.0f * kCubic * g, g, 1.0f);
     return {g * s, s * fmaf(g * (1.0f - s), inner, 1.0f)};
   } else {
     const float positive = g < 0.0f ? 0.0f : g;  // NaN stays
     return {positive * positive, 2.0f * positive};
   }
+}
+
+/// What a gate's f is multiplied by.
+__device__ __forceinline__ float up_factor(const Activation& a, float up) {
+  return max_or_nan(min_or_nan(up, a.limit), -a.limit) + a.up_offset;
 }
 
 /// The activation of one element and its derivatives.
@@ -83,7 +90,7 @@ __device__ __forceinline__ Activated evaluate(const Activation& a, float gate, f
   if constexpr (!Gated) {
     return {f.value, d_gate, 0.0f};
   }
-  const float factor = max_or_nan(min_or_nan(up, a.limit), -a.limit) + a.up_offset;
+  const float factor = up_factor(a, up);
   return {f.value * factor, d_gate * factor, fabsf(up) > a.limit ? 0.0f : f.value};
 }
 

@@ -1,0 +1,208 @@
+#pragma once
+
+#include "cuda/device/activation_math.cuh"
+#include "cuda/device/swizzle.h"
+#include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/warpgroup.cuh"
+#include "cuda/sm90/row_gemm/params.h"
+#include "cuda/sm90/row_gemm/shared.cuh"
+#include "cuda/sm90/row_gemm/store.cuh"
+
+/// The epilogue of activated tiles: nothing but activated rows is stored. It activates what a plain
+/// tile would have stored, rounded to 16 bits, so that a layer's bits are those of the product with
+/// a pass behind it. Rounding first also halves the registers that wait for their activation, and
+/// one copy of this code serves every compiled N.
+namespace moegemm::cuda::sm90 {
+
+/// The results of a warpgroup's two blocks, pairs of rows: as store_block gives them to stmatrix.
+template <typename TileT>
+struct RoundedTile {
+  std::uint32_t pairs[2][TileT::kRows / 4];
+
+  /// Opaque: else the compiler moves the rounding behind the branches of all N, and what they have
+  /// in common would be twice the registers.
+  template <typename T, int N>
+  __device__ __forceinline__ void take(const float (&d)[2][N / 2]) {
+#pragma unroll
+    for (int block = 0; block < 2; ++block) {
+#pragma unroll
+      for (int i = 0; i < TileT::kRows / 4; ++i) {
+        pairs[block][i] =
+            i < N / 4 ? ptx::opaque(pack<T>(d[block][2 * i], d[block][2 * i + 1])) : 0;
+      }
+    }
+  }
+};
+
+/// Rows that are staged at a time.
+constexpr int kPieceRows = 16;
+
+/// Columns of a row that a thread has: 16 threads share its 64.
+constexpr int kQuad = 4;
+constexpr int kRowThreads = 64 / kQuad;
+
+/// Rows that a thread activates together. Two hide each other's latency, which matters where no
+/// other tile is multiplied meanwhile; larger tiles have no registers for that.
+template <typename TileT>
+constexpr int kRowsTogether = TileT::kRows <= 160 ? 2 : 1;
+
+template <typename T>
+__device__ __forceinline__ void unpack(const std::byte* shared, float (&values)[kQuad]) {
+  const uint2 bits = *reinterpret_cast<const uint2*>(shared);
+  const auto* elements = reinterpret_cast<const T*>(&bits);
+#pragma unroll
+  for (int i = 0; i < kQuad; ++i) values[i] = static_cast<float>(elements[i]);
+}
+
+/// Where both blocks of a consumer's tile have their columns.
+struct BlockColumns {
+  int first;
+  int second;  ///< the same columns behind a gate
+};
+
+/// Copies the biases of a warpgroup's 2 x 64 features to shared memory.
+template <typename T>
+__device__ __forceinline__ void share_bias(const RowGemmParams& params, int expert,
+                                           const BlockColumns& columns, int thread,
+                                           std::byte* shared) {
+  const bool second = thread >= 64;
+  // Columns past the last are not stored.
+  const int column =
+      min((second ? columns.second : columns.first) + thread % 64, params.columns - 1);
+  const T* bias = static_cast<const T*>(params.bias) + expert * params.bias_stride;
+  reinterpret_cast<T*>(shared)[thread] =
+      bias[(second ? params.first_up : 0) + column * params.bias_step];
+}
+
+/// gate = f(gate), times its up where there is one.
+template <int Count>
+__device__ __forceinline__ void activate(const Activation& activation, float (&gate)[Count][kQuad],
+                                         const float (&up)[Count][kQuad]) {
+  with_function(activation.function, [&]<ActivationFunction F>() {
+#pragma unroll
+    for (auto& quad : gate) {
+#pragma unroll
+      for (float& g : quad) {
+        g = activation_at<F>(min_or_nan(g, activation.limit), activation.alpha).value;
+      }
+    }
+  });
+  if (!activation.gated()) return;
+#pragma unroll
+  for (int r = 0; r < Count; ++r) {
+#pragma unroll
+    for (int i = 0; i < kQuad; ++i) gate[r][i] *= up_factor(activation, up[r][i]);
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ void store_quad(const RowGemmParams& params, int row, int column,
+                                           const float (&values)[kQuad]) {
+  T* line = static_cast<T*>(params.out) + row * params.out_stride;
+  const uint2 bits = {pack<T>(values[0], values[1]), pack<T>(values[2], values[3])};
+  if (params.vector_store) {
+    if (column < params.columns) *reinterpret_cast<uint2*>(line + column) = bits;
+    return;
+  }
+  const auto* elements = reinterpret_cast<const T*>(&bits);
+#pragma unroll
+  for (int i = 0; i < kQuad; ++i) {
+    if (column + i < params.columns) line[column + i] = elements[i];
+  }
+}
+
+/// Activates and stores a thread's quads of 16 staged rows. `blocks`: the rows of the first block,
+/// those of the second behind them.
+template <typename T, int Together>
+__device__ __forceinline__ void store_piece(const RowGemmParams& params, const Tile& tile, int base,
+                                            const BlockColumns& columns, int thread,
+                                            const std::byte* blocks, const std::byte* biases) {
+  constexpr int kStep = kWarpgroupThreads / kRowThreads;
+  static_assert(kStep == 8, "rows apart by the period of the swizzle");
+  const int quad = thread % kRowThreads * kQuad;
+  const int local = thread / kRowThreads;
+  const std::byte* quads = blocks + swizzle_128b(local, quad / 8) + quad % 8 * 2;
+#pragma unroll 1  // the functions once
+  for (int done = 0; done < kPieceRows; done += kStep * Together) {
+    float first[Together][kQuad], second[Together][kQuad];
+#pragma unroll
+    for (int r = 0; r < Together; ++r) {
+      const std::byte* row = quads + (done + r * kStep) * kRowBytes;
+      unpack<T>(row, first[r]);
+      unpack<T>(row + kPieceRows * kRowBytes, second[r]);
+    }
+    if (params.bias) {
+      float bias[2][kQuad];
+      unpack<T>(biases + quad * 2, bias[0]);
+      unpack<T>(biases + (64 + quad) * 2, bias[1]);
+#pragma unroll
+      for (int r = 0; r < Together; ++r) {
+#pragma unroll
+        for (int i = 0; i < kQuad; ++i) {
+          first[r][i] += bias[0][i];
+          second[r][i] += bias[1][i];
+        }
+      }
+    }
+    int column = columns.first;
+#pragma unroll 1
+    while (true) {
+      activate<Together>(params.activation, first, second);
+#pragma unroll
+      for (int r = 0; r < Together; ++r) {
+        const int row = base + local + done + r * kStep;
+        if (row < tile.rows) store_quad<T>(params, tile.row + row, column + quad, first[r]);
+      }
+      if (column == columns.second) break;  // at once with a gate
+      column = columns.second;
+#pragma unroll
+      for (int r = 0; r < Together; ++r) {
+#pragma unroll
+        for (int i = 0; i < kQuad; ++i) first[r][i] = second[r][i];
+      }
+    }
+  }
+}
+
+/// 16 rows at a time: both blocks become rows of 128 bytes in shared memory, where a thread finds
+/// four gates of a row and their ups. Two buffers, so one barrier per 16 rows.
+template <typename T, typename TileT>
+__device__ __forceinline__ void store_activated(const RowGemmParams& params,
+                                                const RowGemmShared<TileT>& shared, int slot,
+                                                const RoundedTile<TileT>& rounded) {
+  constexpr int kBlockBytes = kPieceRows * kRowBytes;
+  static_assert(2 * 2 * kBlockBytes <= TileT::kStagingBytes / kConsumers);
+  const Tile tile = shared.tiles()[slot];  // read again, not kept through the main loop
+  // Opaque: what follows from it must not wait in registers while the next tile is multiplied.
+  const auto index = static_cast<int>(ptx::opaque(threadIdx.x));
+  const int consumer = index / kWarpgroupThreads - 1;
+  const int thread = index % kWarpgroupThreads;
+  const int lane = thread % kWarpSize;
+  const int barrier = barrier_id(NamedBarrier::kStore, consumer);
+  const bool gated = params.activation.gated();
+  const int column = (gated ? tile.feature / 2 : tile.feature) + consumer * TileT::kConsumerStep;
+  const BlockColumns columns = {column, gated ? column : column + TileT::kBlockStep};
+  // Matrices of stmatrix: rows 0-7 of features 0-7 and 8-15, then rows 8-15 of both.
+  const int write_offset =
+      swizzle_128b(lane % 8 + lane / 16 * 8, thread / kWarpSize * 2 + lane / 8 % 2);
+  std::byte* const biases = shared.biases(consumer);
+  // Nobody may still read what the last tile left. Pingpong met at the main loop's barrier.
+  if constexpr (!TileT::kPingpong) ptx::bar_sync(barrier, kWarpgroupThreads);
+  if (params.bias) share_bias<T>(params, tile.expert, columns, thread, biases);
+#pragma unroll
+  for (int base = 0; base < TileT::kRows; base += kPieceRows) {
+    std::byte* blocks = shared.staging(consumer) + base / kPieceRows % 2 * 2 * kBlockBytes;
+#pragma unroll
+    for (int block = 0; block < 2; ++block) {
+      const std::uint32_t* pairs = rounded.pairs[block] + base / 4;
+      ptx::stmatrix_x4_trans(ptx::shared_address(blocks + block * kBlockBytes) + write_offset,
+                             pairs[0], pairs[1], pairs[2], pairs[3]);
+    }
+    ptx::bar_sync(barrier, kWarpgroupThreads);
+    if (base < tile.rows) {
+      store_piece<T, kRowsTogether<TileT>>(params, tile, base, columns, thread, blocks, biases);
+    }
+  }
+}
+
+}  // namespace moegemm::cuda::sm90

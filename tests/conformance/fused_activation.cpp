@@ -1,0 +1,99 @@
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "conformance/cases/cases.h"
+#include "conformance/suites.h"
+#include "moegemm/error.h"
+#include "moegemm/info.h"
+#include "support/device/device_problem.h"
+#include "support/numerics/random.h"
+#include "support/targets.h"
+
+/// Kernels that activate their own rows, each by its name and so whether the planner would take it
+/// or not: right, and with the bits of the product with a pass behind it.
+namespace moegemm::testing {
+namespace {
+
+using Bytes = std::vector<unsigned char>;
+
+struct Result {
+  std::string kernel;
+  bool composed = false;
+  Bytes bits;
+};
+
+/// Nothing where the kernel does not run the problem.
+std::optional<Result> run_named(const Target& target, const HostProblem& host,
+                                const std::string& kernel) {
+  DeviceProblem device(*target.memory, host);
+  GemmOptions options = device.options();
+  options.backend = target.backend;
+  options.config.emplace().kernel = kernel;
+  BorrowedMemory lender(*target.memory);
+  Result result{kernel, false, {}};
+  try {
+    result.composed = device.call(options, lender.context()).composed;
+  } catch (const Error& error) {
+    const bool refusal =
+        error.kind() == ErrorKind::kNotImplemented || error.kind() == ErrorKind::kInvalidValue;
+    if (refusal) return {};
+    throw;
+  }
+  target.memory->synchronize();
+  EXPECT_EQ(device.trespass(), "") << kernel;
+  result.bits = device.output();
+  return result;
+}
+
+void expect_fused_conformance(const Target& target, const ProblemCase& problem, Op op,
+                              DType dtype) {
+  const HostProblem host = build_problem(problem, op, dtype, seed_from(problem.name) + run_seed());
+  std::optional<Result> apart;
+  std::vector<Result> fused;
+  for (const KernelInfo& kernel : kernels()) {
+    if (kernel.backend != target.backend || kernel.op != op) continue;
+    std::optional<Result> result = run_named(target, host, kernel.name);
+    if (!result) continue;
+    if (!result->composed) {
+      fused.push_back(std::move(*result));
+    } else if (!apart) {
+      apart = std::move(result);
+    }
+  }
+  if (fused.empty()) GTEST_SKIP() << "no kernel of " << target.name() << " fuses this";
+  for (const Result& result : fused) {
+    const Comparison comparison = compare(host, result.bits, target.accuracy);
+    ASSERT_TRUE(comparison.passed()) << result.kernel << ": " << describe(comparison);
+    if (apart) {
+      ASSERT_EQ(result.bits, apart->bits) << "the bits of " << result.kernel << " are not those of "
+                                          << apart->kernel << " with its activation behind it";
+    }
+  }
+}
+
+}  // namespace
+
+void add_fused_activation_tests() {
+  static const std::vector<ProblemCase> cases = epilogue_cases();
+  for (const Target& target : targets()) {
+    // The reference is the oracle: it rounds nothing in between.
+    if (target.backend == BackendKind::kReference || target.backend == BackendKind::kCpu) continue;
+    for (const Op op : {Op::kForward, Op::kDx}) {
+      for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+        for (const ProblemCase& problem : cases) {
+          if (!problem.activation || !applies(problem, op, dtype)) continue;
+          add_test(target.name() + "/FusedActivation",
+                   std::string(to_string(op)) + "_" + to_string(dtype) + "_" + problem.name,
+                   [&target, &problem, op, dtype] {
+                     expect_fused_conformance(target, problem, op, dtype);
+                   });
+        }
+      }
+    }
+  }
+}
+
+}  // namespace moegemm::testing

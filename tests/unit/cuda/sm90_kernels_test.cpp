@@ -1,0 +1,119 @@
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+#include <utility>
+
+#include "cuda/sm90/kernel_entry.h"
+
+namespace moegemm::cuda::sm90 {
+namespace {
+
+DeviceFacts hopper() {
+  DeviceFacts facts;
+  facts.major = 9;
+  facts.multiprocessors = 132;
+  facts.shared_memory_bytes = 227 << 10;
+  return facts;
+}
+
+Problem first_product(Permutation permutation, std::int64_t experts = 128) {
+  Problem problem;
+  problem.experts = experts;
+  problem.rows = 4096;
+  problem.n = 1536;
+  problem.k = 2048;
+  problem.permutation = permutation;
+  return problem;
+}
+
+Problem activated(Permutation permutation, GateLayout layout, std::int64_t experts = 128) {
+  Problem problem = first_product(permutation, experts);
+  problem.activation = Activation{.layout = layout};
+  return problem;
+}
+
+/// The tiles, {features, rows}, that take a problem, with an activation of their own or without.
+std::set<std::pair<int, int>> takers(const Problem& problem) {
+  std::set<std::pair<int, int>> tiles;
+  for (const KernelEntry& entry : row_gemm_kernels()) {
+    if (entry.info.op != problem.op) continue;
+    if (entry.refuse(entry, problem, hopper()).empty()) {
+      tiles.emplace(entry.info.tile.cols, entry.info.tile.rows);
+    }
+  }
+  return tiles;
+}
+
+std::string refusal(const std::string& kernel, const Problem& problem) {
+  for (const KernelEntry& entry : row_gemm_kernels()) {
+    if (entry.info.name == kernel) return entry.refuse(entry, problem, hopper());
+  }
+  return "there is no such kernel";
+}
+
+using Tiles = std::set<std::pair<int, int>>;
+
+TEST(Sm90Kernels, ActivatedKernelsTakeEveryLayoutOfGatheredAndOrderedRows) {
+  for (const GateLayout layout :
+       {GateLayout::kNone, GateLayout::kConcatenated, GateLayout::kInterleaved}) {
+    for (const bool bias : {false, true}) {
+      Problem gathered = activated(Permutation::kX, layout);
+      gathered.bias = bias;
+      EXPECT_EQ(takers(gathered), (Tiles{{256, 160}, {128, 192}, {128, 64}}));
+      Problem in_order = activated(Permutation::kNone, layout);
+      in_order.bias = bias;
+      EXPECT_EQ(takers(in_order), (Tiles{{128, 192}, {128, 64}}));
+    }
+  }
+}
+
+TEST(Sm90Kernels, ManyExpertsLeaveTheWideActivatedTileOut) {
+  const auto with = [](std::int64_t experts) {
+    return takers(activated(Permutation::kX, GateLayout::kConcatenated, experts));
+  };
+  EXPECT_EQ(with(256).count({256, 160}), 1u);  // DeepSeek-V3
+  EXPECT_EQ(with(512), (Tiles{{128, 192}, {128, 64}}));
+  EXPECT_EQ(with(1024), (Tiles{{128, 192}, {128, 64}}));
+}
+
+TEST(Sm90Kernels, ActivatedKernelsRefuseWhatTheyDoNotStore) {
+  const std::string kernel = "sm90_forward_activated_128x64_s8_pingpong";
+  EXPECT_EQ(refusal(kernel, first_product(Permutation::kX)), "stores activated rows only");
+  Problem fp32 = activated(Permutation::kX, GateLayout::kConcatenated);
+  fp32.out_dtype = DType::kFloat32;
+  EXPECT_EQ(refusal(kernel, fp32), "stores activated rows in the dtype of the inputs only");
+  EXPECT_EQ(refusal("sm90_forward_128x64_s8_pingpong",
+                    activated(Permutation::kX, GateLayout::kConcatenated)),
+            "leaves the activation to a pass behind it");
+  Problem transposed = activated(Permutation::kY, GateLayout::kInterleaved);
+  transposed.op = Op::kDx;
+  EXPECT_EQ(takers(transposed), Tiles{});
+}
+
+TEST(Sm90Kernels, ARefusalNamesWhatIsWrongBeforeWhatElseThereIs) {
+  Problem narrow = first_product(Permutation::kX);
+  narrow.k = 20;
+  for (const KernelEntry& entry : row_gemm_kernels()) {
+    if (entry.info.op != Op::kForward || entry.info.name.find("256x128") != std::string::npos) {
+      continue;  // that one gathers nothing
+    }
+    EXPECT_EQ(entry.refuse(entry, narrow, hopper()),
+              "K = 20 is not a multiple of 8, which gathered rows need");
+  }
+}
+
+TEST(Sm90Kernels, BiasesAreAddedByCooperativeAndSmallTiles) {
+  Problem problem = first_product(Permutation::kX);
+  problem.bias = true;
+  EXPECT_EQ(takers(problem), (Tiles{{256, 160}, {128, 64}}));
+  problem.permutation = Permutation::kY;
+  problem.multiply = true;
+  EXPECT_EQ(takers(problem), (Tiles{{256, 128}, {128, 64}}));
+  problem.multiply = false;
+  problem.op = Op::kDx;
+  EXPECT_EQ(takers(problem), (Tiles{{256, 192}, {128, 64}}));
+}
+
+}  // namespace
+}  // namespace moegemm::cuda::sm90
