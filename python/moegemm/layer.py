@@ -16,6 +16,7 @@ from moegemm.operators.raw import torch_allows_tf32
 _ops: Any = torch.ops.moegemm
 _forward: Callable[..., Tensor] = _ops.forward.default
 _dx: Callable[..., Tensor] = _ops.dx.default
+_forward_activated: Callable[..., Tensor] = _ops.forward_activated.default
 _dw: Callable[..., Tensor] = _ops.dw.default
 _dw_out: Callable[..., None] = _ops.dw_out.default
 _route: Callable[..., tuple[Tensor, Tensor, Tensor]] = _ops.route.default
@@ -72,6 +73,13 @@ class Weights(NamedTuple):
         """[T, K] -> [M, N] in expert order: row r reads its token. The first product."""
         return self._product(tokens, w, routed, _TOKENS_OF_X, _TOKENS_OF_DY)
 
+    def activated_from_tokens(
+        self, tokens: Tensor, w: Tensor, bias: Tensor | None, activation: Activation, routed: Routed
+    ) -> Tensor:
+        """from_tokens with its bias and activation: nothing but activated rows is kept, with the same bits."""
+        flags = bits.PERMUTE_X | self.tf32 | (bits.TRANSPOSED if self.transposed else 0)
+        return _forward_activated(tokens, w, bias, *routed, flags, *activation.numbers)
+
     def to_flat(self, rows: Tensor, w: Tensor, routed: Routed) -> Tensor:
         """[M, K] in expert order -> [M, N] in flat order. The second product."""
         return self._product(rows, w, routed, bits.PERMUTE_Y, bits.PERMUTE_X)
@@ -101,6 +109,27 @@ class LayerCall(NamedTuple):
     second: Weights
 
 
+def _route_rows(expert_ids: Tensor, experts: int) -> Routed:
+    m_sizes, gather_indices, _ = _route(expert_ids, experts, False, False)
+    return Routed(m_sizes, gather_indices, expert_ids.size(1))
+
+
+def _second_half(
+    call: LayerCall,
+    act: Tensor,
+    w_down: Tensor,
+    expert_ids: Tensor,
+    router_weights: Tensor | None,
+    down_bias: Tensor | None,
+    routed: Routed,
+) -> Tensor:
+    """The layer's output from its activated rows."""
+    rows = call.second.to_flat(act, w_down, routed)
+    if down_bias is not None:
+        return _combine_with_bias(rows, router_weights, routed.topk, down_bias, expert_ids)
+    return _combine(rows, router_weights, routed.topk, False)
+
+
 def _run_forward(
     call: LayerCall,
     x: Tensor,
@@ -112,17 +141,27 @@ def _run_forward(
     down_bias: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The layer's output, and what the backward needs: the first product, m_sizes and gather_indices."""
-    topk = expert_ids.size(1)
-    m_sizes, gather_indices, _ = _route(expert_ids, w_gate_up.size(0), False, False)
-    routed = Routed(m_sizes, gather_indices, topk)
+    routed = _route_rows(expert_ids, w_gate_up.size(0))
     pre = call.first.from_tokens(x, w_gate_up, routed)
-    act = _activate(pre, gate_up_bias, m_sizes, *call.activation.numbers)
-    rows = call.second.to_flat(act, w_down, routed)
-    if down_bias is not None:
-        out = _combine_with_bias(rows, router_weights, topk, down_bias, expert_ids)
-    else:
-        out = _combine(rows, router_weights, topk, False)
-    return out, pre, m_sizes, gather_indices
+    act = _activate(pre, gate_up_bias, routed.m_sizes, *call.activation.numbers)
+    out = _second_half(call, act, w_down, expert_ids, router_weights, down_bias, routed)
+    return out, pre, routed.m_sizes, routed.gather_indices
+
+
+def _run_inference(
+    call: LayerCall,
+    x: Tensor,
+    w_gate_up: Tensor,
+    w_down: Tensor,
+    expert_ids: Tensor,
+    router_weights: Tensor | None,
+    gate_up_bias: Tensor | None,
+    down_bias: Tensor | None,
+) -> Tensor:
+    """The same output where no backward needs the first product: the GPU may store activated rows only."""
+    routed = _route_rows(expert_ids, w_gate_up.size(0))
+    act = call.first.activated_from_tokens(x, w_gate_up, gate_up_bias, call.activation, routed)
+    return _second_half(call, act, w_down, expert_ids, router_weights, down_bias, routed)
 
 
 class MoeMlp(torch.autograd.Function):
@@ -277,7 +316,7 @@ def moe_mlp(
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
             out = _apply(call, *tensors)
         else:
-            out = _run_forward(call, *tensors)[0]
+            out = _run_inference(call, *tensors)
     except RuntimeError as error:
         names = ("x", "w_gate_up", "w_down", "expert_ids", "router_weights", "gate_up_bias", "down_bias")
         raise explain(error, dict(zip(names, tensors, strict=True))) from None

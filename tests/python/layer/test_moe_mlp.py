@@ -37,6 +37,8 @@ def assert_matches_reference(layer: Layer) -> None:
     for name, value in got.items():
         assert value.dtype == (layer.tensors["x"] if name == "out" else layer.tensors[name]).dtype
         assert relative_error(value, expected[name]) <= tolerance(layer.tensors["x"].dtype), name
+    with torch.no_grad():  # keeps no first product, and may fuse its activation
+        assert torch.equal(run(layer), got["out"])
 
 
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
@@ -225,6 +227,20 @@ def test_compiles_as_one_graph(device, transposed):
     assert torch.equal(got, expected)
     for name, tensor in compiled.given().items():
         assert torch.equal(tensor.grad, eager.tensors[name].grad), name
+
+
+@pytest.mark.parametrize("layout", ["concatenated", "interleaved"])
+def test_inference_compiles_as_one_graph(device, layout):
+    torch._dynamo.reset()
+    layer = make_layer(device, torch.bfloat16, bias=True, layout=layout)
+
+    def infer(tensors: dict, ids: torch.Tensor) -> torch.Tensor:
+        return moegemm.moe_mlp(**tensors, expert_ids=ids, **layer.options) * 0.5
+
+    with torch.inference_mode():
+        expected = infer(layer.tensors, layer.expert_ids)
+        got = torch.compile(infer, fullgraph=True, backend="aot_eager")(layer.tensors, layer.expert_ids)
+    assert torch.equal(got, expected)
 
 
 @pytest.mark.parametrize("view", [False, True], ids=["stored", "transposed view"])
