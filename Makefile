@@ -21,6 +21,8 @@ export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
 # What ccache asks for to cache code that uses precompiled headers.
 export CCACHE_SLOPPINESS := pch_defines,time_macros
+# What a compilation read comes from the compiler's list, not from preprocessing it a second time.
+export CCACHE_DEPEND := 1
 
 # Looked up when a recipe runs, after the system packages. The wheel then gets its objects from the build's.
 LAUNCHER = $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
