@@ -7,7 +7,7 @@ namespace moegemm::cuda::sm80 {
 
 /// The address of a compiled kernel. Defined in row_gemm_instance.cuh and
 /// weight_gemm_instance.cuh, instantiated once for each line of instances/sm80_kernels.inc and each
-/// of its types in a translation unit of its own.
+/// of its types, in a translation unit for each op and math.
 template <Op O, Math M, Loads L, typename Shape, DType D>
 const void* kernel_function();
 
