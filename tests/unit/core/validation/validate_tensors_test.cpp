@@ -1,0 +1,244 @@
+#include <limits>
+#include <vector>
+
+#include "unit/core/validation/valid_call.h"
+
+namespace moegemm {
+namespace {
+
+constexpr Device kGpu{DeviceType::kCuda, 0};
+
+class ValidateTensors : public testing::ValidCall {};
+
+// One tensor at a time
+
+TEST_F(ValidateTensors, MissingTensorsAreNamed) {
+  x = {};
+  expect_forward_refused(ErrorKind::kInvalidValue, {"x is not given"});
+  dy = {};
+  expect_dx_refused(ErrorKind::kInvalidValue, {"dy is not given"});
+  routing.m_sizes = {};
+  x = x_tokens;
+  expect_forward_refused(ErrorKind::kInvalidValue, {"m_sizes is not given"});
+}
+
+TEST_F(ValidateTensors, WrongRankIsNamed) {
+  x = TensorView::vector(x_data.data(), kType, 60);
+  expect_forward_refused(ErrorKind::kInvalidValue, {"x has rank 1", "rank 2"});
+  w = TensorView::vector(w_data.data(), kType, 60);
+  expect_dx_refused(ErrorKind::kInvalidValue, {"w has rank 1", "rank 3 or 2"});
+}
+
+TEST_F(ValidateTensors, NegativeExtentIsRefused) {
+  x.shape[0] = -1;
+  expect_forward_refused(ErrorKind::kInvalidValue, {"x has shape[0] = -1", "negative"});
+}
+
+TEST_F(ValidateTensors, RowStrideBelowTheRowLengthIsRefused) {
+  x.row_stride = 4;
+  expect_forward_refused(ErrorKind::kInvalidValue, {"x has row_stride 4", "at least", "5"});
+}
+
+TEST_F(ValidateTensors, NullDataIsRefusedUnlessEmpty) {
+  x.data = nullptr;
+  expect_forward_refused(ErrorKind::kInvalidValue, {"x is fp32[12, 5]", "null data pointer"});
+}
+
+TEST_F(ValidateTensors, ElementCountsBeyond64BitsAreRefused) {
+  x.shape = {std::int64_t{1} << 62, 5};
+  expect_forward_refused(ErrorKind::kInvalidValue, {"x is", "element count", "64 bits"});
+  x.shape = {std::int64_t{1} << 60, 5};
+  expect_forward_refused(ErrorKind::kInvalidValue, {"x is", "byte count", "64 bits"});
+  x = x_tokens;
+  x.row_stride = std::numeric_limits<std::int64_t>::max();
+  expect_forward_refused(ErrorKind::kInvalidValue, {"x is", "byte count", "64 bits"});
+}
+
+// dtypes
+
+TEST_F(ValidateTensors, IntegerOperandIsRefused) {
+  x.dtype = DType::kInt32;
+  expect_forward_refused(ErrorKind::kInvalidType, {"x has dtype int32", "bf16, fp16 and fp32"});
+}
+
+TEST_F(ValidateTensors, OperandDtypesMustAgree) {
+  w.dtype = DType::kBFloat16;
+  expect_forward_refused(ErrorKind::kInvalidType, {"w has dtype bf16", "x's dtype, fp32"});
+  expect_dx_refused(ErrorKind::kInvalidType, {"w has dtype bf16", "dy's dtype, fp32"});
+  x.dtype = DType::kFloat16;
+  expect_dw_refused(ErrorKind::kInvalidType, {"x has dtype fp16", "dy's dtype, fp32"});
+}
+
+TEST_F(ValidateTensors, OutputIsInTheInputDtypeOrFloat32) {
+  x.dtype = w.dtype = dy.dtype = DType::kBFloat16;
+  EXPECT_EQ(forward().problem.out_dtype, DType::kFloat32);
+  EXPECT_EQ(dx().problem.out_dtype, DType::kFloat32);
+  EXPECT_EQ(dw().problem.out_dtype, DType::kFloat32);
+  y.dtype = dx_out.dtype = dw_out.dtype = DType::kFloat16;
+  expect_forward_refused(ErrorKind::kInvalidType, {"y has dtype fp16", "bf16, or fp32"});
+  expect_dx_refused(ErrorKind::kInvalidType, {"dx has dtype fp16", "bf16, or fp32"});
+  expect_dw_refused(ErrorKind::kInvalidType, {"dw has dtype fp16", "bf16, or fp32"});
+}
+
+TEST_F(ValidateTensors, SizesAndIndicesAreIntegers) {
+  options.permute_y = true;
+  routing.gather_indices.dtype = DType::kFloat32;
+  expect_forward_refused(ErrorKind::kInvalidType,
+                         {"gather_indices has dtype fp32", "int32 and int64"});
+  routing.m_sizes.dtype = DType::kBFloat16;
+  expect_forward_refused(ErrorKind::kInvalidType, {"m_sizes has dtype bf16", "int32 and int64"});
+}
+
+TEST_F(ValidateTensors, WeightsAreFloat32OrTheInputDtype) {
+  options.permute_y = options.fuse_mul = true;
+  x.dtype = w.dtype = DType::kBFloat16;
+  EXPECT_EQ(forward().problem.weights_dtype, DType::kFloat32);
+  routing.topk_weights.dtype = DType::kBFloat16;
+  EXPECT_EQ(forward().problem.weights_dtype, DType::kBFloat16);
+  routing.topk_weights.dtype = DType::kFloat16;
+  expect_forward_refused(ErrorKind::kInvalidType,
+                         {"topk_weights has dtype fp16", "x's dtype, bf16, or fp32"});
+}
+
+// Devices
+
+TEST_F(ValidateTensors, EveryTensorMustBeOnTheDeviceOfTheFirst) {
+  options.permute_y = options.fuse_mul = true;
+  const auto refused_elsewhere = [this](TensorView& view, const char* name) {
+    view.device = kGpu;
+    expect_forward_refused(ErrorKind::kInvalidType, {name, "is on cuda:0", "x's device, cpu"});
+    view.device = {};
+  };
+  refused_elsewhere(w, "w");
+  refused_elsewhere(y, "y");
+  refused_elsewhere(routing.m_sizes, "m_sizes");
+  refused_elsewhere(routing.gather_indices, "gather_indices");
+  refused_elsewhere(routing.topk_weights, "topk_weights");
+  x.device = kGpu;
+  expect_dw_refused(ErrorKind::kInvalidType, {"x is on cuda:0", "dy's device, cpu"});
+}
+
+// Shapes
+
+TEST_F(ValidateTensors, NoExpertsAreRefused) {
+  routing.m_sizes.shape[0] = 0;
+  expect_forward_refused(ErrorKind::kInvalidValue, {"m_sizes", "is 0", "at least 1"});
+}
+
+TEST_F(ValidateTensors, WeightsOfAnotherExpertCountAreRefused) {
+  w = TensorView::stack(w_data.data(), kType, 2, 4, 5);
+  expect_forward_refused(ErrorKind::kInvalidValue,
+                         {"w is fp32[2, 4, 5]", "E = 3", "length of m_sizes"});
+  expect_dx_refused(ErrorKind::kInvalidValue, {"w is fp32[2, 4, 5]", "E = 3"});
+}
+
+TEST_F(ValidateTensors, FlattenedWeightsMustDivideByTheExperts) {
+  w = TensorView::matrix(w_data.data(), kType, 11, 5);
+  expect_forward_refused(ErrorKind::kInvalidValue, {"w has 11 rows", "multiple of E = 3"});
+  expect_dx_refused(ErrorKind::kInvalidValue, {"w has 11 rows", "multiple of E = 3"});
+}
+
+TEST_F(ValidateTensors, ContractionLengthsMustAgree) {
+  w = TensorView::stack(w_data.data(), kType, 3, 5, 4);
+  y = TensorView::matrix(y_data.data(), kType, 12, 5);
+  expect_forward_refused(ErrorKind::kInvalidValue, {"w is fp32[3, 5, 4]", "[E, N, K] = [3, 5, 5]"});
+  expect_dx_refused(ErrorKind::kInvalidValue, {"dy is fp32[12, 4]", "[M, N] = [12, 5]"});
+}
+
+TEST_F(ValidateTensors, OutputShapesAreChecked) {
+  y.shape[0] = 11;
+  expect_forward_refused(ErrorKind::kInvalidValue, {"y is fp32[11, 4]", "[M, N] = [12, 4]"});
+  dx_out.shape[0] = 11;
+  expect_dx_refused(ErrorKind::kInvalidValue, {"dx is fp32[11, 5]", "[M, K] = [12, 5]"});
+  dw_out.shape = {3, 5, 4};
+  expect_dw_refused(ErrorKind::kInvalidValue, {"dw is fp32[3, 5, 4]", "[E, N, K] = [3, 4, 5]"});
+  dw_out = TensorView::matrix(out_data.data(), kType, 11, 5);
+  expect_dw_refused(ErrorKind::kInvalidValue, {"dw is fp32[11, 5]", "[E * N, K] = [12, 5]"});
+}
+
+TEST_F(ValidateTensors, XHasTokenRowsExactlyWithPermuteX) {
+  options.permute_x = true;
+  expect_forward_refused(ErrorKind::kInvalidValue,
+                         {"x has 12 rows", "with permute_x", "T = M / topk = 12 / 2"});
+  expect_dw_refused(ErrorKind::kInvalidValue,
+                    {"x has 12 rows", "with permute_x", "T = M / topk = 12 / 2"});
+  options.permute_x = false;
+  x = x_tokens;
+  expect_dw_refused(ErrorKind::kInvalidValue, {"x has 6 rows", "without permute_x", "M = 12"});
+}
+
+TEST_F(ValidateTensors, IndicesHaveOneEntryPerRow) {
+  options.permute_y = true;
+  routing.gather_indices.shape[0] = 11;
+  expect_forward_refused(ErrorKind::kInvalidValue, {"gather_indices is int32[11]", "[M] = [12]"});
+}
+
+TEST_F(ValidateTensors, WeightsHaveOneEntryPerRowInEitherShape) {
+  options.permute_y = options.fuse_mul = true;
+  routing.topk_weights = TensorView::matrix(weights.data(), DType::kFloat32, 6, 2);
+  EXPECT_TRUE(forward().problem.multiply);
+  routing.topk_weights = TensorView::matrix(weights.data(), DType::kFloat32, 2, 6);
+  expect_forward_refused(ErrorKind::kInvalidValue,
+                         {"topk_weights is fp32[2, 6]", "[T, topk] = [6, 2]"});
+  routing.topk_weights = TensorView::vector(weights.data(), DType::kFloat32, 6);
+  expect_forward_refused(ErrorKind::kInvalidValue, {"topk_weights is fp32[6]", "[M] = [12]"});
+  routing.topk_weights = TensorView::matrix(weights.data(), DType::kFloat32, 6, 2, 3);
+  expect_forward_refused(ErrorKind::kInvalidValue, {"topk_weights has row_stride 3", "dense"});
+}
+
+TEST_F(ValidateTensors, TwoDimensionalWeightsNeedWholeTokens) {
+  options.permute_y = options.fuse_mul = true;
+  routing.topk = 5;
+  routing.topk_weights = TensorView::matrix(weights.data(), DType::kFloat32, 2, 5);
+  expect_forward_refused(ErrorKind::kInvalidValue, {"topk_weights", "M = 12", "topk = 5"});
+}
+
+TEST_F(ValidateTensors, ZeroColumnsAreRefused) {
+  x = TensorView::matrix(x_data.data(), kType, 12, 0);
+  w = TensorView::stack(w_data.data(), kType, 3, 4, 0);
+  expect_forward_refused(ErrorKind::kInvalidValue, {"K is 0", "at least 1"});
+  dy = TensorView::matrix(dy_data.data(), kType, 12, 0);
+  w = TensorView::stack(w_data.data(), kType, 3, 0, 5);
+  expect_dx_refused(ErrorKind::kInvalidValue, {"N is 0", "at least 1"});
+}
+
+// Overlap
+
+TEST_F(ValidateTensors, OutputOverAnInputIsRefused) {
+  y.data = x_data.data() + 59;  // the last element of x
+  expect_forward_refused(ErrorKind::kInvalidValue, {"y overlaps x in memory", "separate"});
+  y.data = w_data.data();
+  expect_forward_refused(ErrorKind::kInvalidValue, {"y overlaps w"});
+  dw_out.data = dy_data.data();
+  expect_dw_refused(ErrorKind::kInvalidValue, {"dw overlaps dy"});
+  y.data = sizes.data();
+  expect_forward_refused(ErrorKind::kInvalidValue, {"y overlaps m_sizes"});
+  options.permute_y = options.fuse_mul = true;
+  y.data = indices.data();
+  expect_forward_refused(ErrorKind::kInvalidValue, {"y overlaps gather_indices"});
+  y.data = weights.data();
+  expect_forward_refused(ErrorKind::kInvalidValue, {"y overlaps topk_weights"});
+}
+
+TEST_F(ValidateTensors, OutputRightBehindAnInputIsAccepted) {
+  std::vector<float> buffer(12 * 5 + 12 * 4);
+  x.data = buffer.data();
+  y.data = buffer.data() + 12 * 5;
+  EXPECT_NO_THROW(forward());
+}
+
+TEST_F(ValidateTensors, ColumnRangesOfOneBufferAreAcceptedWhenTheyAreDisjoint) {
+  std::vector<float> buffer(12 * 9);
+  x = TensorView::matrix(buffer.data(), kType, 12, 5, 9);
+  y = TensorView::matrix(buffer.data() + 5, kType, 12, 4, 9);
+  EXPECT_NO_THROW(forward());
+  y.data = buffer.data() + 4;
+  expect_forward_refused(ErrorKind::kInvalidValue, {"y overlaps x"});
+  // Y's rows wrap into the next row of X.
+  y.data = buffer.data() + 6;
+  y.shape[0] = x.shape[0] = 11;
+  expect_forward_refused(ErrorKind::kInvalidValue, {"y overlaps x"});
+}
+
+}  // namespace
+}  // namespace moegemm
