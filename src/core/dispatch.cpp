@@ -3,8 +3,8 @@
 #include <memory>
 #include <utility>
 
-#include "core/environment.h"
-#include "core/planner.h"
+#include "core/planning/planner.h"
+#include "core/process/environment.h"
 #include "core/refusal.h"
 #include "core/registry.h"
 #include "core/tuning/tune_call.h"

@@ -11,7 +11,7 @@
 #include <system_error>
 #include <thread>
 
-#include "core/environment.h"
+#include "core/process/environment.h"
 
 namespace moegemm {
 namespace {

@@ -5,8 +5,8 @@
 #include <stdexcept>
 #include <utility>
 
-#include "core/cost.h"
-#include "core/environment.h"
+#include "core/planning/cost.h"
+#include "core/process/environment.h"
 #include "core/refusal.h"
 #include "core/tuning/cache/store.h"
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "core/backend.h"
-#include "core/planner.h"
+#include "core/planning/planner.h"
 #include "core/tuning/measure/operand_rotation.h"
 #include "core/tuning/measure/race.h"
 #include "core/validation/validate.h"

@@ -3,8 +3,8 @@
 #include <memory>
 #include <stdexcept>
 
+#include "core/process/warning.h"
 #include "core/refusal.h"
-#include "core/warning.h"
 
 namespace moegemm {
 

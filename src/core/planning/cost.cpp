@@ -1,4 +1,4 @@
-#include "core/cost.h"
+#include "core/planning/cost.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "core/warning.h"
+#include "core/process/warning.h"
 
 #include <cstdio>
 #include <mutex>

@@ -1,4 +1,4 @@
-#include "core/planner.h"
+#include "core/planning/planner.h"
 
 #include <gtest/gtest.h>
 

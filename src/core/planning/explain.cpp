@@ -3,8 +3,8 @@
 #include <cmath>
 #include <cstdio>
 
-#include "core/cost.h"
-#include "core/planner.h"
+#include "core/planning/cost.h"
+#include "core/planning/planner.h"
 #include "core/refusal.h"
 #include "core/registry.h"
 #include "core/validation/validate.h"

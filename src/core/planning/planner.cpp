@@ -1,10 +1,10 @@
-#include "core/planner.h"
+#include "core/planning/planner.h"
 
 #include <algorithm>
 #include <cmath>
 #include <mutex>
 
-#include "core/environment.h"
+#include "core/process/environment.h"
 #include "core/refusal.h"
 #include "core/registry.h"
 #include "core/tuning/cache/store.h"

@@ -1,4 +1,4 @@
-#include "core/environment.h"
+#include "core/process/environment.h"
 
 #include <gtest/gtest.h>
 
