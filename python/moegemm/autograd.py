@@ -129,13 +129,16 @@ class GroupedGemm(torch.autograd.Function):
 
 
 def _backward(
-    ctx: Any, call: Call, wanted: tuple[bool, bool, bool], flat_weights: bool, dY: Tensor
+    ctx: Any, call: Call, wanted: tuple[bool, bool, bool], flat_weights: bool | None, dY: Tensor
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of X, W and topk_weights as autograd gets them."""
+    """The gradients of X, W and topk_weights as autograd gets them. `flat_weights`: W is [E * N, K]; None asks the one
+    that was saved."""
     topk, flags, settings = call
     flags &= ~_FORWARD_ONLY
     call = (topk, flags, settings)
-    saved = ctx.saved_tensors
+    saved = ctx.saved_tensors  # once only: checkpointing does not hand it out again
+    if flat_weights is None:
+        flat_weights = saved[1].dim() == 2
     try:
         with torch.no_grad():
             dX, dW, d_weights = _gradients(_needs(wanted, call), call, dY, *saved)
@@ -252,7 +255,7 @@ _PLAIN: Call = (1, 0, DEFAULTS)
 
 
 class PlainGroupedGemm(torch.autograd.Function):
-    """EagerGroupedGemm for a call that is X, W [E, N, K], m_sizes and defaults: a twentieth less time for a tiny one.
+    """EagerGroupedGemm for a call that is X, W, m_sizes and defaults: a twentieth less time for a tiny one.
 
     Autograd looks longer at an argument that is no tensor than at one that is, and a context without attributes of its
     own needs no dictionary.
@@ -261,13 +264,18 @@ class PlainGroupedGemm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, X: Tensor, W: Tensor, m_sizes: Tensor) -> Tensor:
         need_x, need_w, _ = ctx.needs_input_grad
-        ctx.save_for_backward(X if need_w else None, W if need_x else None, m_sizes)
+        if need_x:
+            ctx.save_for_backward(X if need_w else None, W, m_sizes)
+        else:
+            ctx.save_for_backward(X, None, m_sizes)
+            ctx.flat_weights = W.dim() == 2  # otherwise W is there to be asked
         return forward_plain_directly(X, W, m_sizes)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         need_x, need_w, _ = ctx.needs_input_grad
-        dX, dW, _ = _backward(ctx, _PLAIN, (need_x, need_w, False), False, *gradients)
+        flat_weights = None if need_x else ctx.flat_weights
+        dX, dW, _ = _backward(ctx, _PLAIN, (need_x, need_w, False), flat_weights, *gradients)
         return dX, dW, None
 
 

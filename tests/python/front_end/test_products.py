@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import FLAGS, make_case
 from reference import Case, Results, assert_close, magnitudes, reference_results
+from torch.utils.checkpoint import checkpoint
 
 SUBSETS = list(itertools.product([False, True], repeat=3))
 
@@ -119,6 +120,24 @@ def test_flattened_weights_give_the_same_bits(device):
     assert torch.equal(Y, stacked.Y)
     assert flat.grad.shape == flat.shape
     assert torch.equal(flat.grad.view(stacked.dW.shape), stacked.dW)
+
+
+@pytest.mark.parametrize("need_x", [False, True])
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_plain_call_finds_the_shape_of_flattened_weights(device, need_x, checkpointed):
+    X, W = torch.randn(8, 16, device=device, requires_grad=need_x), torch.randn(4, 8, 16, device=device)
+    m_sizes = torch.tensor([2, 3, 0, 3], device=device)
+    gradients = []
+    for w in (W, W.flatten(0, 1)):
+        w = w.clone().requires_grad_()
+        if checkpointed:
+            Y = checkpoint(moegemm.grouped_gemm, X, w, m_sizes, 1, use_reentrant=False)
+        else:
+            Y = moegemm.grouped_gemm(X, w, m_sizes, 1)
+        Y.sum().backward()
+        assert w.grad.shape == w.shape
+        gradients.append(w.grad.flatten())
+    assert torch.equal(*gradients)
 
 
 def test_a_row_does_not_depend_on_the_other_rows(device):
