@@ -1,9 +1,9 @@
 #include "activation_numbers.h"
-#include "execution.h"
 #include "gemm_rules.h"
 #include "moegemm/activation.h"
 #include "moegemm/routing.h"
 #include "operators.h"
+#include "runtime/execution.h"
 
 namespace moegemm::torch_ops {
 namespace {

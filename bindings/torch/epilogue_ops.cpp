@@ -2,11 +2,11 @@
 #include <vector>
 
 #include "activation_numbers.h"
-#include "execution.h"
 #include "gemm_rules.h"
 #include "operators.h"
-#include "torch_memory.h"
-#include "torch_tuning.h"
+#include "runtime/execution.h"
+#include "runtime/torch_memory.h"
+#include "runtime/torch_tuning.h"
 
 namespace moegemm::torch_ops {
 namespace {

@@ -1,12 +1,12 @@
 #include <optional>
 #include <vector>
 
-#include "execution.h"
 #include "gemm_rules.h"
 #include "moegemm/routing.h"
 #include "operators.h"
-#include "torch_memory.h"
-#include "torch_tuning.h"
+#include "runtime/execution.h"
+#include "runtime/torch_memory.h"
+#include "runtime/torch_tuning.h"
 
 namespace moegemm::torch_ops {
 namespace {

@@ -1,9 +1,9 @@
 #include <torch/csrc/stable/library.h>
 
-#include "execution.h"
 #include "moegemm/warning.h"
 #include "operators.h"
-#include "torch_tuning.h"
+#include "runtime/execution.h"
+#include "runtime/torch_tuning.h"
 
 STABLE_TORCH_LIBRARY(moegemm, m) {
   // `flags` are the bits of gemm_rules.h, `config` the seven numbers of gemm_ops.cpp: fewer and

@@ -1,7 +1,7 @@
-#include "execution.h"
 #include "gemm_rules.h"
 #include "moegemm/routing.h"
 #include "operators.h"
+#include "runtime/execution.h"
 
 namespace moegemm::torch_ops {
 namespace {

@@ -1,4 +1,4 @@
-#include "execution.h"
+#include "runtime/execution.h"
 
 #include <dlfcn.h>
 #include <torch/csrc/stable/ops.h>

@@ -1,4 +1,4 @@
-#include "torch_tuning.h"
+#include "runtime/torch_tuning.h"
 
 #include <atomic>
 #include <exception>

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "arguments.h"
-#include "execution.h"
 #include "moegemm/tune.h"
+#include "runtime/execution.h"
 
 namespace moegemm::torch_ops {
 
