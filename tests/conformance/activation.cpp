@@ -102,8 +102,14 @@ std::vector<ActivationCase> activation_cases() {
       cases.push_back(c);
     }
   }
-  for (const std::int64_t cols : {1, 2, 7, 8, 9, 31, 33, 264, 520}) {
+  // Strips of 256 columns, whole and not.
+  for (const std::int64_t cols : {1, 2, 7, 8, 9, 31, 33, 128, 136, 264, 392, 520, 768}) {
     cases.push_back({.name = "Cols" + std::to_string(cols), .cols = cols});
+    cases.push_back({.name = "GptOssCols" + std::to_string(cols),
+                     .activation = kGptOss,
+                     .cols = cols,
+                     .bias = true,
+                     .down_bias = true});
   }
   return cases;
 }
