@@ -10,7 +10,7 @@
 #include <system_error>
 #include <vector>
 
-#include "layer/device_memory.h"
+#include "layer/tensors/device_memory.h"
 #include "model_catalogue.h"
 #include "moegemm/config.h"
 #include "moegemm/error.h"

@@ -7,9 +7,9 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
-#include "layer/device_memory.h"
 #include "layer/layer_run.h"
 #include "layer/progress.h"
+#include "layer/tensors/device_memory.h"
 #include "layer_options.h"
 #include "moegemm/info.h"
 #include "report.h"

@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
-#include "layer/device_memory.h"
 #include "layer/layer_tune.h"
+#include "layer/tensors/device_memory.h"
 #include "layer_options.h"
 #include "report.h"
 

@@ -4,10 +4,10 @@
 #include <cmath>
 #include <functional>
 
-#include "layer/device_memory.h"
-#include "layer/device_tensor.h"
 #include "layer/progress.h"
-#include "layer/random_tensor.h"
+#include "layer/tensors/device_memory.h"
+#include "layer/tensors/device_tensor.h"
+#include "layer/tensors/random_tensor.h"
 #include "moegemm/ops.h"
 #include "moegemm/routing.h"
 

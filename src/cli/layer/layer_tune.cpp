@@ -6,9 +6,9 @@
 #include <new>
 #include <utility>
 
-#include "layer/device_memory.h"
-#include "layer/device_tensor.h"
-#include "layer/random_tensor.h"
+#include "layer/tensors/device_memory.h"
+#include "layer/tensors/device_tensor.h"
+#include "layer/tensors/random_tensor.h"
 #include "moegemm/error.h"
 #include "moegemm/ops.h"
 

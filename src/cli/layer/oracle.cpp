@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "layer/device_memory.h"
-#include "layer/random_tensor.h"
+#include "layer/tensors/device_memory.h"
+#include "layer/tensors/random_tensor.h"
 
 namespace moegemm::cli {
 namespace {

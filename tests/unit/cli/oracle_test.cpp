@@ -6,7 +6,7 @@
 #include <limits>
 #include <memory>
 
-#include "layer/device_memory.h"
+#include "layer/tensors/device_memory.h"
 
 namespace moegemm::cli {
 namespace {

@@ -1,4 +1,4 @@
-#include "layer/random_tensor.h"
+#include "layer/tensors/random_tensor.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "layer/device_memory.h"
+#include "layer/tensors/device_memory.h"
 
 namespace moegemm::cli {
 namespace {

@@ -1,4 +1,4 @@
-#include "layer/device_tensor.h"
+#include "layer/tensors/device_tensor.h"
 
 namespace moegemm::cli {
 

@@ -1,4 +1,4 @@
-#include "layer/device_memory.h"
+#include "layer/tensors/device_memory.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "layer/random_tensor.h"
+#include "layer/tensors/random_tensor.h"
 
 #include <algorithm>
 #include <bit>
@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#include "layer/device_memory.h"
+#include "layer/tensors/device_memory.h"
 #include "moegemm/executor.h"
 
 namespace moegemm::cli {

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "layer/device_memory.h"
+#include "layer/tensors/device_memory.h"
 #include "moegemm/tensor.h"
 
 namespace moegemm::cli {
