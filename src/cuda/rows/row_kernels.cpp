@@ -4,12 +4,12 @@
 #include "core/registry.h"
 #include "cuda/host/device_facts.h"
 #include "cuda/rows/activation/activation.h"
-#include "cuda/rows/check_routing.h"
 #include "cuda/rows/combine.h"
 #include "cuda/rows/expert_sums.h"
 #include "cuda/rows/gather_rows.h"
-#include "cuda/rows/route.h"
-#include "cuda/rows/route_plan.h"
+#include "cuda/rows/routing/check_routing.h"
+#include "cuda/rows/routing/route.h"
+#include "cuda/rows/routing/route_plan.h"
 #include "cuda/rows/scale_rows.h"
 
 namespace moegemm {

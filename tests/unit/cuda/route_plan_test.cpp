@@ -1,4 +1,4 @@
-#include "cuda/rows/route_plan.h"
+#include "cuda/rows/routing/route_plan.h"
 
 #include <gtest/gtest.h>
 

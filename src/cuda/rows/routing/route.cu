@@ -4,8 +4,8 @@
 #include "cuda/host/loading.h"
 #include "cuda/rows/block_sums.cuh"
 #include "cuda/rows/elements.cuh"
-#include "cuda/rows/route.h"
-#include "cuda/rows/route_plan.h"
+#include "cuda/rows/routing/route.h"
+#include "cuda/rows/routing/route_plan.h"
 #include "moegemm/error.h"
 
 /// A counting sort in two kernels, stable and without atomics on anything that orders rows.

@@ -3,8 +3,8 @@
 #include "cuda/host/error.h"
 #include "cuda/host/launch.h"
 #include "cuda/rows/block_sums.cuh"
-#include "cuda/rows/check_routing.h"
 #include "cuda/rows/elements.cuh"
+#include "cuda/rows/routing/check_routing.h"
 #include "moegemm/error.h"
 
 namespace moegemm::cuda {
