@@ -1,5 +1,6 @@
 #include <array>
 
+#include "core/planning/kernel_plan.h"
 #include "core/refusal.h"
 #include "core/registry.h"
 #include "cpu/reference/products.h"
@@ -31,15 +32,7 @@ class ReferenceBackend final : public Backend {
   }
 
   Plan plan_with(const Problem&, int kernel) const override {
-    const KernelInfo& info = kernels()[kernel];
-    Plan plan;
-    plan.backend = kind();
-    plan.kernel = kernel;
-    plan.kernel_name = info.name;
-    plan.tile = info.tile;
-    plan.stages = info.stages;
-    plan.grid = 1;
-    return plan;
+    return kernel_plan(kernels()[kernel], kernel, 1);
   }
 
   int choose(const Problem& problem) const override { return static_cast<int>(problem.op); }

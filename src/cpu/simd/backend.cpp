@@ -1,6 +1,7 @@
 #include <array>
 #include <vector>
 
+#include "core/planning/kernel_plan.h"
 #include "core/refusal.h"
 #include "core/registry.h"
 #include "cpu/parallel.h"
@@ -71,15 +72,7 @@ class CpuBackend final : public Backend {
   }
 
   Plan plan_with(const Problem&, int kernel) const override {
-    const KernelInfo& info = kernels()[kernel];
-    Plan plan;
-    plan.backend = kind();
-    plan.kernel = kernel;
-    plan.kernel_name = info.name;
-    plan.tile = info.tile;
-    plan.stages = info.stages;
-    plan.grid = default_executor().concurrency();
-    return plan;
+    return kernel_plan(kernels()[kernel], kernel, default_executor().concurrency());
   }
 
   int choose(const Problem& problem) const override {

@@ -95,6 +95,19 @@ const DeviceFacts* device_facts(int ordinal) {
 
 const std::string& why_no_device() { return facts().why_none; }
 
+std::string find_device(Device device, const DeviceFacts*& facts) {
+  if (device.type != DeviceType::kCuda) return "runs on CUDA devices only";
+  facts = device_facts(device.index);
+  if (facts) return {};
+  return device_count() == 0 ? why_no_device()
+                             : "no CUDA device with number " + std::to_string(device.index);
+}
+
+std::string capability_of(const DeviceFacts& facts) {
+  return facts.name + " has compute capability " + std::to_string(facts.major) + "." +
+         std::to_string(facts.minor);
+}
+
 DeviceGuard::DeviceGuard(int ordinal) {
   if (!device_facts(ordinal)) {
     throw Error(ErrorKind::kRuntime, device_count() == 0

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <string>
 
+#include "moegemm/tensor.h"
+
 namespace moegemm::cuda {
 
 /// What planning needs to know about a GPU.
@@ -29,6 +31,13 @@ const DeviceFacts* device_facts(int ordinal);
 
 /// "no CUDA device: " and the reason; empty when there is a device.
 const std::string& why_no_device();
+
+/// Looks up a device that kernels are to run on. Returns why it is none of the visible GPUs; if it
+/// is one, nothing and its facts in `facts`.
+std::string find_device(Device device, const DeviceFacts*& facts);
+
+/// "NVIDIA H200 has compute capability 9.0", the beginning of why some kernels do not run there.
+std::string capability_of(const DeviceFacts& facts);
 
 /// Makes a device current for a scope; one cheap query if it is already. Throws Error(kRuntime) if
 /// there is no such device.

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "core/planning/kernel_plan.h"
 #include "core/registry.h"
 #include "cuda/host/device_facts.h"
 #include "cuda/sm80/plan/compiled_kernel.h"
@@ -26,20 +27,12 @@ class Sm80Backend final : public Backend {
   BackendKind kind() const override { return BackendKind::kSm80; }
 
   std::string unavailable(Device device) const override {
-    if (device.type != DeviceType::kCuda) return "runs on CUDA devices only";
-    const DeviceFacts* facts = cuda::device_facts(device.index);
-    if (!facts) {
-      return cuda::device_count() == 0
-                 ? cuda::why_no_device()
-                 : "no CUDA device with number " + std::to_string(device.index);
-    }
-    if (!cuda::sm80::runs_on(cuda::sm80::compiled_archs(), facts->major, facts->minor)) {
-      return facts->name + " has compute capability " + std::to_string(facts->major) + "." +
-             std::to_string(facts->minor) + ", these kernels are compiled for " +
-             std::string(cuda::sm80::compiled_archs()) +
-             " and run on those and newer ones (MOEGEMM_CUDA_ARCHS)";
-    }
-    return {};
+    const DeviceFacts* facts = nullptr;
+    if (std::string reason = cuda::find_device(device, facts); !reason.empty()) return reason;
+    if (cuda::sm80::runs_on(cuda::sm80::compiled_archs(), facts->major, facts->minor)) return {};
+    return cuda::capability_of(*facts) + ", these kernels are compiled for " +
+           std::string(cuda::sm80::compiled_archs()) +
+           " and run on those and newer ones (MOEGEMM_CUDA_ARCHS)";
   }
 
   std::span<const KernelInfo> kernels() const override { return infos_; }
@@ -57,14 +50,9 @@ class Sm80Backend final : public Backend {
 
   Plan plan_with(const Problem& problem, int kernel) const override {
     const CompiledKernel& compiled = kernels_[static_cast<std::size_t>(kernel)];
-    Plan plan;
-    plan.backend = kind();
-    plan.kernel = kernel;
-    plan.kernel_name = compiled.info.name;
-    plan.tile = compiled.info.tile;
-    plan.stages = compiled.info.stages;
-    plan.grid = cuda::sm80::grid(compiled, problem, *cuda::device_facts(problem.device.index));
-    return plan;
+    return kernel_plan(
+        compiled.info, kernel,
+        cuda::sm80::grid(compiled, problem, *cuda::device_facts(problem.device.index)));
   }
 
   int choose(const Problem& problem) const override {

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "core/planning/kernel_plan.h"
 #include "core/registry.h"
 #include "cuda/host/device_facts.h"
 #include "cuda/sm90/heuristic.h"
@@ -34,18 +35,9 @@ class Sm90Backend final : public Backend {
   BackendKind kind() const override { return BackendKind::kSm90; }
 
   std::string unavailable(Device device) const override {
-    if (device.type != DeviceType::kCuda) return "runs on CUDA devices only";
-    const DeviceFacts* facts = cuda::device_facts(device.index);
-    if (!facts) {
-      return cuda::device_count() == 0
-                 ? cuda::why_no_device()
-                 : "no CUDA device with number " + std::to_string(device.index);
-    }
-    if (facts->major != 9) {
-      return facts->name + " has compute capability " + std::to_string(facts->major) + "." +
-             std::to_string(facts->minor) + ", these kernels need 9.0";
-    }
-    return {};
+    const DeviceFacts* facts = nullptr;
+    if (std::string reason = cuda::find_device(device, facts); !reason.empty()) return reason;
+    return facts->major == 9 ? "" : cuda::capability_of(*facts) + ", these kernels need 9.0";
   }
 
   std::span<const KernelInfo> kernels() const override { return infos_; }
@@ -73,14 +65,8 @@ class Sm90Backend final : public Backend {
 
   Plan plan_with(const Problem& problem, int kernel) const override {
     const KernelEntry& entry = entries_.at(static_cast<std::size_t>(kernel));
-    Plan plan;
-    plan.backend = kind();
-    plan.kernel = kernel;
-    plan.kernel_name = entry.info.name;
-    plan.tile = entry.info.tile;
-    plan.stages = entry.info.stages;
-    plan.grid = entry.grid(entry, problem, *cuda::device_facts(problem.device.index));
-    return plan;
+    return kernel_plan(entry.info, kernel,
+                       entry.grid(entry, problem, *cuda::device_facts(problem.device.index)));
   }
 
   int choose(const Problem& problem) const override {
