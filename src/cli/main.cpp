@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "commands.h"
+#include "commands/commands.h"
 #include "moegemm/error.h"
 #include "moegemm/info.h"
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "commands.h"
+#include "commands/commands.h"
 #include "moegemm/error.h"
 #include "moegemm/tune.h"
 #include "report.h"

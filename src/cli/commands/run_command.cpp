@@ -6,7 +6,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "commands.h"
+#include "commands/commands.h"
 #include "layer/layer_run.h"
 #include "layer/progress.h"
 #include "layer/tensors/device_memory.h"

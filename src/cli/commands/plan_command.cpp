@@ -3,7 +3,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "commands.h"
+#include "commands/commands.h"
 #include "layer/layer_run.h"
 #include "layer_options.h"
 #include "moegemm/explain.h"

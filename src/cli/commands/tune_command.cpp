@@ -7,7 +7,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "commands.h"
+#include "commands/commands.h"
 #include "layer/layer_tune.h"
 #include "layer/tensors/device_memory.h"
 #include "layer_options.h"
