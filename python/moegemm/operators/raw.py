@@ -41,9 +41,18 @@ class RawArguments(NamedTuple):
 _read_precision: Callable[[str, str], str] | None = getattr(torch._C, "_get_fp32_precision_getter", None)
 
 
+# The older setting, in a third of the time. It raises once the newer one says something else, and is None from then on.
+_read_older_setting: Callable[[], bool] | None = getattr(torch._C, "_get_cublas_allow_tf32", None)
+
+
 def cuda_matmul_uses_tf32() -> bool:
-    """What the user told torch about fp32 matrix products on CUDA."""
-    # torch.get_float32_matmul_precision() raises for users of this newer setting; this follows either.
+    """What the user told torch about fp32 matrix products on CUDA, by whichever of its settings."""
+    global _read_older_setting
+    if _read_older_setting is not None:
+        try:
+            return _read_older_setting()
+        except RuntimeError:
+            _read_older_setting = None
     if _read_precision is not None:
         return _read_precision("cuda", "matmul") == "tf32"
     return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")

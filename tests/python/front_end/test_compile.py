@@ -134,6 +134,25 @@ def test_the_tf32_setting_can_be_traced():
         torch.backends.cuda.matmul.fp32_precision = before
 
 
+def test_either_tf32_setting_is_followed(monkeypatch):
+    """The older interface and the newer one, one after the other."""
+    monkeypatch.setattr(raw, "_read_older_setting", torch._C._get_cublas_allow_tf32)
+    matmul = torch.backends.cuda.matmul
+    precision, allowed = matmul.fp32_precision, raw.cuda_matmul_uses_tf32()
+    try:
+        for allow in (True, False):
+            matmul.allow_tf32 = allow
+            assert raw.cuda_matmul_uses_tf32() == allow
+        for setting in ("tf32", "ieee", "tf32"):
+            matmul.fp32_precision = setting
+            assert raw.cuda_matmul_uses_tf32() == (setting == "tf32")
+        matmul.allow_tf32 = False
+        assert not raw.cuda_matmul_uses_tf32()
+    finally:
+        matmul.allow_tf32 = allowed
+        matmul.fp32_precision = precision
+
+
 def test_accumulation_into_main_grad_compiles(device):
     arguments = leaves(make_case(device, "permute_x", torch.bfloat16))
     W = arguments["W"]
