@@ -19,7 +19,8 @@
 ///   3. The sum is an fp32 number: u |ref|. The fused multiply rounds it again, and its weight
 ///      may be off by as much: 4u |ref| with margin. For dW it scales an operand
 ///      instead, which a kernel may round to the input's dtype (unit roundoff v) before the
-///      product: L independent errors of at most v t_i: 6v * sqrt(sum t_i^2).
+///      product: L independent errors of at most v t_i: 6v * sqrt(sum t_i^2). Where the scaled
+///      operand is subnormal, t_i is what the least normal one would make of it.
 ///   4. Adding to an existing fp32 value: 2u (|initial| + |ref|).
 ///   5. The one rounding to the output: half an ulp of |ref| + the above.
 /// A backend that accumulates in double has only 3 (without the operand's rounding), 4 and 5.
@@ -31,7 +32,8 @@
 ///
 /// Over a whole output errors average out: roundings are spread evenly inside their bound, which
 /// makes the norm of the errors 0.58 of the norm of the bounds. More than 0.75, over at least 1024
-/// elements, means a second rounding or a bias.
+/// elements, means a second rounding or a bias. Results that a limit clamps are all the same and
+/// do not count here.
 ///
 /// NaN and infinities must stand exactly where the exact result has them. A poisoned element that
 /// is still there was not written: it always fails.

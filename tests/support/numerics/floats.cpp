@@ -103,6 +103,8 @@ double half_ulp(DType dtype, double magnitude) {
   return std::bit_cast<double>(static_cast<std::uint64_t>(scale + 1023) << 52);  // 2^scale
 }
 
+double least_normal(DType dtype) { return half_ulp(dtype, 0.0) / unit_roundoff(dtype); }
+
 bool is_poison(DType dtype, const void* data, std::int64_t index) {
   return size_bytes(dtype) == 2 ? load<std::uint16_t>(data, index) == 0xFFFF
                                 : load<std::uint32_t>(data, index) == 0xFFFFFFFF;

@@ -19,6 +19,8 @@ void encode(DType dtype, void* data, std::int64_t index, float value);
 double half_ulp(DType dtype, double magnitude);
 /// Relative error of one rounding to nearest of a normal number: 2^-24, 2^-11, 2^-9.
 double unit_roundoff(DType dtype);
+/// The smallest number that has all its digits.
+double least_normal(DType dtype);
 /// Whether every bit of the element is set: the NaN that outputs are filled with beforehand.
 bool is_poison(DType dtype, const void* data, std::int64_t index);
 

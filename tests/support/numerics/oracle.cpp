@@ -1,5 +1,6 @@
 #include "support/numerics/oracle.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -44,15 +45,17 @@ void forward_position(const HostProblem& p, std::int64_t position, ExpectedRow& 
   }
 }
 
-/// out[c] += factor * row[c]
-void add_scaled(double factor, const float* row, ExpectedRow& expected) {
+/// out[c] += factor * row[c]. Rounding the factor to a dtype whose normal numbers begin at `floor`
+/// moves a smaller one as far as it moves that.
+void add_scaled(double factor, const float* row, ExpectedRow& expected, double floor = 0.0) {
+  const double error_factor = std::max(std::fabs(factor), floor);
   double* value = expected.value.data();
   double* squares = expected.squares.data();
   const std::int64_t cols = static_cast<std::int64_t>(expected.value.size());
   for (std::int64_t c = 0; c < cols; ++c) {
-    const double term = factor * static_cast<double>(row[c]);
-    value[c] += term;
-    squares[c] += term * term;
+    const double element = row[c];
+    value[c] += factor * element;
+    squares[c] += error_factor * element * (error_factor * element);
   }
 }
 
@@ -99,9 +102,10 @@ void dw_row(const HostProblem& p, std::int64_t row, ExpectedRow& expected) {
   const std::int64_t expert = row / p.spec.n;
   const std::int64_t n = row % p.spec.n;
   expected.length = p.sizes[expert];
+  const double floor = p.spec.multiply ? least_normal(p.dtype) : 0.0;
   for (std::int64_t r = p.begins[expert]; r < p.begins[expert + 1]; ++r) {
     if (p.x_row(r) < 0 || p.dy_row(r) < 0) continue;
-    add_scaled(p.scale(r) * p.dy.row(p.dy_row(r))[n], p.x.row(p.x_row(r)), expected);
+    add_scaled(p.scale(r) * p.dy.row(p.dy_row(r))[n], p.x.row(p.x_row(r)), expected, floor);
   }
 }
 
