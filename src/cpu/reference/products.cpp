@@ -115,8 +115,9 @@ void dx_typed(const Problem& problem, const Operands& operands) {
 template <typename T>
 void dw_typed(const Problem& problem, const Operands& operands) {
   const auto offsets = offsets_of(problem, operands);
+  std::vector<double> dw;  // allocated once: fresh pages for every expert would take longer than it
   for (std::int64_t e = 0; e < problem.experts; ++e) {
-    std::vector<double> dw(problem.n * problem.k, 0.0);
+    dw.assign(problem.n * problem.k, 0.0);
     for (std::int64_t r = offsets[e]; r < offsets[e + 1]; ++r) {
       const Row row = find_row(problem, operands, r);
       if (!row.valid) continue;
@@ -129,15 +130,15 @@ void dw_typed(const Problem& problem, const Operands& operands) {
         for (std::int64_t k = 0; k < problem.k; ++k) dw[n * problem.k + k] += scaled * x[k];
       }
     }
-    for (std::int64_t n = 0; n < problem.n; ++n) {
-      for (std::int64_t k = 0; k < problem.k; ++k) {
-        const std::int64_t at = (e * problem.n + n) * operands.out_stride + k;
-        const double before =
-            problem.accumulate ? read_float(operands.out, problem.out_dtype, at) : 0.0;
-        write_float(operands.out, problem.out_dtype, at,
-                    static_cast<float>(before + dw[n * problem.k + k]));
+    with_element_type(problem.out_dtype, [&]<typename Out>(Out*) {
+      for (std::int64_t n = 0; n < problem.n; ++n) {
+        Out* row = static_cast<Out*>(operands.out) + (e * problem.n + n) * operands.out_stride;
+        for (std::int64_t k = 0; k < problem.k; ++k) {
+          const double before = problem.accumulate ? to_float(row[k]) : 0.0;
+          store(static_cast<float>(before + dw[n * problem.k + k]), row[k]);
+        }
       }
-    }
+    });
   }
 }
 
