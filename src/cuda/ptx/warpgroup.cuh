@@ -48,7 +48,7 @@ __device__ __forceinline__ T* opaque(T* pointer) {
   return pointer;
 }
 
-/// The same bits, of which the compiler knows nothing: it keeps them and not what they were made of.
+/// The same bits, of which the compiler knows nothing: it keeps them, not what they were made of.
 __device__ __forceinline__ std::uint32_t opaque(std::uint32_t bits) {
   asm volatile("" : "+r"(bits));
   return bits;

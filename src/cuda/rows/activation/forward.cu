@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/device/activation_math.cuh"
 #include "cuda/device/fast_divide.h"
 #include "cuda/host/device_facts.h"
 #include "cuda/host/launch.h"
@@ -9,7 +10,6 @@
 #include "cuda/rows/activation/gate_packs.cuh"
 #include "cuda/rows/activation/kernel_choice.h"
 #include "cuda/rows/activation/limits.h"
-#include "cuda/device/activation_math.cuh"
 #include "cuda/rows/activation/row_experts.cuh"
 #include "cuda/rows/activation/thread_ring.cuh"
 #include "cuda/rows/alignment.h"
