@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <limits>
-#include <string>
 
 #include "moegemm/export.h"
 
@@ -47,7 +46,5 @@ struct Activation {
 
 MOEGEMM_API const char* to_string(ActivationFunction function);  ///< "silu", "gelu", ...
 MOEGEMM_API const char* to_string(GateLayout layout);  ///< "none", "concatenated", "interleaved"
-/// "activation=silu/concatenated", and its numbers where they are not the defaults.
-MOEGEMM_API std::string to_string(const Activation& activation);
 
 }  // namespace moegemm

@@ -9,11 +9,10 @@
 #include "moegemm/config.h"
 #include "moegemm/epilogue.h"
 #include "moegemm/export.h"
+#include "moegemm/kinds.h"
 #include "moegemm/tensor.h"
 
 namespace moegemm {
-
-enum class Op : std::uint8_t { kForward, kDx, kDw };
 
 /// Which side of the product is in flat (token-major) order instead of expert order.
 enum class Permutation : std::uint8_t { kNone, kX, kY };
@@ -79,6 +78,8 @@ struct Problem {
 
 MOEGEMM_API const char* to_string(Op op);                    ///< "forward", "dX", "dW"
 MOEGEMM_API const char* to_string(Permutation permutation);  ///< "none", "permute_x", "permute_y"
+/// "activation=silu/concatenated", and its numbers where they are not the defaults.
+MOEGEMM_API std::string to_string(const Activation& activation);
 MOEGEMM_API std::string to_string(const Problem& problem);
 MOEGEMM_API std::size_t hash_value(const Problem& problem);
 

@@ -5,10 +5,9 @@
 #include <string>
 
 #include "moegemm/export.h"
+#include "moegemm/kinds.h"
 
 namespace moegemm {
-
-enum class DType : std::uint8_t { kFloat32, kFloat16, kBFloat16, kInt32, kInt64 };
 
 constexpr std::int64_t size_bytes(DType dtype) {
   switch (dtype) {

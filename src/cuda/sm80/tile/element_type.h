@@ -5,7 +5,7 @@
 
 #include <type_traits>
 
-#include "moegemm/tensor.h"
+#include "moegemm/kinds.h"
 
 namespace moegemm::cuda::sm80 {
 

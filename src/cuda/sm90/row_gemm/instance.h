@@ -1,7 +1,7 @@
 #pragma once
 
 #include "cuda/sm90/row_gemm/config.h"
-#include "moegemm/problem.h"
+#include "moegemm/kinds.h"
 
 namespace moegemm::cuda::sm90 {
 
@@ -14,7 +14,7 @@ struct RowGemmFunctions {
   const void* gathered = nullptr;
 };
 
-/// Defined in row_gemm_instance.cuh, instantiated once for each line of instances/sm90_rows.inc and
+/// Defined in instance.cuh, instantiated once for each line of instances/sm90_rows.inc and
 /// each of bf16 and fp16 in a translation unit of its own.
 template <Op O, typename TileT, RowLoads Loads, DType D>
 RowGemmFunctions row_gemm_functions();
