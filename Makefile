@@ -34,7 +34,7 @@ LINT_OPTIONS = $(RELEASE_OPTIONS) -DCMAKE_UNITY_BUILD=OFF -DCMAKE_DISABLE_PRECOM
 
 .PHONY: help
 help: ## List the commands
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "Variables: CUDA=AUTO|ON|OFF, JOBS=$(JOBS), PYTHON=$(PYTHON)"
 
 .PHONY: demo
@@ -53,6 +53,10 @@ test: ## Build, then run every test that this machine can run
 .PHONY: test-gpu
 test-gpu: ## Run every test that can use the GPU, and say so when there is none
 	@scripts/run_gpu_tests
+
+.PHONY: sanitize-gpu
+sanitize-gpu: ## Check the GPU kernels' memory accesses and races with compute-sanitizer
+	@scripts/run_gpu_sanitizers
 
 .PHONY: bench
 bench: build ## Compare with torch on the CPU, and on the GPU when there is one
