@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from moegemm.activations import Activation
-from moegemm.layer_arguments import LayerOptions, layer_arguments
+from moegemm.layer_arguments import LayerOptions, LayerTensors, layer_arguments
 from moegemm.operators import flags as bits
 from moegemm.operators.errors import explain
 from moegemm.operators.main_grad import gradient_after_adding, main_grad_of
@@ -109,59 +109,33 @@ class LayerCall(NamedTuple):
     second: Weights
 
 
-def _route_rows(expert_ids: Tensor, experts: int) -> Routed:
-    m_sizes, gather_indices, _ = _route(expert_ids, experts, False, False)
-    return Routed(m_sizes, gather_indices, expert_ids.size(1))
+def _route_rows(tensors: LayerTensors) -> Routed:
+    m_sizes, gather_indices, _ = _route(tensors.expert_ids, tensors.w_gate_up.size(0), False, False)
+    return Routed(m_sizes, gather_indices, tensors.expert_ids.size(1))
 
 
-def _second_half(
-    call: LayerCall,
-    act: Tensor,
-    w_down: Tensor,
-    expert_ids: Tensor,
-    router_weights: Tensor | None,
-    down_bias: Tensor | None,
-    routed: Routed,
-) -> Tensor:
+def _second_half(call: LayerCall, tensors: LayerTensors, act: Tensor, routed: Routed) -> Tensor:
     """The layer's output from its activated rows."""
-    rows = call.second.to_flat(act, w_down, routed)
-    if down_bias is not None:
-        return _combine_with_bias(rows, router_weights, routed.topk, down_bias, expert_ids)
-    return _combine(rows, router_weights, routed.topk, False)
+    rows = call.second.to_flat(act, tensors.w_down, routed)
+    if tensors.down_bias is not None:
+        return _combine_with_bias(rows, tensors.router_weights, routed.topk, tensors.down_bias, tensors.expert_ids)
+    return _combine(rows, tensors.router_weights, routed.topk, False)
 
 
-def _run_forward(
-    call: LayerCall,
-    x: Tensor,
-    w_gate_up: Tensor,
-    w_down: Tensor,
-    expert_ids: Tensor,
-    router_weights: Tensor | None,
-    gate_up_bias: Tensor | None,
-    down_bias: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _run_forward(call: LayerCall, tensors: LayerTensors) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The layer's output, and what the backward needs: the first product, m_sizes and gather_indices."""
-    routed = _route_rows(expert_ids, w_gate_up.size(0))
-    pre = call.first.from_tokens(x, w_gate_up, routed)
-    act = _activate(pre, gate_up_bias, routed.m_sizes, *call.activation.numbers)
-    out = _second_half(call, act, w_down, expert_ids, router_weights, down_bias, routed)
+    routed = _route_rows(tensors)
+    pre = call.first.from_tokens(tensors.x, tensors.w_gate_up, routed)
+    act = _activate(pre, tensors.gate_up_bias, routed.m_sizes, *call.activation.numbers)
+    out = _second_half(call, tensors, act, routed)
     return out, pre, routed.m_sizes, routed.gather_indices
 
 
-def _run_inference(
-    call: LayerCall,
-    x: Tensor,
-    w_gate_up: Tensor,
-    w_down: Tensor,
-    expert_ids: Tensor,
-    router_weights: Tensor | None,
-    gate_up_bias: Tensor | None,
-    down_bias: Tensor | None,
-) -> Tensor:
+def _run_inference(call: LayerCall, tensors: LayerTensors) -> Tensor:
     """The same output where no backward needs the first product: the GPU may store activated rows only."""
-    routed = _route_rows(expert_ids, w_gate_up.size(0))
-    act = call.first.activated_from_tokens(x, w_gate_up, gate_up_bias, call.activation, routed)
-    return _second_half(call, act, w_down, expert_ids, router_weights, down_bias, routed)
+    routed = _route_rows(tensors)
+    act = call.first.activated_from_tokens(tensors.x, tensors.w_gate_up, tensors.gate_up_bias, call.activation, routed)
+    return _second_half(call, tensors, act, routed)
 
 
 class MoeMlp(torch.autograd.Function):
@@ -174,34 +148,24 @@ class MoeMlp(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        call: LayerCall,
-        x: Tensor,
-        w_gate_up: Tensor,
-        w_down: Tensor,
-        expert_ids: Tensor,
-        router_weights: Tensor | None,
-        gate_up_bias: Tensor | None,
-        down_bias: Tensor | None,
-    ) -> Tensor:
-        out, pre, m_sizes, gather_indices = _run_forward(
-            call, x, w_gate_up, w_down, expert_ids, router_weights, gate_up_bias, down_bias
-        )
+    def forward(ctx: Any, call: LayerCall, *arguments: Tensor) -> Tensor:
+        """`arguments` are those of LayerTensors, one by one: autograd looks for tensors at the top only."""
+        tensors = LayerTensors(*arguments)
+        out, pre, m_sizes, gather_indices = _run_forward(call, tensors)
         _, need_x, need_gate_up, *_ = ctx.needs_input_grad
         ctx.save_for_backward(
-            x if need_gate_up else None,
-            w_gate_up if need_x else None,
-            w_down,
-            router_weights,
-            gate_up_bias,
-            down_bias,
+            tensors.x if need_gate_up else None,
+            tensors.w_gate_up if need_x else None,
+            tensors.w_down,
+            tensors.router_weights,
+            tensors.gate_up_bias,
+            tensors.down_bias,
             pre,
             m_sizes,
             gather_indices,
         )
         ctx.call = call
-        ctx.topk = expert_ids.size(1)
+        ctx.topk = tensors.expert_ids.size(1)
         return out
 
     @staticmethod
@@ -300,24 +264,21 @@ def moe_mlp(
         "layout": layout, "transposed": transposed, "gate_up_bias": gate_up_bias, "down_bias": down_bias,
         "alpha": alpha, "limit": limit, "up_offset": up_offset,
     }  # fmt: skip
-    chosen, rows, first, second, *rest = layer_arguments(
-        x, w_gate_up, w_down, expert_ids, router_weights, activation, options
-    )
+    chosen, tensors = layer_arguments(x, w_gate_up, w_down, expert_ids, router_weights, activation, options)
     if allow_tf32 is None:
-        allow_tf32 = torch_allows_tf32(rows)
+        allow_tf32 = torch_allows_tf32(tensors.x)
     tf32 = bits.ALLOW_TF32 if allow_tf32 else 0
     to_gate_up = MainGrad(w_gate_up, main_grad_of(w_gate_up, "w_gate_up")) if accumulate else None
     to_down = MainGrad(w_down, main_grad_of(w_down, "w_down")) if accumulate else None
-    first, first_weights = _as_stored(first, transposed, tf32, to_gate_up)
-    second, second_weights = _as_stored(second, transposed, tf32, to_down)
-    call = LayerCall(chosen, first_weights, second_weights)
-    tensors: tuple[Any, ...] = (rows, first, second, *rest)
+    stored_gate_up, first = _as_stored(tensors.w_gate_up, transposed, tf32, to_gate_up)
+    stored_down, second = _as_stored(tensors.w_down, transposed, tf32, to_down)
+    call = LayerCall(chosen, first, second)
+    tensors = tensors._replace(w_gate_up=stored_gate_up, w_down=stored_down)
     try:
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
             out = _apply(call, *tensors)
         else:
-            out = _run_inference(call, *tensors)
+            out = _run_inference(call, tensors)
     except RuntimeError as error:
-        names = ("x", "w_gate_up", "w_down", "expert_ids", "router_weights", "gate_up_bias", "down_bias")
-        raise explain(error, dict(zip(names, tensors, strict=True))) from None
+        raise explain(error, tensors._asdict()) from None
     return out.view(x.shape)

@@ -20,8 +20,9 @@ class LayerOptions(TypedDict, total=False):
     up_offset: float | None
 
 
-class LayerArguments(NamedTuple):
-    activation: Activation
+class LayerTensors(NamedTuple):
+    """The tensors of one call, under the names of `moe_mlp`."""
+
     x: Tensor  # [T, H]
     w_gate_up: Tensor
     w_down: Tensor
@@ -56,7 +57,7 @@ def layer_arguments(
     router_weights: Tensor | None,
     activation: str | Activation,
     options: LayerOptions,
-) -> LayerArguments:
+) -> tuple[Activation, LayerTensors]:
     """Raises TypeError or ValueError with the name of the first argument that does not fit the others."""
     gate_up_bias, down_bias = options.get("gate_up_bias"), options.get("down_bias")
     transposed = options.get("transposed", False)
@@ -104,7 +105,5 @@ def layer_arguments(
         if router_weights.dtype not in (torch.float32, x.dtype):
             router_weights = router_weights.float()
         router_weights = router_weights.reshape(-1, topk)
-    return LayerArguments(
-        chosen, x.reshape(-1, hidden), w_gate_up, w_down, expert_ids.reshape(-1, topk), router_weights, gate_up_bias,
-        down_bias,
-    )  # fmt: skip
+    rows, ids = x.reshape(-1, hidden), expert_ids.reshape(-1, topk)
+    return chosen, LayerTensors(rows, w_gate_up, w_down, ids, router_weights, gate_up_bias, down_bias)

@@ -121,9 +121,8 @@ def lora_moe_mlp(
     >>> torch.allclose(same, moegemm.moe_mlp(x, w1, w2, ids, weights), atol=1e-5)
     True
     """
-    chosen, tokens, w_gate_up, w_down, ids, router_weights, gate_up_bias, down_bias = layer_arguments(
-        x, w_gate_up, w_down, expert_ids, router_weights, activation, options
-    )
+    chosen, tensors = layer_arguments(x, w_gate_up, w_down, expert_ids, router_weights, activation, options)
+    tokens, w_gate_up, w_down, ids, router_weights, gate_up_bias, down_bias = tensors
     transposed = options.get("transposed", False)
     experts, hidden, topk = w_gate_up.size(0), tokens.size(1), ids.size(1)
     inner, columns = w_down.size(1 if transposed else 2), w_gate_up.size(2 if transposed else 1)
