@@ -15,6 +15,7 @@ from pathlib import Path
 import moegemm  # registers the operators
 import torch
 from moegemm.activations import activation_named
+from moegemm.bench.cases import Model, read_catalogue
 from moegemm.bench.machine import commit_of, describe
 from moegemm.bench.timing import Clock, spread
 from moegemm.operators import flags as bits
@@ -26,10 +27,10 @@ MODELS = ("qwen3-30b-a3b", "mixtral-8x7b", "qwen3-next-80b-a3b", "olmoe", "deeps
 JOINED, APART, PRODUCT = "one call", "product, then activation", "product alone"
 
 
-def calls_of(model: dict, tokens: int, device: str) -> dict[str, Callable[[], torch.Tensor]]:
+def calls_of(model: Model, tokens: int, device: str) -> dict[str, Callable[[], torch.Tensor]]:
     """All on one layer's tensors. gpt-oss: clamped SwiGLU, interleaved, with a bias."""
-    experts, hidden, inner, topk = model["experts"], model["hidden"], model["intermediate"], model["topk"]
-    oss = model["name"].startswith("gpt-oss")
+    experts, hidden, inner, topk = model.experts, model.hidden, model.intermediate, model.topk
+    oss = model.name.startswith("gpt-oss")
 
     def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
         return torch.empty(shape, device=device, dtype=torch.bfloat16).normal_(std=scale)
@@ -51,13 +52,13 @@ def calls_of(model: dict, tokens: int, device: str) -> dict[str, Callable[[], to
     return {JOINED: joined, APART: lambda: OPS.activate(product(), bias, m_sizes, *numbers), PRODUCT: product}
 
 
-def measure(model: dict, tokens: int, device: str, rounds: int, clock: Clock) -> dict:
+def measure(model: Model, tokens: int, device: str, rounds: int, clock: Clock) -> dict:
     calls = calls_of(model, tokens, device)
-    flops = 4.0 * tokens * model["topk"] * model["intermediate"] * model["hidden"]
+    flops = 4.0 * tokens * model.topk * model.intermediate * model.hidden
     same = torch.equal(calls[JOINED](), calls[APART]())
     times = clock.round_robin(calls, rounds, flops)
     return {
-        "model": model["name"],
+        "model": model.name,
         "tokens": tokens,
         "ms": {name: spread(times[name]) for name in calls},
         "same_bits": same,
@@ -94,9 +95,10 @@ def write(record: dict, folder: Path) -> None:
 
 
 def main() -> None:
+    catalogue = read_catalogue()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--models", nargs="+", default=list(MODELS), help="names from data/models.json")
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(catalogue), metavar="NAME")
     parser.add_argument("--tokens", nargs="+", type=int, default=[64, 512, 2048, 8192])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--heat", type=float, default=2.0, help="seconds of matrix products first, on a GPU")
@@ -107,10 +109,6 @@ def main() -> None:
     if options.render:
         write(json.loads(options.render.read_text()), options.out)
         return
-    catalogue = {m["name"]: m for m in json.loads((ROOT / "data" / "models.json").read_text())["models"]}
-    unknown = [name for name in options.models if name not in catalogue]
-    if unknown:
-        sys.exit(f"--models {' '.join(unknown)}: not in data/models.json, which has {', '.join(catalogue)}")
     clock = Clock(options.device)
     record = {
         "run": describe(options.device, "bf16", options.rounds, options.commit or commit_of(ROOT)),
@@ -124,7 +122,7 @@ def main() -> None:
         if options.device == "cuda":
             torch.cuda.empty_cache()
         factor = entry["ms"][APART]["ms"] / entry["ms"][JOINED]["ms"]
-        print(f"[{done}/{len(cases)}] {model['name']}, {tokens} tokens: {factor:.2f} times faster", file=sys.stderr)
+        print(f"[{done}/{len(cases)}] {model.name}, {tokens} tokens: {factor:.2f} times faster", file=sys.stderr)
         write(record, options.out)  # after each case: a run that is cut short leaves what it has
 
 

@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from layer.contenders import FP32_WEIGHTS, GPT_OSS, HEADLINE, NO_BIASES  # noqa: E402
 from layer.measure import measure  # noqa: E402 - found through the line above
 from layer.report import TARGETS, draw, page, speedup  # noqa: E402
+from moegemm.bench.cases import Model, read_catalogue  # noqa: E402
 from moegemm.bench.machine import commit_of, describe  # noqa: E402
 from moegemm.bench.timing import Clock  # noqa: E402
 
@@ -26,11 +27,11 @@ STEM = "moe_layer"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-def arguments() -> argparse.Namespace:
+def arguments(catalogue: dict[str, Model]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
     parser.add_argument("--dtype", default="bf16", choices=list(DTYPES))
-    parser.add_argument("--models", nargs="+", default=list(TARGETS), help="names from data/models.json")
+    parser.add_argument("--models", nargs="+", default=list(TARGETS), choices=list(catalogue), metavar="NAME")
     parser.add_argument("--tokens", nargs="+", type=int, default=[8192])
     parser.add_argument("--variants", action="store_true", help="also fp32 router weights, and gpt-oss without biases")
     parser.add_argument("--rounds", type=int, default=20)
@@ -52,16 +53,13 @@ def show(record: dict, folder: Path) -> None:
 
 
 def main() -> None:
-    options = arguments()
+    catalogue = read_catalogue()
+    options = arguments(catalogue)
     if options.render:
         record = json.loads(options.render.read_text())
         keep(record, options.out)
         show(record, options.out)
         return
-    catalogue = {m["name"]: m for m in json.loads((ROOT / "data" / "models.json").read_text())["models"]}
-    unknown = [name for name in options.models if name not in catalogue]
-    if unknown:
-        sys.exit(f"--models {' '.join(unknown)}: not in data/models.json, which has {', '.join(catalogue)}")
     clock = Clock(options.device)
     run = describe(options.device, options.dtype, options.rounds, options.commit or commit_of(ROOT))
     record = {"run": {**run, "transformers": transformers.__version__}, "layers": []}
@@ -77,7 +75,7 @@ def main() -> None:
             torch.cuda.empty_cache()
         factors = " / ".join(f"{speedup(entry, which):.2f}" for which in ("forward", "forward_backward"))
         print(
-            f"[{done}/{len(cases)}] {model['name']}, {variant}, {tokens} tokens: {factors} times faster",
+            f"[{done}/{len(cases)}] {model.name}, {variant}, {tokens} tokens: {factors} times faster",
             file=sys.stderr,
         )
         keep(record, options.out)  # after each model: a run that is cut short leaves what it has, for --render

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import moegemm
 import torch
+from moegemm.bench.cases import Model
 from torch import Tensor, nn
 from transformers.integrations.moe import grouped_mm_experts_forward
 
@@ -36,11 +37,11 @@ class Experts(nn.Module):
 
     has_gate, has_post_expert_norm, _is_expert_parallel = True, False, False
 
-    def __init__(self, model: dict, dtype: torch.dtype, device: str, plain: bool = False) -> None:
+    def __init__(self, model: Model, dtype: torch.dtype, device: str, plain: bool = False) -> None:
         super().__init__()
-        self.num_experts = experts = model["experts"]
-        hidden, inner = model["hidden"], model["intermediate"]
-        self.is_transposed = self.has_bias = model["name"] in GPT_OSS and not plain
+        self.num_experts = experts = model.experts
+        hidden, inner = model.hidden, model.intermediate
+        self.is_transposed = self.has_bias = model.name in GPT_OSS and not plain
         self.is_concatenated = not self.is_transposed
         first, second = (experts, 2 * inner, hidden), (experts, hidden, inner)
         if self.is_transposed:
@@ -71,11 +72,11 @@ class Layer:
     calls: dict[str, Callable[[], Tensor]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, model: dict, tokens: int, dtype: torch.dtype, device: str, variant: str = HEADLINE) -> "Layer":
+    def of(cls, model: Model, tokens: int, dtype: torch.dtype, device: str, variant: str = HEADLINE) -> "Layer":
         torch.manual_seed(0)
         experts = Experts(model, dtype, device, plain=variant == NO_BIASES)
-        x = torch.randn(tokens, model["hidden"], device=device).to(dtype).requires_grad_()
-        scores, ids = torch.randn(tokens, model["experts"], device=device).softmax(-1).topk(model["topk"])
+        x = torch.randn(tokens, model.hidden, device=device).to(dtype).requires_grad_()
+        scores, ids = torch.randn(tokens, model.experts, device=device).softmax(-1).topk(model.topk)
         weights = (scores / scores.sum(-1, keepdim=True)).detach()
         weights = (weights if variant == FP32_WEIGHTS else weights.to(dtype)).requires_grad_()
         layer = cls(experts, x, ids, weights, torch.randn_like(x))

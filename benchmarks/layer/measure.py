@@ -8,6 +8,7 @@ from typing import Any
 import moegemm
 import torch
 from moegemm.activations import activation_named
+from moegemm.bench.cases import Model
 from moegemm.bench.timing import Clock, spread
 from torch import Tensor
 
@@ -93,10 +94,10 @@ def row_kernels(layer: Layer, clock: Clock, rounds: int) -> dict[str, float]:
 
 
 def measure(
-    model: dict, tokens: int, variant: str, dtype: torch.dtype, device: str, rounds: int, clock: Clock
+    model: Model, tokens: int, variant: str, dtype: torch.dtype, device: str, rounds: int, clock: Clock
 ) -> dict[str, Any]:
     layer = Layer.of(model, tokens, dtype, device, variant)
-    entry: dict[str, Any] = {"model": model["name"], "tokens": tokens, "variant": variant, "first_calls_ms": {}}
+    entry: dict[str, Any] = {"model": model.name, "tokens": tokens, "variant": variant, "first_calls_ms": {}}
     for name in layer.calls:
         entry["first_calls_ms"][name] = first_calls(layer.forward_backward(name), clock)
     layer.clear_gradients()
