@@ -35,6 +35,19 @@ LargeProblem many_rows(std::string name, Op op, bool wide_n, Permutation permuta
           .m_sizes = {}};
 }
 
+/// Rows of an expert that are more than L2 keeps: kernels may order their tiles in another way.
+LargeProblem long_rows(std::string name, Op op, Permutation permutation) {
+  const bool forward = op == Op::kForward;
+  return {.name = std::move(name),
+          .op = op,
+          .experts = 3,
+          .n = forward ? 600 : 65'536,
+          .k = forward ? 65'536 : 600,
+          .rows = 900,
+          .permutation = permutation,
+          .m_sizes = {300, 1, 599}};
+}
+
 }  // namespace
 
 void add_large_offset_tests() {
@@ -50,13 +63,17 @@ void add_large_offset_tests() {
       many_rows("DxGathersBeyond2To31", Op::kDx, true, Permutation::kY),
       many_rows("DwGathersXBeyond2To31", Op::kDw, false, Permutation::kX),
       many_rows("DwGathersDyBeyond2To31", Op::kDw, true, Permutation::kY),
+      long_rows("ForwardScattersLongContractions", Op::kForward, Permutation::kY),
+      long_rows("DxGathersLongContractions", Op::kDx, Permutation::kY),
   };
   for (const Target& target : targets()) {
     for (const LargeProblem& problem : problems) {
       // The reference's plain loops would take minutes over a million rows.
       if (target.backend == BackendKind::kReference && problem.work() > 1e9) continue;
-      // A row of dW sums a whole segment: fewer of them cost as much as many of Y.
-      const std::int64_t sampled = problem.op == Op::kDw && problem.rows > 1'000'000 ? 8 : 64;
+      // A row of dW sums a whole segment, a long one its contraction: fewer of them cost as much as
+      // many of Y.
+      const bool long_sums = problem.op == Op::kDw ? problem.rows > 1'000'000 : problem.rows < 1000;
+      const std::int64_t sampled = long_sums && problem.work() > 1e9 ? 8 : 64;
       add_test(target.name() + "/slow", problem.name, [&target, &problem, sampled] {
         expect_large_conformance(target, problem, sampled);
       });

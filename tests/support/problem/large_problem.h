@@ -8,7 +8,8 @@
 
 namespace moegemm::testing {
 
-/// A product whose tensors are beyond what a 32-bit offset reaches. bf16, output in bf16.
+/// A product whose tensors are beyond what a 32-bit offset reaches, or what a cache holds. bf16,
+/// output in bf16.
 struct LargeProblem {
   std::string name;
   Op op = Op::kForward;

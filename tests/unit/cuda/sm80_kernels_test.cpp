@@ -114,7 +114,7 @@ TEST(Sm80Kernels, LongerStagesAreForGpusThatHoldTwoBlocksOfThem) {
 
 TEST(Sm80Kernels, WarpsThatOnlyCopyAreForHopper) {
   const DeviceFacts hopper = gpu(9, 227 << 10, 228 << 10);
-  for (const Op op : {Op::kForward, Op::kDx}) {
+  for (const Op op : kOps) {
     const Problem problem = layer(op, DType::kBFloat16, 128, 65536);
     EXPECT_TRUE(choose(problem, hopper)->copies_apart);
     EXPECT_EQ(resident_blocks(*choose(problem, hopper), problem, hopper), 1);

@@ -161,18 +161,19 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
       if (tile.is_end()) return;
       compute_tile<Traits>(params, tile, feed, targets + RowStreamLoader<Traits>::slot_of(number));
     }
-  }
-  zero_padding_rows<Traits>(params, starts[params.experts].row);
+  } else {
+    zero_padding_rows<Traits>(params, starts[params.experts].row);
 
-  RowLoader<Traits> loader(params);
-  RowScheduler<Shape> scheduler(params, starts);
-  TileFeed<Traits, RowLoader<Traits>, RowScheduler<Shape>> feed(loader, scheduler, shared, tiles);
-  for (int number = 0;; ++number) {
-    const RowTile& tile = tiles[number % kTileSlots];  // not copied: registers are short here
-    if (tile.is_end()) break;
-    compute_tile<Traits>(params, tile, feed);
+    RowLoader<Traits> loader(params);
+    RowScheduler<Shape> scheduler(params, starts);
+    TileFeed<Traits, RowLoader<Traits>, RowScheduler<Shape>> feed(loader, scheduler, shared, tiles);
+    for (int number = 0;; ++number) {
+      const RowTile& tile = tiles[number % kTileSlots];  // not copied: registers are short here
+      if (tile.is_end()) break;
+      compute_tile<Traits>(params, tile, feed);
+    }
+    scheduler.leave();
   }
-  scheduler.leave();
 }
 
 }  // namespace moegemm::cuda::sm80

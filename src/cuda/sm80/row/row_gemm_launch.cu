@@ -1,6 +1,9 @@
+#include <algorithm>
+
 #include "cuda/sm80/plan/launch_kernel.h"
 #include "cuda/sm80/plan/pitch.h"
 #include "cuda/sm80/row/row_gemm_params.h"
+#include "cuda/sm80/row/row_tiles.h"
 
 namespace moegemm::cuda::sm80 {
 namespace {
@@ -24,6 +27,9 @@ RowGemmParams make_params(const Problem& problem, const Operands& operands) {
   params.depth = static_cast<int>(forward ? problem.k : problem.n);
   params.gather = problem.gathers();
   params.scatter = problem.scatters();
+  params.tall_first =
+      tall_tiles_first(problem.rows / std::max<std::int64_t>(problem.experts, 1), params.depth,
+                       element_bytes, device_facts(problem.device.index)->l2_bytes);
   return params;
 }
 

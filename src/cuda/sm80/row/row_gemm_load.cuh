@@ -3,6 +3,7 @@
 #include "cuda/device/tile_scheduler.cuh"
 #include "cuda/ptx/opaque.cuh"
 #include "cuda/sm80/row/row_gemm_params.h"
+#include "cuda/sm80/row/row_tiles.h"
 #include "cuda/sm80/tile/chunk_copy.cuh"
 #include "cuda/sm80/tile/operand_tile.h"
 
@@ -21,13 +22,21 @@ class RowScheduler {
 
   __device__ __forceinline__ RowScheduler(const RowGemmParams& params, const SegmentStart* starts)
       : params_(params),
+        starts_(starts),
         queue_(params.counter, schedules() ? starts[params.experts].tile : 0),
         decoder_(starts, params.experts) {}
 
   __device__ __forceinline__ Tile decode() {
     if (queue_.done()) return {};
-    const Tile tile = {
+    Tile tile = {
         decoder_.template decode<Shape::kRows, Shape::kGranule, Shape::kCols>(queue_.current())};
+    if (params_.tall_first) {
+      const SegmentStart start = starts_[tile.expert];
+      tile = {decode_tile_tall_first(queue_.current() - start.tile, tile.expert, start.row,
+                                     starts_[tile.expert + 1].row - start.row, Shape::kRows,
+                                     Shape::kGranule, Shape::kCols,
+                                     ceil_div(params_.out.cols, Shape::kCols))};
+    }
     queue_.advance();
     prefetch_indices(tile);
     return tile;
@@ -56,6 +65,7 @@ class RowScheduler {
   }
 
   const RowGemmParams& params_;
+  const SegmentStart* starts_;
   TileQueue queue_;
   TileDecoder decoder_;
 };

@@ -21,8 +21,9 @@ struct RowGemmParams : RoutingParams {
   const void* bias;  ///< [experts, out.cols] of the input type; null: none
   std::int64_t bias_stride;
   int depth;
-  bool gather;   ///< rows are read through gather_indices
-  bool scatter;  ///< result row r goes to flat row gather_indices[r]
+  bool gather;      ///< rows are read through gather_indices
+  bool scatter;     ///< result row r goes to flat row gather_indices[r]
+  bool tall_first;  ///< the order of an expert's tiles: row_tiles.h
 };
 
 }  // namespace moegemm::cuda::sm80

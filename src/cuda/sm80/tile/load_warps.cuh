@@ -26,6 +26,12 @@ struct StageRing : Ring<Shape::kStages> {
   }
 };
 
+/// Among the copying warps: what all of them have stored, the first thread signals.
+template <typename Shape>
+__device__ __forceinline__ void share_stores() {
+  ptx::bar_sync(kLoadBarrier, Shape::kCopyThreads);
+}
+
 /// The copying warps: every tile of the scheduler, block of depth after block of depth. A decoded
 /// tile becomes visible with its first block; the end mark has a block of its own, without copies.
 template <typename Shape, typename Loader, typename Scheduler>
@@ -41,11 +47,10 @@ __device__ __forceinline__ void copy_tiles(Loader& loader, Scheduler& scheduler,
       const typename Scheduler::Tile decoded = scheduler.decode();
       if (leads) tile = decoded;
     }
-    ptx::bar_sync(kLoadBarrier, Shape::kCopyThreads);
+    share_stores<Shape>();
     const bool is_end = tile.is_end();
     const int blocks = is_end ? 1 : loader.start(tile);
-    ptx::bar_sync(kLoadBarrier,
-                  Shape::kCopyThreads);  // what all have stored, the first one signals
+    share_stores<Shape>();
 #pragma unroll 1
     for (int left = blocks - 1; left >= 0; --left) {
       ring.wait_empty(state);
@@ -62,8 +67,10 @@ __device__ __forceinline__ void copy_tiles(Loader& loader, Scheduler& scheduler,
 template <typename Shape>
 class StageReader {
  public:
-  __device__ __forceinline__ StageReader(const std::byte* stages, StageRing<Shape>& ring)
-      : stages_(stages), ring_(ring) {}
+  /// `scales`, if any: `depth` factors for each stage.
+  __device__ __forceinline__ StageReader(const std::byte* stages, StageRing<Shape>& ring,
+                                         const float* scales = nullptr, int depth = 0)
+      : stages_(stages), ring_(ring), scales_(scales), depth_(depth) {}
 
   __device__ __forceinline__ void wait() { ring_.wait_full(state_); }
   /// This warp has read the stage.
@@ -78,7 +85,7 @@ class StageReader {
   __device__ __forceinline__ std::uint32_t stage_address() const {
     return ptx::shared_address(stage_pointer());
   }
-  static __device__ __forceinline__ const float* scales() { return nullptr; }
+  __device__ __forceinline__ const float* scales() const { return scales_ + state_.slot * depth_; }
 
   static __device__ __forceinline__ void begin_fill() {}
   template <int Parts>
@@ -88,6 +95,8 @@ class StageReader {
  private:
   const std::byte* stages_;
   StageRing<Shape>& ring_;
+  const float* scales_;
+  const int depth_;
   PipelineState<Shape::kStages> state_;
 };
 

@@ -13,11 +13,12 @@ template <typename Traits, int RowBlocks>
 __device__ __forceinline__ void multiply_step(Accumulators<Traits>& acc,
                                               const Fragments<Traits, RowBlocks>& f) {
 #pragma unroll
-  for (int i = 0; i < RowBlocks; ++i) {
+  for (int j = 0; j < Traits::Shape::kColBlocks; ++j) {
 #pragma unroll
-    for (int jj = 0; jj < Traits::Shape::kColBlocks; ++jj) {
-      // Back and forth: neighbouring instructions share an operand.
-      const int j = i % 2 == 0 ? jj : Traits::Shape::kColBlocks - 1 - jj;
+    for (int ii = 0; ii < RowBlocks; ++ii) {
+      // Back and forth: neighbouring instructions share an operand. Along the rows first: 1 %
+      // faster than along the columns on an H200.
+      const int i = j % 2 == 0 ? ii : RowBlocks - 1 - ii;
       if constexpr (Traits::kMath == Math::kTf32) {
         ptx::mma_m16n8k8_tf32(acc[i][j], f.a[i], f.b[j]);
       } else {

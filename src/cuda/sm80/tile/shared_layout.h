@@ -30,8 +30,10 @@ template <typename Shape, int ElementBytes>
 struct WeightGemmLayout {
   static constexpr int kTiles = Shape::kStages * Shape::kStageBytes;
   static constexpr int kDepth = Shape::template depth<ElementBytes>();
-  static constexpr int kRowTable = kTiles + kTileSlots * kTileBytes;  ///< RowOffsets [2][depth]
-  static constexpr int kScales = kRowTable + 2 * kDepth * 16;         ///< float [stages][depth]
+  static constexpr int kRing = kTiles + kTileSlots * kTileBytes;  ///< StageRing
+  static constexpr int kRowTable = kRing + kRingBytes<Shape>;     ///< RowOffsets [2][depth]
+  static constexpr int kScales =
+      kRowTable + (Shape::kLoadWarps > 0 ? 0 : 2 * kDepth * 16);  ///< float [stages][depth]
   static constexpr int kCounts = kScales + Shape::kStages * kDepth * 4;
   static constexpr int kRowPrefix = kCounts + kSizeClasses * 4;  ///< int [E + 1]
   static MOEGEMM_HOST_DEVICE constexpr int order(int experts) {  ///< unsigned short [E]

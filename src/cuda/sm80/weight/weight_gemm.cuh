@@ -5,6 +5,7 @@
 #include "cuda/sm80/tile/tile_feed.cuh"
 #include "cuda/sm80/tile/tile_store.cuh"
 #include "cuda/sm80/weight/weight_gemm_load.cuh"
+#include "cuda/sm80/weight/weight_stream.cuh"
 
 /// dW_e = dY_e^T X_e on every GPU from sm_80 up, all experts in one persistent launch. The warps'
 /// roles are those of row_gemm.cuh; both operands are read as they lie in memory, rows of the
@@ -43,12 +44,26 @@ __device__ __forceinline__ void store_weights(const WeightGemmParams& params,
   store_tile<Traits>(acc, Shape::kRowBlocks, out, rows, tile.k);
 }
 
+template <typename Traits, typename Feed>
+__device__ __forceinline__ void compute_weights(const WeightGemmParams& params,
+                                                const WeightTile& tile, Feed& feed) {
+  using Shape = typename Traits::Shape;
+  Accumulators<Traits> acc;
+  clear<Traits>(acc);
+  const int blocks = depth_blocks<Traits>(tile);
+  if (params.multiply) {
+    multiply_tile<Traits, Shape::kRowBlocks, true>(acc, feed, blocks);
+  } else {
+    multiply_tile<Traits, Shape::kRowBlocks, false>(acc, feed, blocks);
+  }
+  store_weights<Traits>(params, tile, acc);
+}
+
 template <typename Traits>
 __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlocksPerMultiprocessor)
     weight_gemm_kernel(const __grid_constant__ WeightGemmParams params) {
   using Shape = typename Traits::Shape;
   using Layout = WeightGemmLayout<Shape, Traits::kElementBytes>;
-  using Loader = WeightLoader<Traits>;
   static_assert(sizeof(WeightTile) <= kTileBytes);
   extern __shared__ __align__(kStageAlignment) std::byte shared[];
   auto* tiles = reinterpret_cast<WeightTile*>(shared + Layout::kTiles);
@@ -59,25 +74,43 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
     build_expert_table<Traits>(params, table,
                                *reinterpret_cast<int(*)[kSizeClasses]>(shared + Layout::kCounts));
   }
+  auto* scales = reinterpret_cast<float*>(shared + Layout::kScales);
+  auto* ring = reinterpret_cast<StageRing<Shape>*>(shared + Layout::kRing);
+  if constexpr (Shape::kLoadWarps > 0) {
+    if (threadIdx.x == Shape::kFirstCopyThread) ring->prepare();
+  }
   __syncthreads();
 
-  Loader loader(params, tiles, *reinterpret_cast<RowTable<Traits>*>(shared + Layout::kRowTable),
-                reinterpret_cast<float*>(shared + Layout::kScales));
-  WeightScheduler<Shape> scheduler(params, table);
-  TileFeed<Traits, Loader, WeightScheduler<Shape>> feed(loader, scheduler, shared, tiles);
-  for (int number = 0;; ++number) {
-    const WeightTile& tile = tiles[number % kTileSlots];  // not copied: registers are short here
-    if (tile.is_end()) break;
-    Accumulators<Traits> acc;
-    clear<Traits>(acc);
-    if (params.multiply) {
-      multiply_tile<Traits, Shape::kRowBlocks, true>(acc, feed, Loader::blocks_of(tile));
-    } else {
-      multiply_tile<Traits, Shape::kRowBlocks, false>(acc, feed, Loader::blocks_of(tile));
+  if constexpr (Shape::kLoadWarps > 0) {
+    if (threadIdx.x >= Shape::kFirstCopyThread) {
+      ptx::setmaxnreg_dec<kLoadRegisters>();
+      WeightStreamLoader<Traits> loader(params, scales);
+      WeightScheduler<Shape> scheduler(params, table);
+      copy_tiles(loader, scheduler, shared, tiles, *ring);
+      scheduler.leave();
+      return;
     }
-    store_weights<Traits>(params, tile, acc);
+    ptx::setmaxnreg_inc<kMultiplyRegisters>();
+    StageReader<Shape> feed(shared, *ring, scales, Traits::kDepth);
+    for (int number = 0;; ++number) {
+      feed.wait();
+      const WeightTile& tile = tiles[number % kTileSlots];
+      if (tile.is_end()) return;
+      compute_weights<Traits>(params, tile, feed);
+    }
+  } else {
+    using Loader = WeightLoader<Traits>;
+    auto* rows = reinterpret_cast<RowTable<Traits>*>(shared + Layout::kRowTable);
+    Loader loader(params, tiles, *rows, scales);
+    WeightScheduler<Shape> scheduler(params, table);
+    TileFeed<Traits, Loader, WeightScheduler<Shape>> feed(loader, scheduler, shared, tiles);
+    for (int number = 0;; ++number) {
+      const WeightTile& tile = tiles[number % kTileSlots];  // not copied: registers are short here
+      if (tile.is_end()) break;
+      compute_weights<Traits>(params, tile, feed);
+    }
+    scheduler.leave();
   }
-  scheduler.leave();
 }
 
 }  // namespace moegemm::cuda::sm80

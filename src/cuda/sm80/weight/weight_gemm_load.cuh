@@ -26,8 +26,7 @@ class WeightScheduler {
                                              const ExpertTable& table)
       : params_(params),
         table_(table),
-        queue_(params.counter,
-               threadIdx.x < kWarpSize ? params.experts * params.tiling.per_expert() : 0) {}
+        queue_(params.counter, schedules() ? params.experts * params.tiling.per_expert() : 0) {}
 
   __device__ __forceinline__ Tile decode() {
     for (; !queue_.done(); queue_.advance()) {
@@ -45,7 +44,12 @@ class WeightScheduler {
 
   /// At the end, by all threads.
   __device__ __forceinline__ void leave() {
-    if (threadIdx.x == 0) queue_.leave();
+    if (threadIdx.x == Shape::kFirstCopyThread) queue_.leave();
+  }
+
+  /// The first warp that copies decodes tiles.
+  static __device__ __forceinline__ bool schedules() {
+    return threadIdx.x / kWarpSize == Shape::kFirstCopyThread / kWarpSize;
   }
 
  private:
@@ -53,6 +57,12 @@ class WeightScheduler {
   const ExpertTable& table_;
   TileQueue queue_;
 };
+
+/// Blocks of depth of a tile. Of an expert without rows: one, of zeros.
+template <typename Traits>
+__device__ __forceinline__ int depth_blocks(const WeightTile& tile) {
+  return max(1, ceil_div(tile.rows, Traits::kDepth));
+}
 
 /// Where a row begins, in bytes from an operand's first row; negative: it reads as zeros.
 struct RowOffsets {
@@ -102,7 +112,7 @@ class WeightLoader {
     x_ = params_.x + static_cast<std::int64_t>(tile.k + chunk) * Traits::kElementBytes;
     n_left_ = params_.n - tile.n - chunk;
     k_left_ = params_.out.cols - tile.k - chunk;
-    return blocks_of(tile);
+    return depth_blocks<Traits>(tile);
   }
 
   static __device__ __forceinline__ void begin_load(std::uint32_t, int) {}
@@ -129,11 +139,6 @@ class WeightLoader {
 
   __device__ __forceinline__ const float* scales(int slot) const {
     return params_.multiply ? scales_ + slot * Traits::kDepth : nullptr;
-  }
-
-  /// Of an expert without rows: one, of zeros.
-  static __device__ __forceinline__ int blocks_of(const WeightTile& tile) {
-    return max(1, ceil_div(tile.rows, Traits::kDepth));
   }
 
  private:
@@ -167,7 +172,7 @@ class WeightLoader {
         return;
       }
       ++ahead_tile_;
-      ahead_blocks_ = blocks_of(next);
+      ahead_blocks_ = depth_blocks<Traits>(next);
       ahead_row_ = next.row + threadIdx.x;
     } else {
       ahead_row_ += Traits::kDepth;

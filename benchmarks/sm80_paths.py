@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""Times what the sm80 backend does besides aligned bf16: fp32, TF32 and shapes that vectors cannot load, each beside
+torch's dense product of the same shape and a loop of them over the experts, and writes the record.
+
+PYTHONPATH=python python benchmarks/sm80_paths.py
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+os.environ["MOEGEMM_BACKEND"] = "sm80"
+
+import torch
+from moegemm.bench.cases import Case, Model, read_catalogue
+from moegemm.bench.contenders import Contender, dense, expert_loop, ours
+from moegemm.bench.machine import commit_of, describe
+from moegemm.bench.operands import make_operands, make_weights
+from moegemm.bench.timing import Clock, spread
+
+ROOT = Path(__file__).resolve().parent.parent
+STEM = "paths"
+MODELS = ("qwen3-30b-a3b", "mixtral-8x7b")
+OPS = ("fwd1", "dx1", "dw1")
+# By path: element type, whether TF32 is allowed, and the largest error against an fp32 reference.
+PATHS = {
+    "fp32": (torch.float32, False, 1e-5),
+    "tf32": (torch.float32, True, 1e-3),
+    "unaligned bf16": (torch.bfloat16, False, 1e-2),
+}
+
+
+def model_of(path: str, model: Model) -> Model:
+    """An odd hidden size: no row of X, W or dX but the first begins at a multiple of 16 bytes."""
+    return replace(model, hidden=model.hidden - 1) if path.startswith("unaligned") else model
+
+
+def error_of(contender: Contender) -> float:
+    result = contender.run()
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False  # the reference is fp32
+    error = contender.error(result)
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    return error
+
+
+def measure(path: str, case: Case, clock: Clock, rounds: int) -> dict:
+    dtype, tf32, limit = PATHS[path]
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    weights = None if case.product == "dW" else make_weights(case, "cuda", dtype)
+    operands = make_operands(case, weights, "cuda", dtype, seed=case.tokens)
+    contenders = {"dense": dense(operands), "expert loop": expert_loop(operands), "moegemm": ours(operands)}
+    operands.out.fill_(float("nan"))
+    errors = {name: error_of(contender) for name, contender in contenders.items()}
+    times = clock.round_robin({name: contender.run for name, contender in contenders.items()}, rounds, case.flops)
+    return {
+        "path": path,
+        "model": case.model.name,
+        "hidden": case.model.hidden,
+        "op": case.op,
+        "tokens": case.tokens,
+        "correct": errors["moegemm"] <= limit,
+        "contenders": {
+            name: spread(times[name])
+            | {"tflops": case.flops / statistics.median(times[name]) * 1e-9, "error": errors[name]}
+            for name in contenders
+        },
+    }
+
+
+def page(record: dict) -> str:
+    run = record["run"]
+    lines = [
+        "# fp32, TF32 and unaligned shapes, sm80 backend",
+        "",
+        f"{run['gpu']}, {run['date']}, commit {run['commit']}; torch {run['torch']}, CUDA {run['cuda']}, driver "
+        f"{run['driver']}. Written by `benchmarks/sm80_paths.py`; spreads are in the JSON file beside this page.",
+        "",
+        f"TFLOP/s of useful work, {record['cases'][0]['tokens']} tokens, random routing with gather and scatter; round "
+        f"robin of the three contenders of a line, medians of {run['rounds']} rounds, caches flushed before each "
+        "launch. *dense* is one `torch.mm` with the same FLOPs, *expert loop* one for each expert with the copies that "
+        "its user adds; both follow `torch.backends.cuda.matmul.allow_tf32`, as moegemm does. Unaligned: the hidden "
+        "size is one less than the model's. *error* is relative to an fp32 product of sampled rows.",
+        "",
+        "| path | model | op | dense | expert loop | moegemm | of dense | of the loop | error |",
+        "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for case in record["cases"]:
+        tflops = {name: entry["tflops"] for name, entry in case["contenders"].items()}
+        mine = tflops["moegemm"]
+        lines.append(
+            f"| {case['path']} | {case['model']} | {case['op']} | {tflops['dense']:.0f} | {tflops['expert loop']:.0f} "
+            f"| {mine:.0f} | {mine / tflops['dense']:.2f} | {mine / tflops['expert loop']:.2f} "
+            f"| {case['contenders']['moegemm']['error']:.1e}{'' if case['correct'] else ' **wrong**'} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def write(record: dict, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{STEM}.json").write_text(json.dumps(record, indent=1) + "\n")
+    (folder / f"{STEM}.md").write_text(page(record))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=list(MODELS), help="names from data/models.json")
+    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--heat", type=float, default=2.0, help="seconds of matrix products first")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks" / "sm80")
+    parser.add_argument("--commit", default=None, help="what to record as the commit, where there is no repository")
+    parser.add_argument("--render", type=Path, help="write the page of this record instead of measuring")
+    options = parser.parse_args()
+    if options.render:
+        write(json.loads(options.render.read_text()), options.out)
+        return
+    catalogue = read_catalogue()
+    unknown = [name for name in options.models if name not in catalogue]
+    if unknown:
+        sys.exit(f"--models {' '.join(unknown)}: not in data/models.json, which has {', '.join(catalogue)}")
+    clock = Clock("cuda")
+    run = describe("cuda", ", ".join(PATHS), options.rounds, options.commit or commit_of(ROOT))
+    record: dict = {"run": run | {"backend": "sm80"}, "cases": []}
+    clock.heat(options.heat)
+    for path in PATHS:
+        for name in options.models:
+            for op in OPS:
+                case = Case(model_of(path, catalogue[name]), options.tokens, "random", op)
+                entry = measure(path, case, clock, options.rounds)
+                torch.cuda.empty_cache()
+                record["cases"].append(entry)
+                tflops = {n: round(c["tflops"]) for n, c in entry["contenders"].items()}
+                print(f"{path} {name} {op}: {tflops}", file=sys.stderr)
+                write(record, options.out)  # after each case: a run that is cut short leaves what it has
+
+
+if __name__ == "__main__":
+    main()
