@@ -19,7 +19,7 @@ from moegemm.autograd import (
     forward_plain_directly,
 )
 from moegemm.operators import flags as bits
-from moegemm.operators.errors import explain
+from moegemm.operators.errors import UnderAutocast, explain
 from moegemm.operators.main_grad import main_grad_of
 from moegemm.operators.notes import warn_of_replaced_kernels
 from moegemm.operators.raw import RawArguments, cuda_matmul_uses_tf32, raw_flags, run_raw
@@ -45,6 +45,11 @@ _is_autocast_enabled = torch.is_autocast_enabled
 # For any device, in a quarter of the time.
 _may_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 _is_grad_enabled = torch.is_grad_enabled
+# Asking takes longer than the other questions together, so that a plain call only does once the dispatcher has come
+# across autocast, where forward_plain stops.
+_seen_autocast = False
+# What cuda_matmul_uses_tf32 asks first, less a Python frame. It raises once torch's newer setting says something else.
+_tf32_setting: Callable[[], bool] = getattr(torch._C, "_get_cublas_allow_tf32", cuda_matmul_uses_tf32)
 
 
 def grouped_gemm(
@@ -90,11 +95,32 @@ def grouped_gemm(
     >>> moegemm.grouped_gemm(X, W, m_sizes=torch.tensor([3, 0, 1, 2]), topk=1).shape
     torch.Size([6, 8])
     """
+    global _seen_autocast, _tf32_setting
     try:
+        transformed = _is_tracing() or _transforms_active()
+        # A call that asks for nothing but the product, first: a tiny one spends a tenth of its time in this function.
+        if (
+            topk == 1
+            and is_first_gemm
+            and topk_weights is None
+            and kernel_config_fwd is None
+            and kernel_config_bwd_dX is None
+            and kernel_config_bwd_dW is None
+            and not (transformed or permute_x or permute_y or fuse_mul_post or autotune or dX_only or dW_only)
+            and not (check or accumulate or allow_tf32)
+            and not (_seen_autocast and _may_autocast())
+        ):
+            try:
+                may_use_tf32 = X.dtype is _float32 and allow_tf32 is None and _tf32_setting() and X.is_cuda
+            except RuntimeError:  # the older setting's last word
+                _tf32_setting, may_use_tf32 = cuda_matmul_uses_tf32, True
+            if not may_use_tf32:
+                if _is_grad_enabled() and (X.requires_grad or W.requires_grad):
+                    return apply_plain(X, W, m_sizes)
+                return forward_plain_directly(X, W, m_sizes)
         flags = 0
         settings = DEFAULTS
         parameter = W
-        transformed = _is_tracing() or _transforms_active()
         if (transformed or _may_autocast()) and _is_autocast_enabled("cuda" if X.is_cuda else "cpu"):
             X, W = _autocast(X), _autocast(W)
         if permute_x or permute_y or fuse_mul_post or not is_first_gemm or dX_only or dW_only:
@@ -130,23 +156,20 @@ def grouped_gemm(
             )
         if transformed and settings is not DEFAULTS:
             flags |= bits.WARN_AT_ONCE
-        plain = not (transformed or flags) and topk == 1 and settings is DEFAULTS
         if not (
             _is_grad_enabled()
             and (X.requires_grad or W.requires_grad or (topk_weights is not None and topk_weights.requires_grad))
         ):
-            if plain:
-                Y = forward_plain_directly(X, W, m_sizes)
-            else:
-                Y = _forward(X, W, m_sizes, gather_indices, topk_weights, topk, flags, settings.config_forward)
+            Y = _forward(X, W, m_sizes, gather_indices, topk_weights, topk, flags, settings.config_forward)
         elif transformed:
             Y = apply_with_transforms(X, W, m_sizes, gather_indices, topk_weights, (topk, flags, settings))
-        elif plain and topk_weights is None:
-            Y = apply_plain(X, W, m_sizes)
         elif topk_weights is None:
             Y = apply_without_transforms(X, W, (m_sizes, gather_indices, (topk, flags, settings)))
         else:
             Y = apply_without_transforms(X, W, (m_sizes, gather_indices, (topk, flags, settings)), topk_weights)
+    except UnderAutocast:
+        _seen_autocast = True
+        return grouped_gemm(X, W, m_sizes, 1, allow_tf32=allow_tf32)
     except (RuntimeError, AttributeError) as error:
         arguments = RawArguments(X, W, m_sizes, gather_indices, topk_weights, topk)
         raise explain(error, arguments.tensors(), topk) from None

@@ -15,6 +15,11 @@ _TYPES: Final[dict[str, type[Exception]]] = {
 _TAGGED: Final = re.compile(r"\[(\w+Error)\] (.*)", re.DOTALL)
 
 
+class UnderAutocast(RuntimeError):
+    """forward_plain was called where autocast would have it cast its operands, which is not the operator's business:
+    the casts have gradients of their own."""
+
+
 def explain(error: Exception, tensors: Mapping[str, object], topk: object = 1) -> Exception:
     """The exception to raise for `error`, met while running an operator on these arguments."""
     tagged = _TAGGED.match(str(error))
