@@ -41,32 +41,47 @@ std::int32_t torch_dtype(DType dtype) {
   return numbers().float32;
 }
 
-DType library_dtype(const char* name, const Tensor& tensor) {
+/// For torch's functions that want a Tensor.
+Tensor shared(AtenTensorHandle tensor) {
+  AtenTensorHandle copy = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(tensor, &copy));
+  return Tensor(copy);
+}
+
+DType library_dtype(const char* name, AtenTensorHandle tensor) {
   std::int32_t number = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &number));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor, &number));
   const DTypeNumbers& known = numbers();
   if (number == known.float32) return DType::kFloat32;
   if (number == known.bfloat16) return DType::kBFloat16;
   if (number == known.float16) return DType::kFloat16;
   if (number == known.int32) return DType::kInt32;
   if (number == known.int64) return DType::kInt64;
-  refuse_type(name, " has dtype ", torch::headeronly::toString(tensor.scalar_type()),
+  refuse_type(name, " has dtype ", torch::headeronly::toString(shared(tensor).scalar_type()),
               "; accepted are bfloat16, float16 and float32 for values, int32 and int64 for sizes "
               "and indices");
 }
 
-Device library_device(const char* name, const Tensor& tensor) {
+Device library_device(const char* name, AtenTensorHandle tensor) {
   std::int32_t type = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor, &type));
   if (type == numbers().cpu) return {DeviceType::kCpu, 0};
   if (type != numbers().cuda) {
     refuse_type(name, " is on a device of type number ", type, "; accepted are cpu and cuda");
   }
-  return {DeviceType::kCuda, tensor.get_device_index()};
+  std::int32_t index = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor, &index));
+  return {DeviceType::kCuda, index};
 }
 
-Tensor allocate_torch(std::int64_t rank, const std::int64_t* shape, std::int32_t dtype,
-                      Device device) {
+void* writable_data(AtenTensorHandle tensor) {
+  void* data = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_get_mutable_data_ptr(tensor, &data));
+  return data;
+}
+
+OwnTensor allocate_torch(std::int64_t rank, const std::int64_t* shape, std::int32_t dtype,
+                         Device device) {
   std::array<std::int64_t, 3> strides = {1, 1, 1};
   for (std::int64_t dim = rank - 2; dim >= 0; --dim) {
     strides[dim] = strides[dim + 1] * (shape[dim + 1] > 0 ? shape[dim + 1] : 1);
@@ -76,25 +91,25 @@ Tensor allocate_torch(std::int64_t rank, const std::int64_t* shape, std::int32_t
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(rank, shape, strides.data(), dtype,
                                                          cuda ? numbers().cuda : numbers().cpu,
                                                          cuda ? device.index : 0, &handle));
-  return Tensor(handle);
+  return OwnTensor(handle);
 }
 
 }  // namespace
 
-Argument::Argument(const char* name, const Tensor& tensor) : name_(name), tensor_(&tensor) {
-  const torch::headeronly::IntHeaderOnlyArrayRef sizes = tensor.sizes();
-  if (sizes.empty() || sizes.size() > 3) {
-    refuse_value(name, " has ", sizes.size(), " dimensions; between 1 and 3 are accepted");
+Argument::Argument(const char* name, AtenTensorHandle tensor) : name_(name), tensor_(tensor) {
+  if (tensor == nullptr) return;
+  std::int64_t rank = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor, &rank));
+  if (rank < 1 || rank > 3) {
+    refuse_value(name, " has ", rank, " dimensions; between 1 and 3 are accepted");
   }
-  view_.rank = static_cast<int>(sizes.size());
+  std::int64_t* sizes = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor, &sizes));
+  view_.rank = static_cast<int>(rank);
   for (int dim = 0; dim < view_.rank; ++dim) view_.shape[dim] = sizes[dim];
   view_.row_stride = view_.shape[view_.rank - 1];
   view_.dtype = library_dtype(name, tensor);
   view_.device = library_device(name, tensor);
-}
-
-Argument::Argument(const char* name, const std::optional<Tensor>& tensor) : name_(name) {
-  if (tensor) *this = Argument(name, *tensor);
 }
 
 void Argument::require_rank(int rank, const char* shape) const {
@@ -135,7 +150,8 @@ void Argument::require_dtype_or_float32(const Argument& lead) const {
 }
 
 bool Argument::walkable() {
-  const torch::headeronly::IntHeaderOnlyArrayRef strides = tensor_->strides();
+  std::int64_t* strides = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor_, &strides));
   const auto& shape = view_.shape;
   const int last = view_.rank - 1;
   if (numel() == 0) {
@@ -155,14 +171,16 @@ bool Argument::walkable() {
 }
 
 void Argument::make_contiguous() {
-  copy_ = torch::stable::contiguous(*tensor_);
+  copy_ = torch::stable::contiguous(shared(tensor_));
   view_.data = const_cast<void*>(copy_->const_data_ptr());
   view_.row_stride = view_.shape[view_.rank - 1];
 }
 
 const TensorView& Argument::readable() {
   if (walkable()) {
-    view_.data = const_cast<void*>(tensor_->const_data_ptr());
+    const void* data = nullptr;
+    STABLE_TORCH_ERROR_CODE_CHECK(torch_get_const_data_ptr(tensor_, &data));
+    view_.data = const_cast<void*>(data);
   } else {
     make_contiguous();
   }
@@ -182,7 +200,7 @@ const TensorView& Argument::writable() {
         " with strides that overlap or skip; its last dimension must be contiguous and its "
         "rows at least that far apart");
   }
-  view_.data = tensor_->mutable_data_ptr();
+  view_.data = writable_data(tensor_);
   return view_;
 }
 
@@ -191,7 +209,7 @@ Output allocate(std::initializer_list<std::int64_t> shape, DType dtype, Device d
                                torch_dtype(dtype), device),
                 {}};
   TensorView& view = output.view;
-  view.data = output.tensor.mutable_data_ptr();
+  view.data = writable_data(output.own.get());
   view.dtype = dtype;
   view.rank = static_cast<int>(shape.size());
   std::copy(shape.begin(), shape.end(), view.shape.begin());
@@ -201,7 +219,7 @@ Output allocate(std::initializer_list<std::int64_t> shape, DType dtype, Device d
 }
 
 Tensor allocate_bytes(std::int64_t bytes, Device device) {
-  return allocate_torch(1, &bytes, numbers().uint8, device);
+  return Tensor(allocate_torch(1, &bytes, numbers().uint8, device).release());
 }
 
 }  // namespace moegemm::torch_ops

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -14,6 +15,16 @@
 namespace moegemm::torch_ops {
 
 using Tensor = torch::stable::Tensor;
+
+/// A tensor of ours alone. Unlike a Tensor it shares nothing, and so allocates nothing.
+struct DeleteTensor {
+  void operator()(AtenTensorHandle tensor) const { aoti_torch_delete_tensor_object(tensor); }
+};
+using OwnTensor = std::unique_ptr<AtenTensorOpaque, DeleteTensor>;
+
+inline AtenTensorHandle handle_of(const std::optional<Tensor>& tensor) {
+  return tensor ? tensor->get() : nullptr;
+}
 
 /// Raises moegemm::Error with the parts joined; they read as "argument, value; rule".
 template <class... Parts>
@@ -35,9 +46,11 @@ template <class... Parts>
 /// it. Reading it touches metadata only; `readable` may copy. The tensor must outlive it.
 class Argument {
  public:
-  Argument() = default;  ///< not given
-  Argument(const char* name, const Tensor& tensor);
-  Argument(const char* name, const std::optional<Tensor>& tensor);
+  Argument() = default;                                 ///< not given
+  Argument(const char* name, AtenTensorHandle tensor);  ///< null: not given
+  Argument(const char* name, const Tensor& tensor) : Argument(name, tensor.get()) {}
+  Argument(const char* name, const std::optional<Tensor>& tensor)
+      : Argument(name, handle_of(tensor)) {}
 
   const char* name() const { return name_; }
   bool given() const { return view_.rank != 0; }
@@ -69,15 +82,18 @@ class Argument {
   void make_contiguous();
 
   const char* name_ = "";
-  const Tensor* tensor_ = nullptr;
+  AtenTensorHandle tensor_ = nullptr;
   std::optional<Tensor> copy_;  ///< with rows that the library can walk
   TensorView view_;
 };
 
 /// An uninitialised dense tensor from torch's allocator, and its view.
 struct Output {
-  Tensor tensor;
+  OwnTensor own;
   TensorView view;
+
+  /// Hands the tensor over.
+  Tensor tensor() { return Tensor(own.release()); }
 };
 Output allocate(std::initializer_list<std::int64_t> shape, DType dtype, Device device);
 /// Raw bytes on a device, for workspaces.

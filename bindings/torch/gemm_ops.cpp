@@ -1,3 +1,5 @@
+#include <torch/csrc/stable/stableivalue_conversions.h>
+
 #include <optional>
 #include <vector>
 
@@ -111,7 +113,7 @@ Tensor product(const Tensor& first, const Tensor& second, const Tensor& m_sizes,
     read_config(config, arguments.options);
     Output result = allocate_result(op, arguments);
     run(op, arguments, result.view);
-    return result.tensor;
+    return result.tensor();
   });
 }
 
@@ -138,8 +140,19 @@ Tensor forward(const Tensor& x, const Tensor& w, const Tensor& m_sizes,
   return product<Op::kForward>(x, w, m_sizes, gather_indices, topk_weights, topk, flags, config);
 }
 
-Tensor forward_plain(const Tensor& x, const Tensor& w, const Tensor& m_sizes) {
-  return forward(x, w, m_sizes, std::nullopt, std::nullopt, 1, 0, std::nullopt);
+void forward_plain(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*outputs*/) {
+  const auto take = [&](int i) {
+    return OwnTensor(torch::stable::detail::to<AtenTensorHandle>(stack[i]));
+  };
+  const OwnTensor x = take(0);
+  const OwnTensor w = take(1);
+  const OwnTensor m_sizes = take(2);
+  stack[0] = raising([&] {
+    GemmArguments arguments(Op::kForward, x.get(), w.get(), m_sizes.get(), nullptr, nullptr, 1, 0);
+    Output result = allocate_result(Op::kForward, arguments);
+    run(Op::kForward, arguments, result.view);
+    return torch::stable::detail::from(result.own.release());
+  });
 }
 
 Tensor dx(const Tensor& dy, const Tensor& w, const Tensor& m_sizes,

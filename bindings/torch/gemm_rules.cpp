@@ -62,10 +62,9 @@ RoutingView RoutingArguments::readable() {
   return view;
 }
 
-GemmArguments::GemmArguments(Op op, const Tensor& first_tensor, const Tensor& second_tensor,
-                             const Tensor& m_sizes, const std::optional<Tensor>& gather_indices,
-                             const std::optional<Tensor>& topk_weights, std::int64_t topk,
-                             std::int64_t flags)
+GemmArguments::GemmArguments(Op op, AtenTensorHandle first_tensor, AtenTensorHandle second_tensor,
+                             AtenTensorHandle m_sizes, AtenTensorHandle gather_indices,
+                             AtenTensorHandle topk_weights, std::int64_t topk, std::int64_t flags)
     : first(op == Op::kForward ? "X" : "dY", first_tensor),
       second(op == Op::kDw ? "X" : "W", second_tensor),
       options(options_from(flags)),

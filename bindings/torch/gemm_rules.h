@@ -48,9 +48,15 @@ struct RoutingArguments {
 /// that a refused call has allocated and copied nothing.
 class GemmArguments {
  public:
-  GemmArguments(Op op, const Tensor& first, const Tensor& second, const Tensor& m_sizes,
-                const std::optional<Tensor>& gather_indices,
-                const std::optional<Tensor>& topk_weights, std::int64_t topk, std::int64_t flags);
+  /// Null for indices and weights that are not given.
+  GemmArguments(Op op, AtenTensorHandle first, AtenTensorHandle second, AtenTensorHandle m_sizes,
+                AtenTensorHandle gather_indices, AtenTensorHandle topk_weights, std::int64_t topk,
+                std::int64_t flags);
+  GemmArguments(Op op, const Tensor& first_tensor, const Tensor& second_tensor,
+                const Tensor& m_sizes, const std::optional<Tensor>& gather_indices,
+                const std::optional<Tensor>& topk_weights, std::int64_t topk, std::int64_t flags)
+      : GemmArguments(op, first_tensor.get(), second_tensor.get(), m_sizes.get(),
+                      handle_of(gather_indices), handle_of(topk_weights), topk, flags) {}
 
   const GemmShape& shape() const { return shape_; }
   Device device() const { return first.device(); }

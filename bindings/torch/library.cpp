@@ -73,7 +73,7 @@ namespace {
 void implement(torch::stable::detail::StableLibrary& m) {
   using namespace moegemm;
   m.impl("forward", TORCH_BOX(&torch_ops::forward));
-  m.impl("forward_plain", TORCH_BOX(&torch_ops::forward_plain));
+  m.impl("forward_plain", &torch_ops::forward_plain);
   m.impl("dx", TORCH_BOX(&torch_ops::dx));
   m.impl("dw", TORCH_BOX(&torch_ops::dw));
   m.impl("forward_out", TORCH_BOX(&torch_ops::forward_out));

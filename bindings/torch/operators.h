@@ -18,8 +18,9 @@ Tensor forward(const Tensor& x, const Tensor& w, const Tensor& m_sizes,
                const std::optional<Tensor>& gather_indices,
                const std::optional<Tensor>& topk_weights, std::int64_t topk, std::int64_t flags,
                const Config& config);
-/// `forward` with every other argument left to its default.
-Tensor forward_plain(const Tensor& x, const Tensor& w, const Tensor& m_sizes);
+/// `forward` of x, w and m_sizes with every other argument left to its default, on torch's stack as
+/// it is: TORCH_BOX would allocate five times to share tensors that nobody shares.
+void forward_plain(StableIValue* stack, std::uint64_t inputs, std::uint64_t outputs);
 Tensor dx(const Tensor& dy, const Tensor& w, const Tensor& m_sizes,
           const std::optional<Tensor>& gather_indices, const std::optional<Tensor>& topk_weights,
           std::int64_t topk, std::int64_t flags, const Config& config);

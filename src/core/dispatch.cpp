@@ -38,13 +38,33 @@ void check_routing(const Problem& problem, RoutingView routing, const ExecutionC
   }
 }
 
+/// A call's options and what the environment adds to them.
+struct Wishes {
+  explicit Wishes(const GemmOptions& of_call) : Wishes(of_call, environment_of_call()) {}
+
+  Planned plan(const Problem& problem) const {
+    return process_planner().plan(problem, backend, options.config, options.autotune);
+  }
+
+  const GemmOptions& options;
+  std::optional<BackendKind> backend;
+  bool check;
+
+ private:
+  Wishes(const GemmOptions& of_call, const CallEnvironment& environment)
+      : options(of_call),
+        backend(of_call.backend ? of_call.backend : environment.backend),
+        check(of_call.check || environment.check) {}
+};
+
 Plan run_product(const Call& call, Planned planned, const RoutingView& routing,
-                 const GemmOptions& options, const ExecutionContext& context) {
+                 const Wishes& wishes, const ExecutionContext& context) {
+  const GemmOptions& options = wishes.options;
   if (options.autotune && context.tuning != nullptr &&
       planned.plan.source == PlanSource::kHeuristic) {
     planned = tune_unknown(call, options, context);
   }
-  if (options.check || environment_check()) check_routing(call.problem, routing, context);
+  if (wishes.check) check_routing(call.problem, routing, context);
   planned.backend->launch(planned.plan, call.problem, call.operands, context);
   return std::move(planned.plan);
 }
@@ -61,7 +81,7 @@ void* lent_copy(const ExecutionContext& context, std::int64_t bytes, Device devi
 
 /// dW behind a copy of the permuted operand in the order of the segments.
 Plan run_gathered_first(const Call& call, Planned planned, const RoutingView& routing,
-                        const GemmOptions& options, const ExecutionContext& context) {
+                        const Wishes& wishes, const ExecutionContext& context) {
   const Problem& problem = call.problem;
   const bool gathers_x = problem.gathers_x();
   const std::int64_t columns = gathers_x ? problem.k : problem.n;
@@ -69,7 +89,7 @@ Plan run_gathered_first(const Call& call, Planned planned, const RoutingView& ro
       lent_copy(context, problem.rows * columns * size_bytes(problem.dtype), problem.device);
   if (copy == nullptr) {
     planned.plan.gathers_first = false;
-    return run_product(call, std::move(planned), routing, options, context);
+    return run_product(call, std::move(planned), routing, wishes, context);
   }
   Call in_order = call;
   in_order.problem.permutation = Permutation::kNone;
@@ -82,14 +102,13 @@ Plan run_gathered_first(const Call& call, Planned planned, const RoutingView& ro
     return TensorView::matrix(const_cast<void*>(data), problem.dtype, rows, columns, pitch,
                               problem.device);
   };
-  if (options.check || environment_check()) check_routing(problem, routing, context);
+  if (wishes.check) check_routing(problem, routing, context);
   kernels_for(problem.device)
       .gather_rows(matrix(source, problem.rows / divisor, stride), routing.gather_indices, divisor,
                    matrix(copy, problem.rows, columns), context);
   source = copy;
   stride = columns;
-  planned = plan_problem(in_order.problem, options.backend, options.config, options.autotune);
-  Plan plan = run_product(in_order, std::move(planned), routing, options, context);
+  Plan plan = run_product(in_order, wishes.plan(in_order.problem), routing, wishes, context);
   plan.gathers_first = true;
   return plan;
 }
@@ -122,16 +141,14 @@ class ProductMemory {
 
 /// The product without its bias, then one pass that adds it and activates: what a layer that keeps
 /// the product for its backward does too, bit by bit.
-Plan run_composed(const Call& call, const RoutingView& routing, const GemmOptions& options,
+Plan run_composed(const Call& call, const RoutingView& routing, const Wishes& wishes,
                   const ExecutionContext& context) {
   const Problem& problem = call.problem;
   Call product = composed_product(call);
   const std::int64_t columns = problem.features();
   const ProductMemory memory(product.problem, context);
   product.operands.out = memory.data();
-  Planned planned =
-      plan_problem(product.problem, options.backend, options.config, options.autotune);
-  Plan plan = run_product(product, std::move(planned), routing, options, context);
+  Plan plan = run_product(product, wishes.plan(product.problem), routing, wishes, context);
   plan.composed = true;
 
   const Operands& operands = call.operands;
@@ -153,15 +170,16 @@ Plan run_composed(const Call& call, const RoutingView& routing, const GemmOption
 
 Plan run(const Call& call, const RoutingView& routing, const GemmOptions& options,
          const ExecutionContext& context) {
-  Planned planned = plan_problem(call.problem, options.backend, options.config, options.autotune);
-  if (planned.plan.composed) return run_composed(call, routing, options, context);
+  const Wishes wishes(options);
+  Planned planned = wishes.plan(call.problem);
+  if (planned.plan.composed) return run_composed(call, routing, wishes, context);
   if (planned.plan.gathers_first) {
     if (context.memory != nullptr) {
-      return run_gathered_first(call, std::move(planned), routing, options, context);
+      return run_gathered_first(call, std::move(planned), routing, wishes, context);
     }
     planned.plan.gathers_first = false;
   }
-  return run_product(call, std::move(planned), routing, options, context);
+  return run_product(call, std::move(planned), routing, wishes, context);
 }
 
 }  // namespace

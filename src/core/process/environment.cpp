@@ -1,5 +1,7 @@
 #include "core/process/environment.h"
 
+#include <unistd.h>
+
 #include <charconv>
 #include <cstdlib>
 #include <string_view>
@@ -18,10 +20,7 @@ std::string_view read(const char* name) {
   return value == nullptr ? std::string_view{} : std::string_view{value};
 }
 
-}  // namespace
-
-std::optional<BackendKind> environment_backend() {
-  const std::string_view word = read("MOEGEMM_BACKEND");
+std::optional<BackendKind> backend_in(std::string_view word) {
   if (word.empty()) return std::nullopt;
   const std::optional<BackendKind> kind = parse_backend(std::string(word));
   if (!kind) {
@@ -30,11 +29,29 @@ std::optional<BackendKind> environment_backend() {
   return kind;
 }
 
-bool environment_check() {
-  const std::string_view word = read("MOEGEMM_CHECK");
+bool check_in(std::string_view word) {
   if (word.empty() || word == "0") return false;
   if (word == "1") return true;
   refuse_value("MOEGEMM_CHECK is '", word, "'; accepted are 0 and 1");
+}
+
+}  // namespace
+
+std::optional<BackendKind> environment_backend() { return backend_in(read("MOEGEMM_BACKEND")); }
+
+CallEnvironment environment_of_call() {
+  constexpr std::string_view kBackend = "MOEGEMM_BACKEND=";
+  constexpr std::string_view kCheck = "MOEGEMM_CHECK=";
+  std::string_view backend;
+  std::string_view check;
+  for (char** variable = environ; variable != nullptr && *variable != nullptr; ++variable) {
+    const char* text = *variable;
+    if (text[0] != 'M' || text[1] != 'O') continue;
+    const std::string_view entry = text;
+    if (entry.starts_with(kBackend)) backend = entry.substr(kBackend.size());
+    if (entry.starts_with(kCheck)) check = entry.substr(kCheck.size());
+  }
+  return {backend_in(backend), check_in(check)};
 }
 
 bool environment_allows_tuning() {

@@ -16,7 +16,8 @@ TEST(Environment, EmptyMeansNotSet) {
   const ScopedEnvironment check("MOEGEMM_CHECK", "");
   const ScopedEnvironment threads("MOEGEMM_NUM_THREADS", "");
   EXPECT_EQ(environment_backend(), std::nullopt);
-  EXPECT_FALSE(environment_check());
+  EXPECT_EQ(environment_of_call().backend, std::nullopt);
+  EXPECT_FALSE(environment_of_call().check);
   EXPECT_EQ(environment_num_threads(), std::nullopt);
 }
 
@@ -25,6 +26,7 @@ TEST(Environment, BackendIsReadAtEachCall) {
   EXPECT_EQ(environment_backend(), BackendKind::kReference);
   const ScopedEnvironment second("MOEGEMM_BACKEND", "sm90");
   EXPECT_EQ(environment_backend(), BackendKind::kSm90);
+  EXPECT_EQ(environment_of_call().backend, BackendKind::kSm90);
 }
 
 TEST(Environment, UnknownBackendListsTheAcceptedOnes) {
@@ -32,16 +34,18 @@ TEST(Environment, UnknownBackendListsTheAcceptedOnes) {
   expect_refusal(ErrorKind::kInvalidValue,
                  {"MOEGEMM_BACKEND", "'gpu'", "reference, cpu, sm90 and sm80"},
                  [] { environment_backend(); });
+  expect_refusal(ErrorKind::kInvalidValue, {"MOEGEMM_BACKEND", "'gpu'"},
+                 [] { environment_of_call(); });
 }
 
 TEST(Environment, CheckIsZeroOrOne) {
   const ScopedEnvironment on("MOEGEMM_CHECK", "1");
-  EXPECT_TRUE(environment_check());
+  EXPECT_TRUE(environment_of_call().check);
   const ScopedEnvironment off("MOEGEMM_CHECK", "0");
-  EXPECT_FALSE(environment_check());
+  EXPECT_FALSE(environment_of_call().check);
   const ScopedEnvironment other("MOEGEMM_CHECK", "maybe");
   expect_refusal(ErrorKind::kInvalidValue, {"MOEGEMM_CHECK", "'maybe'", "0 and 1"},
-                 [] { environment_check(); });
+                 [] { environment_of_call(); });
 }
 
 TEST(Environment, ThreadCountMustBeAPositiveNumber) {
