@@ -19,7 +19,7 @@ from moegemm.autograd import (
     forward_plain_directly,
 )
 from moegemm.operators import flags as bits
-from moegemm.operators.errors import UnderAutocast, explain
+from moegemm.operators.errors import UnderAutocastError, explain
 from moegemm.operators.main_grad import main_grad_of
 from moegemm.operators.notes import warn_of_replaced_kernels
 from moegemm.operators.raw import RawArguments, cuda_matmul_uses_tf32, raw_flags, run_raw
@@ -167,7 +167,7 @@ def grouped_gemm(
             Y = apply_without_transforms(X, W, (m_sizes, gather_indices, (topk, flags, settings)))
         else:
             Y = apply_without_transforms(X, W, (m_sizes, gather_indices, (topk, flags, settings)), topk_weights)
-    except UnderAutocast:
+    except UnderAutocastError:
         _seen_autocast = True
         return grouped_gemm(X, W, m_sizes, 1, allow_tf32=allow_tf32)
     except (RuntimeError, AttributeError) as error:

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "moegemm/error.h"
+#include "moegemm/info.h"
 
 namespace moegemm::torch_ops {
 namespace {
@@ -77,8 +78,9 @@ struct Notes {
 
 Execution::Execution(Device device, double flops) {
   if (device.type == DeviceType::kCuda) {
-    // A guard costs an allocation; most programs stay on one device.
-    if (torch::stable::accelerator::getCurrentDeviceIndex() != device.index) {
+    // A guard costs an allocation, and even to ask costs time; most programs stay on one device.
+    static const bool several = gpus().size() > 1;
+    if (several && torch::stable::accelerator::getCurrentDeviceIndex() != device.index) {
       guard_.emplace(device.index);
     }
     context_.stream = current_stream(device.index);

@@ -15,7 +15,7 @@ _TYPES: Final[dict[str, type[Exception]]] = {
 _TAGGED: Final = re.compile(r"\[(\w+Error)\] (.*)", re.DOTALL)
 
 
-class UnderAutocast(RuntimeError):
+class UnderAutocastError(RuntimeError):
     """forward_plain was called where autocast would have it cast its operands, which is not the operator's business:
     the casts have gradients of their own."""
 

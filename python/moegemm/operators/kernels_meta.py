@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from moegemm.operators import flags as bits
-from moegemm.operators.errors import UnderAutocast
+from moegemm.operators.errors import UnderAutocastError
 
 Config = list[int] | None
 
@@ -195,20 +195,20 @@ def _refusing_vmap(name: str) -> Callable[..., Any]:
 
 
 def _refuse_autocast(x: Tensor, w: Tensor, m_sizes: Tensor) -> Tensor:
-    raise UnderAutocast("forward_plain casts nothing; moegemm.grouped_gemm does under autocast")
+    raise UnderAutocastError("forward_plain casts nothing; moegemm.grouped_gemm does under autocast")
 
 
-_library: Any = torch.library.Library("moegemm", "IMPL")  # what it registers goes when it goes
+_torch_library: Any = torch.library
+_ours: Any = _torch_library.Library("moegemm", "IMPL")  # what it registers goes when it goes
 
 
 def register() -> None:
     """Tells torch all of it; once per process."""
-    library: Any = torch.library
     for name, fake in _FAKES.items():
-        library.register_fake(f"moegemm::{name}", fake)
-        library.register_vmap(f"moegemm::{name}", _refusing_vmap(name))
-    library.register_autograd("moegemm::combine", _combine_backward, setup_context=_combine_setup)
+        _torch_library.register_fake(f"moegemm::{name}", fake)
+        _torch_library.register_vmap(f"moegemm::{name}", _refusing_vmap(name))
+    _torch_library.register_autograd("moegemm::combine", _combine_backward, setup_context=_combine_setup)
     # Autograd deals with this one before it is called (autograd.py); a stop at torch's fallback takes time.
-    _library.impl("forward_plain", library.fallthrough_kernel, "Autograd")
+    _ours.impl("forward_plain", _torch_library.fallthrough_kernel, "Autograd")
     for device in ("CPU", "CUDA"):
-        _library.impl("forward_plain", _refuse_autocast, f"Autocast{device}")
+        _ours.impl("forward_plain", _refuse_autocast, f"Autocast{device}")

@@ -1,11 +1,40 @@
 #include "cuda/host/launch.h"
 
+#include <cuda.h>
+
 #include "cuda/host/error.h"
 #include "cuda/host/loading.h"
 #include "moegemm/error.h"
 
 namespace moegemm::cuda {
 namespace {
+
+using LaunchKernel = decltype(&cuLaunchKernel);
+
+/// From the driver that is there, so that the library needs no libcuda to load; null: it has none.
+LaunchKernel driver_launch() {
+  static const LaunchKernel entry = [] {
+    void* address = nullptr;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    const auto status = cudaGetDriverEntryPointByVersion("cuLaunchKernel", &address, 12000,
+                                                         cudaEnableDefault, &found);
+    return status == cudaSuccess && found == cudaDriverEntryPointSuccess
+               ? reinterpret_cast<LaunchKernel>(address)
+               : nullptr;
+  }();
+  return entry;
+}
+
+/// Through the driver, which spares the runtime's search for the function and its context. A thread
+/// without one yet, or with another than the runtime's, is left to the runtime.
+bool launched_by_driver(const LaunchSpec& spec, cudaFunction_t function, void** args,
+                        cudaStream_t stream) {
+  const LaunchKernel launch_kernel = driver_launch();
+  return launch_kernel != nullptr &&
+         launch_kernel(function, spec.grid.x, spec.grid.y, spec.grid.z, spec.block.x, spec.block.y,
+                       spec.block.z, static_cast<unsigned>(spec.dynamic_smem_bytes), stream, args,
+                       nullptr) == CUDA_SUCCESS;
+}
 
 cudaError_t try_launch(const LaunchSpec& spec, void** args, cudaStream_t stream) {
   int device = spec.device;
@@ -14,8 +43,12 @@ cudaError_t try_launch(const LaunchSpec& spec, void** args, cudaStream_t stream)
       return status;
     }
   }
-  if (const auto status = ensure_loaded(spec.function, device); status != cudaSuccess) {
+  cudaFunction_t function = nullptr;
+  if (const auto status = ensure_loaded(spec.function, device, function); status != cudaSuccess) {
     return status;
+  }
+  if (launched_by_driver(spec, function, args, stream)) {
+    return cudaSuccess;
   }
   cudaLaunchConfig_t config = {};
   config.gridDim = spec.grid;

@@ -4,8 +4,8 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <mutex>
-#include <set>
 #include <utility>
 
 #include "cuda/host/capture_mode.h"
@@ -18,7 +18,7 @@ namespace {
 using FunctionOnDevice = std::pair<const void*, int>;
 
 /// So that one function serves plans of any size, it may use all shared memory of a block.
-cudaError_t load(const void* function, int device) {
+cudaError_t load(const void* function, int device, cudaFunction_t& loaded) {
   const RelaxedCaptureMode relaxed;
   cudaFuncAttributes attributes;
   if (const auto status = cudaFuncGetAttributes(&attributes, function); status != cudaSuccess) {
@@ -30,8 +30,12 @@ cudaError_t load(const void* function, int device) {
   }
   const auto limit =
       facts->shared_memory_bytes - static_cast<std::int64_t>(attributes.sharedSizeBytes);
-  return cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(limit));
+  if (const auto status = cudaFuncSetAttribute(
+          function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(limit));
+      status != cudaSuccess) {
+    return status;
+  }
+  return cudaGetFuncBySymbol(&loaded, function);
 }
 
 struct List {
@@ -61,27 +65,34 @@ bool has_context(int device) {
 
 }  // namespace
 
-cudaError_t ensure_loaded(const void* function, int device) {
+cudaError_t ensure_loaded(const void* function, int device, cudaFunction_t& loaded) {
   // What this thread has seen loaded, direct mapped: a hit costs a few nanoseconds.
-  thread_local std::array<FunctionOnDevice, 64> seen = {};
+  struct Seen {
+    FunctionOnDevice key;
+    cudaFunction_t loaded;
+  };
+  thread_local std::array<Seen, 64> seen = {};
   const auto hash =
       (reinterpret_cast<std::uintptr_t>(function) >> 4) + static_cast<unsigned>(device);
-  FunctionOnDevice& entry = seen[hash % seen.size()];
+  Seen& entry = seen[hash % seen.size()];
   const FunctionOnDevice wanted = {function, device};
-  if (entry == wanted) [[likely]] {
+  if (entry.key == wanted) [[likely]] {
+    loaded = entry.loaded;
     return cudaSuccess;
   }
   // Never destroyed: other threads may still launch while the process exits.
-  static auto* loaded = new std::set<FunctionOnDevice>;
+  static auto* all = new std::map<FunctionOnDevice, cudaFunction_t>;
   static auto* mutex = new std::mutex;
   const std::lock_guard lock(*mutex);
-  if (!loaded->contains(wanted)) {
-    if (const auto status = load(function, device); status != cudaSuccess) {
+  if (const auto found = all->find(wanted); found != all->end()) {
+    loaded = found->second;
+  } else {
+    if (const auto status = load(function, device, loaded); status != cudaSuccess) {
       return status;
     }
-    loaded->insert(wanted);
+    all->emplace(wanted, loaded);
   }
-  entry = wanted;
+  entry = {wanted, loaded};
   return cudaSuccess;
 }
 
@@ -99,7 +110,8 @@ int load_listed_kernels(int device) {
   for (const List& list : lists()) {
     if (facts->major < list.least_major || facts->major > list.most_major) continue;
     for (const void* function : list.functions()) {
-      check(ensure_loaded(function, device), "load a kernel");
+      cudaFunction_t loaded = nullptr;
+      check(ensure_loaded(function, device, loaded), "load a kernel");
       ++count;
     }
   }

@@ -4,6 +4,7 @@ import moegemm
 import pytest
 import torch
 from conftest import FLAGS, make_case
+from moegemm import interface
 from moegemm.autograd import DEFAULTS
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -28,6 +29,12 @@ def leaves(case, need=("X", "W", "topk_weights")) -> dict:
         if named[name] is not None:
             named[name] = named[name].detach().clone().requires_grad_()
     return named
+
+
+def plain_leaves(device) -> dict:
+    """Of a call that asks for nothing but the product."""
+    named = leaves(make_case(device, "plain", topk=1))
+    return {name: named[name] for name in ("X", "W", "m_sizes", "topk")}
 
 
 def launches_of_backward(arguments: dict) -> list[str]:
@@ -209,6 +216,42 @@ def test_autocast_casts_like_mm(device):
     Y.sum().backward()
     for name in ("X", "W", "topk_weights"):
         assert arguments[name].grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("seen", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+def test_autocast_of_a_plain_call(device, grad, seen, monkeypatch):
+    """The first call under autocast finds out from the dispatcher, later ones ask."""
+    monkeypatch.setattr(interface, "_seen_autocast", seen)
+    arguments = plain_leaves(device)
+    with torch.set_grad_enabled(grad):
+        with torch.autocast(device, dtype=torch.bfloat16):
+            Y = moegemm.grouped_gemm(**arguments)
+            assert torch.equal(Y, moegemm.grouped_gemm(**arguments))
+            with torch.autocast(device, enabled=False):
+                assert moegemm.grouped_gemm(**arguments).dtype == torch.float32
+        assert moegemm.grouped_gemm(**arguments).dtype == torch.float32
+    assert interface._seen_autocast
+    assert Y.dtype == torch.bfloat16
+    assert Y.requires_grad == grad
+    if grad:
+        Y.sum().backward()
+        assert arguments["X"].grad.dtype == arguments["W"].grad.dtype == torch.float32
+
+
+def test_a_tf32_setting_that_stops_answering(device, monkeypatch):
+    """torch's older setting raises once the newer one says something else."""
+    asked = []
+
+    def older_setting() -> bool:
+        asked.append(1)
+        raise RuntimeError("you have used mix of the legacy and new APIs")
+
+    monkeypatch.setattr(interface, "_tf32_setting", older_setting)
+    arguments = plain_leaves(device)
+    first, second = (moegemm.grouped_gemm(**arguments) for _ in range(2))
+    assert torch.equal(first, second)
+    assert len(asked) == 1
 
 
 def test_activation_checkpointing(device):
