@@ -239,6 +239,20 @@ def test_autocast_of_a_plain_call(device, grad, seen, monkeypatch):
         assert arguments["X"].grad.dtype == arguments["W"].grad.dtype == torch.float32
 
 
+def test_transforms_of_a_plain_call(device):
+    arguments = plain_leaves(device)
+    moegemm.grouped_gemm(**arguments).square().sum().backward()
+    X, W = arguments["X"].detach(), arguments["W"].detach()
+
+    def loss(w):
+        return moegemm.grouped_gemm(**{**arguments, "X": X, "W": w}).square().sum()
+
+    assert torch.equal(torch.func.grad(loss)(W), arguments["W"].grad)
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad), pytest.raises(NotImplementedError, match="cannot be vmapped"):
+            torch.func.vmap(loss)(W.expand(3, -1, -1, -1))
+
+
 def test_a_tf32_setting_that_stops_answering(device, monkeypatch):
     """torch's older setting raises once the newer one says something else."""
     asked = []
