@@ -163,7 +163,8 @@ void expect_scale_rows(const RowTarget& target, const ScaleCase& c, DType dtype)
   spec.name = c.name;
   spec.m_sizes = c.m_sizes;
   spec.rows = c.rows;
-  spec.n = spec.k = c.cols;
+  spec.n = 1;  // nothing here looks at W
+  spec.k = c.cols;
   spec.topk = c.topk;
   spec.permutation = Permutation::kY;
   spec.multiply = true;
