@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,30 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "benchmarks" / "grouped_gemm.py"
+Run = Callable[..., tuple[Any, str]]
 
 
 def run_script(*arguments: object) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(ROOT / "python")}
     command = [sys.executable, str(SCRIPT), *map(str, arguments)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture
+def run_program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The program in this process, with a smaller demo model: its status or last words, and what it told."""
+    cli, cases = (importlib.import_module(f"moegemm.bench.{name}") for name in ("cli", "cases"))
+    small = cases.read_catalogue() | {"demo": cases.Model("demo", 8, 2, 128, 64)}
+    monkeypatch.setattr(cli, "read_catalogue", lambda: small)
+
+    def run(*arguments: object) -> tuple[Any, str]:
+        try:
+            status = cli.main([str(argument) for argument in arguments], records=ROOT / "docs" / "benchmarks")
+        except SystemExit as stop:
+            status = stop.code
+        return status, capsys.readouterr().err
+
+    return run
 
 
 def contender(flops: float, tflops: float, **more: Any) -> dict[str, Any]:
@@ -125,7 +144,7 @@ def test_decode_ratio_is_against_reading_the_touched_weights_once() -> None:
     assert not report.meets_decode_target(entry)
 
 
-def test_a_forced_backend_has_its_own_record_and_targets(tmp_path: Path) -> None:
+def test_a_forced_backend_has_its_own_record_and_targets(tmp_path: Path, run_program: Run) -> None:
     record = made_up_record()
     record["run"]["backend"] = "sm80"
     for case in record["cases"]:
@@ -136,8 +155,8 @@ def test_a_forced_backend_has_its_own_record_and_targets(tmp_path: Path) -> None
     slow["contenders"]["ours"] = contender(slow["flops"], 399.0)
     source = tmp_path / "earlier.json"
     source.write_text(json.dumps(record))
-    done = run_script("--render", source, "--out", tmp_path)
-    assert done.returncode == 0, done.stderr
+    status, told = run_program("--render", source, "--out", tmp_path)
+    assert status == 0, told
     text = (tmp_path / "hopper-sm80.md").read_text()
     assert "sm80 backend" in text.splitlines()[0]
     assert table_row(text, "mixtral-8x7b", "dw1").endswith("| 360 | yes |")
@@ -216,29 +235,32 @@ def test_a_result_with_an_error_or_a_hole_fails_the_check() -> None:
     assert contenders.check(ours)["fault"] == "elements are NaN or were not written"
 
 
-def test_dry_run_checks_every_contender_and_append_measures_what_is_missing(tmp_path: Path) -> None:
+def test_dry_run_checks_every_contender_and_append_measures_what_is_missing(tmp_path: Path, run_program: Run) -> None:
     common = (
         "--device", "cpu", "--models", "demo", "--rounds", 1, "--commit", "abc", "--out", tmp_path,
-        "--routing", "random", "--all-kernels", "--no-row-kernels",
+        "--routing", "random", "--all-kernels", "--no-row-kernels", "--heat", 0,
     )  # fmt: skip
-    done = run_script(*common, "--tokens", "2")
-    assert done.returncode == 0, done.stderr
+    status, told = run_program(*common, "--tokens", "2")
+    assert status == 0, told
     path = tmp_path / "products.json"
     first = json.loads(path.read_text())
     assert [(c["op"], c["tokens"]) for c in first["cases"]] == [("fwd1", 2), ("fwd2", 2)]
-    done = run_script(*common, "--tokens", "2,64", "--ops", "fwd1,dx1,dx2,dw1,dw2", "--append", path)
-    assert done.returncode == 0, done.stderr
+    status, told = run_program(*common, "--tokens", "2,64", "--ops", "fwd1,dx1,dx2,dw1,dw2", "--append", path)
+    assert status == 0, told
     record = json.loads(path.read_text())
     assert record["cases"][:2] == first["cases"]
     assert [c["op"] for c in record["cases"][2:]] == ["fwd1", "dx1", "dw1", "dx2", "dw2"]
     for case in record["cases"]:
         assert {"dense", "torch", "ours"} < set(case["contenders"])
         assert all(c["correct"] and c["ms"] > 0 for c in case["contenders"].values()), case
-    assert run_script(*common, "--commit", "def", "--append", path).returncode != 0
+    status, _ = run_program(*common, "--commit", "def", "--append", path)
+    assert "measured with commit abc, this run has def" in status
 
 
-def test_time_limit_ends_the_run_and_keeps_the_record(tmp_path: Path) -> None:
-    done = run_script("--device", "cpu", "--models", "demo", "--no-row-kernels", "--seconds", 0, "--out", tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "--append continues" in done.stderr
+def test_time_limit_ends_the_run_and_keeps_the_record(tmp_path: Path, run_program: Run) -> None:
+    status, told = run_program(
+        "--device", "cpu", "--models", "demo", "--no-row-kernels", "--seconds", 0, "--out", tmp_path
+    )
+    assert status == 0, told
+    assert "--append continues" in told
     assert json.loads((tmp_path / "products.json").read_text())["cases"] == []
