@@ -82,7 +82,7 @@ def usable_case(device: str, dtype: torch.dtype) -> Case | None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=100, help="calls per round (default: 100)")
-    parser.add_argument("--rounds", type=int, default=600, help="rounds (default: 600)")
+    parser.add_argument("--rounds", type=int, default=1000, help="rounds (default: 1000)")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads (default: torch's choice)")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a promise is broken")
     options = parser.parse_args()
