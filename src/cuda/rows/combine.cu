@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <string>
 
+#include "cuda/device/fast_divide.h"
 #include "cuda/host/launch.h"
 #include "cuda/host/loading.h"
 #include "cuda/rows/alignment.h"
@@ -7,18 +9,27 @@
 #include "cuda/rows/elements.cuh"
 #include "moegemm/error.h"
 
-/// out[t] = sum over s of weights[t, s] * rows[t, s]. A thread makes whole packs of eight columns
-/// of one token (or one column, when the memory is not 16-byte aligned) and adds the slots in
-/// order: an element's bits depend on its own rows alone.
+/// out[t] = sum over s of weights[t, s] * rows[t, s]. A thread makes a pack of eight columns of one
+/// token (or one column, when the memory is not 16-byte aligned) and adds the slots in order: an
+/// element's bits depend on its own rows alone.
 namespace moegemm::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+/// Threads of one launch; a larger sum takes several.
+constexpr std::int64_t kMostItems = std::int64_t{1} << 30;
 
-/// Rows whose loads are in flight together, when each thread makes `packs` packs: eight 16-byte
-/// loads in all, of which a pack of fp32 takes two.
-constexpr int slots_in_flight(std::size_t element_bytes, int packs) {
-  return (element_bytes == 2 ? 8 : 4) / packs;
+/// Blocks on a multiprocessor, by the 16-byte loads that a thread has in flight: few loads leave
+/// registers for many threads. 32 to 96 KB are in flight then; 29 KB hide the latency of HBM
+/// (4.2 TB/s * 0.9 us over 132 multiprocessors).
+constexpr int blocks_per_multiprocessor(int loads) {
+  return loads == 1 ? 8 : loads == 2 ? 6 : loads == 4 ? 4 : 3;
+}
+constexpr int kMostLoads = 8;
+
+/// Rows of one token whose loads are in flight together: a pack of fp32 takes two loads.
+constexpr int slots_in_flight(std::int64_t element_bytes, int loads) {
+  return element_bytes == 2 ? loads : loads / 2;
 }
 
 struct CombineArguments {
@@ -28,35 +39,37 @@ struct CombineArguments {
   const void* weights;  // [T * topk] or null
   DType weights_dtype;
   int topk;
+  int step;          // slots at a time
   const void* bias;  // [experts, columns] in rows' dtype, or null
   std::int64_t bias_stride;
   std::int64_t experts;
   const void* expert_ids;  // [T, topk]
   bool ids_64_bit;
   std::int64_t ids_stride;
-  std::int64_t columns;
-  void* out;  // [T, columns]
+  std::int64_t first_column;  // of combine_elements
+  void* out;                  // [T, columns]
   DType out_dtype;
   std::int64_t out_stride;
-  std::int64_t items;            // threads that have work
-  std::int64_t items_per_token;  // of those
+  int first_token;
+  int items;            // threads that have work
+  int items_per_token;  // of those
+  FastDivisor by_items_per_token;
 };
 
-/// The token of this thread, and its place in the token; false if there is none.
-__device__ bool find_item(const CombineArguments& a, std::int64_t& token, std::int64_t& place) {
-  const std::int64_t item = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (item >= a.items) {
+/// What this thread makes: a place in a token.
+struct Item {
+  int token;
+  int place;
+};
+
+/// False if there is nothing for this thread.
+__device__ __forceinline__ bool find_item(const CombineArguments& a, Item& item) {
+  const int index = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  if (index >= a.items) {
     return false;
   }
-  if (a.items <= 0xffffffffLL) {  // a 32-bit division is several times cheaper
-    const auto narrow = static_cast<unsigned>(item);
-    const auto divisor = static_cast<unsigned>(a.items_per_token);
-    token = narrow / divisor;
-    place = narrow % divisor;
-  } else {
-    token = item / a.items_per_token;
-    place = item % a.items_per_token;
-  }
+  const int token = static_cast<int>(a.by_items_per_token.divide(static_cast<unsigned>(index)));
+  item = {a.first_token + token, index - token * a.items_per_token};
   return true;
 }
 
@@ -70,10 +83,11 @@ __device__ float weight_of(const CombineArguments& a, std::int64_t row) {
   return a.weights ? load_float(a.weights, a.weights_dtype, row) : 1.0f;
 }
 
-/// Adds the slots' biases, weighted, to eight columns of a token.
-template <typename T>
+/// Adds the slots' biases, weighted, to eight columns of a token; `AtOnce` loads are in flight.
+template <typename T, int AtOnce>
 __device__ void add_bias_pack(const CombineArguments& a, std::int64_t token, std::int64_t column,
                               float (&sums)[kPackElems]) {
+#pragma unroll AtOnce
   for (int s = 0; s < a.topk; ++s) {
     const std::int64_t expert = bias_expert(a, token, s);
     if (expert < 0) continue;
@@ -87,10 +101,14 @@ __device__ void add_bias_pack(const CombineArguments& a, std::int64_t token, std
   }
 }
 
-/// One element, in the order and with the rounding of the packed path.
-__device__ void combine_element(const CombineArguments& a, std::int64_t token,
-                                std::int64_t column) {
-  const std::int64_t first_row = token * a.topk;
+/// One element each, in the order and with the rounding of the packed path.
+__global__ void __launch_bounds__(kThreads) combine_elements(const CombineArguments a) {
+  Item item;
+  if (!find_item(a, item)) {
+    return;
+  }
+  const std::int64_t token = item.token, first_row = token * a.topk;
+  const std::int64_t column = a.first_column + item.place;
   float sum = 0.0f;
 #pragma unroll 4
   for (int s = 0; s < a.topk; ++s) {
@@ -106,116 +124,124 @@ __device__ void combine_element(const CombineArguments& a, std::int64_t token,
   store_float(a.out, a.out_dtype, token * a.out_stride + column, sum);
 }
 
-__global__ void __launch_bounds__(kThreads) combine_elements(const CombineArguments a) {
-  std::int64_t token, column;
-  if (find_item(a, token, column)) {
-    combine_element(a, token, column);
+/// The weights of rows, in fp32 or the rows' dtype.
+template <typename W>
+struct GivenWeights {
+  const W* weights;
+  __device__ __forceinline__ float operator[](std::int64_t row) const {
+    return to_float(weights[row]);
   }
-}
+};
+struct UnitWeights {
+  __device__ __forceinline__ float operator[](std::int64_t) const { return 1.0f; }
+};
 
-/// 16-byte accesses. A thread makes `Packs` packs of one token, `items_per_token` packs apart so
-/// that neighbouring threads stay on neighbouring memory. It has eight loads of 16 bytes in flight,
-/// which are slots or, with few slots, packs: 128 bytes for each of 768 threads on a multiprocessor
-/// are three times what hides the latency of HBM (4.2 TB/s * 0.9 us over 132 of them: 29 KB each).
-/// With 32 bytes (two slots of one pack) an H200 reached 0.67 of its copy bandwidth.
-template <typename T, int Packs>
-__global__ void __launch_bounds__(kThreads, 3) combine_packs(const CombineArguments a) {
-  constexpr int kSlots = slots_in_flight(sizeof(T), Packs);
-  std::int64_t token, place;
-  if (!find_item(a, token, place)) {
-    return;
-  }
-  const std::int64_t first_row = token * a.topk;
-  const T* const source = static_cast<const T*>(a.rows) + first_row * a.rows_stride;
-  const auto column_of = [&](int p) { return (place + p * a.items_per_token) * kPackElems; };
-  const auto is_whole = [&](int p) { return column_of(p) + kPackElems <= a.columns; };
+/// Eight columns of a token by 16-byte accesses, up to `Loads` in flight.
+template <typename T, int Loads, typename Weights>
+__device__ __forceinline__ void combine_pack(const CombineArguments& a, const Item& item,
+                                             const Weights& row_weights) {
+  constexpr int kSlots = slots_in_flight(sizeof(T), Loads);
+  constexpr bool kOneBatch = Loads < kMostLoads;
+  const int stride = static_cast<int>(a.rows_stride);
+  const std::int64_t column = std::int64_t{item.place} * kPackElems;
+  const std::int64_t row = std::int64_t{item.token} * a.topk;
+  const T* source = static_cast<const T*>(a.rows) + row * stride + column;
   float sums[kPackElems] = {};
-  for (int first = 0; first < a.topk; first += kSlots) {  // once, if Packs > 1
-    Pack<T> loaded[Packs][kSlots];
+  int done = 0;
+  do {
+    const int count = kOneBatch ? a.topk : min(a.topk - done, a.step);
+    Pack<T> loaded[kSlots];
     float weights[kSlots];
     // Rows before weights: converting a weight waits for it, and the rows should be on their way.
 #pragma unroll
-    for (int p = 0; p < Packs; ++p) {
-#pragma unroll
-      for (int j = 0; j < kSlots; ++j) {
-        if (first + j < a.topk && is_whole(p)) {
-          loaded[p][j] = load_pack(source + (first + j) * a.rows_stride + column_of(p));
-        }
+    for (int j = 0; j < kSlots; ++j) {
+      if (kSlots == 1 || j < count) {
+        loaded[j] = load_pack(source + std::int64_t{done + j} * stride);
       }
     }
 #pragma unroll
     for (int j = 0; j < kSlots; ++j) {
-      weights[j] = a.weights && first + j < a.topk
-                       ? load_float(a.weights, a.weights_dtype, first_row + first + j)
-                       : 1.0f;
+      if (kSlots == 1 || j < count) weights[j] = row_weights[row + done + j];
     }
 #pragma unroll
-    for (int p = 0; p < Packs; ++p) {
+    for (int j = 0; j < kSlots; ++j) {
+      if (kSlots == 1 || j < count) {
+        float values[kPackElems];
+        unpack(loaded[j], values);
 #pragma unroll
-      for (int j = 0; j < kSlots; ++j) {
-        if (first + j < a.topk && is_whole(p)) {
-          float values[kPackElems];
-          unpack(loaded[p][j], values);
-#pragma unroll
-          for (int i = 0; i < kPackElems; ++i) {
-            sums[i] = fmaf(weights[j], values[i], sums[i]);
-          }
-        }
-      }
-      if (first + kSlots >= a.topk && is_whole(p)) {
-        if (a.bias) add_bias_pack<T>(a, token, column_of(p), sums);
-        store_pack(a.out, a.out_dtype, token * a.out_stride + column_of(p), sums);
-#pragma unroll
-        for (float& sum : sums) {
-          sum = 0.0f;
+        for (int i = 0; i < kPackElems; ++i) {
+          sums[i] = fmaf(weights[j], values[i], sums[i]);
         }
       }
     }
+    done += count;
+  } while (!kOneBatch && done < a.topk);
+  if (a.bias) add_bias_pack<T, (Loads + 1) / 2>(a, item.token, column, sums);
+  store_pack(a.out, a.out_dtype, item.token * a.out_stride + column, sums);
+}
+
+template <typename T, int Loads>
+__global__ void __launch_bounds__(kThreads, blocks_per_multiprocessor(Loads))
+    combine_packs(const CombineArguments a) {
+  Item item;
+  if (!find_item(a, item)) {
+    return;
   }
-  // The last columns, when they do not fill a pack.
-  for (int p = 0; p < Packs; ++p) {
-    for (std::int64_t c = column_of(p); !is_whole(p) && c < a.columns; ++c) {
-      combine_element(a, token, c);
-    }
+  // The branch is out here, as inside it would be between a batch's loads.
+  if (!a.weights) {
+    combine_pack<T, Loads>(a, item, UnitWeights());
+  } else if (a.weights_dtype == DType::kFloat32) {
+    combine_pack<T, Loads>(a, item, GivenWeights<float>{static_cast<const float*>(a.weights)});
+  } else if constexpr (sizeof(T) == 2) {
+    combine_pack<T, Loads>(a, item, GivenWeights<T>{static_cast<const T*>(a.weights)});
   }
 }
 
 template <typename T>
-const void* packed_kernel(int packs) {
-  return packs == 4   ? reinterpret_cast<const void*>(&combine_packs<T, 4>)
-         : packs == 2 ? reinterpret_cast<const void*>(&combine_packs<T, 2>)
-                      : reinterpret_cast<const void*>(&combine_packs<T, 1>);
+const void* packed_kernel(int loads) {
+  if constexpr (sizeof(T) == 2) {
+    if (loads == 1) return reinterpret_cast<const void*>(&combine_packs<T, 1>);
+  }
+  return loads == 2   ? reinterpret_cast<const void*>(&combine_packs<T, 2>)
+         : loads == 4 ? reinterpret_cast<const void*>(&combine_packs<T, 4>)
+                      : reinterpret_cast<const void*>(&combine_packs<T, kMostLoads>);
 }
 
-const void* packed_kernel(DType dtype, int packs) {
+const void* packed_kernel(DType dtype, int loads) {
   switch (dtype) {
     case DType::kFloat16:
-      return packed_kernel<__half>(packs);
+      return packed_kernel<__half>(loads);
     case DType::kBFloat16:
-      return packed_kernel<__nv_bfloat16>(packs);
+      return packed_kernel<__nv_bfloat16>(loads);
     default:
-      return packed_kernel<float>(packs);
+      return packed_kernel<float>(loads);
   }
 }
 
 const ListedKernels listed([] {
   std::vector<const void*> kernels;
   for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
-    for (const int packs : {1, 2, 4}) {
-      kernels.push_back(packed_kernel(dtype, packs));
+    for (const int loads : {1, 2, 4, kMostLoads}) {
+      kernels.push_back(packed_kernel(dtype, loads));
     }
   }
   return kernels;
 });
 
-/// Packs of a thread: as many as keep the slots of a token in one batch.
-int packs_per_thread(std::int64_t topk, DType dtype) {
-  for (const int packs : {4, 2}) {
-    if (topk <= slots_in_flight(size_bytes(dtype), packs)) {
-      return packs;
+/// Loads of a thread: as few as keep the slots of a token in one batch.
+int loads_per_thread(std::int64_t topk, DType dtype) {
+  for (const int loads : {1, 2, 4}) {
+    if (topk <= slots_in_flight(size_bytes(dtype), loads)) {
+      return loads;
     }
   }
-  return 1;
+  return kMostLoads;
+}
+
+/// The slots of a batch, all batches alike: ten slots are five and five rather than eight and two.
+std::int64_t even_batches(std::int64_t topk, std::int64_t most) {
+  const std::int64_t batches = std::max<std::int64_t>((topk + most - 1) / most, 1);
+  return (topk + batches - 1) / batches;
 }
 
 }  // namespace
@@ -227,11 +253,17 @@ void launch_combine(const TensorView& rows, const TensorView& weights, std::int6
   if (tokens == 0 || columns == 0) {
     return;
   }
-  const bool packed = is_16_byte_aligned(rows) && is_16_byte_aligned(out) &&
-                      (!bias.given() || is_16_byte_aligned(bias));
-  const int packs = packed ? packs_per_thread(topk, rows.dtype) : 1;
-  const std::int64_t columns_per_item = packed ? kPackElems * packs : 1;
-  const std::int64_t per_token = (columns + columns_per_item - 1) / columns_per_item;
+  if (tokens > kMostItems || columns > kMostItems || topk > kMostItems) {
+    throw Error(ErrorKind::kNotImplemented,
+                "combine on a GPU takes at most 2^30 tokens, columns and slots of a token, got " +
+                    std::to_string(tokens) + ", " + std::to_string(columns) + " and " +
+                    std::to_string(topk));
+  }
+  const bool packed = is_16_byte_aligned(rows) && rows.row_stride <= INT32_MAX &&
+                      is_16_byte_aligned(out) && (!bias.given() || is_16_byte_aligned(bias));
+  const int loads = loads_per_thread(topk, rows.dtype);
+  const std::int64_t packs = packed ? columns / kPackElems : 0;
+  const std::int64_t single_columns = columns - packs * kPackElems;  // a row's last, or all
   CombineArguments arguments = {
       .rows = rows.data,
       .rows_dtype = rows.dtype,
@@ -239,31 +271,41 @@ void launch_combine(const TensorView& rows, const TensorView& weights, std::int6
       .weights = weights.given() ? weights.data : nullptr,
       .weights_dtype = weights.dtype,
       .topk = static_cast<int>(topk),
+      .step = static_cast<int>(even_batches(topk, slots_in_flight(size_bytes(rows.dtype), loads))),
       .bias = bias.given() ? bias.data : nullptr,
       .bias_stride = bias.row_stride,
       .experts = bias.given() ? bias.shape[0] : 0,
       .expert_ids = expert_ids.data,
       .ids_64_bit = expert_ids.dtype == DType::kInt64,
       .ids_stride = expert_ids.row_stride,
-      .columns = columns,
+      .first_column = packs * kPackElems,
       .out = out.data,
       .out_dtype = out.dtype,
       .out_stride = out.row_stride,
-      .items = tokens * per_token,
-      .items_per_token = per_token,
+      .first_token = 0,
+      .items = 0,
+      .items_per_token = 0,
+      .by_items_per_token = {},
   };
-  const std::int64_t blocks = (arguments.items + kThreads - 1) / kThreads;
-  if (blocks > INT32_MAX || topk > INT32_MAX) {
-    throw Error(ErrorKind::kNotImplemented, "combine on a GPU: out has " +
-                                                std::to_string(tokens * columns) +
-                                                " elements, more than one launch covers");
+  const auto start = [&](const void* kernel, const char* name, std::int64_t items_per_token) {
+    arguments.items_per_token = static_cast<int>(items_per_token);
+    arguments.by_items_per_token = make_fast_divisor(static_cast<std::uint32_t>(items_per_token));
+    const std::int64_t tokens_at_once = kMostItems / items_per_token;
+    for (std::int64_t first = 0; first < tokens; first += tokens_at_once) {
+      arguments.first_token = static_cast<int>(first);
+      arguments.items =
+          static_cast<int>(std::min(tokens_at_once, tokens - first) * items_per_token);
+      void* parameters[] = {&arguments};
+      launch(
+          {kernel, name, dim3(static_cast<unsigned>((arguments.items + kThreads - 1) / kThreads)),
+           dim3(kThreads)},
+          parameters, stream);
+    }
+  };
+  if (packs > 0) start(packed_kernel(rows.dtype, loads), "combine_packs", packs);
+  if (single_columns > 0) {
+    start(reinterpret_cast<const void*>(&combine_elements), "combine_elements", single_columns);
   }
-  void* parameters[] = {&arguments};
-  launch(
-      {packed ? packed_kernel(rows.dtype, packs) : reinterpret_cast<const void*>(&combine_elements),
-       packed ? "combine_packs" : "combine_elements", dim3(static_cast<unsigned>(blocks)),
-       dim3(kThreads)},
-      parameters, stream);
 }
 
 }  // namespace moegemm::cuda

@@ -117,6 +117,25 @@ __device__ inline void unpack(const Pack<float>& pack, float (&values)[kPackElem
   values[7] = pack.high.w;
 }
 
+/// The first or the last four of a pack.
+template <typename T>
+__device__ inline void unpack_quad(const Pack<T>& pack, int half, float (&values)[4]) {
+  const float2 first = halves_to_float(half == 0 ? pack.bits.x : pack.bits.z, T());
+  const float2 second = halves_to_float(half == 0 ? pack.bits.y : pack.bits.w, T());
+  values[0] = first.x;
+  values[1] = first.y;
+  values[2] = second.x;
+  values[3] = second.y;
+}
+template <>
+__device__ inline void unpack_quad(const Pack<float>& pack, int half, float (&values)[4]) {
+  const float4 quad = half == 0 ? pack.low : pack.high;
+  values[0] = quad.x;
+  values[1] = quad.y;
+  values[2] = quad.z;
+  values[3] = quad.w;
+}
+
 __device__ inline unsigned round_pair(float low, float high, __half) {
   const __half2 pair = __floats2half2_rn(low, high);
   return *reinterpret_cast<const unsigned*>(&pair);
@@ -162,6 +181,19 @@ __device__ inline void store_pack_in(void* base, bool fp32, std::int64_t i,
   } else {
     store_pack_as(static_cast<T*>(base) + i, v);
   }
+}
+
+/// Elements i to i + 3 of a matrix of T, or of fp32: half a pack.
+template <typename T>
+__device__ inline void store_quad_in(void* base, bool fp32, std::int64_t i, const float (&v)[4]) {
+  if constexpr (sizeof(T) == 2) {
+    if (!fp32) {
+      *reinterpret_cast<uint2*>(static_cast<T*>(base) + i) =
+          make_uint2(round_pair(v[0], v[1], T()), round_pair(v[2], v[3], T()));
+      return;
+    }
+  }
+  *reinterpret_cast<float4*>(static_cast<float*>(base) + i) = make_float4(v[0], v[1], v[2], v[3]);
 }
 
 /// Elements i to i + 7, whose first is 16-byte aligned.

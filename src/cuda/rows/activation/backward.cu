@@ -15,21 +15,38 @@
 #include "cuda/rows/alignment.h"
 
 /// The gradient of an activation, its weighted value and the gradient of the weight, in one pass. A
-/// block has some consecutive rows; its warps take turns at their strips of 256 columns, so that
-/// what is in flight is close together. Dot products are added in a fixed order: lanes in a tree,
-/// then strips. What is not 16-byte aligned goes element by element, one warp per row. An element
-/// is read before it is written, by the same thread: weighted_act may be d_act.
+/// block has a few consecutive rows, whose strips of 256 columns its warps share. Dot products are
+/// added in a fixed order: lanes in a tree, then strips. What is not 16-byte aligned goes element
+/// by element, one warp per row. An element is read before it is written, by the same warp:
+/// weighted_act may be d_act.
 namespace moegemm::cuda {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kBlocksPerMultiprocessor = 3;
-/// Blocks come in at most this many waves, the last of them nearly full: a few blocks more than
-/// whole waves would run alone at the end, for as long as all the others of a wave.
-constexpr int kWaves = 6;
-constexpr int kMostRows = 64;    // of a block
-constexpr int kMostDots = 4096;  // of strips, in a block
+/// Of 64 registers each. Older GPUs and fp32 take a few more, and three blocks fit.
+constexpr int kBlocksPerMultiprocessor = 4;
+template <typename T>
+constexpr int least_resident_blocks() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  return 3;
+#else
+  return sizeof(T) == 2 ? kBlocksPerMultiprocessor : 3;
+#endif
+}
+/// 144 bytes in flight for each of 1024 threads on a multiprocessor: five times what hides the
+/// latency of HBM (4.2 TB/s * 0.9 us over 132 of them: 29 KB each), so that warps may compute. With
+/// more, what a block looks up before its first row waits longer in line.
+constexpr int kStages = 3;
+/// Strips of a block, unless one row has more. Blocks look up their rows and add m_sizes before the
+/// first of them, and with a bias a warp should meet its columns in some rows; but with few strips
+/// what all blocks work on at one time lies close together, and the last of them end together. Over
+/// six models an H200 reached 0.92 to 0.96 of its copy bandwidth with 48, 0.89 to 0.96 with 96 and
+/// 0.64 to 0.96 with 16.
+constexpr int kStripsOfBlock = 48;
+constexpr int kMostRows = kStripsOfBlock;
+static_assert(kMostRows <= kThreads);  // each is looked up by a thread of its own
+constexpr int kMostStrips = 4096;      // of a row: dot products are kept in shared memory
 
 struct RowMatrix {  // data null: not given
   void* data;
@@ -49,8 +66,7 @@ struct BackwardArguments {
   DType d_weights_dtype;
   const void* weights;  // [rows], flat order, or null
   DType weights_dtype;
-  const void* gather_indices;  // [rows] or null
-  bool indices_64_bit;
+  IndexArray gather_indices;  // [rows], or null
   IndexArray m_sizes;
   int experts;
   int rows;
@@ -66,29 +82,32 @@ struct BackwardArguments {
 
 /// What a block knows of one of its rows.
 struct Row {
-  int position;
   int flat;  // -1: zero in every output
   int expert;
   float weight;
 };
 
+/// The index of a row, as it was loaded.
+__device__ __forceinline__ IndexArray::Fetched fetch_index(const BackwardArguments& a,
+                                                           int position) {
+  if (a.gather_indices.data) return a.gather_indices.fetch(position);
+  return {.low = static_cast<unsigned>(position), .high = 0};
+}
+
 /// The parts of a row that do not depend on m_sizes.
-__device__ Row look_up(const BackwardArguments& a, int position) {
-  Row row = {position, -1, 0, 1.0f};
-  const std::int64_t flat =
-      a.gather_indices ? load_index(a.gather_indices, a.indices_64_bit, position) : position;
-  if (flat < 0 || flat >= a.rows) return row;
-  row.flat = static_cast<int>(flat);
-  if (a.weights) row.weight = load_float(a.weights, a.weights_dtype, flat);
+__device__ __forceinline__ Row look_up(const BackwardArguments& a, int flat) {
+  Row row = {flat, 0, 1.0f};
+  if (row.flat >= 0 && a.weights) row.weight = load_float(a.weights, a.weights_dtype, row.flat);
   return row;
 }
 
 /// The rest of it.
-__device__ void place(const BackwardArguments& a, const int* row_prefix, Row& row) {
-  if (row.position >= row_prefix[a.experts]) {
+__device__ __forceinline__ void place(const BackwardArguments& a, const int* row_prefix,
+                                      int position, Row& row) {
+  if (position >= row_prefix[a.experts]) {
     row.flat = -1;
   } else if (a.bias.data || a.down_bias.data) {
-    row.expert = expert_of(row_prefix, a.experts, row.position);
+    row.expert = expert_of(row_prefix, a.experts, position);
   }
 }
 
@@ -126,33 +145,34 @@ __device__ float bias_share(const BackwardArguments& a, const Row& row) {
   return sum;
 }
 
-/// The strips of a block's rows in order, of which a warp takes every eighth.
-struct StripCursor {
+/// A lane's place in its warp's share of the strips of a block's rows: down the rows of one strip,
+/// then of the next. What depends on the column is at hand for the next row then, as the bias is.
+struct Cursor {
   int row;
-  int strip;
+  int column;
 
-  __device__ __forceinline__ StripCursor(int warp, int strips)
-      : row(warp / strips), strip(warp % strips) {}
-
-  __device__ __forceinline__ void advance(int strips, int whole_rows, int rest) {
-    row += whole_rows;
-    strip += rest;
-    if (strip >= strips) {
-      strip -= strips;
-      ++row;
+  __device__ __forceinline__ void advance(int rows) {
+    if (++row == rows) {
+      row = 0;
+      column += kStripColumns;
     }
   }
 };
 
+/// Where a row starts. In 32 bits a stride is one instruction.
+__device__ __forceinline__ std::int64_t start_of(int row, const RowMatrix& matrix) {
+  return std::int64_t{row} * static_cast<int>(matrix.stride);
+}
+
 template <typename T, GateLayout L>
-using Ring = ThreadRing<T, GatePacks<T, L>::kPacks + 1, kThreads>;
+using Ring = ThreadRing<T, GatePacks<T, L>::kPacks + 1, kThreads, kStages>;
 
 /// Shared memory: the ring, the rows, their strips' dot products, the experts' prefix sums.
 template <typename T, GateLayout L>
-__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+__global__ void __launch_bounds__(kThreads, least_resident_blocks<T>())
     backward_packs(const BackwardArguments a) {
-  constexpr bool kGated = L != GateLayout::kNone;
-  constexpr int kGradient = GatePacks<T, L>::kPacks;  // d_act's pack in the ring
+  using Packs = GatePacks<T, L>;
+  constexpr int kGradient = Packs::kPacks;  // d_act's pack in the ring
   extern __shared__ uint4 memory[];
   auto* const rows = reinterpret_cast<Row*>(memory + Ring<T, L>::kBytes / sizeof(uint4));
   auto* const dots = reinterpret_cast<float*>(rows + a.group_rows);
@@ -160,102 +180,117 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int first = static_cast<int>(blockIdx.x) * a.group_rows;
   const int count = min(a.rows - first, a.group_rows);
-  const int whole_rows = kWarps / a.strips, rest = kWarps % a.strips;
+
+  // Asked for before the rows, behind which they would wait in line.
+  const FetchedSizes sizes = fetch_sizes(a.m_sizes, a.experts);
+  const int my_row = static_cast<int>(threadIdx.x);
+  IndexArray::Fetched my_index;
+  if (my_row < count) my_index = fetch_index(a, first + my_row);
 
   Ring<T, L> ring(memory);
-  StripCursor fetched(warp, a.strips);
-  const auto fetch = [&] {
-    if (fetched.row < count) {
-      const int column = fetched.strip * kStripColumns + lane * kPackElems;
-      const std::int64_t row = first + fetched.row;
-      GatePacks<T, L>::load(ring, static_cast<const T*>(a.pre.data) + row * a.pre.stride, column,
-                            a.activated);
-      if (column < a.activated) {
-        ring.load(kGradient, static_cast<const T*>(a.d_act.data) + row * a.d_act.stride + column);
-      }
-      fetched.advance(a.strips, whole_rows, rest);
+  const int begin = count * a.strips * warp / kWarps;
+  const int end = count * a.strips * (warp + 1) / kWarps;
+  const Cursor start = {begin % count, Packs::first_column(begin / count)};
+  Cursor fetched = start;
+  const auto fetch = [&](bool is_mine) {
+    if (is_mine) {
+      const int row = first + fetched.row;
+      Packs::load(ring, static_cast<const T*>(a.pre.data) + start_of(row, a.pre), fetched.column,
+                  a.activated);
+      Packs::load_activated(ring, kGradient,
+                            static_cast<const T*>(a.d_act.data) + start_of(row, a.d_act),
+                            fetched.column, a.activated);
+      fetched.advance(count);
     }
     ring.commit();
   };
   // Before m_sizes are known: rows past them hold memory, if nothing of meaning.
 #pragma unroll
   for (int stage = 0; stage < Ring<T, L>::kStages; ++stage) {
-    fetch();
+    fetch(begin + stage < end);
   }
-  Row mine;
-  const bool has_row = static_cast<int>(threadIdx.x) < count;
-  if (has_row) mine = look_up(a, first + static_cast<int>(threadIdx.x));
-  share_row_prefix(a.m_sizes, a.experts, a.rows, row_prefix);
-  if (has_row) {
-    place(a, row_prefix, mine);
-    rows[threadIdx.x] = mine;
-  }
+  if (my_row < count) rows[my_row] = look_up(a, my_index.below(a.rows));
+  share_row_prefix(a.m_sizes, sizes, a.experts, a.rows, row_prefix);
+  if (my_row < count) place(a, row_prefix, first + my_row, rows[my_row]);
   __syncthreads();
 
   with_function(a.activation.function, [&]<ActivationFunction F>() {
-    for (StripCursor at(warp, a.strips); at.row < count; at.advance(a.strips, whole_rows, rest)) {
+    Cursor at = start;
+    for (int task = begin; task < end; ++task, at.advance(count)) {
       const Row row = rows[at.row];
-      const int column = at.strip * kStripColumns + lane * kPackElems;
-      float gate[kPackElems], up[kPackElems], gradient[kPackElems];
+      const int position = first + at.row;
+      Packs bias;
+      if (a.bias.data && row.flat >= 0) {
+        bias = Packs::load_bias(static_cast<const T*>(a.bias.data) + start_of(row.expert, a.bias),
+                                at.column, a.activated);
+      }
       ring.wait();
-      GatePacks<T, L>::read(ring, gate, up);
-      unpack(ring.read(kGradient), gradient);
-      fetch();
+      const Packs packs = Packs::read(ring);
+      const Pack<T> gradients = Packs::read_activated(ring, kGradient);
+      fetch(task + Ring<T, L>::kStages < end);
       float sum = 0.0f;
-      const bool is_column = column < a.activated;
-      if (is_column && a.bias.data && row.flat >= 0) {
-        GatePacks<T, L>::add_bias(static_cast<const T*>(a.bias.data) + row.expert * a.bias.stride,
-                                  column, a.activated, gate, up);
-      }
-      if (is_column && row.flat >= 0) {
 #pragma unroll
-        for (int i = 0; i < kPackElems; ++i) {
-          const Activated value = evaluate<F, kGated>(a.activation, gate[i], kGated ? up[i] : 0.0f);
-          sum = fmaf(gradient[i], value.act, sum);
-          const float weighted = row.weight * gradient[i];
-          gate[i] = weighted * value.d_gate;
-          if constexpr (kGated) up[i] = weighted * value.d_up;
-          gradient[i] = row.weight * value.act;
-        }
-      } else {
+      for (int part = 0; part < Packs::kParts; ++part) {
+        const int c = Packs::column_of(part, at.column);
+        if (c >= a.activated) break;
+        float gate[Packs::kElems] = {}, up[Packs::kElems] = {}, gradient[Packs::kElems] = {};
+        if (row.flat >= 0) {
+          packs.split(part, gate, up);
+          Packs::split_activated(gradients, part, gradient);
+          if (a.bias.data) bias.add_to(part, gate, up);
 #pragma unroll
-        for (int i = 0; i < kPackElems; ++i) {
-          gate[i] = up[i] = gradient[i] = 0.0f;
+          for (int i = 0; i < Packs::kElems; ++i) {
+            const Activated value =
+                evaluate<F, Packs::kGated>(a.activation, gate[i], Packs::kGated ? up[i] : 0.0f);
+            sum = fmaf(gradient[i], value.act, sum);
+            const float weighted = row.weight * gradient[i];
+            gate[i] = weighted * value.d_gate;
+            if constexpr (Packs::kGated) up[i] = weighted * value.d_up;
+            gradient[i] = row.weight * value.act;
+          }
         }
-      }
-      const std::int64_t position = row.position;
-      GatePacks<T, L>::store(a.d_pre.data, a.d_pre.dtype == DType::kFloat32,
-                             position * a.d_pre.stride, column, a.activated, gate, up);
-      if (a.weighted_act.data && is_column) {
-        store_pack_in<T>(a.weighted_act.data, a.weighted_act.dtype == DType::kFloat32,
-                         position * a.weighted_act.stride + column, gradient);
+        Packs::store(a.d_pre.data, a.d_pre.dtype == DType::kFloat32, start_of(position, a.d_pre), c,
+                     a.activated, gate, up);
+        if (a.weighted_act.data) {
+          Packs::store_activated(a.weighted_act.data, a.weighted_act.dtype == DType::kFloat32,
+                                 start_of(position, a.weighted_act), c, gradient);
+        }
       }
       if (a.d_weights) {
         sum = warp_sum(sum);
-        if (lane == 0) dots[at.row * a.strips + at.strip] = sum;
+        if (lane == 0) dots[task] = sum;
       }
     }
   });
   if (!a.d_weights) return;
   __syncthreads();
+  const auto dot = [&](int r) {
+    float sum = 0.0f;
+    for (int strip = 0; strip < a.strips; ++strip) {
+      sum += dots[strip * count + r];
+    }
+    return sum;
+  };
+  if (!a.down_bias.data) {
+    const int r = static_cast<int>(threadIdx.x);
+    if (r < count && rows[r].flat >= 0) {
+      store_float(a.d_weights, a.d_weights_dtype, rows[r].flat, dot(r));
+    }
+    return;
+  }
   for (int r = warp; r < count; r += kWarps) {
     const Row row = rows[r];
     if (row.flat < 0) continue;
-    const float share = a.down_bias.data ? warp_sum(bias_share<T>(a, row)) : 0.0f;
-    if (lane > 0) continue;
-    float sum = 0.0f;
-    for (int strip = 0; strip < a.strips; ++strip) {
-      sum += dots[r * a.strips + strip];
-    }
-    store_float(a.d_weights, a.d_weights_dtype, row.flat, sum + share);
+    const float share = warp_sum(bias_share<T>(a, row));
+    if (lane == 0) store_float(a.d_weights, a.d_weights_dtype, row.flat, dot(r) + share);
   }
 }
 
 /// One element at a time; returns this lane's part of <d_act, act>.
 template <ActivationFunction F>
-__device__ float backward_row(const BackwardArguments& a, const Row& row) {
+__device__ float backward_row(const BackwardArguments& a, int position, const Row& row) {
   const bool gated = a.activation.gated();
-  const std::int64_t pre = row.position * a.pre.stride, d_pre = row.position * a.d_pre.stride;
+  const std::int64_t pre = position * a.pre.stride, d_pre = position * a.d_pre.stride;
   const auto biased = [&](int column) {
     const float value = load_float(a.pre.data, a.pre.dtype, pre + column);
     return a.bias.data
@@ -268,8 +303,7 @@ __device__ float backward_row(const BackwardArguments& a, const Row& row) {
     const float up = gated ? biased(a.columns.up_at(c)) : 0.0f;
     const Activated value = gated ? evaluate<F, true>(a.activation, gate, up)
                                   : evaluate<F, false>(a.activation, gate, up);
-    const float gradient =
-        load_float(a.d_act.data, a.d_act.dtype, row.position * a.d_act.stride + c);
+    const float gradient = load_float(a.d_act.data, a.d_act.dtype, position * a.d_act.stride + c);
     sum = fmaf(gradient, value.act, sum);
     const float weighted = row.weight * gradient;
     store_float(a.d_pre.data, a.d_pre.dtype, d_pre + a.columns.gate_at(c), weighted * value.d_gate);
@@ -277,8 +311,8 @@ __device__ float backward_row(const BackwardArguments& a, const Row& row) {
       store_float(a.d_pre.data, a.d_pre.dtype, d_pre + a.columns.up_at(c), weighted * value.d_up);
     }
     if (a.weighted_act.data) {
-      store_float(a.weighted_act.data, a.weighted_act.dtype,
-                  row.position * a.weighted_act.stride + c, row.weight * value.act);
+      store_float(a.weighted_act.data, a.weighted_act.dtype, position * a.weighted_act.stride + c,
+                  row.weight * value.act);
     }
   }
   return sum;
@@ -292,11 +326,11 @@ __device__ void zero_columns(const RowMatrix& matrix, int row, int columns) {
 
 __global__ void __launch_bounds__(kThreads) backward_elements(const BackwardArguments a) {
   extern __shared__ int row_prefix[];
-  share_row_prefix(a.m_sizes, a.experts, a.rows, row_prefix);
+  share_row_prefix(a.m_sizes, fetch_sizes(a.m_sizes, a.experts), a.experts, a.rows, row_prefix);
   const int step = static_cast<int>(gridDim.x) * kWarps;
   for (int r = static_cast<int>(blockIdx.x * kWarps + threadIdx.x / 32); r < a.rows; r += step) {
-    Row row = look_up(a, r);
-    place(a, row_prefix, row);
+    Row row = look_up(a, a.gather_indices.data ? flat_row(a.gather_indices, r, a.rows) : r);
+    place(a, row_prefix, r, row);
     if (row.flat < 0) {
       zero_columns(a.d_pre, r, a.activation.gated() ? 2 * a.activated : a.activated);
       zero_columns(a.weighted_act, r, a.activated);
@@ -304,7 +338,7 @@ __global__ void __launch_bounds__(kThreads) backward_elements(const BackwardArgu
     }
     float sum = 0.0f;
     with_function(a.activation.function,
-                  [&]<ActivationFunction F>() { sum = backward_row<F>(a, row); });
+                  [&]<ActivationFunction F>() { sum = backward_row<F>(a, r, row); });
     if (!a.d_weights) continue;
     if (a.down_bias.data) sum += bias_share<float>(a, row);
     sum = warp_sum(sum);
@@ -325,7 +359,19 @@ RowMatrix matrix_of(const TensorView& view) {
   return {view.given() ? view.data : nullptr, view.dtype, view.row_stride};
 }
 
-bool aligned_if_given(const TensorView& view) { return !view.given() || is_16_byte_aligned(view); }
+/// Rows can be moved by 16-byte accesses, and counted as start_of does.
+bool is_packed(const TensorView& view) {
+  return is_16_byte_aligned(view) && view.row_stride <= INT32_MAX;
+}
+bool packed_if_given(const TensorView& view) { return !view.given() || is_packed(view); }
+
+/// Rows of a block: as many as have kStripsOfBlock, and no more than leave every multiprocessor
+/// some.
+std::int64_t rows_of_block(std::int64_t rows, std::int64_t strips, std::int64_t resident_blocks) {
+  const std::int64_t most =
+      std::min<std::int64_t>(kMostRows, (rows + resident_blocks - 1) / resident_blocks);
+  return std::clamp<std::int64_t>(kStripsOfBlock / strips, 1, most);
+}
 
 }  // namespace
 
@@ -340,18 +386,14 @@ void launch_activate_backward(const ActivationGradientInputs& in, const RoutingV
   const std::int64_t hidden = in.d_out.given() ? in.d_out.shape[1] : 0;
   const std::int64_t strips = (activated + kStripColumns - 1) / kStripColumns;
   const bool packed = activated % kPackElems == 0 && in.d_act.dtype == in.pre.dtype &&
-                      is_16_byte_aligned(in.pre) && is_16_byte_aligned(in.d_act) &&
-                      aligned_if_given(in.bias) && is_16_byte_aligned(out.d_pre) &&
-                      aligned_if_given(out.weighted_act) && strips > 0 && strips <= kMostDots;
-  const std::int64_t resident =
-      kBlocksPerMultiprocessor * device_facts(in.pre.device.index)->multiprocessors;
-  const std::int64_t blocks_at_most = resident * kWaves;
-  const std::int64_t group =
-      packed ? std::clamp<std::int64_t>((rows + blocks_at_most - 1) / blocks_at_most, 1,
-                                        std::min<std::int64_t>(kMostRows, kMostDots / strips))
-             : 1;
+                      is_packed(in.pre) && is_packed(in.d_act) && packed_if_given(in.bias) &&
+                      is_packed(out.d_pre) && packed_if_given(out.weighted_act) && strips > 0 &&
+                      strips <= kMostStrips;
+  const DeviceFacts* facts = device_facts(in.pre.device.index);
+  const std::int64_t resident = kBlocksPerMultiprocessor * facts->multiprocessors;
+  const std::int64_t group = packed ? rows_of_block(rows, strips, resident) : 1;
   const int shared_bytes =
-      packed ? ring_bytes(activation.gated() ? 3 : 2, kThreads) +
+      packed ? ring_bytes(kStages, size_bytes(in.pre.dtype), activation.gated() ? 3 : 2, kThreads) +
                    static_cast<int>(group *
                                     static_cast<std::int64_t>(sizeof(Row) + strips * sizeof(float)))
              : 0;
@@ -369,15 +411,15 @@ void launch_activate_backward(const ActivationGradientInputs& in, const RoutingV
       .d_weights_dtype = out.d_weights.dtype,
       .weights = routing.topk_weights.given() ? routing.topk_weights.data : nullptr,
       .weights_dtype = routing.topk_weights.dtype,
-      .gather_indices = routing.gather_indices.given() ? routing.gather_indices.data : nullptr,
-      .indices_64_bit = routing.gather_indices.dtype == DType::kInt64,
+      .gather_indices = {routing.gather_indices.given() ? routing.gather_indices.data : nullptr,
+                         routing.gather_indices.dtype == DType::kInt64},
       .m_sizes = {routing.m_sizes.data, routing.m_sizes.dtype == DType::kInt64},
       .experts = static_cast<int>(experts),
       .rows = static_cast<int>(rows),
       .topk = static_cast<int>(routing.topk),
       .activated = static_cast<int>(activated),
       .hidden = static_cast<int>(hidden),
-      .packed_hidden = packed && aligned_if_given(in.d_out) && aligned_if_given(in.down_bias),
+      .packed_hidden = packed && packed_if_given(in.d_out) && packed_if_given(in.down_bias),
       .group_rows = static_cast<int>(group),
       .strips = static_cast<int>(strips),
       .activation = activation,

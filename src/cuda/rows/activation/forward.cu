@@ -14,21 +14,25 @@
 #include "cuda/rows/activation/thread_ring.cuh"
 #include "cuda/rows/alignment.h"
 
-/// act = activation(pre + bias). A warp takes a strip of 32 packs (256 columns) of some consecutive
-/// rows: its lanes keep their columns, so that a row costs no index arithmetic, and an expert's
-/// bias is loaded once for all of its rows. What is not 16-byte aligned goes element by element.
+/// act = activation(pre + bias). A warp takes a strip of 256 columns of some consecutive rows: its
+/// lanes keep their columns, so that a row costs no index arithmetic, and an expert's bias is
+/// loaded once for all of its rows. What is not 16-byte aligned goes element by element.
 namespace moegemm::cuda {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-/// With a bias a thread needs more than the 64 registers that four blocks leave it.
-constexpr int blocks_per_multiprocessor(bool bias) { return bias ? 3 : 4; }
-/// Blocks come in at most this many waves, the last of them nearly full: a few blocks more than
-/// whole waves would run alone at the end. More would leave a block few rows to spread m_sizes' sum
-/// over.
+constexpr int kBlocksPerMultiprocessor = 4;
+/// 128 bytes in flight for each of 1024 threads on a multiprocessor: more than four times what
+/// hides the latency of HBM (4.2 TB/s * 0.9 us over 132 of them: 29 KB each), so that warps may
+/// compute.
+constexpr int kStages = 4;
+/// Blocks come in this many waves, the last of them nearly full: a few blocks more than whole waves
+/// would run alone at the end.
 constexpr int kWaves = 6;
-constexpr int kMostRows = 32;
+/// Or in more, where a warp would have more rows than this: with few, what all blocks work on at
+/// one time lies close together. A bias is loaded for all of a warp's rows.
+constexpr int most_rows(bool bias) { return bias ? 12 : 4; }
 
 struct ActivateArguments {
   const void* pre;  // [rows, C]
@@ -51,13 +55,13 @@ struct ActivateArguments {
 };
 
 template <typename T, GateLayout L>
-using Ring = ThreadRing<T, GatePacks<T, L>::kPacks, kThreads>;
+using Ring = ThreadRing<T, GatePacks<T, L>::kPacks, kThreads, kStages>;
 
-/// The bias of a lane's columns, for the expert of the row it was last asked for.
+/// The bias of a lane's columns, for the expert of the row it was last asked for. Kept as it is in
+/// memory, in half the registers.
 template <typename T, GateLayout L>
 struct LaneBias {
-  float gate[kPackElems];
-  float up[kPackElems];
+  GatePacks<T, L> bias;
   int end = 0;  // of the expert's rows
 
   __device__ __forceinline__ void move_to(const ActivateArguments& a, const int* row_prefix,
@@ -65,34 +69,31 @@ struct LaneBias {
     if (row < end) return;
     const int expert = expert_of(row_prefix, a.experts, row);
     end = row_prefix[expert + 1];
-#pragma unroll
-    for (int i = 0; i < kPackElems; ++i) {
-      gate[i] = up[i] = 0.0f;
-    }
-    GatePacks<T, L>::add_bias(static_cast<const T*>(a.bias) + expert * a.bias_stride, column,
-                              a.activated, gate, up);
+    bias = GatePacks<T, L>::load_bias(static_cast<const T*>(a.bias) + expert * a.bias_stride,
+                                      column, a.activated);
   }
 };
 
-template <typename T, GateLayout L, bool Bias>
-__global__ void __launch_bounds__(kThreads, blocks_per_multiprocessor(Bias))
+template <typename T, GateLayout L>
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     activate_packs(const ActivateArguments a) {
-  constexpr bool kGated = L != GateLayout::kNone;
+  using Packs = GatePacks<T, L>;
   extern __shared__ uint4 memory[];
   auto* const row_prefix = reinterpret_cast<int*>(memory) + Ring<T, L>::kBytes / sizeof(int);
   const int task = static_cast<int>(blockIdx.x * kWarps + threadIdx.x / 32);
   const int group = static_cast<int>(a.by_strips.divide(static_cast<unsigned>(task)));
-  const int column =
-      (task - group * a.strips) * kStripColumns + static_cast<int>(threadIdx.x % 32) * kPackElems;
+  const int column = Packs::first_column(task - group * a.strips);
   const int first = min(group * a.group_rows, a.rows);
   const int end = min(first + a.group_rows, a.rows);
 
+  // Asked for before the rows, behind which it would wait in line.
+  const FetchedSizes sizes = fetch_sizes(a.m_sizes, a.experts);
   Ring<T, L> ring(memory);
   const T* source = static_cast<const T*>(a.pre) + first * a.pre_stride;
   int fetched = first;
   const auto fetch = [&] {
     if (fetched < end) {
-      GatePacks<T, L>::load(ring, source, column, a.activated);
+      Packs::load(ring, source, column, a.activated);
       source += a.pre_stride;
       ++fetched;
     }
@@ -103,30 +104,36 @@ __global__ void __launch_bounds__(kThreads, blocks_per_multiprocessor(Bias))
   for (int stage = 0; stage < Ring<T, L>::kStages; ++stage) {
     fetch();
   }
-  share_row_prefix(a.m_sizes, a.experts, a.rows, row_prefix);
+  share_row_prefix(a.m_sizes, sizes, a.experts, a.rows, row_prefix);
   const int routed = row_prefix[a.experts];
+  if (column >= a.activated) return;
 
   with_function(a.activation.function, [&]<ActivationFunction F>() {
     LaneBias<T, L> bias;
     const bool fp32 = a.act_dtype == DType::kFloat32;
-    std::int64_t target = first * a.act_stride + column;
+    std::int64_t target = first * a.act_stride;
     for (int row = first; row < end; ++row, target += a.act_stride) {
-      float gate[kPackElems], up[kPackElems];
       ring.wait();
-      GatePacks<T, L>::read(ring, gate, up);
+      const Packs packs = Packs::read(ring);
       fetch();
-      if (column >= a.activated) continue;  // helps its neighbour to load
-      float act[kPackElems] = {};
-      if (row < routed) {
-        if constexpr (Bias) bias.move_to(a, row_prefix, row, column);
+      if (a.bias && row < routed) bias.move_to(a, row_prefix, row, column);
 #pragma unroll
-        for (int i = 0; i < kPackElems; ++i) {
-          if constexpr (Bias) gate[i] += bias.gate[i];
-          if constexpr (Bias && kGated) up[i] += bias.up[i];
-          act[i] = evaluate<F, kGated>(a.activation, gate[i], kGated ? up[i] : 0.0f).act;
+      for (int part = 0; part < Packs::kParts; ++part) {
+        const int c = Packs::column_of(part, column);
+        if (c >= a.activated) break;
+        float act[Packs::kElems] = {};
+        if (row < routed) {
+          float gate[Packs::kElems], up[Packs::kElems];
+          packs.split(part, gate, up);
+          if (a.bias) bias.bias.add_to(part, gate, up);
+#pragma unroll
+          for (int i = 0; i < Packs::kElems; ++i) {
+            act[i] =
+                evaluate<F, Packs::kGated>(a.activation, gate[i], Packs::kGated ? up[i] : 0.0f).act;
+          }
         }
+        Packs::store_activated(a.act, fp32, target, c, act);
       }
-      store_pack_in<T>(a.act, fp32, target, act);
     }
   });
 }
@@ -138,7 +145,7 @@ __device__ float biased(const ActivateArguments& a, int row, int column, int exp
 
 __global__ void __launch_bounds__(kThreads) activate_elements(const ActivateArguments a) {
   extern __shared__ int row_prefix[];
-  share_row_prefix(a.m_sizes, a.experts, a.rows, row_prefix);
+  share_row_prefix(a.m_sizes, fetch_sizes(a.m_sizes, a.experts), a.experts, a.rows, row_prefix);
   const int routed = row_prefix[a.experts];
   const bool gated = a.activation.gated();
   const std::int64_t elements = static_cast<std::int64_t>(a.rows) * a.activated;
@@ -162,16 +169,14 @@ __global__ void __launch_bounds__(kThreads) activate_elements(const ActivateArgu
   }
 }
 
-template <bool Bias>
 struct PackedKernel {
   template <typename T, GateLayout L>
   const void* operator()() const {
-    return reinterpret_cast<const void*>(&activate_packs<T, L, Bias>);
+    return reinterpret_cast<const void*>(&activate_packs<T, L>);
   }
 };
 
-const ListedKernels without_bias([] { return for_16_bit_layouts(PackedKernel<false>()); });
-const ListedKernels with_bias([] { return for_16_bit_layouts(PackedKernel<true>()); });
+const ListedKernels listed([] { return for_16_bit_layouts(PackedKernel()); });
 
 }  // namespace
 
@@ -183,16 +188,17 @@ void launch_activate(const TensorView& pre, const TensorView& bias, const Tensor
   }
   const std::int64_t experts = m_sizes.shape[0];
   const std::int64_t resident =
-      blocks_per_multiprocessor(bias.given()) * device_facts(pre.device.index)->multiprocessors;
+      kBlocksPerMultiprocessor * device_facts(pre.device.index)->multiprocessors;
   const std::int64_t strips = (activated + kStripColumns - 1) / kStripColumns;
   const std::int64_t warps_at_most = resident * kWaves * kWarps;
-  const std::int64_t group =
-      std::clamp<std::int64_t>((rows * strips + warps_at_most - 1) / warps_at_most, 1, kMostRows);
+  const std::int64_t group = std::clamp<std::int64_t>(
+      (rows * strips + warps_at_most - 1) / warps_at_most, 1, most_rows(bias.given()));
   const std::int64_t tasks = (rows + group - 1) / group * strips;
   const bool packed = activated % kPackElems == 0 && is_16_byte_aligned(pre) &&
                       is_16_byte_aligned(act) && (!bias.given() || is_16_byte_aligned(bias)) &&
                       tasks < (std::int64_t{1} << 31) - kWarps;
-  const int shared_bytes = packed ? ring_bytes(activation.gated() ? 2 : 1, kThreads) : 0;
+  const int shared_bytes =
+      packed ? ring_bytes(kStages, size_bytes(pre.dtype), activation.gated() ? 2 : 1, kThreads) : 0;
   require_activation_limits(rows, pre.shape[1], experts, shared_bytes, pre.device);
   ActivateArguments arguments = {
       .pre = pre.data,
@@ -221,11 +227,9 @@ void launch_activate(const TensorView& pre, const TensorView& bias, const Tensor
            parameters, stream);
     return;
   }
-  const void* kernel =
-      bias.given() ? for_dtype_and_layout(pre.dtype, activation.layout, PackedKernel<true>())
-                   : for_dtype_and_layout(pre.dtype, activation.layout, PackedKernel<false>());
-  launch({kernel, "activate_packs", dim3(static_cast<unsigned>((tasks + kWarps - 1) / kWarps)),
-          dim3(kThreads), shared_bytes + row_prefix_bytes(experts)},
+  launch({for_dtype_and_layout(pre.dtype, activation.layout, PackedKernel()), "activate_packs",
+          dim3(static_cast<unsigned>((tasks + kWarps - 1) / kWarps)), dim3(kThreads),
+          shared_bytes + row_prefix_bytes(experts)},
          parameters, stream);
 }
 

@@ -7,150 +7,163 @@
 
 namespace moegemm::cuda {
 
-/// Columns that a warp works on at a time: lane l has elements c to c + 7 with c = 8 l.
+/// Columns that a warp works on at a time.
 constexpr int kStripColumns = kWarpSize * kPackElems;
 
-/// A lane's eight elements: the packs that hold their gates and ups, one or two. Every row is
-/// 16-byte aligned, and `activated` is a multiple of 8. Called by whole warps, but for add_bias.
+/// A lane's eight elements of a strip, and the one or two packs that hold their gates and ups.
+/// Every row is 16-byte aligned, and `activated`, the columns of an activated row, is a multiple
+/// of 8.
+///
+/// Lanes have packs that lie side by side, so that each access of a warp is to whole lines. For
+/// most layouts lane l then has elements c to c + 7 with c = 8 l. Interleaved, a pack is the gates
+/// and ups of four elements only: lane l has c to c + 3 with c = 4 l, and the same four in the
+/// other half of the strip, which may be past the row's end. Those are two parts; what other
+/// layouts have is one.
 template <typename T, GateLayout L>
 struct GatePacks {
   static constexpr bool kGated = L != GateLayout::kNone;
   static constexpr int kPacks = kGated ? 2 : 1;
+  static constexpr int kParts = L == GateLayout::kInterleaved ? 2 : 1;
+  static constexpr int kElems = kPackElems / kParts;  // of a part
   Pack<T> packs[kPacks];
 
-  /// Starts loading a row's elements c to c + 7.
+  /// The lane's c in a strip.
+  __device__ __forceinline__ static int first_column(int strip) {
+    return strip * kStripColumns + static_cast<int>(threadIdx.x) % kWarpSize * kElems;
+  }
+
+  /// The first column of a part.
+  __device__ __forceinline__ static int column_of(int part, int c) {
+    return c + part * (kStripColumns / 2);
+  }
+
+  /// Starts loading the packs of a row.
   template <typename Ring>
   __device__ __forceinline__ static void load(Ring& ring, const T* row, int c, int activated) {
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
-      const int place = offset(i, c, activated);
-      if (is_there(place, c, activated)) ring.load(i, row + place);
+      if (has_pack(i, c, activated)) ring.load(i, row + offset(i, c, activated));
     }
   }
 
-  /// What `load` has loaded, as the gates and ups of the lane's elements.
+  /// What `load` has loaded.
   template <typename Ring>
-  __device__ __forceinline__ static void read(const Ring& ring, float (&gate)[kPackElems],
-                                              float (&up)[kPackElems]) {
+  __device__ __forceinline__ static GatePacks read(const Ring& ring) {
     GatePacks loaded;
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
       loaded.packs[i] = ring.read(i);
     }
-    if constexpr (kPairs) exchange(loaded.packs);
-    loaded.split(gate, up);
+    return loaded;
   }
 
-  /// Adds a row of an expert's bias, which its other rows read again: through L1.
-  __device__ __forceinline__ static void add_bias(const T* bias, int c, int activated,
-                                                  float (&gate)[kPackElems],
-                                                  float (&up)[kPackElems]) {
+  /// The packs of an expert's bias, which its other rows read again: through L1.
+  __device__ __forceinline__ static GatePacks load_bias(const T* bias, int c, int activated) {
     GatePacks loaded;
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
-      loaded.packs[i] = load_shared_pack(
-          bias + (L == GateLayout::kInterleaved ? 2 * c + i * kPackElems : c + i * activated));
+      if (has_pack(i, c, activated)) {
+        loaded.packs[i] = load_shared_pack(bias + offset(i, c, activated));
+      }
     }
-    float gate_bias[kPackElems], up_bias[kPackElems];
-    loaded.split(gate_bias, up_bias);
+    return loaded;
+  }
+
+  __device__ __forceinline__ void split(int part, float (&gate)[kElems],
+                                        float (&up)[kElems]) const {
+    if constexpr (kParts == 2) {
+      float values[kPackElems];
+      unpack(packs[part], values);
 #pragma unroll
-    for (int i = 0; i < kPackElems; ++i) {
+      for (int i = 0; i < kElems; ++i) {
+        gate[i] = values[2 * i];
+        up[i] = values[2 * i + 1];
+      }
+    } else {
+      unpack(packs[0], gate);
+      if constexpr (kGated) unpack(packs[1], up);
+    }
+  }
+
+  /// Adds a part of these packs of a bias to a row's gates and ups.
+  __device__ __forceinline__ void add_to(int part, float (&gate)[kElems],
+                                         float (&up)[kElems]) const {
+    float gate_bias[kElems], up_bias[kElems];
+    split(part, gate_bias, up_bias);
+#pragma unroll
+    for (int i = 0; i < kElems; ++i) {
       gate[i] += gate_bias[i];
       if constexpr (kGated) up[i] += up_bias[i];
     }
   }
 
-  /// Stores gates and ups where `load` loads them from, in T or in fp32.
+  /// Stores a part's gates and ups where `load` loads them from, in T or in fp32. c is the part's.
   __device__ __forceinline__ static void store(void* base, bool fp32, std::int64_t row, int c,
-                                               int activated, const float (&gate)[kPackElems],
-                                               const float (&up)[kPackElems]) {
-    if constexpr (L == GateLayout::kInterleaved) {
-      float values[2][kPackElems];
+                                               int activated, const float (&gate)[kElems],
+                                               const float (&up)[kElems]) {
+    if constexpr (kParts == 2) {
+      float values[kPackElems];
 #pragma unroll
-      for (int i = 0; i < kPackElems; ++i) {
-        values[2 * i / kPackElems][2 * i % kPackElems] = gate[i];
-        values[2 * i / kPackElems][2 * i % kPackElems + 1] = up[i];
+      for (int i = 0; i < kElems; ++i) {
+        values[2 * i] = gate[i];
+        values[2 * i + 1] = up[i];
       }
-      if constexpr (kPairs) {
-        if (!fp32) {
-          store_pairs(static_cast<T*>(base) + row, c, activated, values);
-          return;
-        }
-      }
-      if (c < activated) {
-        store_pack_in<T>(base, fp32, row + 2 * c, values[0]);
-        store_pack_in<T>(base, fp32, row + 2 * c + kPackElems, values[1]);
-      }
-    } else if (c < activated) {
+      store_pack_in<T>(base, fp32, row + 2 * c, values);
+    } else {
       store_pack_in<T>(base, fp32, row + c, gate);
-      if constexpr (L == GateLayout::kConcatenated) {
-        store_pack_in<T>(base, fp32, row + activated + c, up);
-      }
+      if constexpr (kGated) store_pack_in<T>(base, fp32, row + activated + c, up);
+    }
+  }
+
+  /// Starts loading the lane's elements of a row of activated columns; with two parts, a pack that
+  /// other lanes of the warp wait for.
+  template <typename Ring>
+  __device__ __forceinline__ static void load_activated(Ring& ring, int i, const T* row, int c,
+                                                        int activated) {
+    if constexpr (kParts == 2) c += static_cast<int>(threadIdx.x) % kWarpSize * kElems;
+    if (c < activated) ring.load(i, row + c);
+  }
+
+  /// What the warp has loaded so. With two parts called by the whole warp, after its ring.wait; the
+  /// pack may be loaded anew then.
+  template <typename Ring>
+  __device__ __forceinline__ static Pack<T> read_activated(const Ring& ring, int i) {
+    if constexpr (kParts == 1) {
+      return ring.read(i);
+    } else {
+      __syncwarp();
+      const Pack<T> pack = ring.read_quads(i);
+      __syncwarp();
+      return pack;
+    }
+  }
+
+  __device__ __forceinline__ static void split_activated(const Pack<T>& pack, int part,
+                                                         float (&values)[kElems]) {
+    if constexpr (kParts == 1) {
+      unpack(pack, values);
+    } else {
+      unpack_quad(pack, part, values);
+    }
+  }
+
+  /// Stores a part of a row of activated columns, in T or in fp32. c is the part's.
+  __device__ __forceinline__ static void store_activated(void* base, bool fp32, std::int64_t row,
+                                                         int c, const float (&values)[kElems]) {
+    if constexpr (kParts == 1) {
+      store_pack_in<T>(base, fp32, row + c, values);
+    } else {
+      store_quad_in<T>(base, fp32, row + c, values);
     }
   }
 
  private:
-  /// Interleaved, a lane's two packs are neighbours, and a warp's accesses to the first ones would
-  /// touch half of every 32-byte sector. So the even and the odd lane of a pair access packs 0 and
-  /// 1 of the four that are theirs, then 2 and 3, and exchange one: the even lane is to have 0 and
-  /// 1, the odd one 2 and 3. (Packs of fp32 are whole sectors.)
-  static constexpr bool kPairs = L == GateLayout::kInterleaved && sizeof(Pack<T>) == 16;
-
-  __device__ __forceinline__ static bool is_odd() { return threadIdx.x % 2 == 1; }
-
   __device__ __forceinline__ static int offset(int i, int c, int activated) {
-    if constexpr (L != GateLayout::kInterleaved) {
-      return c + i * activated;
-    } else if constexpr (kPairs) {
-      const int first_of_pair = 2 * (is_odd() ? c - kPackElems : c);
-      return first_of_pair + (2 * i + (is_odd() ? 1 : 0)) * kPackElems;
-    } else {
-      return 2 * c + i * kPackElems;
-    }
+    return kParts == 2 ? 2 * column_of(i, c) : c + i * activated;
   }
 
-  /// Whether the pack at `place` is of this row.
-  __device__ __forceinline__ static bool is_there(int place, int c, int activated) {
-    return kPairs ? place < 2 * activated : c < activated;
-  }
-
-  __device__ __forceinline__ static void store_pairs(T* row, int c, int activated,
-                                                     const float (&values)[2][kPackElems]) {
-    Pack<T> rounded[2] = {round_pack<T>(values[0]), round_pack<T>(values[1])};
-    exchange(rounded);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int place = offset(i, c, activated);
-      if (is_there(place, c, activated)) store_raw_pack(row + place, rounded[i]);
-    }
-  }
-
-  __device__ __forceinline__ static void exchange(Pack<T> (&packs)[kPacks]) {
-    const bool odd = is_odd();
-    const Pack<T> given = odd ? packs[0] : packs[1];
-    Pack<T> got;
-    got.bits.x = __shfl_xor_sync(kFullMask, given.bits.x, 1);
-    got.bits.y = __shfl_xor_sync(kFullMask, given.bits.y, 1);
-    got.bits.z = __shfl_xor_sync(kFullMask, given.bits.z, 1);
-    got.bits.w = __shfl_xor_sync(kFullMask, given.bits.w, 1);
-    packs[0] = odd ? got : packs[0];
-    packs[1] = odd ? packs[1] : got;
-  }
-
-  __device__ __forceinline__ void split(float (&gate)[kPackElems], float (&up)[kPackElems]) const {
-    if constexpr (L == GateLayout::kInterleaved) {
-      float values[2][kPackElems];
-      unpack(packs[0], values[0]);
-      unpack(packs[1], values[1]);
-#pragma unroll
-      for (int i = 0; i < kPackElems; ++i) {
-        gate[i] = values[2 * i / kPackElems][2 * i % kPackElems];
-        up[i] = values[2 * i / kPackElems][2 * i % kPackElems + 1];
-      }
-    } else {
-      unpack(packs[0], gate);
-      if constexpr (L == GateLayout::kConcatenated) unpack(packs[1], up);
-    }
+  __device__ __forceinline__ static bool has_pack(int i, int c, int activated) {
+    return (kParts == 2 ? column_of(i, c) : c) < activated;
   }
 };
 

@@ -8,23 +8,44 @@ namespace moegemm::cuda {
 /// Shared memory that share_row_prefix has besides row_prefix: an int for each warp.
 constexpr int kRowPrefixStaticBytes = 32 * sizeof(int);
 
+/// Sizes that a thread has asked for. Nothing is done to them until they are shared, so that a
+/// thread does not wait for them before that.
+struct FetchedSizes {
+  static constexpr int kEach = 4;
+  IndexArray::Fetched sizes[kEach];
+};
+
+/// The first sizes, for share_row_prefix; `first` is past them in its later rounds.
+__device__ __forceinline__ FetchedSizes fetch_sizes(const IndexArray& m_sizes, int experts,
+                                                    int first = 0) {
+  FetchedSizes fetched;
+  const int mine = first + static_cast<int>(threadIdx.x) * FetchedSizes::kEach;
+#pragma unroll
+  for (int i = 0; i < FetchedSizes::kEach; ++i) {
+    if (mine + i < experts) fetched.sizes[i] = m_sizes.fetch(mine + i);
+  }
+  return fetched;
+}
+
 /// Fills row_prefix[0 .. experts] in shared memory. Called by the whole block, of whole warps, and
 /// by all of it at work: blocks are many and short, and a single warp would take microseconds.
-__device__ inline void share_row_prefix(const IndexArray& m_sizes, int experts, int rows,
-                                        int* row_prefix) {
-  constexpr int kEach = 4;  // experts of a thread, loaded together
+__device__ inline void share_row_prefix(const IndexArray& m_sizes, FetchedSizes fetched,
+                                        int experts, int rows, int* row_prefix) {
+  constexpr int kEach = FetchedSizes::kEach;
   __shared__ int warp_sums[kRowPrefixStaticBytes / sizeof(int)];
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   const int warps = blockDim.x / kWarpSize;
   int before = 0;
   if (threadIdx.x == 0) row_prefix[0] = 0;
-  int base = 0;
-  do {
+  for (int base = 0;;) {
     const int mine = base + static_cast<int>(threadIdx.x) * kEach;
     int ends[kEach];
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      ends[i] = mine + i < experts ? clip_size(m_sizes[mine + i], rows) : 0;
+      const IndexArray::Fetched& size = fetched.sizes[i];
+      const long long value = m_sizes.is_64_bit ? static_cast<long long>(size.high) << 32 | size.low
+                                                : static_cast<int>(size.low);
+      ends[i] = mine + i < experts ? clip_size(value, rows) : 0;
     }
 #pragma unroll
     for (int i = 1; i < kEach; ++i) {
@@ -45,7 +66,9 @@ __device__ inline void share_row_prefix(const IndexArray& m_sizes, int experts, 
     }
     base += kEach * static_cast<int>(blockDim.x);
     __syncthreads();  // row_prefix may be read, and warp_sums written again
-  } while (base < experts);
+    if (base >= experts) return;
+    fetched = fetch_sizes(m_sizes, experts, base);
+  }
 }
 
 /// The expert of a row below row_prefix[experts].

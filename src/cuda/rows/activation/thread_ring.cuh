@@ -1,28 +1,31 @@
 #pragma once
 
-#include <cstdint>
-
+#include "cuda/device/segments.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/shared_memory.cuh"
 #include "cuda/rows/elements.cuh"
 
 namespace moegemm::cuda {
 
-/// Shared memory of a block's rings; the packs of fp32 are twice as large, and half as many.
-constexpr int ring_bytes(int packs, int threads) { return 4 * packs * 16 * threads; }
+/// Stages of a ring that has `stages` with 16-bit elements: the packs of fp32 are twice as large.
+constexpr int ring_stages(int stages, std::int64_t element_bytes) {
+  return element_bytes == 2 ? stages : (stages + 1) / 2;
+}
+
+/// Shared memory of a block's rings.
+constexpr int ring_bytes(int stages, std::int64_t element_bytes, int packs, int threads) {
+  return ring_stages(stages, element_bytes) * packs * kPackElems * static_cast<int>(element_bytes) *
+         threads;
+}
 
 /// Stages of packs that a thread loads ahead for itself: they stay in flight while it computes,
 /// without registers to land in and, since nobody else reads them, without a barrier. The stages of
 /// all threads of a block lie in its shared memory.
-template <typename T, int Packs, int Threads>
+template <typename T, int Packs, int Threads, int Stages>
 class ThreadRing {
  public:
-  /// 128 bytes in flight for each thread without d_act, 192 with it: with 768 threads on a
-  /// multiprocessor more than three times what hides the latency of HBM (4.2 TB/s * 0.9 us over 132
-  /// of them: 29 KB each), so that warps may also compute.
-  static constexpr int kStages = sizeof(T) == 2 ? 4 : 2;
-  static constexpr int kBytes = ring_bytes(Packs, Threads);
-  static_assert(kBytes == kStages * Packs * static_cast<int>(sizeof(Pack<T>)) * Threads);
+  static constexpr int kStages = ring_stages(Stages, sizeof(T));
+  static constexpr int kBytes = ring_bytes(Stages, sizeof(T), Packs, Threads);
 
   /// `memory` is kBytes of shared memory, 16-byte aligned.
   __device__ __forceinline__ explicit ThreadRing(void* memory)
@@ -53,6 +56,23 @@ class ThreadRing {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       parts[part] = *place(i, part);
+    }
+    return pack;
+  }
+
+  /// Quads l and l + 32 of the 64 that are the warp's packs `i`, for lane l. A barrier of the warp
+  /// is to be between `wait` and this, and between this and the next `load`.
+  __device__ __forceinline__ Pack<T> read_quads(int i) const {
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    Pack<T> pack;
+    if constexpr (kParts == 1) {
+      const auto* quads = reinterpret_cast<const uint2*>(place(i, 0) - lane) + lane;
+      const uint2 low = quads[0], high = quads[kWarpSize];
+      pack.bits = make_uint4(low.x, low.y, high.x, high.y);
+    } else {
+      const auto* quads = reinterpret_cast<const float4*>(place(i, lane % 2)) - lane + lane / 2;
+      pack.low = quads[0];
+      pack.high = quads[kWarpSize / 2];
     }
     return pack;
   }
