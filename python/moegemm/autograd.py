@@ -265,9 +265,9 @@ class PlainGroupedGemm(torch.autograd.Function):
     def forward(ctx: Any, X: Tensor, W: Tensor, m_sizes: Tensor) -> Tensor:
         need_x, need_w, _ = ctx.needs_input_grad
         if need_x:
-            ctx.to_save = (X if need_w else None, W, m_sizes)  # what save_for_backward does, less a Python frame
+            ctx.save_for_backward(X if need_w else None, W, m_sizes)
         else:
-            ctx.to_save = (X, None, m_sizes)
+            ctx.save_for_backward(X, None, m_sizes)
             ctx.flat_weights = W.dim() == 2  # otherwise W is there to be asked
         return forward_plain_directly(X, W, m_sizes)
 
