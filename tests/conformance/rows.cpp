@@ -43,6 +43,9 @@ std::vector<CombineCase> combine_cases() {
       {.name = "BiasUnaligned", .cols = 37, .padding = 3, .bias = true},
       {.name = "BiasOneSlot", .topk = 1, .bias = true},
       {.name = "BiasTenSlots", .topk = 10, .cols = 72, .bias = true},
+      {.name = "BiasWideRows", .topk = 6, .cols = 3000, .bias = true},
+      {.name = "BiasPacksAndSingleColumns", .cols = 61, .padding = 3, .bias = true},
+      {.name = "BiasWeightsInTheRowsDtype", .weights = Weights::kSame, .bias = true},
       {.name = "ManyTokens", .tokens = 3000, .topk = 8, .cols = 128},
       {.name = "WideRows", .tokens = 5, .topk = 2, .cols = 7168},
   };
