@@ -1,9 +1,5 @@
 #include "support/device/memory.h"
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 #include <algorithm>
 #include <cstring>
 #include <fstream>
@@ -18,28 +14,10 @@ namespace {
 constexpr std::size_t kGuardBytes = 256;  // keeps the alignment of every allocator here
 constexpr std::align_val_t kAlignment{64};
 
-/// Gigabytes in pages of 4 KiB take most of the large tests' time: asks for pages of 2 MiB.
-void prefer_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] std::size_t bytes) {
-#if defined(__linux__)
-  constexpr std::size_t kHugePage = std::size_t{2} << 20;
-  constexpr std::size_t kWorthwhile = std::size_t{64} << 20;
-  if (bytes < kWorthwhile) return;
-  const auto begin = reinterpret_cast<std::uintptr_t>(data);
-  const std::size_t skipped = (kHugePage - begin % kHugePage) % kHugePage;
-  const std::size_t inside = (bytes - skipped) / kHugePage * kHugePage;
-  // Refused where the system has none: the pages are then small ones.
-  static_cast<void>(madvise(static_cast<char*>(data) + skipped, inside, MADV_HUGEPAGE));
-#endif
-}
-
 class CpuMemory final : public Memory {
  public:
   Device device() const override { return {}; }
-  void* allocate(std::size_t bytes) override {
-    void* data = ::operator new(bytes, kAlignment);
-    prefer_huge_pages(data, bytes);
-    return data;
-  }
+  void* allocate(std::size_t bytes) override { return ::operator new(bytes, kAlignment); }
   void release(void* data) noexcept override { ::operator delete(data, kAlignment); }
   void copy_in(void* to, const void* from, std::size_t bytes) override {
     std::memcpy(to, from, bytes);

@@ -22,8 +22,12 @@ PeriodicMatrix::PeriodicMatrix(DType dtype, std::int64_t rows, std::int64_t cols
 }
 
 void PeriodicMatrix::allocate(Memory& memory) {
-  buffer_ = Buffer(memory, bytes());
   if (bytes() == 0) return;
+  if (memory.device().type == DeviceType::kCpu) {
+    repeated_ = RepeatedMemory::make(block_bytes_, static_cast<std::size_t>(bytes()));
+    if (repeated_ != nullptr) return;
+  }
+  buffer_ = Buffer(memory, bytes());
   char* data = static_cast<char*>(buffer_.data());
   std::int64_t filled = std::min(static_cast<std::int64_t>(block_bytes_.size()), bytes());
   memory.copy_in(data, block_bytes_.data(), filled);
