@@ -7,6 +7,7 @@
 #include <charconv>
 #include <limits>
 #include <optional>
+#include <string_view>
 #include <system_error>
 #include <vector>
 

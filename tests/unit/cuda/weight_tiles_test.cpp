@@ -5,6 +5,7 @@
 #include <random>
 #include <set>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "cuda/device/fast_divide.h"
