@@ -14,15 +14,31 @@ namespace moegemm::cuda::sm80 {
 constexpr int kLoadRegisters = 88;
 constexpr int kMultiplyRegisters = 208;
 static_assert(kLoadRegisters + 2 * kMultiplyRegisters <= 504);
-constexpr int kLoadBarrier = 1;  ///< 0 is __syncthreads'
+constexpr int kLoadBarrier = 1;   ///< 0 is __syncthreads'
+constexpr int kFreeBarriers = 2;  ///< the first of one for each stage
 
 template <typename Shape>
-struct StageRing : Ring<Shape::kStages> {
+struct StageRing {
+  using State = PipelineState<Shape::kStages>;
+  std::uint64_t full[Shape::kStages];
+
   /// By one thread; a block barrier must follow.
   __device__ __forceinline__ void prepare() {
     // Copies of every thread, and the first thread for what it stored in the ordinary way.
-    this->init(/*full_count=*/Shape::kCopyThreads + 1, /*empty_count=*/Shape::kWarps);
+    for (auto& barrier : full) ptx::mbarrier_init(&barrier, Shape::kCopyThreads + 1);
     ptx::fence_mbarrier_init();
+  }
+  __device__ __forceinline__ void wait_full(const State& state) {
+    ptx::mbarrier_wait(&full[state.slot], state.phase);
+  }
+  /// By a multiplying warp that has read the stage. A hardware barrier: whole warps arrive at it,
+  /// where an mbarrier takes one thread's word for its warp, which racecheck does not.
+  static __device__ __forceinline__ void free(const State& state) {
+    ptx::bar_arrive(kFreeBarriers + state.slot, Shape::kThreads);
+  }
+  /// By the copying warps, from the second lap on.
+  static __device__ __forceinline__ void wait_free(const State& state) {
+    ptx::bar_sync(kFreeBarriers + state.slot, Shape::kThreads);
   }
 };
 
@@ -40,7 +56,8 @@ __device__ __forceinline__ void copy_tiles(Loader& loader, Scheduler& scheduler,
                                            StageRing<Shape>& ring) {
   const bool leads = threadIdx.x == Shape::kFirstCopyThread;
   const std::uint32_t address = ptx::shared_address(stages);
-  PipelineState<Shape::kStages> state;
+  typename StageRing<Shape>::State state;
+  int unused = Shape::kStages;  // stages of the first lap
   for (int number = 0;; ++number) {
     typename Scheduler::Tile& tile = tiles[number % kTileSlots];
     if (scheduler.schedules()) {
@@ -53,7 +70,11 @@ __device__ __forceinline__ void copy_tiles(Loader& loader, Scheduler& scheduler,
     share_stores<Shape>();
 #pragma unroll 1
     for (int left = blocks - 1; left >= 0; --left) {
-      ring.wait_empty(state);
+      if (unused > 0) {
+        --unused;
+      } else {
+        ring.wait_free(state);
+      }
       if (!is_end) loader.load(address + state.slot * Shape::kStageBytes, state.slot, left);
       ptx::cp_async_mbarrier_arrive_noinc(&ring.full[state.slot]);
       if (leads) ptx::mbarrier_arrive(&ring.full[state.slot]);
@@ -75,8 +96,7 @@ class StageReader {
   __device__ __forceinline__ void wait() { ring_.wait_full(state_); }
   /// This warp has read the stage.
   __device__ __forceinline__ void advance() {
-    __syncwarp();
-    if (threadIdx.x % kWarpThreads == 0) ptx::mbarrier_arrive(&ring_.empty[state_.slot]);
+    ring_.free(state_);
     state_.advance();
   }
   __device__ __forceinline__ const std::byte* stage_pointer() const {
@@ -97,7 +117,7 @@ class StageReader {
   StageRing<Shape>& ring_;
   const float* scales_;
   const int depth_;
-  PipelineState<Shape::kStages> state_;
+  typename StageRing<Shape>::State state_;
 };
 
 }  // namespace moegemm::cuda::sm80

@@ -12,7 +12,7 @@ constexpr int kTargetSlots = 8;  ///< tiles whose results' places are known: sta
 
 /// Barriers of the stages, of kernels with a warp that copies.
 template <typename Shape>
-constexpr int kRingBytes = Shape::kLoadWarps > 0 ? 2 * Shape::kStages * 8 : 0;
+constexpr int kRingBytes = Shape::kLoadWarps > 0 ? Shape::kStages * 8 : 0;
 
 /// Forward and dX.
 template <typename Shape>
