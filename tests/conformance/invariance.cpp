@@ -171,6 +171,40 @@ void expect_batch_invariance(const Target& target, const HostProblem& whole) {
   }
 }
 
+/// dW of segments with rows of zeros behind them: the bits are those of the rows themselves, so
+/// what a row is added up with depends on its place in the segment alone.
+void expect_zero_rows_to_change_nothing(const Target& target, DType dtype,
+                                        std::int64_t first_rows) {
+  ProblemCase spec = invariance_case(136, 264);
+  spec.m_sizes.insert(spec.m_sizes.begin(), first_rows);
+  spec.rows += first_rows;
+  spec.output_in_fp32 = true;  // rounded to 16 bits, most other sums would look the same
+  const HostProblem host = build_problem(spec, Op::kDw, dtype, run_seed());
+  const Bytes expected = run_bits(target, host);
+  if (expected.empty()) GTEST_SKIP() << target.name() << " leaves this problem to another backend";
+
+  const std::vector<std::int64_t> zero_rows = {40, 27, 5, 10, 31, 3, 16};
+  ProblemCase longer = spec;
+  for (std::size_t e = 0; e < zero_rows.size(); ++e) longer.m_sizes[e] += zero_rows[e];
+  longer.rows += std::accumulate(zero_rows.begin(), zero_rows.end(), std::int64_t{0});
+  HostProblem padded = build_problem(longer, Op::kDw, dtype, run_seed() + 1);
+  std::int64_t from = 0;
+  std::int64_t to = 0;
+  for (std::size_t e = 0; e < zero_rows.size(); ++e) {
+    for (std::int64_t r = 0; r < longer.m_sizes[e]; ++r, ++to) {
+      const bool copied = r < spec.m_sizes[e];
+      for (std::int64_t c = 0; c < host.dy.cols; ++c) {
+        padded.dy.set(to, c, copied ? host.dy.row(from)[c] : 0.0f);
+      }
+      for (std::int64_t c = 0; copied && c < host.x.cols; ++c) {
+        padded.x.set(to, c, host.x.row(from)[c]);
+      }
+      from += copied ? 1 : 0;
+    }
+  }
+  ASSERT_EQ(run_bits(target, padded), expected);
+}
+
 void expect_determinism(const Target& target, Op op, DType dtype, Permutation permutation) {
   ProblemCase spec = invariance_case(136, 72);
   spec.permutation = permutation;
@@ -217,6 +251,13 @@ void add_invariance_tests() {
                                              build_problem(activated, op, dtype, run_seed()));
                    });
         }
+      }
+      for (const std::int64_t first_rows : {0, 3, 16, 17, 31, 33}) {
+        add_test(target.name() + "/BatchInvariance",
+                 std::string("dW_") + to_string(dtype) + "_" + std::to_string(first_rows),
+                 [&target, dtype, first_rows] {
+                   expect_zero_rows_to_change_nothing(target, dtype, first_rows);
+                 });
       }
       for (const Op op : {Op::kForward, Op::kDx, Op::kDw}) {
         for (const Permutation permutation :

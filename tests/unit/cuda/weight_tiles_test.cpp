@@ -55,18 +55,74 @@ TEST(WeightTiles, NeighboursDifferAlongTheFastestSide) {
 }
 
 TEST(WeightStages, HoldEveryRowOnceAndOnlyRowsOfTheSegment) {
-  for (int rows = 0; rows <= 5 * kStageRows + 1; ++rows) {
-    const int stages = stages_of(rows, kStageRows);
-    EXPECT_GE(stages, kLeadStages);
-    std::vector<int> held(rows, 0);
-    for (int index = 0; index < stages; ++index) {
-      const int start = stage_start(rows, index, stages, kStageRows);
-      for (int row = start; row < start + kStageRows; ++row) {
-        ASSERT_LT(row, rows);
-        if (row >= 0) ++held[row];
+  for (const int first_row : {0, 1, 15, 16, 17, 30, 31, 32, 1000}) {
+    for (int rows = 0; rows <= 5 * kStageRows + 1; ++rows) {
+      const WeightTile tile = {.row = first_row, .rows = rows};
+      const int stages = stages_of(rows, kStageRows);
+      EXPECT_GE(stages, kLeadStages);
+      int next = 0;
+      for (int index = 0; index < stages; ++index) {
+        const StageRows stage = rows_of_stage(tile, index, kStageRows);
+        if (stage.begin >= stage.end) continue;
+        EXPECT_EQ(stage.begin, next);
+        EXPECT_GE(stage.begin, stage.first);
+        EXPECT_LE(stage.end, stage.first + kStageRows);
+        next = stage.end;
+      }
+      EXPECT_EQ(next, rows);
+    }
+  }
+}
+
+TEST(WeightStages, GroupRowsAsAProductOfTheSegmentAloneDoes) {
+  for (const int first_row : {0, 1, 15, 16, 17, 30, 31, 32, 1000}) {
+    for (int rows = 0; rows <= 5 * kStageRows + 1; ++rows) {
+      const WeightTile tile = {.row = first_row, .rows = rows};
+      int last_group = -1;
+      for (int index = 0; index < stages_of(rows, kStageRows); ++index) {
+        const StageRows stage = rows_of_stage(tile, index, kStageRows);
+        for (int place = 0; place < kStageRows; place += kGroupRows) {
+          std::set<int> groups;
+          for (int row = stage.first + place; row < stage.first + place + kGroupRows; ++row) {
+            if (row >= stage.begin && row < stage.end) groups.insert(row / kGroupRows);
+          }
+          ASSERT_LE(groups.size(), 1u) << rows << " rows from " << first_row;
+          if (groups.empty()) continue;
+          EXPECT_EQ(*groups.begin(), last_group + 1);
+          last_group = *groups.begin();
+        }
       }
     }
-    for (const int count : held) EXPECT_EQ(count, 1);
+  }
+}
+
+/// What a map {stage rows, M}, both with the stride of a row, yields for a box: the operand's row
+/// at each place, or -1 for zeros.
+std::vector<int> read_box(const StageBox& box, int m) {
+  std::vector<int> places;
+  for (int i = 0; i < kStageRows; ++i) {
+    const int stage_row = box.stage_row + i;
+    const bool inside = stage_row >= 0 && stage_row < kStageRows && box.row >= 0 && box.row < m;
+    places.push_back(inside ? stage_row + box.row : -1);
+  }
+  return places;
+}
+
+TEST(WeightStages, AreReadAsBoxesWithoutARowOfANeighbour) {
+  for (const int first_row : {0, 1, 5, 15, 16, 17, 30, 31, 32, 100}) {
+    for (int rows = 0; rows <= 5 * kStageRows + 1; ++rows) {
+      const WeightTile tile = {.row = first_row, .rows = rows};
+      for (int index = 0; index < stages_of(rows, kStageRows); ++index) {
+        const StageRows stage = rows_of_stage(tile, index, kStageRows);
+        const auto places = read_box(box_of_stage(tile, stage, kStageRows), first_row + rows + 3);
+        for (int i = 0; i < kStageRows; ++i) {
+          const int row = stage.first + i;
+          const bool held = row >= stage.begin && row < stage.end;
+          ASSERT_EQ(places[i], held ? first_row + row : -1)
+              << rows << " rows from " << first_row << ", stage " << index << ", place " << i;
+        }
+      }
+    }
   }
 }
 

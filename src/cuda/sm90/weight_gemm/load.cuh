@@ -59,26 +59,28 @@ __device__ __forceinline__ void gather_rows(const unsigned char* columns, int co
 /// Slabs slabs of 64 columns of one operand, in one box where that is possible.
 template <typename Shape, int Slabs>
 __device__ __forceinline__ void load_slabs(const CUtensorMap& map, bool one_box,
-                                           unsigned char* stage, int col, int front, int row,
+                                           unsigned char* stage, int col, const StageBox& box,
                                            std::uint64_t* full) {
   if (one_box) {
-    ptx::cp_async_bulk_tensor_4d(stage, &map, 0, front, col / kSlabCols, row, full);
+    ptx::cp_async_bulk_tensor_4d(stage, &map, 0, box.stage_row, col / kSlabCols, box.row, full);
     return;
   }
 #pragma unroll
   for (int slab = 0; slab < Slabs; ++slab) {
     ptx::cp_async_bulk_tensor_3d(stage + slab * Shape::kSlabBytes, &map, col + slab * kSlabCols,
-                                 front, row, full);
+                                 box.stage_row, box.row, full);
   }
 }
 
-/// Fetches the indices of the stage that starts at segment row `start`, one per lane. Rows outside
-/// the segment keep an index out of range.
+/// Fetches the indices of a stage, one per lane. Missing rows keep an index out of range.
 __device__ __forceinline__ IndexArray::Fetched fetch_index(const WeightGemmParams& params,
-                                                           const WeightTile& tile, int start) {
-  const int row = start + static_cast<int>(threadIdx.x % kWarpSize);
+                                                           const WeightTile& tile,
+                                                           const StageRows& stage) {
+  const int row = stage.first + static_cast<int>(threadIdx.x % kWarpSize);
   IndexArray::Fetched fetched;
-  if (row >= 0 && row < tile.rows) fetched = params.gather_indices.fetch(tile.row + row);
+  if (row >= stage.begin && row < stage.end) {
+    fetched = params.gather_indices.fetch(tile.row + row);
+  }
   return fetched;
 }
 
@@ -99,9 +101,9 @@ __device__ __forceinline__ void load_tiles(const WeightGemmParams& params, Weigh
     const int column = tile.a_col + lane % 8 * 8;
     const unsigned char* columns = ptx::opaque(params.gathered + column * 2ll);
     const int columns_left = params.tiling.a_cols - column;
-    int start = stage_start(tile.rows, index, stages, Shape::kRows);
+    StageRows rows = rows_of_stage(tile, index, Shape::kRows);
     IndexArray::Fetched row_index;
-    if (gathers) row_index = fetch_index(params, tile, start);
+    if (gathers) row_index = fetch_index(params, tile, rows);
     for (; index < stages; index += kLoadWarps) {
       const int slot = warp + kLoadWarps * own.slot;
       std::uint64_t* full = &smem.loads.full[slot];
@@ -109,21 +111,20 @@ __device__ __forceinline__ void load_tiles(const WeightGemmParams& params, Weigh
       own.advance();
       if (lane == 0) {
         ptx::mbarrier_arrive_expect_tx(full, Shape::kBBytes + (gathers ? 0 : Shape::kABytes));
-        const int front = min(start, 0);
-        const int row = tile.row + max(start, 0);
+        const StageBox box = box_of_stage(tile, rows, Shape::kRows);
         load_slabs<Shape, Shape::kBSlabs>(params.b_map, params.b_in_one_box, smem.b[slot],
-                                          tile.b_col, front, row, full);
+                                          tile.b_col, box, full);
         if (!gathers) {
           load_slabs<Shape, Shape::kASlabs>(params.a_map, params.a_in_one_box, smem.a[slot],
-                                            tile.a_col, front, row, full);
+                                            tile.a_col, box, full);
         }
       }
       __syncwarp();
-      start += kLoadWarps * Shape::kRows;
+      rows = rows_of_stage(tile, index + kLoadWarps, Shape::kRows);
       if (gathers) {
         const unsigned row_chunk = gathered_chunk(params, row_index);
         // Fetched ahead, the next indices have arrived by the time their stage is empty.
-        row_index = fetch_index(params, tile, start);
+        row_index = fetch_index(params, tile, rows);
         row_chunks[lane] = row_chunk;
         const bool all_valid = __all_sync(kFullMask, row_chunk != kNoRow) && full_columns;
         __syncwarp();

@@ -18,8 +18,9 @@ enum class WeightOutput : int {
 /// What the dW kernel is launched with.
 struct WeightGemmParams {
   /// Inputs: 3-D maps {columns, stage rows, M} whose dimensions 1 and 2 have the same stride, box
-  /// {64, stage rows, 1}. A stage that starts z rows in front of its segment is read at
-  /// (column, -z, segment's first row): those rows have negative coordinates and come out zero.
+  /// {64, stage rows, 1}. A stage from row r whose last z rows are missing is read at
+  /// (column, z, r - z), one whose first z rows are missing at (column, -z, r + z): coordinates
+  /// outside dimension 1 come out zero.
   /// Where slabs of 64 columns divide the columns, 4-D maps {64, stage rows, slabs, M}, so that all
   /// slabs of a stage are one box: each box costs the copy engine tens of cycles.
   CUtensorMap a_map;  ///< not used when A is gathered

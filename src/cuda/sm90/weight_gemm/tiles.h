@@ -55,11 +55,48 @@ MOEGEMM_HOST_DEVICE int stages_of(int rows, int stage_rows) {
   return stages < kLeadStages ? kLeadStages : stages;
 }
 
-/// The segment row that stage `index` of `stages` starts with. The last stage ends with the
-/// segment, so what is missing to whole stages is missing at the front: there rows are negative,
-/// and stand for zeros. That is where a tensor map can be made to fill in zeros.
-MOEGEMM_HOST_DEVICE int stage_start(int rows, int index, int stages, int stage_rows) {
-  return rows - (stages - index) * stage_rows;
+/// What a stage holds: place i has segment row `first` + i, or zeros where that is outside
+/// [begin, end).
+struct StageRows {
+  int first;
+  int begin;
+  int end;
+};
+
+/// Rows that the tensor cores add up at a time.
+constexpr int kGroupRows = 16;
+
+/// Stage `index` of a tile. Every group of the tensor cores holds segment rows 16 g to 16 g + 15,
+/// as in a product of these rows alone, so that the bits are the same too; where in the group does
+/// not matter to them.
+///
+/// So the rows that are missing to whole stages are missing at the end. A tensor map leaves them
+/// out there if the stage ends that far behind the operand's first row (StageBox). The one or two
+/// stages of a segment that does not have their rows at the end, group by group.
+MOEGEMM_HOST_DEVICE StageRows rows_of_stage(const WeightTile& tile, int index, int stage_rows) {
+  const auto least = [](int a, int b) { return a < b ? a : b; };
+  if (tile.row + tile.rows >= stage_rows) {
+    const int first = index * stage_rows;
+    return {first, first, least(first + stage_rows, tile.rows)};
+  }
+  const int begin = least(index * kGroupRows, tile.rows);
+  const int end = least(begin + kGroupRows, tile.rows);
+  return {end - stage_rows, begin, end};
+}
+
+/// Where a stage is read in a map of an input, in dimensions "stage rows" and "M": see
+/// WeightGemmParams.
+struct StageBox {
+  int stage_row;
+  int row;
+};
+
+MOEGEMM_HOST_DEVICE StageBox box_of_stage(const WeightTile& tile, const StageRows& stage,
+                                          int stage_rows) {
+  if (stage.begin >= stage.end) return {stage_rows, 0};
+  if (stage.first < stage.begin) return {stage.first - stage.begin, tile.row + stage.begin};
+  const int missing = stage.first + stage_rows - stage.end;
+  return {missing, tile.row + stage.first - missing};
 }
 
 /// Which operand takes the M side. The gathered one must: its copies cost producer instructions,
