@@ -43,9 +43,10 @@ def error_of(contender: Contender) -> float:
     result = contender.run()
     allowed = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False  # the reference is fp32
-    error = contender.error(result)
-    torch.backends.cuda.matmul.allow_tf32 = allowed
-    return error
+    try:
+        return contender.error(result)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
 
 
 def measure(path: str, case: Case, clock: Clock, rounds: int) -> dict:
@@ -107,8 +108,9 @@ def write(record: dict, folder: Path) -> None:
 
 
 def main() -> None:
+    catalogue = read_catalogue()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=list(MODELS), help="names from data/models.json")
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(catalogue), metavar="NAME")
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--heat", type=float, default=2.0, help="seconds of matrix products first")
@@ -119,10 +121,6 @@ def main() -> None:
     if options.render:
         write(json.loads(options.render.read_text()), options.out)
         return
-    catalogue = read_catalogue()
-    unknown = [name for name in options.models if name not in catalogue]
-    if unknown:
-        sys.exit(f"--models {' '.join(unknown)}: not in data/models.json, which has {', '.join(catalogue)}")
     clock = Clock("cuda")
     run = describe("cuda", ", ".join(PATHS), options.rounds, options.commit or commit_of(ROOT))
     record: dict = {"run": run | {"backend": "sm80"}, "cases": []}

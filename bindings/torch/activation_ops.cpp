@@ -39,7 +39,7 @@ Tensor activate(Tensor pre, std::optional<Tensor> bias, Tensor m_sizes, std::int
     const Execution execution(input.device(), kElementFlops * static_cast<double>(input.numel()));
     Output act = allocate({input.size(0), columns}, input.dtype(), input.device());
     moegemm::activate(pre_view, bias_view, sizes_view, activation, act.view, execution.context());
-    return act.tensor();
+    return act.hand_over();
   });
 }
 
@@ -72,7 +72,7 @@ std::tuple<Tensor, Tensor> activate_backward(
     if (need_weighted_act) outputs.weighted_act = inputs.d_act;
     if (need_d_weights) outputs.d_weights = d_weights.view;
     moegemm::activate_backward(inputs, routing_view, activation, outputs, execution.context());
-    return std::make_tuple(d_pre.tensor(), d_weights.tensor());
+    return std::make_tuple(d_pre.hand_over(), d_weights.hand_over());
   });
 }
 
@@ -91,7 +91,7 @@ Tensor expert_sums(Tensor rows, Tensor m_sizes, std::optional<Tensor> gather_ind
     const Execution execution(input.device(), 2.0 * static_cast<double>(input.numel()));
     Output sums = allocate({routing.m_sizes.size(0), input.size(1)}, input.dtype(), input.device());
     moegemm::expert_sums(rows_view, routing_view, sums.view, execution.context());
-    return sums.tensor();
+    return sums.hand_over();
   });
 }
 
@@ -110,7 +110,7 @@ Tensor combine_with_bias(Tensor rows, std::optional<Tensor> weights, std::int64_
     Output out = allocate({input.size(0) / topk, input.size(1)}, input.dtype(), input.device());
     moegemm::combine_with_bias(rows_view, weights_view, topk, bias_view, ids_view, out.view,
                                execution.context());
-    return out.tensor();
+    return out.hand_over();
   });
 }
 

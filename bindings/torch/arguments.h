@@ -92,8 +92,8 @@ struct Output {
   OwnTensor own;
   TensorView view;
 
-  /// Hands the tensor over.
-  Tensor tensor() { return Tensor(own.release()); }
+  /// To torch; nothing is left here.
+  Tensor hand_over() { return Tensor(own.release()); }
 };
 Output allocate(std::initializer_list<std::int64_t> shape, DType dtype, Device device);
 /// Raw bytes on a device, for workspaces.

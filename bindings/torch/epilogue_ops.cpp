@@ -54,7 +54,7 @@ Tensor run(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias,
   context.memory = &memory;
   (transposed ? &backward_dx : &moegemm::forward)(first, second, out.view, routing,
                                                   arguments.options, context);
-  return out.tensor();
+  return out.hand_over();
 }
 
 }  // namespace

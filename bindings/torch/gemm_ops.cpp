@@ -113,7 +113,7 @@ Tensor product(const Tensor& first, const Tensor& second, const Tensor& m_sizes,
     read_config(config, arguments.options);
     Output result = allocate_result(op, arguments);
     run(op, arguments, result.view);
-    return result.tensor();
+    return result.hand_over();
   });
 }
 

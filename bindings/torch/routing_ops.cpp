@@ -45,7 +45,7 @@ std::tuple<Tensor, Tensor, Tensor> route(const Tensor& expert_ids, std::int64_t 
     moegemm::route(readable_ids, experts, m_sizes.view, gather_indices.view,
                    with_inverse ? inverse.view : TensorView{}, workspace.mutable_data_ptr(),
                    execution.context());
-    return std::make_tuple(m_sizes.tensor(), gather_indices.tensor(), inverse.tensor());
+    return std::make_tuple(m_sizes.hand_over(), gather_indices.hand_over(), inverse.hand_over());
   });
 }
 
@@ -73,7 +73,7 @@ Tensor combine(const Tensor& rows, const std::optional<Tensor>& weights, std::in
     Output out = allocate({tokens, input.size(1)}, float32_output ? DType::kFloat32 : input.dtype(),
                           input.device());
     moegemm::combine(readable_rows, readable_weights, topk, out.view, execution.context());
-    return out.tensor();
+    return out.hand_over();
   });
 }
 
@@ -110,7 +110,7 @@ Tensor scale_rows(const Tensor& product, const Tensor& x, const Tensor& m_sizes,
     Output dot = allocate({target.size(0)}, routing.topk_weights.dtype(), target.device());
     moegemm::scale_rows(in_place, readable_rows, readable_routing, in_place, dot.view, {},
                         execution.context());
-    return dot.tensor();
+    return dot.hand_over();
   });
 }
 

@@ -39,7 +39,7 @@ _ops: Any = torch.ops.moegemm
 _forward: Callable[..., Tensor] = _ops.forward.default
 
 _float32 = torch.float32
-_is_tracing = torch.compiler.is_dynamo_compiling
+_is_tracing = torch.compiler.is_compiling  # torch.export included
 _transforms_active = torch._C._are_functorch_transforms_active
 _is_autocast_enabled = torch.is_autocast_enabled
 # For any device, in a quarter of the time.
@@ -167,7 +167,7 @@ def grouped_gemm(
             Y = apply_without_transforms(X, W, (m_sizes, gather_indices, (topk, flags, settings)))
         else:
             Y = apply_without_transforms(X, W, (m_sizes, gather_indices, (topk, flags, settings)), topk_weights)
-    except UnderAutocastError:
+    except UnderAutocastError:  # from a plain call, which has no other arguments; _seen_autocast keeps the next from it
         _seen_autocast = True
         return grouped_gemm(X, W, m_sizes, 1, allow_tf32=allow_tf32)
     except (RuntimeError, AttributeError) as error:

@@ -53,8 +53,8 @@ struct Wishes {
  private:
   Wishes(const GemmOptions& of_call, const CallEnvironment& environment)
       : options(of_call),
-        backend(of_call.backend ? of_call.backend : environment.backend),
-        check(of_call.check || environment.check) {}
+        backend(of_call.backend ? of_call.backend : environment.backend()),
+        check(of_call.check || environment.check()) {}
 };
 
 Plan run_product(const Call& call, Planned planned, const RoutingView& routing,

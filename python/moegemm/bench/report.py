@@ -312,9 +312,7 @@ def ceiling_lines(cases: list[Entry]) -> list[str]:
     return [
         "The sm80 backend was forced; on a Hopper GPU it runs only what the sm90 backend refuses. mma.sync alone, from "
         f"registers, reaches {MMA_SYNC_TFLOPS:.0f} TFLOP/s on this chip: at {HEADLINE_TOKENS} tokens these kernels "
-        f"reach {low:.2f} to {high:.2f} of it. What limits them is power: it lowers the clock from 1.98 GHz to 1.4 "
-        "to 1.6, where they do 85 to 87 % (Mixtral) and 71 to 79 % (Qwen3) of what mma.sync does in a clock "
-        "(`variants.md`).",
+        f"reach {low:.2f} to {high:.2f} of it. What limits them, mostly power, is in `variants.md`.",
         "",
     ]
 

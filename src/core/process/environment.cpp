@@ -42,17 +42,24 @@ std::optional<BackendKind> environment_backend() { return backend_in(read("MOEGE
 CallEnvironment environment_of_call() {
   constexpr std::string_view kBackend = "MOEGEMM_BACKEND=";
   constexpr std::string_view kCheck = "MOEGEMM_CHECK=";
-  std::string_view backend;
-  std::string_view check;
+  CallEnvironment found;
   for (char** variable = environ; variable != nullptr && *variable != nullptr; ++variable) {
     const char* text = *variable;
     if (text[0] != 'M' || text[1] != 'O') continue;
     const std::string_view entry = text;
-    if (entry.starts_with(kBackend)) backend = entry.substr(kBackend.size());
-    if (entry.starts_with(kCheck)) check = entry.substr(kCheck.size());
+    // The first of a name counts, as for getenv.
+    const auto take = [&](std::string_view name, std::string_view& word) {
+      if (word.data() == nullptr && entry.starts_with(name)) word = entry.substr(name.size());
+    };
+    take(kBackend, found.backend_word);
+    take(kCheck, found.check_word);
   }
-  return {backend_in(backend), check_in(check)};
+  return found;
 }
+
+std::optional<BackendKind> CallEnvironment::backend() const { return backend_in(backend_word); }
+
+bool CallEnvironment::check() const { return check_in(check_word); }
 
 bool environment_allows_tuning() {
   const std::string_view word = read("MOEGEMM_AUTOTUNE");

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <string_view>
 
 #include "moegemm/config.h"
 
@@ -11,11 +12,16 @@ namespace moegemm {
 std::optional<BackendKind> environment_backend();
 
 /// What a product asks for. Walking through all variables takes about 0.1 microseconds, so that
-/// both are read in one go.
+/// both are read in one go; each is understood, or refused, when it is asked for. Not to be kept:
+/// it points into the environment.
 struct CallEnvironment {
-  std::optional<BackendKind> backend;  ///< as above
-  bool check = false;  ///< MOEGEMM_CHECK: validate m_sizes and indices before every launch; "0" or
-                       ///< empty is off
+  std::string_view backend_word;
+  std::string_view check_word;
+
+  /// MOEGEMM_BACKEND, as above.
+  std::optional<BackendKind> backend() const;
+  /// MOEGEMM_CHECK: validate m_sizes and indices before every launch; "0" or empty is off.
+  bool check() const;
 };
 CallEnvironment environment_of_call();
 

@@ -10,7 +10,8 @@ namespace moegemm::cuda {
 
 /// Loads the function on the device, which must be current, and lets it use all shared memory that
 /// a block can get. Once for each function and device, whichever threads ask; allowed while some
-/// stream is captured. `loaded` becomes what the driver launches.
+/// stream is captured. `loaded` becomes what the driver launches: a device must
+/// not be reset while the library is in use.
 cudaError_t ensure_loaded(const void* function, int device, cudaFunction_t& loaded);
 
 /// The kernels of one source file that a layer in 16 bits may run, for load_listed_kernels: an

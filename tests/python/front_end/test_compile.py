@@ -164,3 +164,19 @@ def test_accumulation_into_main_grad_compiles(device):
     assert W.grad is None
     assert results[0].any()
     assert torch.equal(*results)
+
+
+class _Product(torch.nn.Module):
+    def forward(self, X: torch.Tensor, W: torch.Tensor, m_sizes: torch.Tensor) -> torch.Tensor:
+        return moegemm.grouped_gemm(X, W, m_sizes, 1)
+
+
+def test_an_exported_product_runs_under_autocast_too(device):
+    X, W = torch.randn(6, 16, device=device), torch.randn(3, 8, 16, device=device)
+    m_sizes = torch.tensor([2, 0, 4], device=device)
+    product = _Product()
+    exported = torch.export.export(product, (X, W, m_sizes)).module()
+    expected = product(X, W, m_sizes)
+    torch.testing.assert_close(exported(X, W, m_sizes), expected)
+    with torch.autocast(X.device.type, torch.bfloat16):
+        torch.testing.assert_close(exported(X, W, m_sizes), expected)

@@ -42,7 +42,7 @@ class WeightScheduler {
     return {};
   }
 
-  /// At the end, by all threads.
+  /// At the end, by all threads that copy.
   __device__ __forceinline__ void leave() {
     if (threadIdx.x == Shape::kFirstCopyThread) queue_.leave();
   }

@@ -70,9 +70,9 @@ constexpr int kGroupRows = 16;
 /// as in a product of these rows alone, so that the bits are the same too; where in the group does
 /// not matter to them.
 ///
-/// So the rows that are missing to whole stages are missing at the end. A tensor map leaves them
-/// out there if the stage ends that far behind the operand's first row (StageBox). The one or two
-/// stages of a segment that does not have their rows at the end, group by group.
+/// So the rows that are missing to whole stages are missing at the end. A tensor map can leave them
+/// out there unless the segment ends less than a stage behind the operand's first row. Such a
+/// segment has one or two groups: each gets a stage of its own and lies at the end of that.
 MOEGEMM_HOST_DEVICE StageRows rows_of_stage(const WeightTile& tile, int index, int stage_rows) {
   const auto least = [](int a, int b) { return a < b ? a : b; };
   if (tile.row + tile.rows >= stage_rows) {

@@ -16,8 +16,8 @@ TEST(Environment, EmptyMeansNotSet) {
   const ScopedEnvironment check("MOEGEMM_CHECK", "");
   const ScopedEnvironment threads("MOEGEMM_NUM_THREADS", "");
   EXPECT_EQ(environment_backend(), std::nullopt);
-  EXPECT_EQ(environment_of_call().backend, std::nullopt);
-  EXPECT_FALSE(environment_of_call().check);
+  EXPECT_EQ(environment_of_call().backend(), std::nullopt);
+  EXPECT_FALSE(environment_of_call().check());
   EXPECT_EQ(environment_num_threads(), std::nullopt);
 }
 
@@ -26,7 +26,7 @@ TEST(Environment, BackendIsReadAtEachCall) {
   EXPECT_EQ(environment_backend(), BackendKind::kReference);
   const ScopedEnvironment second("MOEGEMM_BACKEND", "sm90");
   EXPECT_EQ(environment_backend(), BackendKind::kSm90);
-  EXPECT_EQ(environment_of_call().backend, BackendKind::kSm90);
+  EXPECT_EQ(environment_of_call().backend(), BackendKind::kSm90);
 }
 
 TEST(Environment, UnknownBackendListsTheAcceptedOnes) {
@@ -35,17 +35,17 @@ TEST(Environment, UnknownBackendListsTheAcceptedOnes) {
                  {"MOEGEMM_BACKEND", "'gpu'", "reference, cpu, sm90 and sm80"},
                  [] { environment_backend(); });
   expect_refusal(ErrorKind::kInvalidValue, {"MOEGEMM_BACKEND", "'gpu'"},
-                 [] { environment_of_call(); });
+                 [] { environment_of_call().backend(); });
 }
 
 TEST(Environment, CheckIsZeroOrOne) {
   const ScopedEnvironment on("MOEGEMM_CHECK", "1");
-  EXPECT_TRUE(environment_of_call().check);
+  EXPECT_TRUE(environment_of_call().check());
   const ScopedEnvironment off("MOEGEMM_CHECK", "0");
-  EXPECT_FALSE(environment_of_call().check);
+  EXPECT_FALSE(environment_of_call().check());
   const ScopedEnvironment other("MOEGEMM_CHECK", "maybe");
   expect_refusal(ErrorKind::kInvalidValue, {"MOEGEMM_CHECK", "'maybe'", "0 and 1"},
-                 [] { environment_of_call(); });
+                 [] { environment_of_call().check(); });
 }
 
 TEST(Environment, ThreadCountMustBeAPositiveNumber) {
