@@ -21,6 +21,7 @@ from layer.measure import measure  # noqa: E402 - found through the line above
 from layer.report import TARGETS, draw, page, speedup  # noqa: E402
 from moegemm.bench.cases import Model, read_catalogue  # noqa: E402
 from moegemm.bench.machine import commit_of, describe  # noqa: E402
+from moegemm.bench.record import add_record_options, write_json  # noqa: E402
 from moegemm.bench.timing import Clock  # noqa: E402
 
 STEM = "moe_layer"
@@ -35,16 +36,8 @@ def arguments(catalogue: dict[str, Model]) -> argparse.Namespace:
     parser.add_argument("--tokens", nargs="+", type=int, default=[8192])
     parser.add_argument("--variants", action="store_true", help="also fp32 router weights, and gpt-oss without biases")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--heat", type=float, default=2.0, help="seconds of matrix products first, on a GPU")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks" / "layer")
-    parser.add_argument("--commit", default=None, help="what to record as the commit, where there is no repository")
-    parser.add_argument("--render", type=Path, help="write page and picture of this record instead of measuring")
+    add_record_options(parser, ROOT / "docs" / "benchmarks" / "layer")
     return parser.parse_args()
-
-
-def keep(record: dict, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{STEM}.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
 def show(record: dict, folder: Path) -> None:
@@ -57,7 +50,7 @@ def main() -> None:
     options = arguments(catalogue)
     if options.render:
         record = json.loads(options.render.read_text())
-        keep(record, options.out)
+        write_json(record, options.out, STEM)
         show(record, options.out)
         return
     clock = Clock(options.device)
@@ -78,7 +71,7 @@ def main() -> None:
             f"[{done}/{len(cases)}] {model.name}, {variant}, {tokens} tokens: {factors} times faster",
             file=sys.stderr,
         )
-        keep(record, options.out)  # after each model: a run that is cut short leaves what it has, for --render
+        write_json(record, options.out, STEM)  # after each model: a run that is cut short leaves what it has
     show(record, options.out)
 
 

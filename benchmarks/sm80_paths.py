@@ -20,6 +20,7 @@ from moegemm.bench.cases import Case, Model, read_catalogue
 from moegemm.bench.contenders import Contender, dense, expert_loop, ours
 from moegemm.bench.machine import commit_of, describe
 from moegemm.bench.operands import make_operands, make_weights
+from moegemm.bench.record import add_record_options, write_json
 from moegemm.bench.timing import Clock, spread
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -102,8 +103,7 @@ def page(record: dict) -> str:
 
 
 def write(record: dict, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{STEM}.json").write_text(json.dumps(record, indent=1) + "\n")
+    write_json(record, folder, STEM)
     (folder / f"{STEM}.md").write_text(page(record))
 
 
@@ -113,10 +113,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(catalogue), metavar="NAME")
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--heat", type=float, default=2.0, help="seconds of matrix products first")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks" / "sm80")
-    parser.add_argument("--commit", default=None, help="what to record as the commit, where there is no repository")
-    parser.add_argument("--render", type=Path, help="write the page of this record instead of measuring")
+    add_record_options(parser, ROOT / "docs" / "benchmarks" / "sm80")
     options = parser.parse_args()
     if options.render:
         write(json.loads(options.render.read_text()), options.out)

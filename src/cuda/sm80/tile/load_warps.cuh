@@ -31,8 +31,8 @@ struct StageRing {
   __device__ __forceinline__ void wait_full(const State& state) {
     ptx::mbarrier_wait(&full[state.slot], state.phase);
   }
-  /// By a multiplying warp that has read the stage. A hardware barrier: whole warps arrive at it,
-  /// where an mbarrier takes one thread's word for its warp, which racecheck does not.
+  /// By a multiplying warp that has read the stage. A hardware barrier, at which whole warps arrive:
+  /// with one thread of each at an mbarrier behind __syncwarp, as fast, racecheck reported hazards.
   static __device__ __forceinline__ void free(const State& state) {
     ptx::bar_arrive(kFreeBarriers + state.slot, Shape::kThreads);
   }
