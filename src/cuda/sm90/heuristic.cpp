@@ -73,17 +73,26 @@ Facts facts_of(const Problem& problem) {
           fill(cols, kBalanced.features) >= fill(cols, kTall.features) + 0.015};
 }
 
+/// Rows in order and a long contraction: what one column of wide tiles reads is what L2 should
+/// keep.
+bool is_long_in_order(const Facts& facts) {
+  if (facts.gathers) return false;
+  if (facts.forward) return facts.depth >= 8192 && facts.rows > 1500;
+  return facts.rows > 600 && facts.depth >= (facts.rows > 4096 ? 16384 : 4096);
+}
+
 /// Tiles are full of rows, so padded columns, stores and gathering decide.
 Preference for_many_rows(const Facts& facts, Shape wide) {
-  if (facts.rows > 4096 || facts.balanced_pads_less) return {kBalanced, kTall, wide, kSmall};
+  if (facts.balanced_pads_less) return {kBalanced, kTall, wide, kSmall};
+  if (is_long_in_order(facts)) return {wide, kBalanced, kTall, kSmall};
+  if (facts.rows > 4096) return {kBalanced, kTall, wide, kSmall};
   if (facts.forward && facts.gathers) {
     if (facts.rows > 700 && facts.balanced_fits) return {kBalanced, kTall, wide, kSmall};
     if (facts.rows <= 700 || facts.depth >= 4096) return {wide, kTall, kBalanced, kSmall};
   }
-  // Long dX: the weights of one column of wide tiles are what L2 should keep.
-  const bool long_dx = !facts.forward && (facts.gathers ? facts.depth > 6144
-                                                        : facts.depth >= 4096 && facts.rows > 600);
-  if (long_dx) return {wide, kBalanced, kTall, kSmall};
+  if (!facts.forward && facts.gathers && facts.depth > 6144) {
+    return {wide, kBalanced, kTall, kSmall};
+  }
   return {kTall, kBalanced, wide, kSmall};
 }
 
@@ -107,6 +116,9 @@ Preference preference(const Problem& problem) {
     const std::int64_t cols = facts.forward ? problem.n : problem.k;
     if (facts.depth <= 1024 || fill(cols, kBalanced.features) < 0.95) {
       return {kTall, kBalanced, wide, kSmall};
+    }
+    if (!facts.gathers && facts.depth >= 4096 && !facts.balanced_pads_less) {
+      return {wide, kBalanced, kTall, kSmall};
     }
     return {kBalanced, wide, kTall, kSmall};
   }

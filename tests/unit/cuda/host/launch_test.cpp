@@ -1,7 +1,8 @@
+#include "cuda/host/launch.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "cuda/host/launch.h"
 #include "moegemm/error.h"
 
 namespace moegemm::cuda {

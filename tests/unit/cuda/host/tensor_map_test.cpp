@@ -1,10 +1,11 @@
+#include "cuda/host/tensor_map.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <functional>
 
 #include "cuda/host/device_facts.h"
-#include "cuda/host/tensor_map.h"
 #include "moegemm/error.h"
 
 namespace moegemm::cuda {

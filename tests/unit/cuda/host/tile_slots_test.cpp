@@ -1,10 +1,10 @@
+#include "cuda/host/tile_slots.h"
+
 #include <gtest/gtest.h>
 
 #include <set>
 #include <thread>
 #include <vector>
-
-#include "cuda/host/tile_slots.h"
 
 namespace moegemm::cuda {
 namespace {

@@ -1,3 +1,5 @@
+#include "cuda/sm80/tile/operand_tile.h"
+
 #include <gtest/gtest.h>
 
 #include <array>
@@ -5,8 +7,6 @@
 #include <set>
 #include <utility>
 #include <vector>
-
-#include "cuda/sm80/tile/operand_tile.h"
 
 /// The kernels' shared-memory maths on a model of ldmatrix: which element does each lane get?
 namespace moegemm::cuda::sm80 {

@@ -1,9 +1,9 @@
+#include "cuda/sm80/row/row_tiles.h"
+
 #include <gtest/gtest.h>
 
 #include <set>
 #include <utility>
-
-#include "cuda/sm80/row/row_tiles.h"
 
 namespace moegemm::cuda::sm80 {
 namespace {

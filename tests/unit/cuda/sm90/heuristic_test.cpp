@@ -1,3 +1,5 @@
+#include "cuda/sm90/heuristic.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,8 +12,6 @@
 #include <string>
 #include <utility>
 #include <vector>
-
-#include "cuda/sm90/heuristic.h"
 
 namespace moegemm::cuda::sm90 {
 namespace {
@@ -94,6 +94,13 @@ TEST(Sm90Heuristic, WidthsThat192DividesGetThatTile) {
 
 TEST(Sm90Heuristic, LongDxWithManyRowsGetsTheWidestTile) {
   EXPECT_EQ(rank(layer(Op::kDx, 8, 16384, 28672, 4096, Permutation::kX), 256, 192), 0);
+}
+
+TEST(Sm90Heuristic, LongContractionsOfRowsInOrderGetTheWidestTile) {
+  EXPECT_EQ(rank(layer(Op::kDx, 8, 65536, 28672, 4096, Permutation::kX), 256, 192), 0);
+  EXPECT_EQ(rank(layer(Op::kForward, 8, 16384, 4096, 14336, Permutation::kY), 256, 128), 0);
+  EXPECT_EQ(rank(layer(Op::kForward, 128, 32768, 5120, 8192, Permutation::kY), 256, 128), 0);
+  EXPECT_EQ(rank(layer(Op::kDx, 256, 65536, 4096, 7168, Permutation::kX), 256, 192), 0);
 }
 
 TEST(Sm90Heuristic, ManyWavesGoByTheRanks) {
