@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/device/pipeline.cuh"
+#include "cuda/ptx/mbarrier_poll.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/sm80/tile/gemm_traits.cuh"
 
@@ -31,8 +32,12 @@ struct StageRing {
   __device__ __forceinline__ void wait_full(const State& state) {
     ptx::mbarrier_wait(&full[state.slot], state.phase);
   }
-  /// By a multiplying warp that has read the stage. A hardware barrier, at which whole warps arrive:
-  /// with one thread of each at an mbarrier behind __syncwarp, as fast, racecheck reported hazards.
+  __device__ __forceinline__ bool is_full(const State& state) {
+    return ptx::mbarrier_poll(&full[state.slot], state.phase);
+  }
+  /// By a multiplying warp that has read the stage. A hardware barrier, at which whole warps
+  /// arrive: with one thread of each at an mbarrier behind __syncwarp, as fast, racecheck reported
+  /// hazards.
   static __device__ __forceinline__ void free(const State& state) {
     ptx::bar_arrive(kFreeBarriers + state.slot, Shape::kThreads);
   }
@@ -84,7 +89,7 @@ __device__ __forceinline__ void copy_tiles(Loader& loader, Scheduler& scheduler,
   }
 }
 
-/// What a multiplying warp sees of the ring: the feed of multiply.cuh, with nothing to fill.
+/// What a multiplying warp sees of the ring: the feed of multiply_stream.
 template <typename Shape>
 class StageReader {
  public:
@@ -94,6 +99,9 @@ class StageReader {
       : stages_(stages), ring_(ring), scales_(scales), depth_(depth) {}
 
   __device__ __forceinline__ void wait() { ring_.wait_full(state_); }
+  /// The same for the stage after this one.
+  __device__ __forceinline__ bool next_is_full() { return ring_.is_full(next()); }
+  __device__ __forceinline__ void wait_for_next() { ring_.wait_full(next()); }
   /// This warp has read the stage.
   __device__ __forceinline__ void advance() {
     ring_.free(state_);
@@ -107,12 +115,13 @@ class StageReader {
   }
   __device__ __forceinline__ const float* scales() const { return scales_ + state_.slot * depth_; }
 
-  static __device__ __forceinline__ void begin_fill() {}
-  template <int Parts>
-  static __device__ __forceinline__ void fill_part(int) {}
-  static __device__ __forceinline__ void end_fill() {}
-
  private:
+  __device__ __forceinline__ typename StageRing<Shape>::State next() const {
+    auto state = state_;
+    state.advance();
+    return state;
+  }
+
   const std::byte* stages_;
   StageRing<Shape>& ring_;
   const float* scales_;

@@ -60,6 +60,48 @@ __device__ __forceinline__ void multiply_tensor(Accumulators<Traits>& acc, Feed&
   }
 }
 
+/// The same with a feed that others fill. What stands between two stages costs the tensor cores
+/// nothing then: the next stage is looked at two steps early, and with the last block apart no
+/// branch keeps the reads of its first fragments from spreading among multiplications. 0.7 % faster
+/// than the above on an H200 (Mixtral-8x7B dx1), 1.1 % (fwd1).
+template <typename Traits, int RowBlocks, bool Scaled, typename Feed>
+__device__ __forceinline__ void multiply_stream(Accumulators<Traits>& acc, Feed& feed, int blocks) {
+  constexpr int kSteps = Traits::Shape::kDepthBytes / 32;
+  static_assert(kSteps % 2 == 0 && kSteps >= 4);
+  const FragmentReader<Traits, RowBlocks> reader;
+  Fragments<Traits, RowBlocks> f[2];
+  const auto load = [&](int step) {
+    reader.template load<Scaled>(f[step % 2], feed.stage_address(), step, feed.scales());
+  };
+  feed.wait();
+  load(0);
+#pragma unroll 1
+  for (int block = 1; block < blocks; ++block) {
+    bool next_is_full = false;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      if (step + 1 < kSteps) {
+        load(step + 1);
+        if (step + 3 == kSteps) next_is_full = feed.next_is_full();
+      } else {
+        if (!next_is_full) feed.wait_for_next();
+        feed.advance();
+        load(0);
+      }
+      multiply_step<Traits, RowBlocks>(acc, f[step % 2]);
+    }
+  }
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    if (step + 1 < kSteps) {
+      load(step + 1);
+    } else {
+      feed.advance();
+    }
+    multiply_step<Traits, RowBlocks>(acc, f[step % 2]);
+  }
+}
+
 /// fp32: the threads own the same elements as with tensor cores. Four depths at a time.
 template <typename Traits>
 struct FloatReader {
@@ -153,12 +195,14 @@ __device__ __forceinline__ void multiply_float(Accumulators<Traits>& acc, Feed& 
   }
 }
 
-/// Adds `blocks` blocks of depth to the first RowBlocks row blocks of the accumulators. `Scaled`:
-/// A's depths are scaled by the feed's factors.
+/// Adds `blocks` blocks of depth, at least one, to the first RowBlocks row blocks of the
+/// accumulators. `Scaled`: A's depths are scaled by the feed's factors.
 template <typename Traits, int RowBlocks, bool Scaled, typename Feed>
 __device__ __forceinline__ void multiply_tile(Accumulators<Traits>& acc, Feed& feed, int blocks) {
   if constexpr (Traits::kMath == Math::kFloat) {
     multiply_float<Traits, RowBlocks, Scaled>(acc, feed, blocks);
+  } else if constexpr (Traits::Shape::kLoadWarps > 0) {
+    multiply_stream<Traits, RowBlocks, Scaled>(acc, feed, blocks);
   } else {
     multiply_tensor<Traits, RowBlocks, Scaled>(acc, feed, blocks);
   }
