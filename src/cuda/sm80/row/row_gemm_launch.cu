@@ -27,8 +27,8 @@ RowGemmParams make_params(const Problem& problem, const Operands& operands) {
   params.depth = static_cast<int>(forward ? problem.k : problem.n);
   params.gather = problem.gathers();
   params.scatter = problem.scatters();
-  params.tall_first =
-      tall_tiles_first(problem.rows / std::max<std::int64_t>(problem.experts, 1), params.depth,
+  params.full_first =
+      full_tiles_first(problem.rows / std::max<std::int64_t>(problem.experts, 1), params.depth,
                        element_bytes, device_facts(problem.device.index)->l2_bytes);
   return params;
 }

@@ -1,77 +1,16 @@
 #pragma once
 
-#include "cuda/device/tile_scheduler.cuh"
 #include "cuda/ptx/opaque.cuh"
-#include "cuda/sm80/row/row_gemm_params.h"
-#include "cuda/sm80/row/row_tiles.h"
+#include "cuda/sm80/row/row_scheduler.cuh"
 #include "cuda/sm80/tile/chunk_copy.cuh"
 #include "cuda/sm80/tile/operand_tile.h"
 
-/// What the row kernels load, and in which order their tiles come.
+/// What the row kernels load.
 namespace moegemm::cuda::sm80 {
 
-struct RowTile : moegemm::cuda::Tile {
-  __device__ __forceinline__ bool is_end() const { return rows == 0; }
-};
-
-/// Tiles of all experts, from the queue that all blocks share.
-template <typename Shape>
-class RowScheduler {
- public:
-  using Tile = RowTile;
-
-  __device__ __forceinline__ RowScheduler(const RowGemmParams& params, const SegmentStart* starts)
-      : params_(params),
-        starts_(starts),
-        queue_(params.counter, schedules() ? starts[params.experts].tile : 0),
-        decoder_(starts, params.experts) {}
-
-  __device__ __forceinline__ Tile decode() {
-    if (queue_.done()) return {};
-    Tile tile = {
-        decoder_.template decode<Shape::kRows, Shape::kGranule, Shape::kCols>(queue_.current())};
-    if (params_.tall_first) {
-      const SegmentStart start = starts_[tile.expert];
-      tile = {decode_tile_tall_first(queue_.current() - start.tile, tile.expert, start.row,
-                                     starts_[tile.expert + 1].row - start.row, Shape::kRows,
-                                     Shape::kGranule, Shape::kCols,
-                                     ceil_div(params_.out.cols, Shape::kCols))};
-    }
-    queue_.advance();
-    prefetch_indices(tile);
-    return tile;
-  }
-
-  /// At the end, by all threads.
-  __device__ __forceinline__ void leave() {
-    if (threadIdx.x == Shape::kFirstCopyThread) queue_.leave();
-  }
-
-  /// The first warp that copies decodes tiles.
-  static __device__ __forceinline__ bool schedules() {
-    return threadIdx.x / kWarpSize == Shape::kFirstCopyThread / kWarpSize;
-  }
-
- private:
-  /// A block waits for its indices when it starts to load a tile: let that be from L2.
-  __device__ __forceinline__ void prefetch_indices(const Tile& tile) const {
-    if (!params_.gather && !params_.scatter) return;
-    const int index_bytes = params_.gather_indices.is_64_bit ? 8 : 4;
-    const int offset = threadIdx.x % kWarpSize * 128;
-    if (offset < tile.rows * index_bytes) {
-      ptx::prefetch_l2(static_cast<const std::byte*>(params_.gather_indices.data) +
-                       static_cast<std::int64_t>(tile.row) * index_bytes + offset);
-    }
-  }
-
-  const RowGemmParams& params_;
-  const SegmentStart* starts_;
-  TileQueue queue_;
-  TileDecoder decoder_;
-};
-
 /// One thread's share of a row kernel's copies: a 16-byte chunk of every kRowStep-th row, and the
-/// same of the weights, or of every kDepthStep-th depth where the weights' features are contiguous.
+/// same of the weights. Where the weights' features are contiguous, chunks kColSpan apart of every
+/// kDepthStep-th depth: those of a depth share an address, and the rest is constants.
 ///
 /// A block of depth is regular if its tile has all its columns and good indices and it does not
 /// reach past the end of the contraction: its copies carry no conditions but the tile's height.
@@ -86,12 +25,17 @@ class RowLoader {
   static constexpr int kRowStep = Shape::kCopyThreads / kChunks;
   static constexpr int kRowPasses = Shape::kRows / kRowStep;
   static constexpr int kColChunks = Traits::kBBytes / kChunkBytes;
-  static constexpr int kDepthStep = Shape::kCopyThreads / kColChunks;
+  /// Chunks of a depth that the threads copy at once: whole lines of 128 bytes.
+  static constexpr int kColSpan =
+      Shape::kCopyThreads / Traits::kDepth > 8 ? Shape::kCopyThreads / Traits::kDepth : 8;
+  static constexpr int kColPasses = kDepthMajor ? 1 : kColChunks / kColSpan;
+  static constexpr int kDepthStep = Shape::kCopyThreads / kColSpan;
   static constexpr int kWeightStep = kDepthMajor ? kRowStep : kDepthStep;  ///< rows of W
-  static constexpr int kWeightPasses = (kDepthMajor ? Shape::kCols : Traits::kDepth) / kWeightStep;
+  static constexpr int kWeightRows = (kDepthMajor ? Shape::kCols : Traits::kDepth) / kWeightStep;
+  static constexpr int kWeightPasses = kWeightRows * kColPasses;
   static constexpr unsigned kNoRow = 0xffffffffu;
   static_assert(Shape::kRows % kRowStep == 0 && Shape::kCols % kRowStep == 0);
-  static_assert(kDepthStep > 0 && Traits::kDepth % kDepthStep == 0);
+  static_assert(kColChunks % kColSpan == 0 && Traits::kDepth % kDepthStep == 0);
 
  public:
   __device__ __forceinline__ explicit RowLoader(const RowGemmParams& params)
@@ -162,8 +106,8 @@ class RowLoader {
   }
   static __device__ __forceinline__ int own_chunk() { return number() % kChunks; }
   static __device__ __forceinline__ int own_row() { return number() / kChunks; }
-  static __device__ __forceinline__ int own_col_chunk() { return number() % kColChunks; }
-  static __device__ __forceinline__ int own_depth() { return number() / kColChunks; }
+  static __device__ __forceinline__ int own_col_chunk() { return number() % kColSpan; }
+  static __device__ __forceinline__ int own_depth() { return number() / kColSpan; }
 
   /// Where a stage takes this thread's chunk of pass i of the rows and of the weights.
   __device__ __forceinline__ std::uint32_t row_target(std::uint32_t stage, int i) const {
@@ -174,8 +118,9 @@ class RowLoader {
     if constexpr (kDepthMajor) {
       return row_target(stage, i);
     } else {
-      return stage + outer_major_pass<Traits::kBBytes, Traits::kElementBytes, kDepthStep>(
-                         weight_target_, i);
+      return stage + col_offset(i) +
+             outer_major_pass<Traits::kBBytes, Traits::kElementBytes, kDepthStep>(weight_target_,
+                                                                                  i / kColPasses);
     }
   }
 
@@ -183,28 +128,34 @@ class RowLoader {
 
   /// Without conditions but the tile's height, 0 for nothing at all.
   __device__ __forceinline__ void load_regular(std::uint32_t stage, int granules) const {
-    // Opaque to warps that only copy: multiples are not kept in registers from block to block.
-    constexpr bool kOpaque = Shape::kLoadWarps > 0;
-    const std::int64_t weight_bytes =
-        kOpaque ? ptx::opaque(params_.weight_bytes) : params_.weight_bytes;
-    const auto unit_bytes =
-        static_cast<unsigned>(kOpaque ? ptx::opaque(static_cast<int>(params_.row_pitch.unit_bytes))
-                                      : static_cast<int>(params_.row_pitch.unit_bytes));
 #pragma unroll
     for (int i = 0; i < kRowPasses; ++i) {
-      ptx::cp_async_16_if(row_target(stage, i), base_ + std::uint64_t{rows_[i]} * unit_bytes,
-                          i * kRowStep / Shape::kGranule < granules);
+      ptx::cp_async_16_if(row_target(stage, i), row(i), i * kRowStep / Shape::kGranule < granules);
     }
+    const std::byte* source = weights_;
+    const std::int64_t step = kWeightStep * params_.weight_bytes;
 #pragma unroll
     for (int i = 0; i < kWeightPasses; ++i) {
-      ptx::cp_async_16_if(weight_target(stage, i), weights_ + i * kWeightStep * weight_bytes,
-                          granules > 0);
+      if constexpr (Shape::kLoadWarps > 0) {
+        if (i > 0 && i % kColPasses == 0) source = ptx::sum_here(source, step);
+      } else {
+        source = weights_ + i / kColPasses * step;
+      }
+      ptx::cp_async_16_if(weight_target(stage, i), source + col_offset(i), granules > 0);
     }
   }
 
-  /// This thread's chunk of the row of pass i, at the block to load.
+  /// This thread's chunk of the row of pass i, at the block to load. Warps that only copy have few
+  /// registers, and their instructions cost the others time and power.
   __device__ __forceinline__ const std::byte* row(int i) const {
-    return base_ + std::uint64_t{rows_[i]} * params_.row_pitch.unit_bytes;
+    const unsigned unit = params_.row_pitch.unit_bytes;
+    if constexpr (Shape::kLoadWarps > 0) return base_ + ptx::product_here(rows_[i], unit);
+    return base_ + std::uint64_t{rows_[i]} * unit;
+  }
+
+  /// From this thread's first chunk of a row of the weights to that of pass i, in bytes.
+  static __device__ __forceinline__ int col_offset(int i) {
+    return i % kColPasses * kColSpan * kChunkBytes;
   }
 
   /// Whether all of them exist.
@@ -262,13 +213,18 @@ class RowLoader {
       if constexpr (!kVectors) copy_chunks<Traits, kWeightPasses>(target, source, valid);
     };
     const auto target = [&](int i) { return weight_target(stage, i); };
-    const auto source = [&](int i) { return weights_ + i * kWeightStep * params_.weight_bytes; };
+    const auto source = [&](int i) {
+      return weights_ + i / kColPasses * kWeightStep * params_.weight_bytes + col_offset(i);
+    };
     if constexpr (kDepthMajor) {
       const int inside = depth_left - own_chunk() * Traits::kChunkElements;
       copy(target, source, [&](int i) { return i * kRowStep < cols_left_ ? inside : 0; });
     } else {
       const int depths = depth_left - own_depth();
-      copy(target, source, [&](int i) { return i * kDepthStep < depths ? cols_left_ : 0; });
+      copy(target, source, [&](int i) {
+        const int cols = cols_left_ - i % kColPasses * kColSpan * Traits::kChunkElements;
+        return i / kColPasses * kDepthStep < depths ? cols : 0;
+      });
     }
   }
 

@@ -23,7 +23,7 @@ struct RowGemmParams : RoutingParams {
   int depth;
   bool gather;      ///< rows are read through gather_indices
   bool scatter;     ///< result row r goes to flat row gather_indices[r]
-  bool tall_first;  ///< the order of an expert's tiles: row_tiles.h
+  bool full_first;  ///< the order of tiles: row_tiles.h
 };
 
 }  // namespace moegemm::cuda::sm80
