@@ -290,6 +290,7 @@ TEST(Sm90GathersFirst, WhereTheOtherOperandIsWide) {
   // Mixtral-8x7B dw1 and dw2, Qwen3-30B dw1.
   EXPECT_TRUE(gathering_first_is_faster(layer(Op::kDw, 8, 16384, 28672, 4096, Permutation::kX)));
   EXPECT_TRUE(gathering_first_is_faster(layer(Op::kDw, 8, 16384, 4096, 14336, Permutation::kY)));
+  EXPECT_TRUE(gathering_first_is_faster(layer(Op::kDw, 8, 65536, 4096, 14336, Permutation::kY)));
   EXPECT_FALSE(gathering_first_is_faster(layer(Op::kDw, 128, 65536, 1536, 2048, Permutation::kX)));
 }
 
