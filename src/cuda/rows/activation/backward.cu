@@ -73,9 +73,9 @@ struct BackwardArguments {
   int topk;
   int activated;
   int hidden;
-  bool packed_hidden;  // d_out and down_bias by 16-byte accesses
-  int group_rows;      // consecutive rows of a block
-  int strips;          // in a row
+  int hidden_strips;  // of d_out and down_bias by 16-byte accesses; 0: none, or element by element
+  int group_rows;     // consecutive rows of a block
+  int strips;         // in a row
   Activation activation;
   GateColumns columns;
 };
@@ -119,30 +119,59 @@ __device__ __forceinline__ float warp_sum(float value) {
   return value;
 }
 
-/// This lane's part of <d_out[token], down_bias[expert]>.
-template <typename T>
+/// Where a row starts. In 32 bits a stride is one instruction.
+__device__ __forceinline__ std::int64_t start_of(int row, const RowMatrix& matrix) {
+  return std::int64_t{row} * static_cast<int>(matrix.stride);
+}
+
+/// This lane's part of <d_out[token], down_bias[expert]>, element by element.
 __device__ float bias_share(const BackwardArguments& a, const Row& row) {
   const std::int64_t d_out = row.flat / a.topk * a.d_out.stride;
   const std::int64_t bias = row.expert * a.down_bias.stride;
-  const int packs = a.packed_hidden ? a.hidden / kPackElems : 0;
   float sum = 0.0f;
-#pragma unroll 2
-  for (int pack = threadIdx.x % 32; pack < packs; pack += 32) {
-    float gradient[kPackElems], value[kPackElems];
-    unpack(load_shared_pack(static_cast<const T*>(a.d_out.data) + d_out + pack * kPackElems),
-           gradient);
-    unpack(load_shared_pack(static_cast<const T*>(a.down_bias.data) + bias + pack * kPackElems),
-           value);
-#pragma unroll
-    for (int i = 0; i < kPackElems; ++i) {
-      sum = fmaf(gradient[i], value[i], sum);
-    }
-  }
-  for (int c = packs * kPackElems + static_cast<int>(threadIdx.x % 32); c < a.hidden; c += 32) {
+  for (int c = threadIdx.x % 32; c < a.hidden; c += 32) {
     sum = fmaf(load_float(a.d_out.data, a.d_out.dtype, d_out + c),
                load_float(a.down_bias.data, a.down_bias.dtype, bias + c), sum);
   }
   return sum;
+}
+
+/// <d_out[token], down_bias[expert]> of each strip of 256 columns and each of a block's rows. A
+/// warp goes down the rows of a strip, whose experts are the same for the most part: the bias then
+/// comes from L1.
+template <typename T>
+__device__ __forceinline__ void dot_biases(const BackwardArguments& a, const Row* rows, int count,
+                                           float* dots) {
+  constexpr int kTogether = 3;  // in flight
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int tasks = count * a.hidden_strips;
+  const int end = tasks * (warp + 1) / kWarps;
+  for (int task = tasks * warp / kWarps; task < end; task += kTogether) {
+    Pack<T> gradients[kTogether] = {}, biases[kTogether] = {};
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+      const Row row = rows[(task + j) % count];
+      const int column = ((task + j) / count * 32 + lane) * kPackElems;
+      if (task + j < end && row.flat >= 0 && column < a.hidden) {
+        gradients[j] = load_shared_pack(static_cast<const T*>(a.d_out.data) +
+                                        start_of(row.flat / a.topk, a.d_out) + column);
+        biases[j] = load_shared_pack(static_cast<const T*>(a.down_bias.data) +
+                                     start_of(row.expert, a.down_bias) + column);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+      float gradient[kPackElems], value[kPackElems], sum = 0.0f;
+      unpack(gradients[j], gradient);
+      unpack(biases[j], value);
+#pragma unroll
+      for (int i = 0; i < kPackElems; ++i) {
+        sum = fmaf(gradient[i], value[i], sum);
+      }
+      sum = warp_sum(sum);
+      if (lane == 0 && task + j < end) dots[task + j] = sum;
+    }
+  }
 }
 
 /// A lane's place in its warp's share of the strips of a block's rows: down the rows of one strip,
@@ -159,15 +188,11 @@ struct Cursor {
   }
 };
 
-/// Where a row starts. In 32 bits a stride is one instruction.
-__device__ __forceinline__ std::int64_t start_of(int row, const RowMatrix& matrix) {
-  return std::int64_t{row} * static_cast<int>(matrix.stride);
-}
-
 template <typename T, GateLayout L>
 using Ring = ThreadRing<T, GatePacks<T, L>::kPacks + 1, kThreads, kStages>;
 
-/// Shared memory: the ring, the rows, their strips' dot products, the experts' prefix sums.
+/// Shared memory: the ring, the rows, the dot products of their strips and of those of their
+/// biases, the experts' prefix sums.
 template <typename T, GateLayout L>
 __global__ void __launch_bounds__(kThreads, least_resident_blocks<T>())
     backward_packs(const BackwardArguments a) {
@@ -176,7 +201,8 @@ __global__ void __launch_bounds__(kThreads, least_resident_blocks<T>())
   extern __shared__ uint4 memory[];
   auto* const rows = reinterpret_cast<Row*>(memory + Ring<T, L>::kBytes / sizeof(uint4));
   auto* const dots = reinterpret_cast<float*>(rows + a.group_rows);
-  auto* const row_prefix = reinterpret_cast<int*>(dots + a.group_rows * a.strips);
+  auto* const row_prefix =
+      reinterpret_cast<int*>(dots + a.group_rows * (a.strips + a.hidden_strips));
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int first = static_cast<int>(blockIdx.x) * a.group_rows;
   const int count = min(a.rows - first, a.group_rows);
@@ -213,6 +239,9 @@ __global__ void __launch_bounds__(kThreads, least_resident_blocks<T>())
   share_row_prefix(a.m_sizes, sizes, a.experts, a.rows, row_prefix);
   if (my_row < count) place(a, row_prefix, first + my_row, rows[my_row]);
   __syncthreads();
+
+  // While the first rows are on their way.
+  if (a.hidden_strips > 0) dot_biases<T>(a, rows, count, dots + count * a.strips);
 
   with_function(a.activation.function, [&]<ActivationFunction F>() {
     Cursor at = start;
@@ -266,12 +295,12 @@ __global__ void __launch_bounds__(kThreads, least_resident_blocks<T>())
   __syncthreads();
   const auto dot = [&](int r) {
     float sum = 0.0f;
-    for (int strip = 0; strip < a.strips; ++strip) {
+    for (int strip = 0; strip < a.strips + a.hidden_strips; ++strip) {
       sum += dots[strip * count + r];
     }
     return sum;
   };
-  if (!a.down_bias.data) {
+  if (!a.down_bias.data || a.hidden_strips > 0) {
     const int r = static_cast<int>(threadIdx.x);
     if (r < count && rows[r].flat >= 0) {
       store_float(a.d_weights, a.d_weights_dtype, rows[r].flat, dot(r));
@@ -281,7 +310,7 @@ __global__ void __launch_bounds__(kThreads, least_resident_blocks<T>())
   for (int r = warp; r < count; r += kWarps) {
     const Row row = rows[r];
     if (row.flat < 0) continue;
-    const float share = warp_sum(bias_share<T>(a, row));
+    const float share = warp_sum(bias_share(a, row));
     if (lane == 0) store_float(a.d_weights, a.d_weights_dtype, row.flat, dot(r) + share);
   }
 }
@@ -340,7 +369,7 @@ __global__ void __launch_bounds__(kThreads) backward_elements(const BackwardArgu
     with_function(a.activation.function,
                   [&]<ActivationFunction F>() { sum = backward_row<F>(a, r, row); });
     if (!a.d_weights) continue;
-    if (a.down_bias.data) sum += bias_share<float>(a, row);
+    if (a.down_bias.data) sum += bias_share(a, row);
     sum = warp_sum(sum);
     if (threadIdx.x % 32 == 0) store_float(a.d_weights, a.d_weights_dtype, row.flat, sum);
   }
@@ -392,10 +421,15 @@ void launch_activate_backward(const ActivationGradientInputs& in, const RoutingV
   const DeviceFacts* facts = device_facts(in.pre.device.index);
   const std::int64_t resident = kBlocksPerMultiprocessor * facts->multiprocessors;
   const std::int64_t group = packed ? rows_of_block(rows, strips, resident) : 1;
+  const std::int64_t all_hidden_strips = (hidden + kStripColumns - 1) / kStripColumns;
+  const bool packed_hidden = packed && hidden % kPackElems == 0 && packed_if_given(in.d_out) &&
+                             packed_if_given(in.down_bias) && all_hidden_strips <= kMostStrips;
+  const std::int64_t hidden_strips = packed_hidden ? all_hidden_strips : 0;
+  const std::int64_t dots = strips + hidden_strips;
   const int shared_bytes =
       packed ? ring_bytes(kStages, size_bytes(in.pre.dtype), activation.gated() ? 3 : 2, kThreads) +
                    static_cast<int>(group *
-                                    static_cast<std::int64_t>(sizeof(Row) + strips * sizeof(float)))
+                                    static_cast<std::int64_t>(sizeof(Row) + dots * sizeof(float)))
              : 0;
   require_activation_limits(rows, std::max(in.pre.shape[1], hidden), experts, shared_bytes,
                             in.pre.device);
@@ -419,7 +453,7 @@ void launch_activate_backward(const ActivationGradientInputs& in, const RoutingV
       .topk = static_cast<int>(routing.topk),
       .activated = static_cast<int>(activated),
       .hidden = static_cast<int>(hidden),
-      .packed_hidden = packed && packed_if_given(in.d_out) && packed_if_given(in.down_bias),
+      .hidden_strips = static_cast<int>(hidden_strips),
       .group_rows = static_cast<int>(group),
       .strips = static_cast<int>(strips),
       .activation = activation,
