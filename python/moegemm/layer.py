@@ -17,11 +17,11 @@ _ops: Any = torch.ops.moegemm
 _forward: Callable[..., Tensor] = _ops.forward.default
 _dx: Callable[..., Tensor] = _ops.dx.default
 _forward_activated: Callable[..., Tensor] = _ops.forward_activated.default
+_forward_biased: Callable[..., Tensor] = _ops.forward_biased.default
 _dw: Callable[..., Tensor] = _ops.dw.default
 _dw_out: Callable[..., None] = _ops.dw_out.default
 _route: Callable[..., tuple[Tensor, Tensor, Tensor]] = _ops.route.default
 _combine: Callable[..., Tensor] = _ops.combine.default
-_combine_with_bias: Callable[..., Tensor] = _ops.combine_with_bias.default
 _activate: Callable[..., Tensor] = _ops.activate.default
 _activate_backward: Callable[..., tuple[Tensor, Tensor]] = _ops.activate_backward.default
 _expert_sums: Callable[..., Tensor] = _ops.expert_sums.default
@@ -60,6 +60,10 @@ class Weights(NamedTuple):
         operator, flag = (_dx, as_dx) if self.transposed else (_forward, as_forward)
         return operator(rows, w, *routed[:2], None, routed.topk, flag | self.tf32)
 
+    def _flags(self, order: int) -> int:
+        """Of the operators with an epilogue, which take either layout."""
+        return order | self.tf32 | (bits.TRANSPOSED if self.transposed else 0)
+
     def _gradient(self, dy: Tensor, x: Tensor, routed: Routed, flag: int, swapped_flag: int) -> Tensor | None:
         operands, flag = ((x, dy), swapped_flag) if self.transposed else ((dy, x), flag)
         flag |= self.tf32
@@ -77,12 +81,13 @@ class Weights(NamedTuple):
         self, tokens: Tensor, w: Tensor, bias: Tensor | None, activation: Activation, routed: Routed
     ) -> Tensor:
         """from_tokens with its bias and activation: nothing but activated rows is kept, with the same bits."""
-        flags = bits.PERMUTE_X | self.tf32 | (bits.TRANSPOSED if self.transposed else 0)
-        return _forward_activated(tokens, w, bias, *routed, flags, *activation.numbers)
+        return _forward_activated(tokens, w, bias, *routed, self._flags(bits.PERMUTE_X), *activation.numbers)
 
-    def to_flat(self, rows: Tensor, w: Tensor, routed: Routed) -> Tensor:
-        """[M, K] in expert order -> [M, N] in flat order. The second product."""
-        return self._product(rows, w, routed, bits.PERMUTE_Y, bits.PERMUTE_X)
+    def to_flat(self, rows: Tensor, w: Tensor, routed: Routed, bias: Tensor | None = None) -> Tensor:
+        """[M, K] in expert order -> [M, N] in flat order. The second product, which adds its bias before it rounds."""
+        if bias is None:
+            return self._product(rows, w, routed, bits.PERMUTE_Y, bits.PERMUTE_X)
+        return _forward_biased(rows, w, bias, *routed[:2], None, routed.topk, self._flags(bits.PERMUTE_Y))
 
     def from_tokens_backward(self, d_tokens: Tensor, w: Tensor, routed: Routed) -> Tensor:
         """The gradient of to_flat's rows where every slot of a token has the token's gradient [T, N]."""
@@ -116,9 +121,7 @@ def _route_rows(tensors: LayerTensors) -> Routed:
 
 def _second_half(call: LayerCall, tensors: LayerTensors, act: Tensor, routed: Routed) -> Tensor:
     """The layer's output from its activated rows."""
-    rows = call.second.to_flat(act, tensors.w_down, routed)
-    if tensors.down_bias is not None:
-        return _combine_with_bias(rows, tensors.router_weights, routed.topk, tensors.down_bias, tensors.expert_ids)
+    rows = call.second.to_flat(act, tensors.w_down, routed, tensors.down_bias)
     return _combine(rows, tensors.router_weights, routed.topk, False)
 
 

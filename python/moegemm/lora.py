@@ -139,11 +139,8 @@ def lora_moe_mlp(
         low = first_product(_dropped(tokens, gate_up.dropout, gate_up.training).to(gate_up.A.dtype), gate_up.A, routed)
         pre = pre + gate_up.scaling * expert_product(low, gate_up.B, routed).to(pre.dtype)
     act: Tensor = _Activate.apply(pre, gate_up_bias, m_sizes, chosen)  # type: ignore[no-untyped-call]
-    rows = second_product(act, w_down, routed, transposed, tf32)
+    rows = second_product(act, w_down, routed, transposed, tf32, down_bias)
     if down is not None:
         low = expert_product(_dropped(act, down.dropout, down.training).to(down.A.dtype), down.A, routed)
         rows = rows + down.scaling * second_product(low, down.B, routed).to(rows.dtype)
-    if down_bias is not None:
-        mine = ((ids >= 0) & (ids < experts)).reshape(-1, 1)
-        rows = rows + torch.where(mine, down_bias[ids.clamp(0, experts - 1).reshape(-1)], 0.0)
     return combine(rows, router_weights, topk).view(x.shape)

@@ -19,15 +19,16 @@ _forward: Callable[..., Tensor] = _ops.forward.default
 _dx: Callable[..., Tensor] = _ops.dx.default
 _dw: Callable[..., Tensor] = _ops.dw.default
 _combine: Callable[..., Tensor] = _ops.combine.default
+_expert_sums: Callable[..., Tensor] = _ops.expert_sums.default
 
 FIRST, SECOND, WITHIN = 0, 1, 2
 
 
-def _run(role: int, weights: Weights, x: Tensor, w: Tensor, routed: Routed) -> Tensor:
+def _run(role: int, weights: Weights, x: Tensor, w: Tensor, routed: Routed, bias: Tensor | None) -> Tensor:
     if role == FIRST:
         return weights.from_tokens(x, w, routed)
     if role == SECOND:
-        return weights.to_flat(x, w, routed)
+        return weights.to_flat(x, w, routed, bias)
     return (_dx if weights.transposed else _forward)(x, w, routed.m_sizes, None, None, 1, weights.tf32)
 
 
@@ -55,36 +56,43 @@ def _weight_gradient(role: int, weights: Weights, dy: Tensor, x: Tensor, routed:
 
 
 class _Product(torch.autograd.Function):
+    """`bias` is the second product's; the others have none."""
+
     @staticmethod
     def forward(
-        ctx: Any, role: int, weights: Weights, x: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor, topk: int
-    ) -> Tensor:
+        ctx: Any, role: int, weights: Weights, x: Tensor, w: Tensor, bias: Tensor | None,
+        m_sizes: Tensor, gather_indices: Tensor, topk: int,
+    ) -> Tensor:  # fmt: skip
         _, _, need_x, need_w, *_ = ctx.needs_input_grad
         ctx.save_for_backward(x if need_w else None, w if need_x else None, m_sizes, gather_indices)
         ctx.call = role, weights, topk
-        return _run(role, weights, x, w, Routed(m_sizes, gather_indices, topk))
+        return _run(role, weights, x, w, Routed(m_sizes, gather_indices, topk), bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         x, w, m_sizes, gather_indices = ctx.saved_tensors
         role, weights, topk = ctx.call
         routed = Routed(m_sizes, gather_indices, topk)
-        _, _, need_x, need_w, *_ = ctx.needs_input_grad
+        _, _, need_x, need_w, need_bias, *_ = ctx.needs_input_grad
         dy = gradients[0].contiguous()
         try:
             dx = _input_gradient(role, weights, dy, w, routed) if need_x else None
             dw = _weight_gradient(role, weights, dy, x, routed) if need_w else None
+            # dY has one row per slot: every slot is a token of its own.
+            db = _expert_sums(dy, m_sizes, gather_indices, None, 1) if need_bias else None
         except RuntimeError as error:
             raise explain(error, {}) from None
-        return None, None, dx, dw, None, None, None
+        return None, None, dx, dw, db, None, None, None
 
 
 _apply: Callable[..., Tensor] = _Product.apply
 
 
-def _product(role: int, x: Tensor, w: Tensor, routed: Routed, transposed: bool, tf32: int) -> Tensor:
+def _product(
+    role: int, x: Tensor, w: Tensor, routed: Routed, transposed: bool, tf32: int, bias: Tensor | None = None
+) -> Tensor:
     try:
-        return _apply(role, Weights(transposed, tf32), x, w, *routed)
+        return _apply(role, Weights(transposed, tf32), x, w, bias, *routed)
     except RuntimeError as error:
         raise explain(error, {"X": x, "W": w}) from None
 
@@ -94,9 +102,11 @@ def first_product(x: Tensor, w: Tensor, routed: Routed, transposed: bool = False
     return _product(FIRST, x, w, routed, transposed, tf32)
 
 
-def second_product(rows: Tensor, w: Tensor, routed: Routed, transposed: bool = False, tf32: int = 0) -> Tensor:
-    """rows [M, K] in expert order -> [M, N] in flat order."""
-    return _product(SECOND, rows, w, routed, transposed, tf32)
+def second_product(
+    rows: Tensor, w: Tensor, routed: Routed, transposed: bool = False, tf32: int = 0, bias: Tensor | None = None
+) -> Tensor:
+    """rows [M, K] in expert order -> [M, N] in flat order, plus the expert's bias [E, N]."""
+    return _product(SECOND, rows, w, routed, transposed, tf32, bias)
 
 
 def expert_product(rows: Tensor, w: Tensor, routed: Routed, transposed: bool = False, tf32: int = 0) -> Tensor:

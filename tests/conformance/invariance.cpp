@@ -238,6 +238,14 @@ void add_invariance_tests() {
         }
       }
       for (const Op op : {Op::kForward, Op::kDx}) {
+        ProblemCase biased = trimmed_run() ? invariance_case(17, 53) : invariance_case(136, 264);
+        biased.name = "InvarianceBiased";
+        biased.bias = true;
+        add_test(target.name() + "/BatchInvariance",
+                 std::string(to_string(op)) + "_" + to_string(dtype) + "_biased",
+                 [&target, dtype, op, biased] {
+                   expect_batch_invariance(target, build_problem(biased, op, dtype, run_seed()));
+                 });
         for (const GateLayout layout : {GateLayout::kConcatenated, GateLayout::kInterleaved}) {
           ProblemCase activated =
               trimmed_run() ? invariance_case(48, 88) : invariance_case(144, 264);

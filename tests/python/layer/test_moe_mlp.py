@@ -55,6 +55,23 @@ def test_every_activation_and_layout(device, activation, layout, transposed, bia
     )
 
 
+@pytest.mark.parametrize("transposed", [False, True], ids=["EnK", "EKn"])
+@pytest.mark.parametrize("tokens", [16, 512, 1024])
+def test_a_layer_like_gpt_oss(device, tokens, transposed):
+    """On a GPU 4, 128 and 256 rows per expert: each takes other tiles, which all add the second bias themselves."""
+    sizes = {"hidden": 1152, "inner": 1088} if device == "cuda" else {"hidden": 72, "inner": 40}
+    options = {"activation": "clamped_swiglu", "layout": "interleaved", "transposed": transposed, "bias": True}
+    assert_matches_reference(make_layer(device, torch.bfloat16, tokens, experts=16, topk=4, **sizes, **options))
+
+
+def test_the_second_product_adds_its_bias(device):
+    """Before it rounds: not the sum over a token's experts, nor a pass of its own."""
+    layer = make_layer(device, bias=True)
+    with CountOperators() as counted:
+        run(layer)
+    assert counted.names == ["route", "forward_activated", "forward_biased", "combine"]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("transposed", [False, True], ids=["EnK", "EKn"])
 def test_every_dtype(device, dtype, transposed):

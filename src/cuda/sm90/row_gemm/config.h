@@ -52,14 +52,21 @@ struct RowTile {
   static constexpr int kStageBytes = kWeightBytes + kRows * kRowBytes;
   static constexpr int kStagingBytes = kConsumers * 2 * kStagedRows * kRowBytes;
   static constexpr int kAccumulators = kBlocks * kRows / 2;
-  /// Whether a plain tile can add a bias to its fp32 results: 192 accumulators of a pingpong tile
-  /// leave no register for it (the gathered 128x192 spills 12 bytes).
+  /// Whether a plain tile adds a bias to its fp32 results where there is one. Not with the 192
+  /// accumulators of a pingpong tile: code that is only jumped over cost products of short depth up
+  /// to 3 % (Qwen3-Next fwd2), and the gathered 128x192 spills 12 bytes. See BiasedTile.
   static constexpr bool kAddsBias = !kPingpong || kAccumulators <= 64;
 
   static_assert(kFeatures % (kPingpong ? 64 : 128) == 0);
   static_assert(kHalfRows % 8 == 0 && kRows % kGranule == 0 && kRows <= 256);
   static_assert(!kActivated || kBlocks == 2, "a block of gates and a block of ups");
   static_assert(kAccumulators <= 192, "more accumulators than a consumer thread has registers");
+};
+
+/// A tile that would add no bias, for products that have one: a kernel of its own.
+template <typename TileT>
+struct BiasedTile : TileT {
+  static constexpr bool kAddsBias = true;
 };
 
 constexpr int kRingBytes = 512;  ///< all barriers: 2 x 12 stages at most, 3 x kTileSlots, rounded

@@ -16,6 +16,10 @@ RowGemmFunctions row_gemm_functions() {
   RowGemmFunctions functions;
   if constexpr (Loads != RowLoads::kGathered) {
     functions.in_order = reinterpret_cast<const void*>(&row_gemm_kernel<T, TileT, kMajor, false>);
+    if constexpr (!TileT::kActivated && !TileT::kAddsBias) {
+      functions.biased =
+          reinterpret_cast<const void*>(&row_gemm_kernel<T, BiasedTile<TileT>, kMajor, false>);
+    }
   }
   if constexpr (Loads != RowLoads::kInOrder) {
     functions.gathered = reinterpret_cast<const void*>(&row_gemm_kernel<T, TileT, kMajor, true>);

@@ -12,6 +12,7 @@ enum class RowLoads { kInOrder, kGathered, kBoth };
 struct RowGemmFunctions {
   const void* in_order = nullptr;
   const void* gathered = nullptr;
+  const void* biased = nullptr;  ///< in order, for a bias that `in_order` would not add
 };
 
 /// Defined in instance.cuh, instantiated once for each line of instances/sm90_rows.inc and

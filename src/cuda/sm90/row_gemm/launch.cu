@@ -29,7 +29,12 @@ struct CompiledRowGemm {
 
   const void* function(const Problem& problem) const {
     const RowGemmFunctions& variants = functions[problem.dtype == DType::kFloat16];
-    return problem.gathers() ? variants.gathered : variants.in_order;
+    if (problem.gathers()) return variants.gathered;
+    return problem.bias && variants.biased ? variants.biased : variants.in_order;
+  }
+
+  bool takes_bias_of(const Problem& problem) const {
+    return adds_bias || function(problem) == functions[problem.dtype == DType::kFloat16].biased;
   }
 };
 
@@ -68,6 +73,7 @@ const ListedKernels listed(
         for (const RowGemmFunctions& variants : kernel.functions) {
           if (variants.in_order) functions.push_back(variants.in_order);
           if (variants.gathered) functions.push_back(variants.gathered);
+          if (variants.biased) functions.push_back(variants.biased);
         }
       }
       return functions;
@@ -126,7 +132,7 @@ std::string refuse(const KernelEntry& entry, const Problem& problem, const Devic
   // Last: a problem that no kernel runs is told what is wrong with it, not what else there is.
   if (problem.activation && !kernel.activated) return "leaves the activation to a pass behind it";
   if (!problem.activation && kernel.activated) return "stores activated rows only";
-  if (problem.bias && !kernel.adds_bias) return "adds no bias";
+  if (problem.bias && !kernel.takes_bias_of(problem)) return "adds no bias to gathered rows";
   if (kernel.activated && problem.out_dtype == DType::kFloat32) {
     return "stores activated rows in the dtype of the inputs only";
   }

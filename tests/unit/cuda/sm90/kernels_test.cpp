@@ -103,15 +103,25 @@ TEST(Sm90Kernels, ARefusalNamesWhatIsWrongBeforeWhatElseThereIs) {
   }
 }
 
-TEST(Sm90Kernels, BiasesAreAddedByCooperativeAndSmallTiles) {
+TEST(Sm90Kernels, BiasesAreAddedInOrderByEveryTile) {
+  Problem problem = first_product(Permutation::kY);
+  problem.bias = true;
+  EXPECT_EQ(takers(problem), (Tiles{{256, 128}, {128, 192}, {192, 128}, {128, 64}}));
+  problem.multiply = true;
+  EXPECT_EQ(takers(problem), (Tiles{{256, 128}, {128, 192}, {192, 128}, {128, 64}}));
+  problem.multiply = false;
+  problem.op = Op::kDx;
+  problem.permutation = Permutation::kX;
+  EXPECT_EQ(takers(problem), (Tiles{{256, 192}, {128, 192}, {192, 128}, {128, 64}}));
+}
+
+TEST(Sm90Kernels, BiasesOfGatheredRowsAreAddedByCooperativeAndSmallTiles) {
   Problem problem = first_product(Permutation::kX);
   problem.bias = true;
   EXPECT_EQ(takers(problem), (Tiles{{256, 160}, {128, 64}}));
-  problem.permutation = Permutation::kY;
-  problem.multiply = true;
-  EXPECT_EQ(takers(problem), (Tiles{{256, 128}, {128, 64}}));
-  problem.multiply = false;
+  EXPECT_EQ(refusal("sm90_forward_128x192_s5_pingpong", problem), "adds no bias to gathered rows");
   problem.op = Op::kDx;
+  problem.permutation = Permutation::kY;
   EXPECT_EQ(takers(problem), (Tiles{{256, 192}, {128, 64}}));
 }
 
