@@ -112,10 +112,10 @@ int check_combine(int cases, unsigned long long seed) {
     weights.fill_normal(random);
     const bool weighted = random() % 3 != 0;
     TensorPair out(out_dtype, tokens, cols, pad, lead);
-    cpu_row_kernels().combine(rows.matrix(), weighted ? weights.vector() : TensorView{}, topk, {},
-                              {}, out.matrix(), {});
+    cpu_row_kernels().combine(rows.matrix(), weighted ? weights.vector() : TensorView{}, topk,
+                              out.matrix(), {});
     cuda_row_kernels().combine(rows.device_matrix(),
-                               weighted ? weights.device_vector() : TensorView{}, topk, {}, {},
+                               weighted ? weights.device_vector() : TensorView{}, topk,
                                out.device_matrix(), {});
     check(cudaDeviceSynchronize(), "run combine");
     const auto got = out.download();

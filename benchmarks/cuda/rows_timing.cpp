@@ -53,7 +53,7 @@ void time_combine(std::int64_t tokens, std::int64_t topk, std::int64_t cols, DTy
       [&](cudaStream_t stream) {
         cuda_row_kernels().combine(
             TensorView::matrix(rows.get(), dtype, tokens * topk, cols, 0, kGpu),
-            TensorView::vector(weights.get(), DType::kFloat32, tokens * topk, kGpu), topk, {}, {},
+            TensorView::vector(weights.get(), DType::kFloat32, tokens * topk, kGpu), topk,
             TensorView::matrix(out.get(), out_dtype, tokens, cols, 0, kGpu), {stream, nullptr});
       },
       5);

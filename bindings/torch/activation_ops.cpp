@@ -95,23 +95,4 @@ Tensor expert_sums(Tensor rows, Tensor m_sizes, std::optional<Tensor> gather_ind
   });
 }
 
-Tensor combine_with_bias(Tensor rows, std::optional<Tensor> weights, std::int64_t topk, Tensor bias,
-                         Tensor expert_ids) {
-  return raising([&] {
-    Argument input("rows", rows), scales("weights", weights), biases("bias", bias);
-    Argument ids("expert_ids", expert_ids);
-    input.require_rank(2, "[M, C]");
-    input.require_floating();
-    if (topk < 1) refuse_value("topk is ", topk, "; it must be at least 1");
-    const TensorView rows_view = input.readable(), bias_view = biases.readable();
-    const TensorView weights_view = scales.given() ? scales.readable_vector() : TensorView{};
-    const TensorView ids_view = ids.readable();
-    const Execution execution(input.device(), 4.0 * static_cast<double>(input.numel()));
-    Output out = allocate({input.size(0) / topk, input.size(1)}, input.dtype(), input.device());
-    moegemm::combine_with_bias(rows_view, weights_view, topk, bias_view, ids_view, out.view,
-                               execution.context());
-    return out.hand_over();
-  });
-}
-
 }  // namespace moegemm::torch_ops

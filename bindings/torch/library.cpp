@@ -44,10 +44,6 @@ STABLE_TORCH_LIBRARY(moegemm, m) {
       "scale_rows(Tensor(a!) product, Tensor x, Tensor m_sizes, Tensor gather_indices, "
       "Tensor topk_weights, int topk) -> Tensor");
   m.def(
-      "combine_with_bias(Tensor rows, Tensor? weights, int topk, Tensor bias, Tensor expert_ids) "
-      "-> "
-      "Tensor");
-  m.def(
       "activate(Tensor pre, Tensor? bias, Tensor m_sizes, int function, int layout, float alpha, "
       "float limit, float up_offset) -> Tensor");
   m.def(
@@ -84,7 +80,6 @@ void implement(torch::stable::detail::StableLibrary& m) {
   m.impl("route", TORCH_BOX(&torch_ops::route));
   m.impl("combine", TORCH_BOX(&torch_ops::combine));
   m.impl("scale_rows", TORCH_BOX(&torch_ops::scale_rows));
-  m.impl("combine_with_bias", TORCH_BOX(&torch_ops::combine_with_bias));
   m.impl("activate", TORCH_BOX(&torch_ops::activate));
   m.impl("activate_backward", TORCH_BOX(&torch_ops::activate_backward));
   m.impl("expert_sums", TORCH_BOX(&torch_ops::expert_sums));

@@ -59,9 +59,6 @@ Tensor combine(const Tensor& rows, const std::optional<Tensor>& weights, std::in
 Tensor scale_rows(const Tensor& product, const Tensor& x, const Tensor& m_sizes,
                   const Tensor& gather_indices, const Tensor& topk_weights, std::int64_t topk);
 
-Tensor combine_with_bias(Tensor rows, std::optional<Tensor> weights, std::int64_t topk, Tensor bias,
-                         Tensor expert_ids);
-
 Tensor activate(Tensor pre, std::optional<Tensor> bias, Tensor m_sizes, std::int64_t function,
                 std::int64_t layout, double alpha, double limit, double up_offset);
 /// d_pre and (empty unless asked for) d_weights; with need_weighted_act the weighted activation

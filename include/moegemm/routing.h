@@ -30,13 +30,6 @@ MOEGEMM_API std::int64_t route_workspace_bytes(std::int64_t rows, std::int64_t e
 MOEGEMM_API void combine(const TensorView& rows, const TensorView& weights, std::int64_t topk,
                          const TensorView& out, const ExecutionContext& context = {});
 
-/// The same with the bias of the second product: each row gets bias[expert_ids[t, s]] added before
-/// it is weighted. Ids outside [0, E) add none.  bias [E, C] of rows' dtype; expert_ids [T, topk].
-MOEGEMM_API void combine_with_bias(const TensorView& rows, const TensorView& weights,
-                                   std::int64_t topk, const TensorView& bias,
-                                   const TensorView& expert_ids, const TensorView& out,
-                                   const ExecutionContext& context = {});
-
 /// One pass over the rows that serves the backward of `fuse_mul`, with g = gather_indices[r]:
 ///   dot[g]     = <product[r], x[r]>       fp32 sum, rounded once to dot's dtype
 ///   scaled[r]  = topk_weights[g] * product[r]

@@ -92,10 +92,8 @@ class RowKernels {
                      const TensorView& gather_indices, const TensorView& inverse, void* workspace,
                      const ExecutionContext& context) const = 0;
   virtual std::int64_t route_workspace_bytes(std::int64_t rows, std::int64_t experts) const = 0;
-  /// `bias` and `expert_ids` are given together or not at all.
   virtual void combine(const TensorView& rows, const TensorView& weights, std::int64_t topk,
-                       const TensorView& bias, const TensorView& expert_ids, const TensorView& out,
-                       const ExecutionContext& context) const = 0;
+                       const TensorView& out, const ExecutionContext& context) const = 0;
   virtual void activate(const TensorView& pre, const TensorView& bias, const TensorView& m_sizes,
                         const Activation& activation, const TensorView& act,
                         const ExecutionContext& context) const = 0;

@@ -108,29 +108,7 @@ void check_combine(const TensorView& rows_view, const TensorView& weights_view, 
 void combine(const TensorView& rows, const TensorView& weights, std::int64_t topk,
              const TensorView& out, const ExecutionContext& context) {
   check_combine(rows, weights, topk, out);
-  kernels_for(rows.device).combine(rows, weights, topk, {}, {}, out, context);
-}
-
-void combine_with_bias(const TensorView& rows_view, const TensorView& weights, std::int64_t topk,
-                       const TensorView& bias_view, const TensorView& expert_ids_view,
-                       const TensorView& out_view, const ExecutionContext& context) {
-  check_combine(rows_view, weights, topk, out_view);
-  const Argument rows{"rows", rows_view};
-  const Argument bias{"bias", bias_view};
-  const Argument expert_ids{"expert_ids", expert_ids_view};
-  const Argument out{"out", out_view};
-  require_tensor(bias, {2});
-  require_same_dtype(bias, rows);
-  require_same_device(bias, rows);
-  require_shape(bias, {bias_view.shape[0], rows_view.shape[1]}, "[E, C]");
-  require_tensor(expert_ids, {2});
-  require_index(expert_ids);
-  require_same_device(expert_ids, rows);
-  require_shape(expert_ids, {out_view.shape[0], topk}, "[T, topk]");
-  require_disjoint(out, bias);
-  require_disjoint(out, expert_ids);
-  kernels_for(rows_view.device)
-      .combine(rows_view, weights, topk, bias_view, expert_ids_view, out_view, context);
+  kernels_for(rows.device).combine(rows, weights, topk, out, context);
 }
 
 void scale_rows(const TensorView& product_view, const TensorView& x_view,

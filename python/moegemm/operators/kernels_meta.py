@@ -114,10 +114,6 @@ def _scale_rows(
     return topk_weights.new_empty((product.size(0),))
 
 
-def _combine_with_bias(rows: Tensor, weights: Tensor | None, topk: int, bias: Tensor, expert_ids: Tensor) -> Tensor:
-    return rows.new_empty((rows.size(0) // topk, rows.size(1)))
-
-
 def _activate(
     pre: Tensor, bias: Tensor | None, m_sizes: Tensor, function: int, layout: int,
     alpha: float, limit: float, up_offset: float,
@@ -151,7 +147,6 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "route": _route,
     "combine": _combine,
     "scale_rows": _scale_rows,
-    "combine_with_bias": _combine_with_bias,
     "activate": _activate,
     "activate_backward": _activate_backward,
     "expert_sums": _expert_sums,

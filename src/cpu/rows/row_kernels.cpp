@@ -19,9 +19,8 @@ class CpuRowKernels final : public RowKernels {
   std::int64_t route_workspace_bytes(std::int64_t, std::int64_t) const override { return 0; }
 
   void combine(const TensorView& rows, const TensorView& weights, std::int64_t topk,
-               const TensorView& bias, const TensorView& expert_ids, const TensorView& out,
-               const ExecutionContext& context) const override {
-    cpu::rows::combine(rows, weights, topk, bias, expert_ids, out, context);
+               const TensorView& out, const ExecutionContext& context) const override {
+    cpu::rows::combine(rows, weights, topk, out, context);
   }
 
   void activate(const TensorView& pre, const TensorView& bias, const TensorView& m_sizes,

@@ -23,20 +23,9 @@ T* row_of(const TensorView& view, std::int64_t row) {
   return static_cast<T*>(view.data) + row * view.row_stride;
 }
 
-/// The bias of flat row t * topk + s, or null: none given, or no expert of ours.
-template <typename In>
-const In* bias_row(const TensorView& bias, const TensorView& expert_ids, std::int64_t token,
-                   std::int64_t slot) {
-  if (!bias.given()) return nullptr;
-  const std::int64_t expert =
-      read_index(expert_ids.data, expert_ids.dtype, token * expert_ids.row_stride + slot);
-  return expert >= 0 && expert < bias.shape[0] ? row_of<const In>(bias, expert) : nullptr;
-}
-
 template <typename In, typename Out>
 void combine_tokens(const TensorView& rows, const TensorView& weights, std::int64_t topk,
-                    const TensorView& bias, const TensorView& expert_ids, const TensorView& out,
-                    std::int64_t begin, std::int64_t end) {
+                    const TensorView& out, std::int64_t begin, std::int64_t end) {
   const std::int64_t cols = rows.shape[1];
   std::vector<float> sum(cols);
   for (std::int64_t t = begin; t < end; ++t) {
@@ -46,9 +35,6 @@ void combine_tokens(const TensorView& rows, const TensorView& weights, std::int6
       const float weight = weights.given() ? read_float(weights.data, weights.dtype, flat) : 1.0f;
       const In* row = row_of<const In>(rows, flat);
       for (std::int64_t c = 0; c < cols; ++c) sum[c] += weight * to_float(row[c]);
-      if (const In* added = bias_row<In>(bias, expert_ids, t, s)) {
-        for (std::int64_t c = 0; c < cols; ++c) sum[c] += weight * to_float(added[c]);
-      }
     }
     Out* destination = row_of<Out>(out, t);
     for (std::int64_t c = 0; c < cols; ++c) store(sum[c], destination[c]);
@@ -101,14 +87,12 @@ float dot_row(const TensorView& a, const TensorView& b, std::int64_t row) {
 }  // namespace
 
 void combine(const TensorView& rows, const TensorView& weights, std::int64_t topk,
-             const TensorView& bias, const TensorView& expert_ids, const TensorView& out,
-             const ExecutionContext& context) {
+             const TensorView& out, const ExecutionContext& context) {
   with_element_type(rows.dtype, [&]<typename In>(In*) {
     with_element_type(out.dtype, [&]<typename Out>(Out*) {
       for_each_range(context, out.shape[0], grain_rows(rows.shape[1] * topk),
                      [&](std::int64_t begin, std::int64_t end) {
-                       combine_tokens<In, Out>(rows, weights, topk, bias, expert_ids, out, begin,
-                                               end);
+                       combine_tokens<In, Out>(rows, weights, topk, out, begin, end);
                      });
     });
   });

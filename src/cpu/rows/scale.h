@@ -9,8 +9,7 @@
 namespace moegemm::cpu::rows {
 
 void combine(const TensorView& rows, const TensorView& weights, std::int64_t topk,
-             const TensorView& bias, const TensorView& expert_ids, const TensorView& out,
-             const ExecutionContext& context);
+             const TensorView& out, const ExecutionContext& context);
 
 void scale_rows(const TensorView& product, const TensorView& x, const RoutingView& routing,
                 const TensorView& scaled, const TensorView& dot, const TensorView& scaled_x,

@@ -2,7 +2,6 @@
 #include <string>
 
 #include "cuda/device/fast_divide.h"
-#include "cuda/device/segments.cuh"
 #include "cuda/host/launch.h"
 #include "cuda/host/loading.h"
 #include "cuda/rows/alignment.h"
@@ -10,7 +9,7 @@
 #include "cuda/rows/elements.cuh"
 #include "moegemm/error.h"
 
-/// out[t] = sum over s of weights[t, s] * (rows[t, s] + bias). A thread makes a pack of eight
+/// out[t] = sum over s of weights[t, s] * rows[t, s]. A thread makes a pack of eight
 /// columns of one token (or one column, when the memory is not 16-byte aligned) and adds the slots
 /// in order: an element's bits depend on its own rows alone.
 namespace moegemm::cuda {
@@ -27,11 +26,6 @@ constexpr int blocks_per_multiprocessor(int loads) {
   return loads == 1 ? 8 : loads == 2 ? 6 : loads == 4 ? 4 : 3;
 }
 constexpr int kMostLoads = 8;
-constexpr int kBiasedLoads = 4;  // of rows, and as many of biases
-/// Packs of a token that are made side by side, with a bias: those packs of all experts' biases may
-/// stay in L1 while all tokens pass by (gpt-oss-120b on an H200: 73 microseconds, 78 token by
-/// token).
-constexpr std::int64_t kBiasedWidth = 128;
 
 /// Rows of one token whose loads are in flight together: a pack of fp32 takes two loads.
 constexpr int slots_in_flight(std::int64_t element_bytes, int loads) {
@@ -45,23 +39,15 @@ struct CombineArguments {
   const void* weights;  // [T * topk] or null
   DType weights_dtype;
   int topk;
-  int step;          // slots at a time
-  const void* bias;  // [experts, columns] in rows' dtype, or null
-  std::int64_t bias_stride;
-  int experts;
-  IndexArray expert_ids;  // [T, topk]
-  std::int64_t ids_stride;
+  int step;                   // slots at a time
   std::int64_t first_column;  // of combine_elements
   void* out;                  // [T, columns]
   DType out_dtype;
   std::int64_t out_stride;
   int first_token;
-  int tokens;  // of this launch
   int places;  // packs or columns of a token
-  int width;   // places of a token that are made side by side
-  int items;   // threads, `width` for each token and each part of a token
-  FastDivisor by_width;
-  FastDivisor by_tokens;
+  int items;   // threads, one for each place of this launch's tokens
+  FastDivisor by_places;
 };
 
 /// What this thread makes: a place in a token.
@@ -70,17 +56,15 @@ struct Item {
   int place;
 };
 
-/// All tokens' first `width` places, then all tokens' next ones. False if there is nothing for this
-/// thread.
+/// False if there is nothing for this thread.
 __device__ __forceinline__ bool find_item(const CombineArguments& a, Item& item) {
   const int index = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
   if (index >= a.items) {
     return false;
   }
-  const int run = static_cast<int>(a.by_width.divide(static_cast<unsigned>(index)));
-  const int part = static_cast<int>(a.by_tokens.divide(static_cast<unsigned>(run)));
-  item = {a.first_token + run - part * a.tokens, part * a.width + index - run * a.width};
-  return item.place < a.places;
+  const int token = static_cast<int>(a.by_places.divide(static_cast<unsigned>(index)));
+  item = {a.first_token + token, index - token * a.places};
+  return true;
 }
 
 /// One element each, in the order and with the rounding of the packed path.
@@ -94,9 +78,7 @@ __global__ void __launch_bounds__(kThreads) combine_elements(const CombineArgume
 #pragma unroll 4
   for (int s = 0; s < a.topk; ++s) {
     const std::int64_t row = token * a.topk + s;
-    float value = load_float(a.rows, a.rows_dtype, row * a.rows_stride + column);
-    const int expert = a.bias ? a.expert_ids.fetch(token * a.ids_stride + s).below(a.experts) : -1;
-    if (expert >= 0) value += load_float(a.bias, a.rows_dtype, expert * a.bias_stride + column);
+    const float value = load_float(a.rows, a.rows_dtype, row * a.rows_stride + column);
     sum = fmaf(a.weights ? load_float(a.weights, a.weights_dtype, row) : 1.0f, value, sum);
   }
   store_float(a.out, a.out_dtype, token * a.out_stride + column, sum);
@@ -114,13 +96,12 @@ struct UnitWeights {
   __device__ __forceinline__ float operator[](std::int64_t) const { return 1.0f; }
 };
 
-/// Eight columns of a token by 16-byte accesses, up to `Loads` of its rows in flight, and as many
-/// of their biases.
-template <typename T, int Loads, bool Biased, typename Weights>
+/// Eight columns of a token by 16-byte accesses, up to `Loads` of them in flight.
+template <typename T, int Loads, typename Weights>
 __device__ __forceinline__ void combine_pack(const CombineArguments& a, const Item& item,
                                              const Weights& row_weights) {
   constexpr int kSlots = slots_in_flight(sizeof(T), Loads);
-  constexpr bool kOneBatch = !Biased && Loads < kMostLoads;
+  constexpr bool kOneBatch = Loads < kMostLoads;
   const int stride = static_cast<int>(a.rows_stride);
   const std::int64_t column = std::int64_t{item.place} * kPackElems;
   const std::int64_t row = std::int64_t{item.token} * a.topk;
@@ -129,31 +110,13 @@ __device__ __forceinline__ void combine_pack(const CombineArguments& a, const It
   int done = 0;
   do {
     const int count = kOneBatch ? a.topk : min(a.topk - done, a.step);
-    IndexArray::Fetched experts[kSlots];
-    Pack<T> loaded[kSlots], biases[kSlots];
+    Pack<T> loaded[kSlots];
     float weights[kSlots];
-    // First what other loads wait for; then rows before weights: converting a weight waits for it,
-    // and the rows should be on their way.
-    if constexpr (Biased) {
-#pragma unroll
-      for (int j = 0; j < kSlots; ++j) {
-        if (j < count) experts[j] = a.expert_ids.fetch(item.token * a.ids_stride + done + j);
-      }
-    }
+    // Rows before weights: converting a weight waits for it, and the rows should be on their way.
 #pragma unroll
     for (int j = 0; j < kSlots; ++j) {
       if (kSlots == 1 || j < count) {
         loaded[j] = load_pack(source + std::int64_t{done + j} * stride);
-      }
-    }
-    if constexpr (Biased) {
-#pragma unroll
-      for (int j = 0; j < kSlots; ++j) {
-        const int expert = experts[j].below(a.experts);
-        biases[j] =
-            expert < 0
-                ? Pack<T>{}
-                : load_shared_pack(static_cast<const T*>(a.bias) + expert * a.bias_stride + column);
       }
     }
 #pragma unroll
@@ -165,14 +128,6 @@ __device__ __forceinline__ void combine_pack(const CombineArguments& a, const It
       if (kSlots == 1 || j < count) {
         float values[kPackElems];
         unpack(loaded[j], values);
-        if constexpr (Biased) {
-          float bias[kPackElems];
-          unpack(biases[j], bias);
-#pragma unroll
-          for (int i = 0; i < kPackElems; ++i) {
-            values[i] += bias[i];
-          }
-        }
 #pragma unroll
         for (int i = 0; i < kPackElems; ++i) {
           sums[i] = fmaf(weights[j], values[i], sums[i]);
@@ -184,8 +139,8 @@ __device__ __forceinline__ void combine_pack(const CombineArguments& a, const It
   store_pack(a.out, a.out_dtype, item.token * a.out_stride + column, sums);
 }
 
-template <typename T, int Loads, bool Biased = false>
-__global__ void __launch_bounds__(kThreads, blocks_per_multiprocessor(Biased ? 2 * Loads : Loads))
+template <typename T, int Loads>
+__global__ void __launch_bounds__(kThreads, blocks_per_multiprocessor(Loads))
     combine_packs(const CombineArguments a) {
   Item item;
   if (!find_item(a, item)) {
@@ -193,19 +148,18 @@ __global__ void __launch_bounds__(kThreads, blocks_per_multiprocessor(Biased ? 2
   }
   // The branch is out here, as inside it would be between a batch's loads.
   if (!a.weights) {
-    combine_pack<T, Loads, Biased>(a, item, UnitWeights());
+    combine_pack<T, Loads>(a, item, UnitWeights());
   } else if (a.weights_dtype == DType::kFloat32) {
     const auto* weights = static_cast<const float*>(a.weights);
-    combine_pack<T, Loads, Biased>(a, item, GivenWeights<float>{weights});
+    combine_pack<T, Loads>(a, item, GivenWeights<float>{weights});
   } else if constexpr (sizeof(T) == 2) {
     const auto* weights = static_cast<const T*>(a.weights);
-    combine_pack<T, Loads, Biased>(a, item, GivenWeights<T>{weights});
+    combine_pack<T, Loads>(a, item, GivenWeights<T>{weights});
   }
 }
 
 template <typename T>
-const void* packed_kernel(int loads, bool biased) {
-  if (biased) return reinterpret_cast<const void*>(&combine_packs<T, kBiasedLoads, true>);
+const void* packed_kernel(int loads) {
   if constexpr (sizeof(T) == 2) {
     if (loads == 1) return reinterpret_cast<const void*>(&combine_packs<T, 1>);
   }
@@ -214,14 +168,14 @@ const void* packed_kernel(int loads, bool biased) {
                       : reinterpret_cast<const void*>(&combine_packs<T, kMostLoads>);
 }
 
-const void* packed_kernel(DType dtype, int loads, bool biased) {
+const void* packed_kernel(DType dtype, int loads) {
   switch (dtype) {
     case DType::kFloat16:
-      return packed_kernel<__half>(loads, biased);
+      return packed_kernel<__half>(loads);
     case DType::kBFloat16:
-      return packed_kernel<__nv_bfloat16>(loads, biased);
+      return packed_kernel<__nv_bfloat16>(loads);
     default:
-      return packed_kernel<float>(loads, biased);
+      return packed_kernel<float>(loads);
   }
 }
 
@@ -229,16 +183,14 @@ const ListedKernels listed([] {
   std::vector<const void*> kernels;
   for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
     for (const int loads : {1, 2, 4, kMostLoads}) {
-      kernels.push_back(packed_kernel(dtype, loads, false));
+      kernels.push_back(packed_kernel(dtype, loads));
     }
-    kernels.push_back(packed_kernel(dtype, kBiasedLoads, true));
   }
   return kernels;
 });
 
 /// Loads of a thread: as few as keep the slots of a token in one batch.
-int loads_per_thread(std::int64_t topk, DType dtype, bool biased) {
-  if (biased) return kBiasedLoads;
+int loads_per_thread(std::int64_t topk, DType dtype) {
   for (const int loads : {1, 2, 4}) {
     if (topk <= slots_in_flight(size_bytes(dtype), loads)) {
       return loads;
@@ -256,24 +208,20 @@ std::int64_t even_batches(std::int64_t topk, std::int64_t most) {
 }  // namespace
 
 void launch_combine(const TensorView& rows, const TensorView& weights, std::int64_t topk,
-                    const TensorView& bias, const TensorView& expert_ids, const TensorView& out,
-                    cudaStream_t stream) {
+                    const TensorView& out, cudaStream_t stream) {
   const std::int64_t tokens = out.shape[0], columns = out.shape[1];
   if (tokens == 0 || columns == 0) {
     return;
   }
-  const std::int64_t experts = bias.given() ? bias.shape[0] : 0;
-  if (std::max({tokens, columns, topk, experts}) > kMostItems) {
-    throw Error(
-        ErrorKind::kNotImplemented,
-        "combine on a GPU takes at most 2^30 tokens, columns, slots of a token and experts, "
-        "got " +
-            std::to_string(tokens) + ", " + std::to_string(columns) + ", " + std::to_string(topk) +
-            " and " + std::to_string(experts));
+  if (std::max({tokens, columns, topk}) > kMostItems) {
+    throw Error(ErrorKind::kNotImplemented,
+                "combine on a GPU takes at most 2^30 tokens, columns and slots of a token, got " +
+                    std::to_string(tokens) + ", " + std::to_string(columns) + " and " +
+                    std::to_string(topk));
   }
-  const bool packed = is_16_byte_aligned(rows) && rows.row_stride <= INT32_MAX &&
-                      is_16_byte_aligned(out) && (!bias.given() || is_16_byte_aligned(bias));
-  const int loads = loads_per_thread(topk, rows.dtype, bias.given());
+  const bool packed =
+      is_16_byte_aligned(rows) && rows.row_stride <= INT32_MAX && is_16_byte_aligned(out);
+  const int loads = loads_per_thread(topk, rows.dtype);
   const std::int64_t packs = packed ? columns / kPackElems : 0;
   const std::int64_t single_columns = columns - packs * kPackElems;  // a row's last, or all
   CombineArguments arguments = {
@@ -284,37 +232,23 @@ void launch_combine(const TensorView& rows, const TensorView& weights, std::int6
       .weights_dtype = weights.dtype,
       .topk = static_cast<int>(topk),
       .step = static_cast<int>(even_batches(topk, slots_in_flight(size_bytes(rows.dtype), loads))),
-      .bias = bias.given() ? bias.data : nullptr,
-      .bias_stride = bias.row_stride,
-      .experts = static_cast<int>(experts),
-      .expert_ids = {expert_ids.data, expert_ids.dtype == DType::kInt64},
-      .ids_stride = expert_ids.row_stride,
       .first_column = packs * kPackElems,
       .out = out.data,
       .out_dtype = out.dtype,
       .out_stride = out.row_stride,
       .first_token = 0,
-      .tokens = 0,
       .places = 0,
-      .width = 0,
       .items = 0,
-      .by_width = {},
-      .by_tokens = {},
+      .by_places = {},
   };
-  const auto start = [&](const void* kernel, const char* name, std::int64_t places,
-                         std::int64_t most_width) {
-    const std::int64_t parts = (places + most_width - 1) / most_width;
-    const std::int64_t width = (places + parts - 1) / parts;
+  const auto start = [&](const void* kernel, const char* name, std::int64_t places) {
     arguments.places = static_cast<int>(places);
-    arguments.width = static_cast<int>(width);
-    arguments.by_width = make_fast_divisor(static_cast<std::uint32_t>(width));
-    const std::int64_t tokens_at_once = std::max<std::int64_t>(kMostItems / (parts * width), 1);
+    arguments.by_places = make_fast_divisor(static_cast<std::uint32_t>(places));
+    const std::int64_t tokens_at_once = kMostItems / places;
     for (std::int64_t first = 0; first < tokens; first += tokens_at_once) {
       const std::int64_t now = std::min(tokens_at_once, tokens - first);
       arguments.first_token = static_cast<int>(first);
-      arguments.tokens = static_cast<int>(now);
-      arguments.by_tokens = make_fast_divisor(static_cast<std::uint32_t>(now));
-      arguments.items = static_cast<int>(now * parts * width);
+      arguments.items = static_cast<int>(now * places);
       void* parameters[] = {&arguments};
       launch(
           {kernel, name, dim3(static_cast<unsigned>((arguments.items + kThreads - 1) / kThreads)),
@@ -323,12 +257,10 @@ void launch_combine(const TensorView& rows, const TensorView& weights, std::int6
     }
   };
   if (packs > 0) {
-    start(packed_kernel(rows.dtype, loads, bias.given()), "combine_packs", packs,
-          bias.given() ? kBiasedWidth : packs);
+    start(packed_kernel(rows.dtype, loads), "combine_packs", packs);
   }
   if (single_columns > 0) {
-    start(reinterpret_cast<const void*>(&combine_elements), "combine_elements", single_columns,
-          single_columns);
+    start(reinterpret_cast<const void*>(&combine_elements), "combine_elements", single_columns);
   }
 }
 

@@ -34,10 +34,9 @@ class CudaRowKernels final : public RowKernels {
   }
 
   void combine(const TensorView& rows, const TensorView& weights, std::int64_t topk,
-               const TensorView& bias, const TensorView& expert_ids, const TensorView& out,
-               const ExecutionContext& context) const override {
+               const TensorView& out, const ExecutionContext& context) const override {
     const cuda::DeviceGuard guard(rows.device.index);
-    cuda::launch_combine(rows, weights, topk, bias, expert_ids, out, stream_of(context));
+    cuda::launch_combine(rows, weights, topk, out, stream_of(context));
   }
 
   void activate(const TensorView& pre, const TensorView& bias, const TensorView& m_sizes,

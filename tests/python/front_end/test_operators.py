@@ -108,9 +108,3 @@ def test_expert_sums(device):
     d_out = torch.randn(13, 8, device=device)
     routing = (case.m_sizes, case.gather_indices, case.topk_weights, case.topk)
     torch.library.opcheck(OPS.expert_sums.default, (d_out, *routing))
-
-
-def test_combine_with_bias(device):
-    rows, weights = torch.randn(14, 8, device=device), torch.rand(7, 2, device=device)
-    ids, bias = torch.randint(5, (7, 2), device=device), torch.randn(5, 8, device=device)
-    torch.library.opcheck(OPS.combine_with_bias.default, (rows, weights, 2, bias, ids))

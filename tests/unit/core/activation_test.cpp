@@ -101,22 +101,6 @@ TEST_F(ActivationRules, FlatOrderNeedsIndices) {
   EXPECT_NO_THROW(backward());
 }
 
-TEST_F(ActivationRules, CombinesBiasIsOnePerExpertAndColumn) {
-  const auto run = [this](const TensorView& bias) {
-    std::vector<std::int32_t> ids(6, 0);
-    std::vector<float> rows_data, out_data;
-    const TensorView rows = matrix(rows_data, 6, 5), out = matrix(out_data, 3, 5);
-    combine_with_bias(rows, routing.topk_weights, 2, bias,
-                      TensorView::matrix(ids.data(), DType::kInt32, 3, 2), out);
-    return out_data[0];
-  };
-  EXPECT_FLOAT_EQ(run(inputs.down_bias), 2 * (0.5f + 0.5f));
-  expect_refusal(ErrorKind::kInvalidValue, {"bias is", "[E, C]"}, [&] { run(inputs.bias); });
-  TensorView half = inputs.down_bias;
-  half.dtype = DType::kFloat16;
-  expect_refusal(ErrorKind::kInvalidType, {"bias has dtype fp16"}, [&] { run(half); });
-}
-
 TEST(ActivationNames, AreThoseOfTheInterface) {
   EXPECT_STREQ(to_string(ActivationFunction::kGeluTanh), "gelu_tanh");
   EXPECT_STREQ(to_string(GateLayout::kInterleaved), "interleaved");
