@@ -16,19 +16,6 @@ __device__ __forceinline__ std::int64_t opaque(std::int64_t value) {
   return value;
 }
 
-/// a * b and a + b as one instruction each (the sum: two), where they stand: the compiler neither
-/// keeps them from round to round of a loop nor takes a chain of sums apart into products.
-__device__ __forceinline__ std::uint64_t product_here(std::uint32_t a, std::uint32_t b) {
-  std::uint64_t product;
-  asm volatile("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
-  return product;
-}
-template <typename T>
-__device__ __forceinline__ T* sum_here(T* pointer, std::int64_t bytes) {
-  asm volatile("add.s64 %0, %0, %1;" : "+l"(pointer) : "l"(bytes));
-  return pointer;
-}
-
 /// The value itself, in a register to stay: the assembler cannot compute it anew where it is used,
 /// as it does in long loops when registers are short. All lanes of the warp must call.
 __device__ __forceinline__ std::uint32_t keep(std::uint32_t value) {
