@@ -102,6 +102,9 @@ void run_dw(const KernelTable& kernels, bool stream, const Problem& problem,
     task.x = x;
     task.scales = problem.multiply ? scales : nullptr;
     task.n_rows = block.rows;
+    if (turn.next.has_cols_of(block) && turn.next.first_row == block.first_row + block.rows) {
+      task.dy_cols_after = turn.next.rows;
+    }
     task.cols = block.cols;
     task.first = true;
     task.out = out;
