@@ -3,7 +3,7 @@
 
 #include "cpu/parallel.h"
 #include "cpu/simd/drivers.h"
-#include "cpu/simd/memory/huge_pages.h"
+#include "cpu/simd/memory/output_pages.h"
 #include "cpu/simd/rows/row_block.h"
 
 namespace moegemm::cpu::simd {
@@ -50,8 +50,8 @@ void run_dw(const KernelTable& kernels, bool stream, const Problem& problem,
   const std::int64_t in_element = size_bytes(problem.dtype);
   const std::int64_t out_element = size_bytes(problem.out_dtype);
   if (!problem.accumulate) {
-    prepare_huge_pages(operands.out,
-                       problem.experts * problem.n * operands.out_stride * out_element, context);
+    prepare_output_pages(operands.out,
+                         problem.experts * problem.n * operands.out_stride * out_element, context);
   }
   const RowLocator locator(problem, operands);
   const DTypeKernels& typed = kernels_for(kernels, problem.dtype);

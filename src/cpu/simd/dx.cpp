@@ -2,7 +2,7 @@
 
 #include "cpu/parallel.h"
 #include "cpu/simd/drivers.h"
-#include "cpu/simd/memory/huge_pages.h"
+#include "cpu/simd/memory/output_pages.h"
 #include "cpu/simd/rows/row_block.h"
 
 namespace moegemm::cpu::simd {
@@ -33,8 +33,8 @@ void run_dx(const KernelTable& kernels, DxPath path, const Problem& problem,
             const Operands& operands, const ExecutionContext& context) {
   if (problem.rows == 0) return;
   const std::int64_t element = size_bytes(problem.dtype);
-  prepare_huge_pages(operands.out,
-                     problem.rows * operands.out_stride * size_bytes(problem.out_dtype), context);
+  prepare_output_pages(operands.out,
+                       problem.rows * operands.out_stride * size_bytes(problem.out_dtype), context);
   const RowLocator locator(problem, operands);
   const DTypeKernels& typed = kernels_for(kernels, problem.dtype);
   const int workers = executor_of(context).concurrency();

@@ -63,8 +63,9 @@ void finish_weight_tile(const DwTask& task, const float* sums, std::int64_t stri
 }
 
 /// Brings the columns of dY that are packed next, a few rows per tile: those of the next panel, or
-/// behind the last panel those of the next block. Into L1, from where they fall to L2 before they
-/// are wanted: prefetches into L2 alone left half of the misses.
+/// behind the last panel those of the next block. 16-bit rows into L1, from where they fall to L2
+/// before they are wanted: prefetches into L2 alone left half of their misses. The longer rows of
+/// fp32 would push the operands of the tiles out of L1.
 template <class Math, class T>
 class DyPrefetch {
  public:
@@ -80,7 +81,11 @@ class DyPrefetch {
     for (std::int64_t i = 0; i < share_ && left_ > 0; ++i, --left_, ++rows_) {
       const char* row = reinterpret_cast<const char*>(*rows_ + col_);
       for (std::int64_t at = 0; at < cols_ * std::int64_t{sizeof(T)}; at += 64) {
-        Math::Isa::prefetch_l1(row + at);
+        if constexpr (sizeof(T) == 2) {
+          Math::Isa::prefetch_l1(row + at);
+        } else {
+          Math::Isa::prefetch_l2(row + at);
+        }
       }
     }
   }
