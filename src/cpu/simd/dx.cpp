@@ -58,7 +58,7 @@ void run_dx(const KernelTable& kernels, DxPath path, const Problem& problem,
       work.add(e, locator.size(e), problem.k, kMaxRowsInPlace, cols, kMaxPanelCols);
     } else {
       const std::int64_t cols = packed_cols(std::min(locator.size(e), packed_rows), share);
-      work.add(e, locator.size(e), problem.k, packed_rows, cols, kMaxPanelCols);
+      work.add(e, locator.size(e), problem.k, packed_rows, cols, kMaxPanelCols, kernels.tile_rows);
     }
   }
 

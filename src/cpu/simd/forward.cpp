@@ -27,8 +27,12 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
   prepare_output_pages(operands.out,
                        problem.rows * operands.out_stride * size_bytes(problem.out_dtype), context);
   const RowLocator locator(problem, operands);
-  const std::int64_t max_rows =
-      std::clamp(kRowBlockBytes / (problem.k * element), kMinRowBlock, RowBlock::kMaxRows);
+  // In whole tiles: one of five rows takes nearly as long as one of six.
+  const std::int64_t tile_rows = kernels.dot_rows;
+  const std::int64_t max_rows = (std::clamp(kRowBlockBytes / (problem.k * element), kMinRowBlock,
+                                            RowBlock::kMaxRows - tile_rows + 1) +
+                                 tile_rows - 1) /
+                                tile_rows * tile_rows;
   // A block of few rows still costs the reading of its weights, about six rows of arithmetic.
   std::int64_t cost = 0;
   for (std::int64_t e = 0; e < problem.experts; ++e) {
@@ -45,7 +49,7 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
     const std::int64_t rows = std::min(locator.size(e), max_rows);
     rows_of_largest_block = std::max(rows_of_largest_block, rows);
     const std::int64_t weight_rows = std::clamp(share / (rows + 6), kMinWeightRows, kMaxWeightRows);
-    work.add(e, locator.size(e), problem.n, max_rows, weight_rows, kStagedCols);
+    work.add(e, locator.size(e), problem.n, max_rows, weight_rows, kStagedCols, tile_rows);
   }
 
   const DTypeKernels& typed = kernels_for(kernels, problem.dtype);

@@ -54,16 +54,19 @@ int worthwhile_workers(const ExecutionContext& context, double operations) {
 }
 
 void WorkList::add(std::int64_t expert, std::int64_t rows, std::int64_t cols, std::int64_t max_rows,
-                   std::int64_t max_cols, std::int64_t col_unit) {
+                   std::int64_t max_cols, std::int64_t col_unit, std::int64_t row_unit) {
   if (rows <= 0 || cols <= 0) return;
-  const std::int64_t max_units = std::max<std::int64_t>(1, max_cols / col_unit);
-  Entry entry{expert,
-              total_,
-              rows,
-              ceil_div(rows, max_rows),
-              cols,
-              col_unit,
-              ceil_div(ceil_div(cols, col_unit), max_units)};
+  const auto blocks = [](std::int64_t extent, std::int64_t unit, std::int64_t most) {
+    return ceil_div(ceil_div(extent, unit), std::max<std::int64_t>(1, most / unit));
+  };
+  const Entry entry{.expert = expert,
+                    .first_block = total_,
+                    .rows = rows,
+                    .row_unit = row_unit,
+                    .row_blocks = blocks(rows, row_unit, max_rows),
+                    .cols = cols,
+                    .col_unit = col_unit,
+                    .col_blocks = blocks(cols, col_unit, max_cols)};
   total_ += entry.row_blocks * entry.col_blocks;
   entries_.push_back(entry);
 }
@@ -78,14 +81,17 @@ Block WorkList::block(std::int64_t index) const {
   const bool columns_first = order_ == Order::kColumnsFirst;
   const std::int64_t r = columns_first ? local / entry.col_blocks : local % entry.row_blocks;
   const std::int64_t c = columns_first ? local % entry.col_blocks : local / entry.row_blocks;
-  const std::int64_t units = ceil_div(entry.cols, entry.col_unit);
+  // Where the i-th of so many blocks begins, in whole units; behind the last one is the end.
+  const auto border = [](std::int64_t i, std::int64_t blocks, std::int64_t extent,
+                         std::int64_t unit) {
+    return std::min(i * ceil_div(extent, unit) / blocks * unit, extent);
+  };
   Block block;
   block.expert = entry.expert;
-  block.first_row = r * entry.rows / entry.row_blocks;
-  block.rows = (r + 1) * entry.rows / entry.row_blocks - block.first_row;
-  block.first_col = c * units / entry.col_blocks * entry.col_unit;
-  block.cols =
-      std::min((c + 1) * units / entry.col_blocks * entry.col_unit, entry.cols) - block.first_col;
+  block.first_row = border(r, entry.row_blocks, entry.rows, entry.row_unit);
+  block.rows = border(r + 1, entry.row_blocks, entry.rows, entry.row_unit) - block.first_row;
+  block.first_col = border(c, entry.col_blocks, entry.cols, entry.col_unit);
+  block.cols = border(c + 1, entry.col_blocks, entry.cols, entry.col_unit) - block.first_col;
   return block;
 }
 

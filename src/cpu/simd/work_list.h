@@ -38,10 +38,11 @@ class WorkList {
 
   explicit WorkList(Order order = Order::kColumnsFirst) : order_(order) {}
 
-  /// Cuts `rows` x `cols` of an expert into blocks of at most max_rows x max_cols, whose columns
-  /// start at multiples of col_unit.
+  /// Cuts `rows` x `cols` of an expert into blocks of at most max_rows x max_cols (or one unit,
+  /// where that is more), whose columns start at multiples of col_unit and rows at multiples of
+  /// row_unit.
   void add(std::int64_t expert, std::int64_t rows, std::int64_t cols, std::int64_t max_rows,
-           std::int64_t max_cols, std::int64_t col_unit);
+           std::int64_t max_cols, std::int64_t col_unit, std::int64_t row_unit = 1);
 
   /// Makes room for the entries of this many experts.
   void reserve(std::int64_t experts) { entries_.reserve(static_cast<std::size_t>(experts)); }
@@ -68,6 +69,7 @@ class WorkList {
     std::int64_t expert;
     std::int64_t first_block;
     std::int64_t rows;
+    std::int64_t row_unit;
     std::int64_t row_blocks;
     std::int64_t cols;
     std::int64_t col_unit;

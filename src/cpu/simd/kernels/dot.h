@@ -231,17 +231,22 @@ class LinePrefetch {
   /// `turns`: how often fetch will be called at least.
   LinePrefetch(const T* const* rows, int count, std::int64_t k, std::int64_t turns)
       : rows_(rows),
-        row_bytes_(k * std::int64_t{sizeof(T)}),
-        lines_((row_bytes_ + 63) / 64),
-        left_(count * lines_),
+        row_lines_((k * std::int64_t{sizeof(T)} + 63) / 64),
+        left_(count * row_lines_),
         share_((left_ + turns - 1) / turns) {}
 
   std::int64_t share() const { return share_; }
 
   [[gnu::always_inline]] void fetch() {
-    for (std::int64_t i = 0; i < share_ && left_ > 0; ++i, --left_) {
-      Isa::prefetch_l2(reinterpret_cast<const char*>(*rows_) + line_ * 64);
-      if (++line_ == lines_) {
+    std::int64_t lines = share_ < left_ ? share_ : left_;
+    left_ -= lines;
+    while (lines > 0) {
+      const std::int64_t run = row_lines_ - line_ < lines ? row_lines_ - line_ : lines;
+      const char* at = reinterpret_cast<const char*>(*rows_) + line_ * 64;
+      for (const char* end = at + run * 64; at < end; at += 64) Isa::prefetch_l2(at);
+      lines -= run;
+      line_ += run;
+      if (line_ == row_lines_) {
         line_ = 0;
         ++rows_;
       }
@@ -250,8 +255,7 @@ class LinePrefetch {
 
  private:
   const T* const* rows_;
-  std::int64_t row_bytes_;
-  std::int64_t lines_;
+  std::int64_t row_lines_;
   std::int64_t left_;
   std::int64_t share_;
   std::int64_t line_ = 0;
@@ -273,10 +277,11 @@ void fetch_output_lines(const ForwardTask& task, std::int64_t row, std::int64_t 
   }
 }
 
-/// Rounds staged columns into Y.
+/// Rounds staged columns of some rows into Y.
 template <class Isa>
-void finish_staged(const ForwardTask& task, std::int64_t col, std::int64_t cols) {
-  for (std::int64_t row = 0; row < task.rows; ++row) {
+void finish_staged(const ForwardTask& task, std::int64_t first, std::int64_t rows, std::int64_t col,
+                   std::int64_t cols) {
+  for (std::int64_t row = first; row < first + rows; ++row) {
     if (task.out.rows[row] == nullptr) continue;
     finish_row<Isa>(task.staged + row * kStagedCols, task.out.rows[row], task.out.dtype,
                     task.out.first_col + col, cols,
@@ -360,17 +365,18 @@ void forward_task(const ForwardTask& task) {
         if (last && n % kStagedCols == kStagedCols / 2) {
           fetch_output_lines<Isa>(task, row, rows, n - kStagedCols / 2);
         }
+        // Just before the tile that needs their place: the stores wait behind its arithmetic.
+        if (part == 0 && n > 0 && n % kStagedCols == 0) {
+          finish_staged<Isa>(task, row, rows, n - kStagedCols, kStagedCols);
+        }
         tile.sums = task.staged + row * kStagedCols + n % kStagedCols;
         select_dot_tile<Isa, T>(rows, prefetch, packed_x != nullptr)(tile);
         row += rows;
       }
     }
-    const std::int64_t end = n + valid;
-    if (end % kStagedCols == 0 || end == task.w_rows) {
-      const std::int64_t begin = (end - 1) / kStagedCols * kStagedCols;
-      finish_staged<Isa>(task, begin, end - begin);
-    }
   }
+  const std::int64_t staged = (task.w_rows - 1) / kStagedCols * kStagedCols;
+  finish_staged<Isa>(task, 0, task.rows, staged, task.w_rows - staged);
 }
 
 }  // namespace
