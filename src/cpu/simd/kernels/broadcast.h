@@ -8,9 +8,9 @@
 /// of A is broadcast, one step of B is Vecs vectors. A word is a float (one term) or two 16-bit
 /// numbers (two terms, where an instruction multiplies pairs): `Math` says which.
 ///
-/// Order of summation, the same for every tile: steps ascending within kFoldSteps, each such sum
-/// then added to the total. Folding keeps the rounding error of long fp32 sums near that of
-/// pairwise summation.
+/// Order of summation, the same for every tile of dX and for every tile of dW: steps ascending
+/// within kFoldSteps (dW: kOuterFoldSteps), each such sum then added to the total. Folding keeps
+/// the rounding error of long fp32 sums near that of pairwise summation.
 namespace moegemm::cpu::simd {
 namespace {
 
@@ -77,7 +77,7 @@ template <class Math, int Rows, int Vecs>
   }
 }
 
-/// Steps [step, end), at most kFoldSteps of them, into `total` [Rows, total_stride].
+/// Steps [step, end) into `total` [Rows, total_stride].
 template <class Math, int Rows, int Vecs, class A, class B>
 [[gnu::always_inline]] inline void broadcast_fold(const A& a, const B& b, std::int64_t step,
                                                   std::int64_t end, float* total,
