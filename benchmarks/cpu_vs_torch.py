@@ -4,7 +4,8 @@
 Every case is one product of the first GEMM of an MoE layer, whose activations are in token order: torch's user
 has to gather the rows (forward, dW) or put them back (dX), with `index_select` and `index_copy_`. Torch is
 represented by the better of `torch._grouped_mm` and a loop of `torch.mm` over the experts. The contenders take
-turns, every output is allocated anew as a user would, medians are compared, and every result is checked against
+turns, each round beginning with another one: what the one before leaves in caches and free memory is shared out
+evenly. Every output is allocated anew as a user would, medians are compared, and every result is checked against
 float64 on sampled elements.
 """
 
@@ -34,6 +35,7 @@ import moegemm  # noqa: E402
 OPS = ("forward", "dX", "dW")
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 TOKENS = (16, 256, 2048)
+LEAST_ROUNDS = 15
 # Targets: every case, all cases, and the cases of one op (geometric means).
 LEAST_CASE, LEAST_MEAN, LEAST_OP_MEAN = 1.05, 1.9, 1.7
 
@@ -58,7 +60,7 @@ LAYERS = (
 
 @dataclass
 class Result:
-    """One line of the record. Times are medians in milliseconds."""
+    """One line of the record. Times are medians in milliseconds; half of a contender's are between its quartiles."""
 
     layer: str
     dtype: str
@@ -70,6 +72,9 @@ class Result:
     ratio: float
     ours_gflops: float
     error: float
+    rounds: int
+    ours_quartiles_ms: tuple[float, float]
+    torch_quartiles_ms: tuple[float, float]
 
 
 class Routed:
@@ -167,6 +172,11 @@ def timed(run: Callable[[str, Routed], Tensor], op: str, d: Routed) -> float:
     return time.perf_counter() - start
 
 
+def quartiles_ms(seconds: list[float]) -> tuple[float, float]:
+    lower, _, upper = statistics.quantiles(seconds, n=4)
+    return lower * 1e3, upper * 1e3
+
+
 def measure(layer: Layer, dtype: str, tokens: int, op: str, d: Routed, seconds: float) -> Result:
     contenders = {"moegemm": ours, "torch._grouped_mm": torch_grouped, "loop of torch.mm": torch_loop}
     generator = torch.Generator().manual_seed(7)
@@ -184,9 +194,13 @@ def measure(layer: Layer, dtype: str, tokens: int, op: str, d: Routed, seconds: 
             raise SystemExit(f"{name} {op} {layer.name} T={tokens} {dtype}: error {error:.2e}, accepted is {tolerance}")
     times: dict[str, list[float]] = {name: [] for name in contenders}
     deadline = time.perf_counter() + seconds
-    while len(times["moegemm"]) < 5 or time.perf_counter() < deadline:
-        for name, run in contenders.items():
-            times[name].append(timed(run, op, d))
+    names = list(contenders)
+    rounds = 0
+    while rounds < LEAST_ROUNDS or time.perf_counter() < deadline:
+        first = rounds % len(names)
+        for name in names[first:] + names[:first]:
+            times[name].append(timed(contenders[name], op, d))
+        rounds += 1
     medians = {name: statistics.median(values) for name, values in times.items()}
     best = min((name for name in medians if name != "moegemm"), key=medians.__getitem__)
     flops = 2.0 * d.rows * layer.n * layer.k
@@ -201,6 +215,9 @@ def measure(layer: Layer, dtype: str, tokens: int, op: str, d: Routed, seconds: 
         ratio=medians[best] / medians["moegemm"],
         ours_gflops=flops / medians["moegemm"] / 1e9,
         error=errors["moegemm"],
+        rounds=rounds,
+        ours_quartiles_ms=quartiles_ms(times["moegemm"]),
+        torch_quartiles_ms=quartiles_ms(times[best]),
     )
 
 
@@ -277,7 +294,8 @@ Written by `python benchmarks/cpu_vs_torch.py`; the same numbers are in `cpu.jso
 - moegemm {facts["moegemm"]}, torch {facts["torch"]}, Python {facts["python"]}, {facts["system"]}
 - torch is the better of `torch._grouped_mm` and a loop of `torch.mm`, with the `index_select` / `index_copy_` that
   its user needs; our permutation is inside the kernels. Outputs are allocated at every call on both sides, contenders
-  take turns, medians count, and every result was checked against float64 on sampled elements.
+  take turns, each round beginning with another one, medians of at least {LEAST_ROUNDS} rounds count, and every result
+  was checked against float64 on sampled elements.
 
 {table(results, layers)}"""
 
@@ -289,7 +307,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES), help="input dtypes")
     parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS), help="numbers of tokens T")
     parser.add_argument("--ops", nargs="+", choices=OPS, default=list(OPS), help="products")
-    parser.add_argument("--seconds", type=float, default=2.0, help="measuring time of each case (default %(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=1.5, help="least measuring time of each case (default %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of operands and routing")
     parser.add_argument(
         "--output", type=Path, default=ROOT / "docs" / "benchmarks" / "cpu", help="folder of cpu.md and cpu.json"
