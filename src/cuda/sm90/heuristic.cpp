@@ -16,6 +16,7 @@ struct Shape {
   int rows;
 };
 
+constexpr Shape kLow = {128, 32};    ///< streams weights, more of them in flight
 constexpr Shape kSmall = {128, 64};  ///< streams weights, few rows
 constexpr Shape kTall = {128, 192};  ///< pingpong: its stores hide behind the other main loop
 constexpr Shape kBalanced = {192,
@@ -26,10 +27,12 @@ constexpr Shape kWideDx = {256, 192};
 
 using Preference = std::array<Shape, 4>;
 
-/// Kernels of one product that `choose` compares; there are five at most.
+/// Kernels of one product that `choose` compares; there are six at most.
 constexpr std::size_t kMostKernels = 16;
 /// Sizes scatter around the average: at 64 every second expert would need two tiles of 64 rows.
 constexpr double kFewRows = 48;
+/// Likewise for tiles of 32 rows.
+constexpr double kVeryFewRows = 16;
 /// The estimated times scatter by several percent; less than this is no reason to leave the ranks.
 constexpr double kClearly = 1.05;
 
@@ -108,6 +111,7 @@ Preference preference(const Problem& problem) {
   const Facts facts = facts_of(problem);
   const bool gathered_forward = facts.forward && facts.gathers;
   const Shape wide = !facts.forward ? kWideDx : (facts.gathers ? kWide : kWideInOrder);
+  if (facts.rows <= kVeryFewRows && facts.forward) return {kLow, kSmall, kBalanced, kTall};
   if (facts.rows <= kFewRows) return {kSmall, kBalanced, kTall, wide};
   if (facts.rows <= 115) return {kBalanced, kTall, wide, kSmall};
   if (facts.rows <= 200) {
@@ -137,8 +141,9 @@ bool tall_is_half_empty(double rows) {
   return rows / (std::ceil(rows / kTall.rows) * kTall.rows) < 0.8;
 }
 
-/// Activated kernels: these three (kWide is gathered only).
+/// Activated kernels: these four (kWide is gathered only).
 Preference preference_activated(double rows) {
+  if (rows <= kVeryFewRows) return {kLow, kSmall, kWide, kTall};
   if (rows <= kFewRows) return {kSmall, kWide, kTall, kBalanced};
   if (rows <= 115 || tall_is_half_empty(rows)) return {kWide, kTall, kSmall, kBalanced};
   return {kTall, kWide, kSmall, kBalanced};
@@ -178,9 +183,12 @@ int choose_among(std::span<const KernelInfo* const> feasible, const Problem& pro
   double best_us = preferred_us / kClearly;
   for (std::size_t i = 0; i < feasible.size(); ++i) {
     const TileShape& tile = feasible[i]->tile;
-    if (is(kSmall, tile) && fits_one_wave_only(work, feasible[preferred]->tile, tile, problem)) {
+    if (is(kSmall, tile) && !is(kLow, feasible[preferred]->tile) &&
+        fits_one_wave_only(work, feasible[preferred]->tile, tile, problem)) {
       return static_cast<int>(i);
     }
+    // The estimate does not know what it is worth to have more weights in flight.
+    if (is(kLow, tile)) continue;
     // Wide and tall tiles stream weights worse than the estimate knows.
     if (rows <= kFewRows && !is(kSmall, tile) && !is(kBalanced, tile)) continue;
     const double us = work.microseconds(tile);
@@ -222,7 +230,7 @@ bool fusing_is_faster(const Problem& problem, const TileShape& tile) {
   //                     7168    tall  -1 %                       3 %
   constexpr std::int64_t kShort = 2304;
   const Facts facts = facts_of(problem);
-  if (is(kSmall, tile)) return facts.rows <= kFewRows;
+  if (is(kLow, tile) || is(kSmall, tile)) return facts.rows <= kFewRows;
   if (is(kWide, tile)) return facts.rows <= 115 || facts.depth <= kShort;
   if (tall_is_half_empty(facts.rows)) return !facts.gathers && facts.depth <= kShort;
   if (!facts.gathers) return true;

@@ -169,10 +169,11 @@ __device__ __forceinline__ void store_piece(const RowGemmParams& params, const T
 template <typename T, typename TileT>
 __device__ __forceinline__ void store_activated(const RowGemmParams& params,
                                                 const RowGemmShared<TileT>& shared, int slot,
-                                                const RoundedTile<TileT>& rounded) {
+                                                const RoundedTile<TileT>& rounded, bool rehearsal) {
   constexpr int kBlockBytes = kPieceRows * kRowBytes;
   static_assert(2 * 2 * kBlockBytes <= TileT::kStagingBytes / kConsumers);
-  const Tile tile = shared.tiles()[slot];  // read again, not kept through the main loop
+  Tile tile;  // read again, not kept through the main loop
+  if (!TileT::kStreams || !rehearsal) tile = shared.tiles()[slot];
   // Opaque: what follows from it must not wait in registers while the next tile is multiplied.
   const auto index = static_cast<int>(ptx::opaque(threadIdx.x));
   const int consumer = index / kWarpgroupThreads - 1;
@@ -199,7 +200,7 @@ __device__ __forceinline__ void store_activated(const RowGemmParams& params,
                              pairs[0], pairs[1], pairs[2], pairs[3]);
     }
     ptx::bar_sync(barrier, kWarpgroupThreads);
-    if (base < tile.rows) {
+    if (base < tile.rows || (TileT::kStreams && rehearsal && base == 0)) {
       store_piece<T, kRowsTogether<TileT>>(params, tile, base, columns, thread, blocks, biases);
     }
   }

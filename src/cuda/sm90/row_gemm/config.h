@@ -34,6 +34,8 @@ struct RowTile {
   static constexpr Schedule kSchedule = Schedule_;
   static constexpr bool kPingpong = Schedule_ == Schedule::kPingpong;
   static constexpr bool kActivated = Activated_;
+  /// A tile of few rows streams weights, for microseconds: what a block does once counts.
+  static constexpr bool kStreams = kRows <= 64;
 
   /// Fewest wgmma columns: below 64 an instruction hardly gets faster, and each N is compiled.
   static constexpr int kMinColumns = kRows > 64 ? 64 : kGranule;
@@ -70,7 +72,7 @@ struct BiasedTile : TileT {
 };
 
 constexpr int kRingBytes = 512;  ///< all barriers: 2 x 12 stages at most, 3 x kTileSlots, rounded
-constexpr int kActivatedRingBytes = 256;  ///< 2 x 8 stages at most: every byte counts there
+constexpr int kActivatedRingBytes = 256;  ///< 2 x 10 stages at most: every byte counts there
 constexpr int kBiasBytes = 256;           ///< biases of a warpgroup's features in an activated tile
 
 /// Byte offsets into dynamic shared memory. What has a size known only at run time comes last, so

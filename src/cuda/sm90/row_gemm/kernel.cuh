@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/device/segment_scan.cuh"
 #include "cuda/sm90/row_gemm/load.cuh"
 #include "cuda/sm90/row_gemm/mma.cuh"
 #include "cuda/sm90/row_gemm/store.cuh"
@@ -13,15 +14,21 @@
 /// | 0-3, gathered | cp.async of gathered rows | 56         | tile full, stage empty  | stage full, info full |
 /// | 1-3, in order | row info for the store    | 40         | tile full               | info full             |
 /// | 4-7 and 8-11  | consumers: wgmma, store   | 232 or 224 | tile, stage, info full  | stage, tile empty     |
+/// Streaming tiles, for few rows, leave every thread its 168 registers.
 // clang-format on
 namespace moegemm::cuda::sm90 {
+
+/// All threads of a block, wherever each warp is in the code.
+__device__ __forceinline__ void meet_block() {
+  ptx::bar_sync(0, (1 + kConsumers) * kWarpgroupThreads);
+}
 
 /// Activated tiles only: their instances include activate.cuh.
 template <typename TileT>
 struct RoundedTile;
 template <typename T, typename TileT>
 __device__ void store_activated(const RowGemmParams& params, const RowGemmShared<TileT>& shared,
-                                int slot, const RoundedTile<TileT>& rounded);
+                                int slot, const RoundedTile<TileT>& rounded, bool rehearsal);
 
 /// The product of a consumer's next tile.
 template <typename T, int N, typename TileT, ptx::Major WeightMajor, bool Gathered>
@@ -43,16 +50,29 @@ __device__ __forceinline__ void accumulate_tile(const RowGemmParams& params,
   finish_tile<N, TileT>(d, shared, stage);
 }
 
-/// One tile of a consumer with N wgmma columns.
+template <int Blocks, int Count>
+__device__ __forceinline__ void clear(float (&d)[Blocks][Count]) {
+#pragma unroll
+  for (auto& block : d) {
+#pragma unroll
+    for (float& value : block) value = 0;
+  }
+}
+
+/// One tile of a consumer with N wgmma columns. A tile without rows is the rehearsal: see consume.
 template <typename T, int N, typename TileT, ptx::Major WeightMajor, bool Gathered>
 __device__ __forceinline__ void consume_tile(const RowGemmParams& params,
                                              const RowGemmShared<TileT>& shared, const Tile& tile,
                                              const PipelineState<kTileSlots>& slot, int consumer,
                                              PipelineState<TileT::kStages>& stage) {
   float d[TileT::kBlocks][N / 2];
-  accumulate_tile<T, N, TileT, WeightMajor, Gathered>(params, shared, consumer, stage, d);
-  if (params.scatter || params.multiply) {
-    ptx::mbarrier_wait(&shared.rings().info_full[slot.slot], slot.phase);
+  if (TileT::kStreams && tile.rows == 0) {
+    clear(d);
+  } else {
+    accumulate_tile<T, N, TileT, WeightMajor, Gathered>(params, shared, consumer, stage, d);
+    if (params.scatter || params.multiply) {
+      ptx::mbarrier_wait(&shared.rings().info_full[slot.slot], slot.phase);
+    }
   }
   store_tile<T, N, TileT>(params, shared, tile, slot.slot, consumer, d);
 }
@@ -62,9 +82,13 @@ template <typename T, int N, typename TileT, ptx::Major WeightMajor, bool Gather
 __device__ __forceinline__ void consume_tile(const RowGemmParams& params,
                                              const RowGemmShared<TileT>& shared, int consumer,
                                              PipelineState<TileT::kStages>& stage,
-                                             RoundedTile<TileT>& rounded) {
+                                             RoundedTile<TileT>& rounded, const bool& rehearsal) {
   float d[TileT::kBlocks][N / 2];
-  accumulate_tile<T, N, TileT, WeightMajor, Gathered>(params, shared, consumer, stage, d);
+  if (TileT::kStreams && rehearsal) {
+    clear(d);
+  } else {
+    accumulate_tile<T, N, TileT, WeightMajor, Gathered>(params, shared, consumer, stage, d);
+  }
   rounded.template take<T, N>(d);
 }
 
@@ -81,38 +105,78 @@ __device__ __forceinline__ void consume_tile_of(int n, Args&... args) {
   consume_tile<T, N, TileT, WeightMajor, Gathered>(args...);
 }
 
+/// The same for streaming tiles, whose multiplications are hidden: fewer N, the lowest found first.
+template <typename T, int N, typename TileT, ptx::Major WeightMajor, bool Gathered,
+          typename... Args>
+__device__ __forceinline__ void consume_streamed_tile_of(int n, Args&... args) {
+  if constexpr (N < TileT::kRows) {
+    if (n > N) {
+      constexpr int kNext = N < 16 ? 2 * N : N + 16;
+      consume_streamed_tile_of<T, kNext, TileT, WeightMajor, Gathered>(n, args...);
+      return;
+    }
+  }
+  consume_tile<T, N, TileT, WeightMajor, Gathered>(args...);
+}
+
+/// All tiles of a consumer. Instructions that nobody has executed lately come from memory, and
+/// behind the weights in flight they wait for microseconds. So a streaming tile's consumers
+/// rehearse while the sizes are read: the first round of the loop is a tile without rows or
+/// product.
 template <typename T, typename TileT, ptx::Major WeightMajor, bool Gathered>
 __device__ __forceinline__ void consume(const RowGemmParams& params,
                                         const RowGemmShared<TileT>& shared, int consumer) {
   constexpr auto kColumns = TileT::kActivated ? &RowGemmParams::columns : &RowGemmParams::features;
-  zero_padding_rows<T, kColumns>(params, shared.starts()[params.experts].row);
   auto& ring = shared.rings().tile;
   PipelineState<TileT::kStages> stage;
   PipelineState<kTileSlots> slot;
   const int blocks = depth_blocks(params);
-  if constexpr (TileT::kPingpong) {
-    if (consumer == 1) {
-      slot.advance();
-      stage.advance(blocks);
-      ptx::bar_arrive(barrier_id(NamedBarrier::kMainloop, 0), kConsumers * kWarpgroupThreads);
+  const auto begin = [&] {
+    zero_padding_rows<T, kColumns>(params, shared.starts()[params.experts].row);
+    if constexpr (TileT::kPingpong) {
+      if (consumer == 1) {
+        slot.advance();
+        stage.advance(blocks);
+        ptx::bar_arrive(barrier_id(NamedBarrier::kMainloop, 0), kConsumers * kWarpgroupThreads);
+      }
     }
-  }
+  };
+  bool rehearsal = TileT::kStreams;
+  if constexpr (!TileT::kStreams) begin();
   while (true) {
-    ring.wait_full(slot);
-    const Tile tile = shared.tiles()[slot.slot];
+    Tile tile;
+    if (!rehearsal) {
+      ring.wait_full(slot);
+      tile = shared.tiles()[slot.slot];
+    }
     const int rows = ptx::uniform(tile.rows);
-    if (rows == 0) return;
+    if (rows == 0 && !rehearsal) return;
+    const int columns = padded_rows<TileT>(rows);
     if constexpr (TileT::kActivated) {
       RoundedTile<TileT> rounded;
       // One register instead of two through the main loop, which has none to spare.
       const unsigned parked = ptx::opaque(static_cast<unsigned>(slot.slot) | slot.phase << 8);
-      consume_tile_of<T, TileT::kRows, TileT, WeightMajor, Gathered>(
-          padded_rows<TileT>(rows), params, shared, consumer, stage, rounded);
+      if constexpr (TileT::kStreams) {
+        consume_streamed_tile_of<T, TileT::kMinColumns, TileT, WeightMajor, Gathered>(
+            columns, params, shared, consumer, stage, rounded, rehearsal);
+      } else {
+        consume_tile_of<T, TileT::kRows, TileT, WeightMajor, Gathered>(
+            columns, params, shared, consumer, stage, rounded, rehearsal);
+      }
       slot = {static_cast<int>(parked & 0xff), parked >> 8};
-      store_activated<T>(params, shared, slot.slot, rounded);
+      store_activated<T>(params, shared, slot.slot, rounded, rehearsal);
+    } else if constexpr (TileT::kStreams) {
+      consume_streamed_tile_of<T, TileT::kMinColumns, TileT, WeightMajor, Gathered>(
+          columns, params, shared, tile, slot, consumer, stage);
     } else {
-      consume_tile_of<T, TileT::kRows, TileT, WeightMajor, Gathered>(
-          padded_rows<TileT>(rows), params, shared, tile, slot, consumer, stage);
+      consume_tile_of<T, TileT::kRows, TileT, WeightMajor, Gathered>(columns, params, shared, tile,
+                                                                     slot, consumer, stage);
+    }
+    if (rehearsal) {
+      rehearsal = false;
+      meet_block();
+      begin();
+      continue;
     }
     ptx::mbarrier_arrive(&ring.empty[slot.slot]);
     slot.advance();
@@ -123,54 +187,84 @@ __device__ __forceinline__ void consume(const RowGemmParams& params,
   }
 }
 
+template <typename TileT, bool Gathered>
+__device__ __forceinline__ void prepare_copies(const RowGemmParams& params,
+                                               const RowGemmShared<TileT>& shared, bool row_info) {
+  ptx::prefetch_tensormap(&params.weights_map);
+  if constexpr (!Gathered) {
+    ptx::prefetch_tensormap(&params.rows_map);
+    ptx::prefetch_tensormap(&params.half_rows_map);
+  }
+  constexpr int kTileConsumers = TileT::kPingpong ? 1 : kConsumers;
+  auto& rings = shared.rings();
+  rings.stage.init(Gathered ? 1 + kWarpgroupThreads : 1, kTileConsumers * 4);
+  rings.tile.init(
+      1, kTileConsumers * kWarpgroupThreads + (Gathered || row_info ? kInfoWarps * kWarpSize : 0));
+  for (auto& barrier : rings.info_full) {
+    ptx::mbarrier_init(&barrier, Gathered ? kWarpgroupThreads : kInfoWarps * kWarpSize);
+  }
+  ptx::fence_mbarrier_init();
+}
+
+template <typename T, typename TileT, ptx::Major WeightMajor, bool Gathered>
+__device__ __forceinline__ void produce(const RowGemmParams& params,
+                                        const RowGemmShared<TileT>& shared, int warp,
+                                        bool row_info) {
+  if constexpr (Gathered) {
+    load_gathered<TileT, WeightMajor>(params, shared, [&](const Tile& tile, int slot) {
+      if (params.multiply) {
+        write_row_info<T, kWarpgroupThreads>(params, shared, tile, slot, threadIdx.x);
+      }
+    });
+  } else if (warp == 0) {
+    load_in_order<TileT, WeightMajor>(params, shared);
+  } else if (row_info) {
+    row_info_warps<T>(params, shared);
+  }
+}
+
 template <typename T, typename TileT, ptx::Major WeightMajor, bool Gathered>
 __global__ void __launch_bounds__((1 + kConsumers) * kWarpgroupThreads, 1)
     row_gemm_kernel(const __grid_constant__ RowGemmParams params) {
-  // The pool is 3 x 168 registers per thread triple: 56 + 2 x 224 and 40 + 2 x 232 both use it up.
-  constexpr int kProducerRegisters = Gathered ? 56 : 40;
-  constexpr int kConsumerRegisters = Gathered ? 224 : 232;
   extern __shared__ __align__(1024) std::byte dynamic_shared[];
   const bool row_info = params.scatter || params.multiply;
   const RowGemmShared<TileT> shared = {dynamic_shared, params.experts};
   const int warp = threadIdx.x / kWarpSize;
-  if (warp == 0) {
-    scan_segments(params.m_sizes, params.experts, params.total_rows, TileT::kRows,
-                  &shared.starts()->row, &shared.starts()->tile,
-                  ceil_div(params.features, TileT::kFeatures), /*stride=*/2);
-  } else if (threadIdx.x == kWarpSize) {
-    ptx::prefetch_tensormap(&params.weights_map);
-    if constexpr (!Gathered) {
-      ptx::prefetch_tensormap(&params.rows_map);
-      ptx::prefetch_tensormap(&params.half_rows_map);
-    }
-    constexpr int kTileConsumers = TileT::kPingpong ? 1 : kConsumers;
-    auto& rings = shared.rings();
-    rings.stage.init(Gathered ? 1 + kWarpgroupThreads : 1, kTileConsumers * 4);
-    rings.tile.init(1, kTileConsumers * kWarpgroupThreads +
-                           (Gathered || row_info ? kInfoWarps * kWarpSize : 0));
-    for (auto& barrier : rings.info_full) {
-      ptx::mbarrier_init(&barrier, Gathered ? kWarpgroupThreads : kInfoWarps * kWarpSize);
-    }
-    ptx::fence_mbarrier_init();
-  }
-  __syncthreads();
-
-  if (warp < 4) {
-    ptx::setmaxnreg_dec<kProducerRegisters>();
-    if constexpr (Gathered) {
-      load_gathered<TileT, WeightMajor>(params, shared, [&](const Tile& tile, int slot) {
-        if (params.multiply) {
-          write_row_info<T, kWarpgroupThreads>(params, shared, tile, slot, threadIdx.x);
-        }
-      });
-    } else if (warp == 0) {
-      load_in_order<TileT, WeightMajor>(params, shared);
-    } else if (row_info) {
-      row_info_warps<T>(params, shared);
+  const int column_tiles = ceil_div(params.features, TileT::kFeatures);
+  if constexpr (TileT::kStreams) {  // few accumulators: every thread keeps its 168 registers
+    if (warp < 4) {
+      static_assert(4 * sizeof(SegmentStart) <= kTileSlots * sizeof(Tile));
+      scan_segments_together<4>(params.m_sizes, params.experts, params.total_rows, TileT::kRows,
+                                column_tiles, shared.starts(),
+                                reinterpret_cast<SegmentStart*>(shared.tiles()),
+                                static_cast<int>(NamedBarrier::kScan));
+      meet_block();
+      produce<T, TileT, WeightMajor, Gathered>(params, shared, warp, row_info);
+    } else {
+      if (threadIdx.x == kWarpgroupThreads)
+        prepare_copies<TileT, Gathered>(params, shared, row_info);
+      __syncwarp();
+      consume<T, TileT, WeightMajor, Gathered>(params, shared, warp / 4 - 1);
     }
   } else {
-    ptx::setmaxnreg_inc<kConsumerRegisters>();
-    consume<T, TileT, WeightMajor, Gathered>(params, shared, warp / 4 - 1);
+    // The pool is 3 x 168 registers per thread triple: 56 + 2 x 224 and 40 + 2 x 232 both use it
+    // up.
+    constexpr int kProducerRegisters = Gathered ? 56 : 40;
+    constexpr int kConsumerRegisters = Gathered ? 224 : 232;
+    if (warp == 0) {
+      scan_segments(params.m_sizes, params.experts, params.total_rows, TileT::kRows,
+                    &shared.starts()->row, &shared.starts()->tile, column_tiles, /*stride=*/2);
+    } else if (threadIdx.x == kWarpSize) {
+      prepare_copies<TileT, Gathered>(params, shared, row_info);
+    }
+    __syncthreads();
+    if (warp < 4) {
+      ptx::setmaxnreg_dec<kProducerRegisters>();
+      produce<T, TileT, WeightMajor, Gathered>(params, shared, warp, row_info);
+    } else {
+      ptx::setmaxnreg_inc<kConsumerRegisters>();
+      consume<T, TileT, WeightMajor, Gathered>(params, shared, warp / 4 - 1);
+    }
   }
 }
 

@@ -14,7 +14,11 @@
 namespace moegemm::cuda::sm90 {
 
 /// Named barriers; 0 is __syncthreads'.
-enum class NamedBarrier : int { kMainloop = 1 /* + consumer */, kStore = 3 /* + consumer */ };
+enum class NamedBarrier : int {
+  kMainloop = 1,  ///< + consumer
+  kStore = 3,     ///< + consumer
+  kScan = 5,
+};
 
 __device__ __forceinline__ int barrier_id(NamedBarrier barrier, int consumer) {
   return static_cast<int>(barrier) + consumer;

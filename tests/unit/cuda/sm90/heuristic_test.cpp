@@ -49,10 +49,11 @@ const DeviceFacts kH200 = {
 /// The tile that is chosen when all of them can run: {features, rows}.
 std::pair<int, int> chosen(const Problem& problem) {
   const bool forward = problem.op == Op::kForward;
-  const std::vector<KernelInfo> kernels = {
+  std::vector<KernelInfo> kernels = {
       row_kernel(problem.op, 128, 64), row_kernel(problem.op, 128, 192),
       row_kernel(problem.op, 192, 128),
       row_kernel(problem.op, 256, forward ? (problem.gathers() ? 160 : 128) : 192)};
+  if (forward) kernels.push_back(row_kernel(problem.op, 128, 32));
   std::vector<const KernelInfo*> feasible;
   for (const KernelInfo& kernel : kernels) feasible.push_back(&kernel);
   const TileShape tile = kernels[choose_among(feasible, problem, kH200)].tile;
@@ -64,9 +65,29 @@ int rank(const Problem& problem, int features, int rows) {
 }
 
 TEST(Sm90Heuristic, DecodeGetsTheWeightStreamingTile) {
-  for (std::int64_t rows : {1, 8, 512, 48 * 128}) {
+  for (std::int64_t rows : {1, 8, 512, 16 * 128}) {
+    EXPECT_EQ(rank(layer(Op::kForward, 128, rows, 1536, 2048, Permutation::kX), 128, 32), 0);
+    EXPECT_EQ(rank(layer(Op::kForward, 128, rows, 1536, 2048, Permutation::kX), 128, 64), 1);
+    EXPECT_EQ(rank(layer(Op::kDx, 128, rows, 1536, 2048, Permutation::kX), 128, 64), 0);
+  }
+  for (std::int64_t rows : {17 * 128, 48 * 128}) {
     EXPECT_EQ(rank(layer(Op::kForward, 128, rows, 1536, 2048, Permutation::kX), 128, 64), 0);
     EXPECT_EQ(rank(layer(Op::kDx, 128, rows, 1536, 2048, Permutation::kX), 128, 64), 0);
+  }
+}
+
+TEST(Sm90Heuristic, FewTilesDoNotLeadDecodeAwayFromIt) {
+  // 128 tiles of a depth of 768: where larger tiles are preferred, less than a wave means 128 x 64.
+  EXPECT_EQ(chosen(layer(Op::kForward, 128, 8, 2048, 768, Permutation::kY)), std::pair(128, 32));
+  EXPECT_EQ(chosen(layer(Op::kForward, 512, 10, 1024, 2048, Permutation::kX)), std::pair(128, 32));
+  EXPECT_EQ(chosen(layer(Op::kForward, 8, 128, 4096, 14336, Permutation::kY)), std::pair(128, 32));
+}
+
+TEST(Sm90Heuristic, MoreThanVeryFewRowsNeverGetTheLowestTile) {
+  for (std::int64_t rows = 17 * 128; rows <= 1 << 20; rows += rows / 3) {
+    for (const Permutation permutation : {Permutation::kX, Permutation::kY}) {
+      EXPECT_NE(chosen(layer(Op::kForward, 128, rows, 2048, 768, permutation)), std::pair(128, 32));
+    }
   }
 }
 
@@ -233,20 +254,22 @@ Problem activated(std::int64_t experts, std::int64_t rows, std::int64_t n, std::
 /// The activated tile that is chosen, all of them feasible: {features, rows}; nothing where a pass
 /// behind the product is faster.
 std::optional<std::pair<int, int>> fused(const Problem& problem) {
-  const std::vector<KernelInfo> kernels = {row_kernel(Op::kForward, 256, 160),
-                                           row_kernel(Op::kForward, 128, 192),
-                                           row_kernel(Op::kForward, 128, 64)};
-  const KernelInfo* const feasible[] = {&kernels[0], &kernels[1], &kernels[2]};
+  const std::vector<KernelInfo> kernels = {
+      row_kernel(Op::kForward, 256, 160), row_kernel(Op::kForward, 128, 192),
+      row_kernel(Op::kForward, 128, 64), row_kernel(Op::kForward, 128, 32)};
+  const KernelInfo* const feasible[] = {&kernels[0], &kernels[1], &kernels[2], &kernels[3]};
   const TileShape tile = kernels[choose_among(feasible, problem, kH200)].tile;
   if (!fusing_is_faster(problem, tile)) return {};
   return std::pair(tile.cols, tile.rows);
 }
 
 TEST(Sm90Activated, DecodeStreamsWeightsAndAlwaysFuses) {
-  for (const std::int64_t rows : {1, 512, 48 * 128}) {
-    EXPECT_EQ(fused(activated(128, rows, 1536, 2048)), std::pair(128, 64)) << rows;
-    EXPECT_EQ(fused(activated(128, rows, 4096, 7168)), std::pair(128, 64)) << rows;
+  for (const std::int64_t rows : {1, 512, 16 * 128}) {
+    EXPECT_EQ(fused(activated(128, rows, 1536, 2048)), std::pair(128, 32)) << rows;
+    EXPECT_EQ(fused(activated(128, rows, 4096, 7168)), std::pair(128, 32)) << rows;
   }
+  EXPECT_EQ(fused(activated(128, 48 * 128, 1536, 2048)), std::pair(128, 64));
+  EXPECT_EQ(fused(activated(128, 48 * 128, 4096, 7168)), std::pair(128, 64));
 }
 
 TEST(Sm90Activated, TilesFollowRowsPerExpert) {

@@ -60,10 +60,10 @@ TEST(Sm90Kernels, ActivatedKernelsTakeEveryLayoutOfGatheredAndOrderedRows) {
     for (const bool bias : {false, true}) {
       Problem gathered = activated(Permutation::kX, layout);
       gathered.bias = bias;
-      EXPECT_EQ(takers(gathered), (Tiles{{256, 160}, {128, 192}, {128, 64}}));
+      EXPECT_EQ(takers(gathered), (Tiles{{256, 160}, {128, 192}, {128, 64}, {128, 32}}));
       Problem in_order = activated(Permutation::kNone, layout);
       in_order.bias = bias;
-      EXPECT_EQ(takers(in_order), (Tiles{{128, 192}, {128, 64}}));
+      EXPECT_EQ(takers(in_order), (Tiles{{128, 192}, {128, 64}, {128, 32}}));
     }
   }
 }
@@ -73,8 +73,8 @@ TEST(Sm90Kernels, ManyExpertsLeaveTheWideActivatedTileOut) {
     return takers(activated(Permutation::kX, GateLayout::kConcatenated, experts));
   };
   EXPECT_EQ(with(256).count({256, 160}), 1u);  // DeepSeek-V3
-  EXPECT_EQ(with(512), (Tiles{{128, 192}, {128, 64}}));
-  EXPECT_EQ(with(1024), (Tiles{{128, 192}, {128, 64}}));
+  EXPECT_EQ(with(512), (Tiles{{128, 192}, {128, 64}, {128, 32}}));
+  EXPECT_EQ(with(1024), (Tiles{{128, 192}, {128, 64}, {128, 32}}));
 }
 
 TEST(Sm90Kernels, ActivatedKernelsRefuseWhatTheyDoNotStore) {
@@ -106,9 +106,9 @@ TEST(Sm90Kernels, ARefusalNamesWhatIsWrongBeforeWhatElseThereIs) {
 TEST(Sm90Kernels, BiasesAreAddedInOrderByEveryTile) {
   Problem problem = first_product(Permutation::kY);
   problem.bias = true;
-  EXPECT_EQ(takers(problem), (Tiles{{256, 128}, {128, 192}, {192, 128}, {128, 64}}));
+  EXPECT_EQ(takers(problem), (Tiles{{256, 128}, {128, 192}, {192, 128}, {128, 64}, {128, 32}}));
   problem.multiply = true;
-  EXPECT_EQ(takers(problem), (Tiles{{256, 128}, {128, 192}, {192, 128}, {128, 64}}));
+  EXPECT_EQ(takers(problem), (Tiles{{256, 128}, {128, 192}, {192, 128}, {128, 64}, {128, 32}}));
   problem.multiply = false;
   problem.op = Op::kDx;
   problem.permutation = Permutation::kX;
@@ -118,7 +118,7 @@ TEST(Sm90Kernels, BiasesAreAddedInOrderByEveryTile) {
 TEST(Sm90Kernels, BiasesOfGatheredRowsAreAddedByCooperativeAndSmallTiles) {
   Problem problem = first_product(Permutation::kX);
   problem.bias = true;
-  EXPECT_EQ(takers(problem), (Tiles{{256, 160}, {128, 64}}));
+  EXPECT_EQ(takers(problem), (Tiles{{256, 160}, {128, 64}, {128, 32}}));
   EXPECT_EQ(refusal("sm90_forward_128x192_s5_pingpong", problem), "adds no bias to gathered rows");
   problem.op = Op::kDx;
   problem.permutation = Permutation::kY;
