@@ -21,9 +21,9 @@ void touch(HugePageRecord& record, int times, HugePageRecord::Clock::duration ea
 TEST(HugePageRecord, AsksForHugePagesUntilManyInARowWereSlow) {
   HugePageRecord record;
   touch(record, HugePageRecord::kSlowInARow - 1, 4ms);
-  EXPECT_TRUE(record.worthwhile());
+  EXPECT_TRUE(record.worthwhile(kPages));
   touch(record, 1, 4ms);
-  EXPECT_FALSE(record.worthwhile());
+  EXPECT_FALSE(record.worthwhile(kPages));
 }
 
 TEST(HugePageRecord, FastPagesEndARowOfSlowOnes) {
@@ -31,7 +31,7 @@ TEST(HugePageRecord, FastPagesEndARowOfSlowOnes) {
   touch(record, HugePageRecord::kSlowInARow - 1, 4ms);
   touch(record, 1, 170us);
   touch(record, HugePageRecord::kSlowInARow - 1, 4ms);
-  EXPECT_TRUE(record.worthwhile());
+  EXPECT_TRUE(record.worthwhile(kPages));
 }
 
 TEST(HugePageRecord, PagesThatWereThereAlreadySayNothing) {
@@ -39,19 +39,27 @@ TEST(HugePageRecord, PagesThatWereThereAlreadySayNothing) {
   touch(record, HugePageRecord::kSlowInARow - 1, 4ms);
   touch(record, 3, 1us);
   touch(record, 1, 4ms);
-  EXPECT_FALSE(record.worthwhile());
+  EXPECT_FALSE(record.worthwhile(kPages));
 }
 
-TEST(HugePageRecord, TriesAgainAfterAWhileAndStopsAtTheFirstSlowBuffer) {
+TEST(HugePageRecord, TriesAgainAfterAWhile) {
+  HugePageRecord record;
+  for (int time = 0; time < 2; ++time) {
+    touch(record, HugePageRecord::kSlowInARow, 4ms);
+    for (int i = 0; i < HugePageRecord::kFreshWithout; ++i) {
+      EXPECT_FALSE(record.worthwhile(kPages));
+      record.went_without(kPages);
+    }
+    EXPECT_TRUE(record.worthwhile(kPages));
+  }
+}
+
+TEST(HugePageRecord, SizesAreApart) {
   HugePageRecord record;
   touch(record, HugePageRecord::kSlowInARow, 4ms);
-  for (int i = 0; i < HugePageRecord::kFreshWithout; ++i) {
-    EXPECT_FALSE(record.worthwhile());
-    record.went_without();
-  }
-  EXPECT_TRUE(record.worthwhile());
-  touch(record, 1, 4ms);
-  EXPECT_FALSE(record.worthwhile());
+  EXPECT_FALSE(record.worthwhile(kPages - 1));
+  EXPECT_TRUE(record.worthwhile(2 * kPages));
+  EXPECT_TRUE(record.worthwhile(kPages / 2));
 }
 
 TEST(OutputPages, KeepWhatIsInTheBuffer) {

@@ -56,7 +56,7 @@ void populate(char* first, std::int64_t pages, const ExecutionContext& context) 
       fresh.store(true, std::memory_order_relaxed);
     }
   });
-  if (fresh.load(std::memory_order_relaxed)) record.went_without();
+  if (fresh.load(std::memory_order_relaxed)) record.went_without(pages);
 }
 
 }  // namespace
@@ -72,7 +72,7 @@ void prepare_output_pages(void* data, std::int64_t bytes, const ExecutionContext
   char* const aligned = static_cast<char*>(data) + skipped;
   // One worker meets nobody: it has every page cleared just before it writes there.
   const bool alone = executor_of(context).concurrency() == 1;
-  if (!record.worthwhile()) {
+  if (!record.worthwhile(pages)) {
     if (!alone) populate(aligned, pages, context);
     return;
   }
