@@ -89,11 +89,7 @@ bool is_long_in_order(const Facts& facts) {
 Preference for_many_rows(const Facts& facts, Shape wide) {
   if (facts.balanced_pads_less) return {kBalanced, kTall, wide, kSmall};
   if (is_long_in_order(facts)) return {wide, kBalanced, kTall, kSmall};
-  if (facts.rows > 4096) {
-    if (facts.forward && facts.gathers && facts.depth <= 4096)
-      return {kTall, kBalanced, wide, kSmall};
-    return {kBalanced, kTall, wide, kSmall};
-  }
+  if (facts.rows > 4096) return {kBalanced, kTall, wide, kSmall};
   if (facts.forward && facts.gathers) {
     if (facts.rows > 700 && facts.balanced_fits) return {kBalanced, kTall, wide, kSmall};
     if (facts.rows <= 700 || facts.depth >= 4096) return {wide, kTall, kBalanced, kSmall};
@@ -125,9 +121,6 @@ Preference preference(const Problem& problem) {
     const std::int64_t cols = facts.forward ? problem.n : problem.k;
     if (facts.depth <= 1024 || fill(cols, kBalanced.features) < 0.95) {
       return {kTall, kBalanced, wide, kSmall};
-    }
-    if (!facts.gathers && facts.depth >= 4096 && !facts.balanced_pads_less) {
-      return {wide, kBalanced, kTall, kSmall};
     }
     return {kBalanced, wide, kTall, kSmall};
   }

@@ -120,8 +120,11 @@ TEST(Sm90Heuristic, LongDxWithManyRowsGetsTheWidestTile) {
 TEST(Sm90Heuristic, LongContractionsOfRowsInOrderGetTheWidestTile) {
   EXPECT_EQ(rank(layer(Op::kDx, 8, 65536, 28672, 4096, Permutation::kX), 256, 192), 0);
   EXPECT_EQ(rank(layer(Op::kForward, 8, 16384, 4096, 14336, Permutation::kY), 256, 128), 0);
-  EXPECT_EQ(rank(layer(Op::kForward, 128, 32768, 5120, 8192, Permutation::kY), 256, 128), 0);
-  EXPECT_EQ(rank(layer(Op::kDx, 256, 65536, 4096, 7168, Permutation::kX), 256, 192), 0);
+}
+
+TEST(Sm90Heuristic, ExpertsOf256RowsKeepTheBalancedTile) {
+  // DeepSeek-V3 dx1, 256 rows everywhere: 5.7 ms in one record, 6.8 with 256 x 192 in another.
+  EXPECT_EQ(rank(layer(Op::kDx, 256, 65536, 4096, 7168, Permutation::kX), 192, 128), 0);
 }
 
 TEST(Sm90Heuristic, ManyWavesGoByTheRanks) {
