@@ -131,8 +131,13 @@ __device__ __forceinline__ void consume(const RowGemmParams& params,
   PipelineState<TileT::kStages> stage;
   PipelineState<kTileSlots> slot;
   const int blocks = depth_blocks(params);
+  // Consumers of streaming tiles are at work before the segments have been counted, so it is the
+  // end of the work that tells them where the padding rows begin. They could read `starts` behind
+  // meet_block, but racecheck reports a read behind a barrier that the writer reaches elsewhere.
   const auto begin = [&] {
-    zero_padding_rows<T, kColumns>(params, shared.starts()[params.experts].row);
+    if constexpr (!TileT::kStreams) {
+      zero_padding_rows<T, kColumns>(params, shared.starts()[params.experts].row);
+    }
     if constexpr (TileT::kPingpong) {
       if (consumer == 1) {
         slot.advance();
@@ -150,7 +155,10 @@ __device__ __forceinline__ void consume(const RowGemmParams& params,
       tile = shared.tiles()[slot.slot];
     }
     const int rows = ptx::uniform(tile.rows);
-    if (rows == 0 && !rehearsal) return;
+    if (rows == 0 && !rehearsal) {
+      if constexpr (TileT::kStreams) zero_padding_rows<T, kColumns>(params, tile.row);
+      return;
+    }
     const int columns = padded_rows<TileT>(rows);
     if constexpr (TileT::kActivated) {
       RoundedTile<TileT> rounded;

@@ -60,11 +60,16 @@ __device__ __forceinline__ void publish_tile(const RowGemmShared<TileT>& shared,
   __syncwarp();
 }
 
+/// For every consumer that waits for a tile of its own. Streaming tiles: `row` is where the padding
+/// rows begin, since their consumers do not look at the segments' starts (see consume).
 template <typename TileT>
-__device__ __forceinline__ void publish_end(const RowGemmShared<TileT>& shared,
+__device__ __forceinline__ void publish_end(const RowGemmParams& params,
+                                            const RowGemmShared<TileT>& shared,
                                             PipelineState<kTileSlots> slot) {
+  Tile end;
+  if constexpr (TileT::kStreams) end.row = shared.starts()[params.experts].row;
   for (int i = 0; i < (TileT::kPingpong ? kConsumers : 1); ++i, slot.advance()) {
-    publish_tile(shared, {}, slot);
+    publish_tile(shared, end, slot);
   }
 }
 
@@ -98,7 +103,7 @@ __device__ __forceinline__ void load_in_order(const RowGemmParams& params,
       stage.advance();
     }
   }
-  publish_end(shared, slot);
+  publish_end(params, shared, slot);
   if (leader) queue.leave();
 }
 
@@ -235,7 +240,7 @@ __device__ __forceinline__ void load_gathered(const RowGemmParams& params,
     }
   }
   if (scheduler) {
-    publish_end(shared, PipelineState<kTileSlots>::at(position));
+    publish_end(params, shared, PipelineState<kTileSlots>::at(position));
     if (thread == 0) queue.leave();
   }
 }
