@@ -11,8 +11,8 @@
 #include "cuda/rows/activation/kernel_choice.h"
 #include "cuda/rows/activation/limits.h"
 #include "cuda/rows/activation/row_experts.cuh"
-#include "cuda/rows/activation/thread_ring.cuh"
 #include "cuda/rows/alignment.h"
+#include "cuda/rows/thread_ring.cuh"
 
 /// The gradient of an activation, its weighted value and the gradient of the weight, in one pass. A
 /// block has a few consecutive rows, whose strips of 256 columns its warps share. Dot products are
@@ -82,7 +82,8 @@ struct BackwardArguments {
 
 /// What a block knows of one of its rows.
 struct Row {
-  int flat;  // -1: zero in every output
+  int flat;   // -1: zero in every output
+  int token;  // of d_out
   int expert;
   float weight;
 };
@@ -96,7 +97,7 @@ __device__ __forceinline__ IndexArray::Fetched fetch_index(const BackwardArgumen
 
 /// The parts of a row that do not depend on m_sizes.
 __device__ __forceinline__ Row look_up(const BackwardArguments& a, int flat) {
-  Row row = {flat, 0, 1.0f};
+  Row row = {flat, flat / a.topk, 0, 1.0f};
   if (row.flat >= 0 && a.weights) row.weight = load_float(a.weights, a.weights_dtype, row.flat);
   return row;
 }
@@ -126,7 +127,7 @@ __device__ __forceinline__ std::int64_t start_of(int row, const RowMatrix& matri
 
 /// This lane's part of <d_out[token], down_bias[expert]>, element by element.
 __device__ float bias_share(const BackwardArguments& a, const Row& row) {
-  const std::int64_t d_out = row.flat / a.topk * a.d_out.stride;
+  const std::int64_t d_out = row.token * a.d_out.stride;
   const std::int64_t bias = row.expert * a.down_bias.stride;
   float sum = 0.0f;
   for (int c = threadIdx.x % 32; c < a.hidden; c += 32) {
@@ -135,6 +136,20 @@ __device__ float bias_share(const BackwardArguments& a, const Row& row) {
   }
   return sum;
 }
+
+/// A lane's place in its warp's share of the strips of a block's rows: down the rows of one strip,
+/// then of the next. What depends on the column is at hand for the next row then, as the bias is.
+struct Cursor {
+  int row;
+  int column;
+
+  __device__ __forceinline__ void advance(int rows) {
+    if (++row == rows) {
+      row = 0;
+      column += kStripColumns;
+    }
+  }
+};
 
 /// <d_out[token], down_bias[expert]> of each strip of 256 columns and each of a block's rows. A
 /// warp goes down the rows of a strip, whose experts are the same for the most part: the bias then
@@ -145,18 +160,18 @@ __device__ __forceinline__ void dot_biases(const BackwardArguments& a, const Row
   constexpr int kTogether = 3;  // in flight
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int tasks = count * a.hidden_strips;
-  const int end = tasks * (warp + 1) / kWarps;
-  for (int task = tasks * warp / kWarps; task < end; task += kTogether) {
+  const int begin = tasks * warp / kWarps, end = tasks * (warp + 1) / kWarps;
+  Cursor at = {begin % count, begin / count * kStripColumns + lane * kPackElems};
+  for (int task = begin; task < end; task += kTogether) {
     Pack<T> gradients[kTogether] = {}, biases[kTogether] = {};
 #pragma unroll
-    for (int j = 0; j < kTogether; ++j) {
-      const Row row = rows[(task + j) % count];
-      const int column = ((task + j) / count * 32 + lane) * kPackElems;
-      if (task + j < end && row.flat >= 0 && column < a.hidden) {
+    for (int j = 0; j < kTogether; ++j, at.advance(count)) {
+      const Row row = rows[at.row];
+      if (task + j < end && row.flat >= 0 && at.column < a.hidden) {
         gradients[j] = load_shared_pack(static_cast<const T*>(a.d_out.data) +
-                                        start_of(row.flat / a.topk, a.d_out) + column);
+                                        start_of(row.token, a.d_out) + at.column);
         biases[j] = load_shared_pack(static_cast<const T*>(a.down_bias.data) +
-                                     start_of(row.expert, a.down_bias) + column);
+                                     start_of(row.expert, a.down_bias) + at.column);
       }
     }
 #pragma unroll
@@ -173,20 +188,6 @@ __device__ __forceinline__ void dot_biases(const BackwardArguments& a, const Row
     }
   }
 }
-
-/// A lane's place in its warp's share of the strips of a block's rows: down the rows of one strip,
-/// then of the next. What depends on the column is at hand for the next row then, as the bias is.
-struct Cursor {
-  int row;
-  int column;
-
-  __device__ __forceinline__ void advance(int rows) {
-    if (++row == rows) {
-      row = 0;
-      column += kStripColumns;
-    }
-  }
-};
 
 template <typename T, GateLayout L>
 using Ring = ThreadRing<T, GatePacks<T, L>::kPacks + 1, kThreads, kStages>;

@@ -11,7 +11,7 @@
 #include "cuda/rows/activation/kernel_choice.h"
 #include "cuda/rows/activation/limits.h"
 #include "cuda/rows/activation/row_experts.cuh"
-#include "cuda/rows/activation/thread_ring.cuh"
+#include "cuda/rows/thread_ring.cuh"
 #include "cuda/rows/alignment.h"
 
 /// act = activation(pre + bias). A warp takes a strip of 256 columns of some consecutive rows: its

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "cuda/device/segments.cuh"
-#include "cuda/rows/activation/thread_ring.cuh"
+#include "cuda/rows/thread_ring.cuh"
 #include "cuda/rows/elements.cuh"
 #include "moegemm/activation.h"
 
