@@ -62,35 +62,47 @@ def disagreement(layer: Layer) -> dict[str, float]:
     return {k: relative_difference(mine[k], theirs[k]) for k in mine}
 
 
-def row_kernels(layer: Layer, clock: Clock, rounds: int) -> dict[str, float]:
-    """GB/s of the activation and of its backward, each with a copy of as many bytes that takes turns with them."""
-    e, ids = layer.experts, layer.ids
+def row_kernels(layer: Layer, clock: Clock, rounds: int) -> list[dict[str, Any]]:
+    """The layer's passes over rows, in a round robin with a copy of as many bytes for each."""
+    e, ids, ops = layer.experts, layer.ids, torch.ops.moegemm
     topk, inner = ids.size(1), e.down_proj.size(1 if e.is_transposed else 2)
-    rows = ids.numel()
+    rows, hidden = ids.numel(), layer.x.size(1)
     m_sizes, gather = moegemm.route(ids, e.num_experts)
     named = ("clamped_swiglu", "interleaved") if e.has_bias else ("swiglu", "concatenated")
     numbers = activation_named(*named, None, None, None)
-    bias = e.gate_up_proj_bias.detach() if e.has_bias else None
+    bias, down_bias = (e.gate_up_proj_bias.detach(), e.down_proj_bias.detach()) if e.has_bias else (None, None)
     pre = torch.randn(rows, 2 * inner, device=ids.device, dtype=layer.x.dtype)
     d_act = torch.randn(rows, inner, device=ids.device, dtype=layer.x.dtype)
-    source, target = (torch.zeros(3, rows * inner, device=ids.device, dtype=layer.x.dtype) for _ in range(2))
-    half = 3 * rows * inner // 2
-    weights, ops = layer.router_weights.detach(), torch.ops.moegemm
-    calls = {
-        "copy_as_activate": lambda: target.view(-1)[:half].copy_(source.view(-1)[:half]),
-        "copy_as_backward": lambda: target.copy_(source),
-        "activate": lambda: ops.activate(pre, bias, m_sizes, *numbers),
-        "activate_backward": lambda: ops.activate_backward(
-            d_act, pre, bias, m_sizes, gather, weights, topk, None, None, *numbers, True, True
-        ),
+    weights = layer.router_weights.detach()
+
+    def backward(*share: Tensor | None) -> object:
+        return ops.activate_backward(d_act, pre, bias, m_sizes, gather, weights, topk, *share, *numbers, True, True)
+
+    # Bytes read and written: of rows, and with the second bias of its row of the output's gradient for each of them.
+    inner_bytes, hidden_bytes = (rows * width * pre.element_size() for width in (inner, hidden))
+    passes: dict[str, tuple[int, Callable[[], object]]] = {
+        "activation": (3 * inner_bytes, lambda: ops.activate(pre, bias, m_sizes, *numbers)),
+        "its backward": (6 * inner_bytes, lambda: backward(None, None)),
     }
-    element = rows * inner * pre.element_size()
-    moved = {
-        "copy_as_activate": 3 * element, "activate": 3 * element,
-        "copy_as_backward": 6 * element, "activate_backward": 6 * element,
-    }  # fmt: skip
-    times = clock.round_robin(calls, rounds)
-    return {name: moved[name] / spread(times[name])["ms"] / 1e6 for name in calls}
+    if e.has_bias:
+        passes |= {
+            "its backward, both biases": (6 * inner_bytes + hidden_bytes, lambda: backward(layer.d_out, down_bias)),
+            "gradient of the first bias": (2 * inner_bytes, lambda: ops.expert_sums(pre, m_sizes, None, None, 1)),
+            "gradient of the second bias": (
+                hidden_bytes, lambda: ops.expert_sums(layer.d_out, m_sizes, gather, weights, topk)
+            ),
+        }  # fmt: skip
+    most = max(moved for moved, _ in passes.values()) // 2
+    source, target = (torch.zeros(most, device=ids.device, dtype=torch.uint8) for _ in range(2))
+    calls: dict[str, Callable[[], object]] = {}
+    for name, (moved, call) in passes.items():
+        calls[name] = call
+        calls[f"copy, {name}"] = lambda half=moved // 2: target[:half].copy_(source[:half])
+    ms = {name: spread(times)["ms"] for name, times in clock.round_robin(calls, rounds).items()}
+    return [
+        {"pass": name, "bytes": moved, "ms": ms[name], "copy_ms": ms[f"copy, {name}"]}
+        for name, (moved, _) in passes.items()
+    ]
 
 
 def measure(
@@ -110,5 +122,5 @@ def measure(
     layer.clear_gradients()
     if device == "cuda":
         entry["kept_mib"] = {name: kept_mib(layer, name) for name in layer.calls}
-        entry["row_kernels_gb_s"] = row_kernels(layer, clock, rounds)
+        entry["row_kernels"] = row_kernels(layer, clock, rounds)
     return entry
