@@ -206,7 +206,8 @@ void launch_expert_sums(const TensorView& rows, const RoutingView& routing, cons
   const std::int64_t strip = kWide * (packed ? kPackElems : 1);
   const std::int64_t strips = (columns + strip - 1) / strip;
   const std::int64_t count = gathers ? routing.gather_indices.shape[0] : rows.shape[0];
-  if (strips > INT32_MAX / experts || count > INT32_MAX) {
+  constexpr std::int64_t kMostRows = INT32_MAX - kDeep * (kStages + 1);  // threads count past them
+  if (strips > INT32_MAX / experts || count > kMostRows) {
     throw Error(ErrorKind::kNotImplemented, "expert_sums on a GPU: " + std::to_string(count) +
                                                 " rows and " + std::to_string(experts * columns) +
                                                 " sums, more than one launch covers");
