@@ -36,16 +36,17 @@ template <typename Traits>
 __device__ __forceinline__ void add_bias(const RowGemmParams& params, const RowTile& tile,
                                          Accumulators<Traits>& acc) {
   using Shape = typename Traits::Shape;
-  const int first = tile.feature + warp_col<Shape>() + lane_id() % 4 * 2;
+  const int first = tile.feature + warp_col<Shape>() + lane_col<Traits>(0);
   const auto* bias = static_cast<const typename Traits::Element*>(params.bias) +
                      tile.expert * params.bias_stride + first;
   const int left = params.out.cols - first;
 #pragma unroll
   for (int j = 0; j < Shape::kColBlocks; ++j) {
     // Where vectors are stored, both columns of a pair exist or none.
-    const bool second = kVectors<Traits> ? j * 8 < left : j * 8 + 1 < left;
-    const float low = j * 8 < left ? static_cast<float>(__ldg(bias + j * 8)) : 0.0f;
-    const float high = second ? static_cast<float>(__ldg(bias + j * 8 + 1)) : 0.0f;
+    const int col = lane_col<Traits>(j) - lane_col<Traits>(0);
+    const bool second = kVectors<Traits> ? col < left : col + 1 < left;
+    const float low = col < left ? static_cast<float>(__ldg(bias + col)) : 0.0f;
+    const float high = second ? static_cast<float>(__ldg(bias + col + 1)) : 0.0f;
 #pragma unroll
     for (int i = 0; i < Shape::kRowBlocks; ++i) {
       acc[i][j][0] += low;

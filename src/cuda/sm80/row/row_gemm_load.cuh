@@ -34,6 +34,10 @@ class RowLoader {
   static constexpr int kWeightRows = (kDepthMajor ? Shape::kCols : Traits::kDepth) / kWeightStep;
   static constexpr int kWeightPasses = kWeightRows * kColPasses;
   static constexpr unsigned kNoRow = 0xffffffffu;
+  /// Which of a tile's features lies at a row of the stage.
+  static __device__ __forceinline__ constexpr int feature_at(int row) {
+    return Traits::kPlacedColumns ? placed_column(row) : row;
+  }
   static_assert(Shape::kRows % kRowStep == 0 && Shape::kCols % kRowStep == 0);
   static_assert(kColChunks % kColSpan == 0 && Traits::kDepth % kDepthStep == 0);
 
@@ -50,9 +54,9 @@ class RowLoader {
     const bool good_indices = locate_rows(tile);
     const std::byte* expert = params_.weights + tile.expert * params_.expert_bytes;
     if constexpr (kDepthMajor) {
-      weights_ =
-          expert + (tile.feature + own_row()) * params_.weight_bytes + own_chunk() * kChunkBytes;
-      cols_left_ = params_.out.cols - tile.feature - own_row();
+      const int feature = tile.feature + feature_at(own_row());
+      weights_ = expert + feature * params_.weight_bytes + own_chunk() * kChunkBytes;
+      cols_left_ = params_.out.cols - feature;
     } else {
       const int feature = tile.feature + own_col_chunk() * Traits::kChunkElements;
       weights_ = expert + own_depth() * params_.weight_bytes +
@@ -156,6 +160,7 @@ class RowLoader {
 
   /// This thread's chunk of the weights of pass i.
   __device__ __forceinline__ const std::byte* weight(int i, std::int64_t weight_bytes) const {
+    if constexpr (kDepthMajor) return weights_ + feature_at(i * kWeightStep) * weight_bytes;
     return weights_ + i / kColPasses * kWeightStep * weight_bytes +
            i % kColPasses * kColSpan * kChunkBytes;
   }
@@ -218,7 +223,8 @@ class RowLoader {
     const auto source = [&](int i) { return weight(i, params_.weight_bytes); };
     if constexpr (kDepthMajor) {
       const int inside = depth_left - own_chunk() * Traits::kChunkElements;
-      copy(target, source, [&](int i) { return i * kRowStep < cols_left_ ? inside : 0; });
+      copy(target, source,
+           [&](int i) { return feature_at(i * kRowStep) < cols_left_ ? inside : 0; });
     } else {
       const int depths = depth_left - own_depth();
       copy(target, source, [&](int i) {

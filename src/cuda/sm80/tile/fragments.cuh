@@ -23,6 +23,14 @@ __device__ __forceinline__ int warp_col() {
   return warp_id() % Shape::kWarpCols * Shape::kColBlocks * 8;
 }
 
+/// The first of the two columns of column block j that this lane accumulates, relative to the
+/// warp's.
+template <typename Traits>
+__device__ __forceinline__ int lane_col(int j) {
+  const int t = lane_id() % 4;
+  return Traits::kPlacedColumns ? j / 4 * 32 + t * 8 + j % 4 * 2 : j * 8 + t * 2;
+}
+
 template <typename Traits, int RowBlocks>
 struct Fragments {
   std::uint32_t a[RowBlocks][4];

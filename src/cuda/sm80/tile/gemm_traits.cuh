@@ -25,6 +25,9 @@ struct GemmTraits {
   static constexpr int kChunkElements = kChunkBytes / kElementBytes;
   static constexpr int kABytes = Shape::kRows * kElementBytes;  ///< of one depth, outer major
   static constexpr int kBBytes = Shape::kCols * kElementBytes;
+  /// Stages hold B's columns in the order of placed_column. Where they are contiguous, chunks of
+  /// eight columns cannot be taken apart.
+  static constexpr bool kPlacedColumns = kElementBytes == 2 && kBMajor == Major::kDepth;
   static_assert((kMath == Math::kTensor16) == (kElementBytes == 2));
 };
 

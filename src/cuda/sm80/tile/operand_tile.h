@@ -38,6 +38,15 @@ MOEGEMM_HOST_DEVICE constexpr int outer_major_pass(int first, int i) {
          i * Step * OuterBytes;
 }
 
+/// A stage may hold the columns of B in another order: place p of 32 has column placed_column(p).
+/// mma.sync leaves two neighbouring places of each block of eight in a lane; in this order those of
+/// four blocks are eight neighbouring columns, 16 bytes of a row, which nobody has to trade with
+/// other lanes. Bits change places: placed_column(a + b) is the sum of both if a and b have no bit
+/// in common.
+MOEGEMM_HOST_DEVICE constexpr int placed_column(int place) {
+  return (place & ~30) + (place >> 1 & 3) * 8 + (place >> 3 & 3) * 2;
+}
+
 /// ldmatrix.x4 of 16 outer by 32 bytes of depth: the row that lane `lane` names, relative to the
 /// block, for A (matrices: low rows, high rows, then the second 16 bytes) ...
 template <int DepthBytes>

@@ -5,7 +5,8 @@
 #include "cuda/sm80/tile/output_view.h"
 
 /// From accumulators to device memory, without shared memory: mma.sync leaves pairs of columns in a
-/// lane, four lanes trade them so that each has 16 bytes of a row.
+/// lane, four lanes trade them so that each has 16 bytes of a row. Where the stages' columns are
+/// placed for it (placed_column), it has them already.
 namespace moegemm::cuda::sm80 {
 
 __device__ __forceinline__ std::uint32_t pack_pair(float low, float high, __nv_bfloat16) {
@@ -58,7 +59,8 @@ __device__ __forceinline__ void store_row_16(const float (&acc)[Traits::Shape::k
     for (int i = 0; i < 4; ++i) {
       pairs[i] = pack_pair(acc[j + i][2 * half], acc[j + i][2 * half + 1], Element{});
     }
-    const uint4 chunk = transpose_quad(pairs);
+    const uint4 chunk = Traits::kPlacedColumns ? uint4{pairs[0], pairs[1], pairs[2], pairs[3]}
+                                               : transpose_quad(pairs);
     const int first = col + (j + t) * 8;
     if (row < 0) continue;
     if constexpr (kVectors<Traits>) {
@@ -80,9 +82,19 @@ __device__ __forceinline__ void store_row_fp32(const float (&acc)[Traits::Shape:
   if (row < 0) return;
   float* line = static_cast<float*>(out.data) + row * out.stride;
   const bool adds = kAccumulates<Traits> && out.accumulate;
+  if constexpr (Traits::kPlacedColumns && kVectors<Traits>) {  // never adds
+#pragma unroll
+    for (int j = 0; j < Traits::Shape::kColBlocks; j += 2) {
+      const int first = col + lane_col<Traits>(j);
+      if (first >= out.cols) continue;
+      *reinterpret_cast<float4*>(line + first) = {acc[j][2 * half], acc[j][2 * half + 1],
+                                                  acc[j + 1][2 * half], acc[j + 1][2 * half + 1]};
+    }
+    return;
+  }
 #pragma unroll
   for (int j = 0; j < Traits::Shape::kColBlocks; ++j) {
-    const int first = col + j * 8 + lane_id() % 4 * 2;
+    const int first = col + lane_col<Traits>(j);
     float2 pair = {acc[j][2 * half], acc[j][2 * half + 1]};
     if constexpr (kVectors<Traits>) {
       if (first >= out.cols) continue;
@@ -110,19 +122,28 @@ __device__ __forceinline__ void store_tile(const Accumulators<Traits>& acc, int 
                                            int tile_col) {
   using Shape = typename Traits::Shape;
   const int col = tile_col + warp_col<Shape>();
+  const auto store = [&](bool fp32) {
 #pragma unroll
-  for (int i = 0; i < Shape::kRowBlocks; ++i) {
-    if (i >= row_blocks) break;
+    for (int i = 0; i < Shape::kRowBlocks; ++i) {
+      if (i >= row_blocks) break;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if constexpr (Traits::kElementBytes == 2) {
-        if (!out.is_fp32) {
-          store_row_16<Traits>(acc[i], half, out, rows[2 * i + half], col);
-          continue;
+      for (int half = 0; half < 2; ++half) {
+        if constexpr (Traits::kElementBytes == 2) {
+          if (!fp32) {
+            store_row_16<Traits>(acc[i], half, out, rows[2 * i + half], col);
+            continue;
+          }
         }
+        store_row_fp32<Traits>(acc[i], half, out, rows[2 * i + half], col);
       }
-      store_row_fp32<Traits>(acc[i], half, out, rows[2 * i + half], col);
     }
+  };
+  if (!Traits::kPlacedColumns) {
+    store(out.is_fp32);
+  } else if (out.is_fp32) {  // asked once: without trading, rows are stored in few instructions
+    store(true);
+  } else {
+    store(false);
   }
 }
 
