@@ -198,6 +198,29 @@ TEST(Sm80OperandTile, CopyingThreadsFindTheirChunksInEveryPass) {
   check_passes<512, 1>();
 }
 
+TEST(Sm80OperandTile, PlacedColumnsOfFourBlocksAreEightNeighboursInEveryLane) {
+  for (int group = 0; group < 256; group += 32) {
+    for (int block = 0; block < 4; ++block) {
+      for (int t = 0; t < 4; ++t) {
+        for (int i = 0; i < 2; ++i) {  // mma.sync leaves columns 2t and 2t + 1 in lane t
+          EXPECT_EQ(placed_column(group + block * 8 + 2 * t + i), group + t * 8 + block * 2 + i);
+        }
+      }
+    }
+  }
+}
+
+TEST(Sm80OperandTile, PlacedColumnsOfEveryPassAreAtOneDistance) {
+  for (const int step : {8, 16, 32, 64}) {
+    for (int row = 0; row < step; ++row) {
+      for (int pass = 0; pass * step < 256; ++pass) {
+        EXPECT_EQ(placed_column(row + pass * step),
+                  placed_column(row) + placed_column(pass * step));
+      }
+    }
+  }
+}
+
 TEST(Sm80OperandTile, WordsOfAnOuterMajorOperandAreThoseOfMmaSync) {
   check_words<512>(64);
   check_words<512>(32);
