@@ -11,8 +11,8 @@
 #include "cuda/rows/activation/kernel_choice.h"
 #include "cuda/rows/activation/limits.h"
 #include "cuda/rows/activation/row_experts.cuh"
-#include "cuda/rows/thread_ring.cuh"
 #include "cuda/rows/alignment.h"
+#include "cuda/rows/thread_ring.cuh"
 
 /// act = activation(pre + bias). A warp takes a strip of 256 columns of some consecutive rows: its
 /// lanes keep their columns, so that a row costs no index arithmetic, and an expert's bias is
