@@ -44,6 +44,17 @@ __device__ __forceinline__ void cp_async_bulk_tensor_4d(void* shared, const CUte
       : "memory");
 }
 
+/// The same with an L2 policy.
+__device__ __forceinline__ void cp_async_bulk_tensor_3d(void* shared, const CUtensorMap* map, int x,
+                                                        int y, int z, std::uint64_t* barrier,
+                                                        std::uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(shared)),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
+}
+
 /// Shared to global through a 3-D map, clipped at the tensor's edges.
 __device__ __forceinline__ void cp_async_bulk_tensor_store_3d(const CUtensorMap* map, int x, int y,
                                                               int z, const void* shared) {

@@ -54,6 +54,13 @@ __device__ __forceinline__ std::uint32_t opaque(std::uint32_t bits) {
   return bits;
 }
 
+/// threadIdx.x, read where it is called: nothing that follows from it waits in registers before.
+__device__ __forceinline__ int thread_index() {
+  int index;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+  return index;
+}
+
 /// A warp-uniform value that the compiler knows to be uniform.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 

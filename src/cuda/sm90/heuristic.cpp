@@ -33,6 +33,8 @@ constexpr std::size_t kMostKernels = 16;
 constexpr double kFewRows = 48;
 /// Likewise for tiles of 32 rows.
 constexpr double kVeryFewRows = 16;
+/// Contractions up to this are short.
+constexpr std::int64_t kShortDepth = 2304;
 /// The estimated times scatter by several percent; less than this is no reason to leave the ranks.
 constexpr double kClearly = 1.05;
 
@@ -207,6 +209,20 @@ int choose(std::span<const KernelEntry> kernels, const Problem& problem, const D
   return place[choose_among({feasible.data(), count}, problem, facts)];
 }
 
+bool weights_pass_through_l2(const Problem& problem, const TileShape& tile, std::int64_t l2_bytes) {
+  // What it brings, fwd1 on an H200, tokens in brackets. K = 2048: Qwen3-Next (2048) 1 %, (4096 to
+  // 8192) 3 %, Qwen3-30B (1500, 2048) 3, 4 %, OLMoE (1024) 3 %. Longer: gpt-oss-120b (3000) -1 %,
+  // Mixtral (512) -3 %, Llama-4 Scout (2048) -4 %, DeepSeek-V3 (1024 to 4096) -1 to -4 %, Kimi-K2
+  // (8192) 0. Two tiles for each expert: Qwen3-Next (12000) 0, gpt-oss-120b (8192) -3 %.
+  if (problem.op != Op::kForward || !problem.gathers() || tile.rows <= kSmall.rows ||
+      problem.k > kShortDepth) {
+    return false;
+  }
+  const std::int64_t gathered_bytes =
+      problem.rows / problem.gather_divisor() * problem.k * size_bytes(problem.dtype);
+  return problem.rows <= problem.experts * tile.rows && 4 * gathered_bytes <= 3 * l2_bytes;
+}
+
 bool fusing_is_faster(const Problem& problem, const TileShape& tile) {
   // Gain over the best plain kernel with a pass behind it, six models at 64 to 16384 tokens on an
   // H200, the contenders of each in one round robin; the pass counts the less the longer the
@@ -221,13 +237,12 @@ bool fusing_is_faster(const Problem& problem, const TileShape& tile) {
   //                     longer  wide  -2 to 0 %  (tall -5 to -7) -7 to -4 %
   //   320 and more      <= 4096 tall   4 to 11 %                 5 to 12 %
   //                     7168    tall  -1 %                       3 %
-  constexpr std::int64_t kShort = 2304;
   const Facts facts = facts_of(problem);
   if (is(kLow, tile) || is(kSmall, tile)) return facts.rows <= kFewRows;
-  if (is(kWide, tile)) return facts.rows <= 115 || facts.depth <= kShort;
-  if (tall_is_half_empty(facts.rows)) return !facts.gathers && facts.depth <= kShort;
+  if (is(kWide, tile)) return facts.rows <= 115 || facts.depth <= kShortDepth;
+  if (tall_is_half_empty(facts.rows)) return !facts.gathers && facts.depth <= kShortDepth;
   if (!facts.gathers) return true;
-  if (facts.rows <= 115) return facts.depth <= kShort;
+  if (facts.rows <= 115) return facts.depth <= kShortDepth;
   return facts.rows <= 200 || facts.depth <= 4096;
 }
 

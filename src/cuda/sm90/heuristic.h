@@ -17,6 +17,10 @@ bool fusing_is_faster(const Problem& problem, const TileShape& tile);
 /// Whether dW is faster behind a copy of the gathered operand in order.
 bool gathering_first_is_faster(const Problem& problem);
 
+/// Whether L2 should rather keep the gathered rows of a forward product than its weights: where
+/// each expert has one tile of rows, nobody reads a weight panel again.
+bool weights_pass_through_l2(const Problem& problem, const TileShape& tile, std::int64_t l2_bytes);
+
 /// The position of the kernel that should be fastest among those that can run the problem: the one
 /// of the best rank, unless its tiles fit the problem clearly worse than another one's.
 int choose_among(std::span<const KernelInfo* const> feasible, const Problem& problem,

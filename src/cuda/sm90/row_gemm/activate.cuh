@@ -14,26 +14,6 @@
 /// one copy of this code serves every compiled N.
 namespace moegemm::cuda::sm90 {
 
-/// The results of a warpgroup's two blocks, pairs of rows: as store_block gives them to stmatrix.
-template <typename TileT>
-struct RoundedTile {
-  std::uint32_t pairs[2][TileT::kRows / 4];
-
-  /// Opaque: else the compiler moves the rounding behind the branches of all N, and what they have
-  /// in common would be twice the registers.
-  template <typename T, int N>
-  __device__ __forceinline__ void take(const float (&d)[2][N / 2]) {
-#pragma unroll
-    for (int block = 0; block < 2; ++block) {
-#pragma unroll
-      for (int i = 0; i < TileT::kRows / 4; ++i) {
-        pairs[block][i] =
-            i < N / 4 ? ptx::opaque(pack<T>(d[block][2 * i], d[block][2 * i + 1])) : 0;
-      }
-    }
-  }
-};
-
 /// Rows that are staged at a time.
 constexpr int kPieceRows = 16;
 

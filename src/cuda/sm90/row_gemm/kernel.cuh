@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/device/segment_scan.cuh"
+#include "cuda/ptx/opaque.cuh"
 #include "cuda/sm90/row_gemm/load.cuh"
 #include "cuda/sm90/row_gemm/mma.cuh"
 #include "cuda/sm90/row_gemm/store.cuh"
@@ -24,8 +25,6 @@ __device__ __forceinline__ void meet_block() {
 }
 
 /// Activated tiles only: their instances include activate.cuh.
-template <typename TileT>
-struct RoundedTile;
 template <typename T, typename TileT>
 __device__ void store_activated(const RowGemmParams& params, const RowGemmShared<TileT>& shared,
                                 int slot, const RoundedTile<TileT>& rounded, bool rehearsal);
@@ -50,6 +49,21 @@ __device__ __forceinline__ void accumulate_tile(const RowGemmParams& params,
   finish_tile<N, TileT>(d, shared, stage);
 }
 
+/// Opaque: what follows from the number of experts must not wait in registers, which are short.
+template <typename TileT>
+__device__ __forceinline__ RowGemmShared<TileT> shared_now(const RowGemmParams& params,
+                                                           const RowGemmShared<TileT>& shared) {
+  return {shared.base, ptx::opaque(params.experts)};
+}
+
+/// A tile's slot and phase in one register instead of two: the main loop has none to spare.
+__device__ __forceinline__ unsigned place_of(const PipelineState<kTileSlots>& slot) {
+  return ptx::opaque(static_cast<unsigned>(slot.slot) | slot.phase << 8);
+}
+__device__ __forceinline__ PipelineState<kTileSlots> slot_at(unsigned place) {
+  return {static_cast<int>(place & 0xff), place >> 8};
+}
+
 template <int Blocks, int Count>
 __device__ __forceinline__ void clear(float (&d)[Blocks][Count]) {
 #pragma unroll
@@ -59,37 +73,45 @@ __device__ __forceinline__ void clear(float (&d)[Blocks][Count]) {
   }
 }
 
-/// One tile of a consumer with N wgmma columns. A tile without rows is the rehearsal: see consume.
-template <typename T, int N, typename TileT, ptx::Major WeightMajor, bool Gathered>
-__device__ __forceinline__ void consume_tile(const RowGemmParams& params,
-                                             const RowGemmShared<TileT>& shared, const Tile& tile,
-                                             const PipelineState<kTileSlots>& slot, int consumer,
-                                             PipelineState<TileT::kStages>& stage) {
-  float d[TileT::kBlocks][N / 2];
-  if (TileT::kStreams && tile.rows == 0) {
-    clear(d);
-  } else {
-    accumulate_tile<T, N, TileT, WeightMajor, Gathered>(params, shared, consumer, stage, d);
-    if (params.scatter || params.multiply) {
-      ptx::mbarrier_wait(&shared.rings().info_full[slot.slot], slot.phase);
-    }
-  }
-  store_tile<T, N, TileT>(params, shared, tile, slot.slot, consumer, d);
-}
-
-/// One tile of a consumer of an activated kernel, up to its rounded results.
+/// One tile of a consumer with N wgmma columns: its product, and what follows that once for each N.
+/// Other tiles leave the stores to code that all N share. A rehearsal has neither rows nor product:
+/// see consume.
 template <typename T, int N, typename TileT, ptx::Major WeightMajor, bool Gathered>
 __device__ __forceinline__ void consume_tile(const RowGemmParams& params,
                                              const RowGemmShared<TileT>& shared, int consumer,
                                              PipelineState<TileT::kStages>& stage,
-                                             RoundedTile<TileT>& rounded, const bool& rehearsal) {
+                                             RoundedTile<TileT>& rounded, unsigned place,
+                                             bool rehearsal) {
   float d[TileT::kBlocks][N / 2];
   if (TileT::kStreams && rehearsal) {
     clear(d);
   } else {
     accumulate_tile<T, N, TileT, WeightMajor, Gathered>(params, shared, consumer, stage, d);
   }
-  rounded.template take<T, N>(d);
+  if constexpr (!TileT::kActivated) {
+    const PipelineState<kTileSlots> slot = slot_at(ptx::opaque(place));
+    const RowGemmShared<TileT> after = shared_now(params, shared);
+    const auto finish = [&](const Tile& tile) {
+      finish_results<T, N, Gathered>(params, after, tile, slot.slot, d);
+      if constexpr (!TileT::kCommonStores) {
+        if (!params.rounds) return;
+        store_rows<T, N, Gathered>(params, after, Tile(tile), slot.slot, [&](int m, int i) {
+          return pack<T>(d[m][2 * i], d[m][2 * i + 1]);
+        });
+      }
+    };
+    if ((params.scatter || params.multiply) && !(TileT::kStreams && rehearsal)) {
+      ptx::mbarrier_wait(&after.rings().info_full[slot.slot], slot.phase);
+    }
+    if constexpr (TileT::kStreams) {  // one copy of the code, else a rehearsal is in vain
+      Tile tile;
+      if (!rehearsal) tile = after.tiles()[slot.slot];
+      finish(tile);
+    } else {
+      finish(after.tiles()[slot.slot]);
+    }
+  }
+  if constexpr (TileT::kCommonStores) rounded.template take<T, N>(d);
 }
 
 /// Chooses the compiled N at run time: a tile pays for its rows, not for the largest tile.
@@ -160,25 +182,24 @@ __device__ __forceinline__ void consume(const RowGemmParams& params,
       return;
     }
     const int columns = padded_rows<TileT>(rows);
-    if constexpr (TileT::kActivated) {
-      RoundedTile<TileT> rounded;
-      // One register instead of two through the main loop, which has none to spare.
-      const unsigned parked = ptx::opaque(static_cast<unsigned>(slot.slot) | slot.phase << 8);
-      if constexpr (TileT::kStreams) {
-        consume_streamed_tile_of<T, TileT::kMinColumns, TileT, WeightMajor, Gathered>(
-            columns, params, shared, consumer, stage, rounded, rehearsal);
-      } else {
-        consume_tile_of<T, TileT::kRows, TileT, WeightMajor, Gathered>(
-            columns, params, shared, consumer, stage, rounded, rehearsal);
-      }
-      slot = {static_cast<int>(parked & 0xff), parked >> 8};
-      store_activated<T>(params, shared, slot.slot, rounded, rehearsal);
-    } else if constexpr (TileT::kStreams) {
+    RoundedTile<TileT> rounded;
+    const unsigned place = place_of(slot);
+    if constexpr (TileT::kStreams) {
       consume_streamed_tile_of<T, TileT::kMinColumns, TileT, WeightMajor, Gathered>(
-          columns, params, shared, tile, slot, consumer, stage);
+          columns, params, shared, consumer, stage, rounded, place, rehearsal);
     } else {
-      consume_tile_of<T, TileT::kRows, TileT, WeightMajor, Gathered>(columns, params, shared, tile,
-                                                                     slot, consumer, stage);
+      consume_tile_of<T, TileT::kRows, TileT, WeightMajor, Gathered>(
+          columns, params, shared, consumer, stage, rounded, place, rehearsal);
+    }
+    slot = slot_at(ptx::opaque(place));
+    if constexpr (TileT::kActivated) {
+      store_activated<T>(params, shared, slot.slot, rounded, rehearsal);
+    } else if constexpr (TileT::kCommonStores) {
+      if (params.rounds) {
+        store_rows<T, TileT::kRows, Gathered>(params, shared, Tile(shared.tiles()[slot.slot]),
+                                              slot.slot,
+                                              [&](int m, int i) { return rounded.pairs[m][i]; });
+      }
     }
     if (rehearsal) {
       rehearsal = false;
@@ -193,6 +214,17 @@ __device__ __forceinline__ void consume(const RowGemmParams& params,
       stage.advance(blocks);
     }
   }
+}
+
+/// The segments' starts, by the first four warps. Their scratch is where tiles will be.
+template <typename TileT>
+__device__ __forceinline__ void scan(const RowGemmParams& params,
+                                     const RowGemmShared<TileT>& shared, int column_tiles) {
+  static_assert(4 * sizeof(SegmentStart) <= kTileSlots * sizeof(Tile));
+  scan_segments_together<4>(params.m_sizes, params.experts, params.total_rows, TileT::kRows,
+                            column_tiles, shared.starts(),
+                            reinterpret_cast<SegmentStart*>(shared.tiles()),
+                            static_cast<int>(NamedBarrier::kScan));
 }
 
 template <typename TileT, bool Gathered>
@@ -221,7 +253,8 @@ __device__ __forceinline__ void produce(const RowGemmParams& params,
   if constexpr (Gathered) {
     load_gathered<TileT, WeightMajor>(params, shared, [&](const Tile& tile, int slot) {
       if (params.multiply) {
-        write_row_info<T, kWarpgroupThreads>(params, shared, tile, slot, threadIdx.x);
+        write_row_info<T, kWarpgroupThreads>(params, shared_now(params, shared), tile, slot,
+                                             threadIdx.x);
       }
     });
   } else if (warp == 0) {
@@ -241,11 +274,7 @@ __global__ void __launch_bounds__((1 + kConsumers) * kWarpgroupThreads, 1)
   const int column_tiles = ceil_div(params.features, TileT::kFeatures);
   if constexpr (TileT::kStreams) {  // few accumulators: every thread keeps its 168 registers
     if (warp < 4) {
-      static_assert(4 * sizeof(SegmentStart) <= kTileSlots * sizeof(Tile));
-      scan_segments_together<4>(params.m_sizes, params.experts, params.total_rows, TileT::kRows,
-                                column_tiles, shared.starts(),
-                                reinterpret_cast<SegmentStart*>(shared.tiles()),
-                                static_cast<int>(NamedBarrier::kScan));
+      scan(params, shared, column_tiles);
       meet_block();
       produce<T, TileT, WeightMajor, Gathered>(params, shared, warp, row_info);
     } else {
@@ -259,10 +288,9 @@ __global__ void __launch_bounds__((1 + kConsumers) * kWarpgroupThreads, 1)
     // up.
     constexpr int kProducerRegisters = Gathered ? 56 : 40;
     constexpr int kConsumerRegisters = Gathered ? 224 : 232;
-    if (warp == 0) {
-      scan_segments(params.m_sizes, params.experts, params.total_rows, TileT::kRows,
-                    &shared.starts()->row, &shared.starts()->tile, column_tiles, /*stride=*/2);
-    } else if (threadIdx.x == kWarpSize) {
+    if (warp < 4) {
+      scan(params, shared, column_tiles);
+    } else if (threadIdx.x == kWarpgroupThreads) {
       prepare_copies<TileT, Gathered>(params, shared, row_info);
     }
     __syncthreads();

@@ -4,10 +4,12 @@
 #include <string>
 #include <vector>
 
+#include "cuda/host/device_facts.h"
 #include "cuda/host/launch.h"
 #include "cuda/host/loading.h"
 #include "cuda/host/tensor_map.h"
 #include "cuda/host/tile_counters.h"
+#include "cuda/sm90/heuristic.h"
 #include "cuda/sm90/kernel_entry.h"
 #include "cuda/sm90/row_gemm/instance.h"
 #include "cuda/sm90/row_gemm/params.h"
@@ -207,6 +209,9 @@ RowGemmParams make_params(const CompiledRowGemm& kernel, const Problem& problem,
   RowGemmParams params = {};
   params.weights_map = weights_map(kernel, problem, operands);
   params.weights_in_slabs = weights_in_slabs(problem);
+  params.weights_pass_through =
+      weights_pass_through_l2(problem, {kernel.rows, kernel.features, kDepth},
+                              device_facts(problem.device.index)->l2_bytes);
   if (!problem.gathers()) {
     params.rows_map = rows_map(problem, rows, kernel.rows);
     params.half_rows_map = rows_map(problem, rows, kernel.rows / 2);
@@ -229,6 +234,7 @@ RowGemmParams make_params(const CompiledRowGemm& kernel, const Problem& problem,
   params.multiply = problem.multiply;
   params.weights_are_fp32 = problem.weights_dtype == DType::kFloat32;
   params.out_is_fp32 = problem.out_dtype == DType::kFloat32;
+  params.rounds = !params.out_is_fp32;
   params.vector_store = problem.output_alignment >= 16 && problem.output_columns() % 8 == 0;
   if (kernel.activated) {
     const bool interleaved = problem.activation->layout == GateLayout::kInterleaved;

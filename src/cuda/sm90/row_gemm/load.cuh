@@ -33,8 +33,13 @@ __device__ __forceinline__ void load_weights(const RowGemmParams& params, const 
     const int column = params.activation.gated() ? tile.feature / 2 : tile.feature;
     ptx::cp_async_bulk_tensor_4d(shared, &params.weights_map, depth, column, 0, tile.expert, full);
   } else if constexpr (WeightMajor == ptx::Major::kK) {  // box {64 of K, kFeatures of N}
-    ptx::cp_async_bulk_tensor_3d(shared, &params.weights_map, depth, tile.feature, tile.expert,
-                                 full);
+    if (params.weights_pass_through) {
+      ptx::cp_async_bulk_tensor_3d(shared, &params.weights_map, depth, tile.feature, tile.expert,
+                                   full, ptx::createpolicy_evict_first());
+    } else {
+      ptx::cp_async_bulk_tensor_3d(shared, &params.weights_map, depth, tile.feature, tile.expert,
+                                   full);
+    }
   } else if (!params.weights_in_slabs) {
     ptx::cp_async_bulk_tensor_4d(shared, &params.weights_map, 0, depth, tile.feature / 64,
                                  tile.expert, full);
@@ -148,7 +153,7 @@ __device__ __forceinline__ void load_gathered_stage(const RowGemmParams& params,
                                                     const Tile& tile, int depth,
                                                     const GatheredRows<TileT>& rows,
                                                     PipelineState<TileT::kStages>& stage) {
-  const int thread = threadIdx.x % kWarpgroupThreads;
+  const int thread = threadIdx.x;  // of the first warpgroup
   auto& ring = shared.rings().stage;
   ring.wait_empty(stage);
   std::uint64_t* full = &ring.full[stage.slot];
@@ -210,7 +215,7 @@ template <typename TileT, ptx::Major WeightMajor, typename WriteInfo>
 __device__ __forceinline__ void load_gathered(const RowGemmParams& params,
                                               const RowGemmShared<TileT>& shared,
                                               const WriteInfo& write_info) {
-  const int thread = threadIdx.x % kWarpgroupThreads;
+  const int thread = threadIdx.x;  // of the first warpgroup
   const bool scheduler = thread < kWarpSize;
   TileQueue queue(params.counter, scheduler ? shared.starts()[params.experts].tile : 0);
   TileDecoder decoder(shared.starts(), params.experts);

@@ -38,11 +38,13 @@ struct RowGemmParams {
   int depth;
   FastDivisor divisor;  ///< a gathered flat index over this is the row to read
 
-  bool weights_in_slabs;  ///< dX: one copy per slab, K is not a multiple of 64
-  bool scatter;           ///< result row r goes to flat row gather_indices[r]
-  bool multiply;          ///< and is scaled by topk_weights of that flat row
+  bool weights_pass_through;  ///< forward: L2 need not keep the weights
+  bool weights_in_slabs;      ///< dX: one copy per slab, K is not a multiple of 64
+  bool scatter;               ///< result row r goes to flat row gather_indices[r]
+  bool multiply;              ///< and is scaled by topk_weights of that flat row
   bool weights_are_fp32;
   bool out_is_fp32;
+  bool rounds;        ///< the opposite, for the common epilogue: one flag would stay in a register
   bool vector_store;  ///< 16-byte stores of 16-bit results are aligned
 
   const void* bias;  ///< [experts, features] in the dtype of the inputs; null: none

@@ -41,7 +41,6 @@ __device__ __forceinline__ std::uint32_t pack<__half>(float low, float high) {
 /// Where the rows of a tile go.
 struct RowTargets {
   const int* destinations;  ///< null: in order
-  const float* scales;      ///< null: not scaled
   int first;
   int rows;
 
@@ -52,10 +51,17 @@ struct RowTargets {
   }
 };
 
+/// Rows that were gathered are never scattered: a product has one permutation.
+template <bool Gathered, typename TileT>
+__device__ __forceinline__ RowTargets row_targets(const RowGemmParams& params,
+                                                  const RowGemmShared<TileT>& shared,
+                                                  const Tile& tile, int slot) {
+  return {!Gathered && params.scatter ? shared.destinations(slot) : nullptr, tile.row, tile.rows};
+}
+
 /// Scales the fp32 results of one m64 block by the router weights of their rows.
 template <int N>
-__device__ __forceinline__ void scale_block(float (&d)[N / 2], const float* scales) {
-  const int lane = threadIdx.x % kWarpSize;
+__device__ __forceinline__ void scale_block(float (&d)[N / 2], const float* scales, int lane) {
 #pragma unroll
   for (int j = 0; j < N / 8; ++j) {
     const float2 scale = *reinterpret_cast<const float2*>(scales + 8 * j + 2 * (lane % 4));
@@ -87,7 +93,7 @@ __device__ __forceinline__ void add_block_bias(const RowGemmParams& params, int 
 }
 
 /// fp32 results go straight from registers: eight lanes fill one 32-byte sector.
-template <int N>
+template <int N, bool Gathered>
 __device__ __forceinline__ void store_block_fp32(const RowGemmParams& params,
                                                  const RowTargets& targets, int feature,
                                                  const float (&d)[N / 2]) {
@@ -95,15 +101,31 @@ __device__ __forceinline__ void store_block_fp32(const RowGemmParams& params,
   const int warp = threadIdx.x / kWarpSize % 4;
   auto* out = static_cast<float*>(params.out);
   const int column = feature + warp * 16 + lane / 4;
+  if constexpr (Gathered) {  // rows in order: one pointer, opaque so that it stays one
+    const int own = lane % 4 * 2;
+    float* line = out + (targets.first + own) * params.out_stride + column;
 #pragma unroll
-  for (int j = 0; j < N / 8; ++j) {
+    for (int j = 0; j < N / 8; ++j) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = targets(8 * j + 2 * (lane % 4) + i);
-      if (row < 0) continue;
-      float* line = out + row * params.out_stride;
-      if (column < params.features) line[column] = d[4 * j + i];
-      if (column + 8 < params.features) line[column + 8] = d[4 * j + 2 + i];
+      for (int i = 0; i < 2; ++i) {
+        if (8 * j + own + i >= targets.rows) continue;
+        float* at = line + i * params.out_stride;
+        if (column < params.features) at[0] = d[4 * j + i];
+        if (column + 8 < params.features) at[8] = d[4 * j + 2 + i];
+      }
+      line = ptx::opaque(line + 8 * params.out_stride);
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < N / 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = targets(8 * j + 2 * (lane % 4) + i);
+        if (row < 0) continue;
+        float* line = out + row * params.out_stride;
+        if (column < params.features) line[column] = d[4 * j + i];
+        if (column + 8 < params.features) line[column + 8] = d[4 * j + 2 + i];
+      }
     }
   }
 }
@@ -125,70 +147,97 @@ __device__ __forceinline__ void store_chunk(const RowGemmParams& params, int row
   }
 }
 
-/// One m64 block as 16-bit results: stmatrix turns [64 features][rows] into rows of 128 bytes, then
-/// eight lanes store each row. Two buffers, so one barrier per kStagedRows rows.
-template <typename T, int N>
-__device__ __forceinline__ void store_block(const RowGemmParams& params, const RowTargets& targets,
-                                            int feature, const float (&d)[N / 2],
-                                            std::byte* staging, int& buffer, int barrier) {
-  const int thread = threadIdx.x % kWarpgroupThreads;
-  const int lane = thread % kWarpSize;
-  const int warp = thread / kWarpSize;
+/// The results of a warpgroup's blocks as 16-bit pairs of rows. They come from the code of any N;
+/// what is done with them is compiled once.
+template <typename TileT>
+struct RoundedTile {
+  std::uint32_t pairs[TileT::kBlocks][TileT::kRows / 4];
+
+  /// Opaque: else the compiler moves the rounding behind the branches of all N, and what they have
+  /// in common would be twice the registers.
+  template <typename T, int N>
+  __device__ __forceinline__ void take(const float (&d)[TileT::kBlocks][N / 2]) {
 #pragma unroll
-  for (int base = 0; base < N; base += kStagedRows) {
-    std::byte* rows = staging + buffer * kStagedRows * kRowBytes;
-    buffer ^= 1;
+    for (int block = 0; block < TileT::kBlocks; ++block) {
 #pragma unroll
-    for (int group = base; group < base + kStagedRows && group < N; group += 16) {
-      const int j = group / 8 * 4;
-      // Matrices: rows 0-7 of features 0-7 and 8-15, then rows 8-15 of both.
-      const int row = group - base + lane % 8 + lane / 16 * 8;
-      const std::uint32_t address =
-          ptx::shared_address(rows) + swizzle_128b(row, warp * 2 + lane / 8 % 2);
-      if (group + 16 <= N) {
-        ptx::stmatrix_x4_trans(address, pack<T>(d[j], d[j + 1]), pack<T>(d[j + 2], d[j + 3]),
-                               pack<T>(d[j + 4], d[j + 5]), pack<T>(d[j + 6], d[j + 7]));
-      } else {
-        ptx::stmatrix_x2_trans(address, pack<T>(d[j], d[j + 1]), pack<T>(d[j + 2], d[j + 3]));
+      for (int i = 0; i < TileT::kRows / 4; ++i) {
+        pairs[block][i] =
+            i < N / 4 ? ptx::opaque(pack<T>(d[block][2 * i], d[block][2 * i + 1])) : 0;
       }
     }
-    ptx::bar_sync(barrier, kWarpgroupThreads);
-#pragma unroll
-    for (int i = 0; i < kStagedRows / 16; ++i) {
-      const int local = i * 16 + thread / 8;
-      if (base + i * 16 >= N) break;
-      const int row = base + local < N ? targets(base + local) : -1;
-      if (row < 0) continue;
-      const auto value = *reinterpret_cast<const uint4*>(rows + swizzle_128b(local, thread % 8));
-      store_chunk<T>(params, row, feature + thread % 8 * 8, value);
-    }
   }
-}
+};
 
-/// All blocks of a warpgroup's tile.
-template <typename T, int N, typename TileT>
-__device__ __forceinline__ void store_tile(const RowGemmParams& params,
-                                           const RowGemmShared<TileT>& shared, const Tile& tile,
-                                           int slot, int consumer,
-                                           float (&d)[TileT::kBlocks][N / 2]) {
-  const RowTargets targets = {params.scatter ? shared.destinations(slot) : nullptr,
-                              params.multiply ? shared.scales(slot) : nullptr, tile.row, tile.rows};
-  const int first = tile.feature + consumer * TileT::kConsumerStep;
-  const int barrier = barrier_id(NamedBarrier::kStore, consumer);
-  int buffer = 0;
-  // Nobody may still read the buffer of the last tile. Pingpong met at the main loop's barrier.
-  if constexpr (!TileT::kPingpong) ptx::bar_sync(barrier, kWarpgroupThreads);
+/// What follows the product in fp32: bias and router weights; fp32 results are stored at once.
+template <typename T, int N, bool Gathered, typename TileT>
+__device__ __forceinline__ void finish_results(const RowGemmParams& params,
+                                               const RowGemmShared<TileT>& shared, const Tile& tile,
+                                               int slot, float (&d)[TileT::kBlocks][N / 2]) {
+  const int index = ptx::thread_index();
+  const int first = tile.feature + (index / kWarpgroupThreads - 1) * TileT::kConsumerStep;
 #pragma unroll
   for (int m = 0; m < TileT::kBlocks; ++m) {
     const int feature = first + m * 64;
     if constexpr (TileT::kAddsBias) {
       if (params.bias) add_block_bias<T, N>(params, tile.expert, feature, d[m]);
     }
-    if (targets.scales) scale_block<N>(d[m], targets.scales);
+    if (params.multiply) scale_block<N>(d[m], shared.scales(slot), index % kWarpSize);
     if (params.out_is_fp32) {
-      store_block_fp32<N>(params, targets, feature, d[m]);
-    } else {
-      store_block<T, N>(params, targets, feature, d[m], shared.staging(consumer), buffer, barrier);
+      store_block_fp32<N, Gathered>(params, row_targets<Gathered>(params, shared, tile, slot),
+                                    feature, d[m]);
+    }
+  }
+}
+
+/// The 16-bit results of a warpgroup, `pair(m, i)`: rows 2 i and 2 i + 1 of block m the way
+/// stmatrix takes them. It turns [64 features][rows] into rows of 128 bytes, then eight lanes store
+/// each row. Two buffers, so one barrier per kStagedRows rows.
+template <typename T, int MaxRows, bool Gathered, typename TileT, typename Pair>
+__device__ __forceinline__ void store_rows(const RowGemmParams& params,
+                                           const RowGemmShared<TileT>& shared, const Tile& tile,
+                                           int slot, const Pair& pair) {
+  const int index = ptx::thread_index();
+  const int consumer = index / kWarpgroupThreads - 1;
+  const int thread = index % kWarpgroupThreads;
+  const int lane = thread % kWarpSize;
+  const int barrier = barrier_id(NamedBarrier::kStore, consumer);
+  const RowTargets targets = row_targets<Gathered>(params, shared, tile, slot);
+  const int rows = ptx::uniform(tile.rows);
+  const int column = tile.feature + consumer * TileT::kConsumerStep + thread % 8 * 8;
+  // Matrices of stmatrix: rows 0-7 of features 0-7 and 8-15, then rows 8-15 of both.
+  const int write_offset =
+      swizzle_128b(lane % 8 + lane / 16 * 8, thread / kWarpSize * 2 + lane / 8 % 2);
+  const int read_offset = swizzle_128b(thread / 8, thread % 8);
+  int buffer = 0;
+  // Nobody may still read the buffer of the last tile. Pingpong met at the main loop's barrier.
+  if constexpr (!TileT::kPingpong) ptx::bar_sync(barrier, kWarpgroupThreads);
+#pragma unroll
+  for (int m = 0; m < TileT::kBlocks; ++m) {
+#pragma unroll
+    for (int base = 0; base < MaxRows; base += kStagedRows) {
+      if (TileT::kCommonStores && base >= rows) break;
+      std::byte* staged = shared.staging(consumer) + buffer * kStagedRows * kRowBytes;
+      buffer ^= 1;
+#pragma unroll
+      for (int group = base; group < base + kStagedRows && group < MaxRows; group += 16) {
+        const int i = group / 4;
+        const std::uint32_t address =
+            ptx::shared_address(staged) + write_offset + (group - base) * kRowBytes;
+        if (group + 16 <= MaxRows) {
+          ptx::stmatrix_x4_trans(address, pair(m, i), pair(m, i + 1), pair(m, i + 2),
+                                 pair(m, i + 3));
+        } else {
+          ptx::stmatrix_x2_trans(address, pair(m, i), pair(m, i + 1));
+        }
+      }
+      ptx::bar_sync(barrier, kWarpgroupThreads);
+#pragma unroll
+      for (int local = 0; local < kStagedRows && base + local < MaxRows; local += 16) {
+        const int row = targets(base + local + thread / 8);
+        if (row < 0) continue;
+        store_chunk<T>(params, row, column + m * 64,
+                       *reinterpret_cast<const uint4*>(staged + read_offset + local * kRowBytes));
+      }
     }
   }
 }

@@ -238,6 +238,27 @@ TEST(Sm90Heuristic, ReachesTheBestKernelOfTheRecord) {
   expect_good(held_out, "held_out");
 }
 
+TEST(Sm90Heuristic, WeightsPassThroughL2WhereGatheredRowsAreWorthKeeping) {
+  constexpr std::int64_t kL2 = 50 << 20;
+  const TileShape tall = row_kernel(Op::kForward, 128, 192).tile;
+  const auto gathered = [](std::int64_t experts, std::int64_t rows, std::int64_t k) {
+    return layer(Op::kForward, experts, rows, 1024, k, Permutation::kX);
+  };
+  // Qwen3-Next at 8192 tokens: 160 rows for each of 512 experts, 32 MiB of X.
+  Problem problem = gathered(512, 81920, 2048);
+  problem.topk = 10;
+  EXPECT_TRUE(weights_pass_through_l2(problem, tall, kL2));
+  EXPECT_FALSE(weights_pass_through_l2(problem, tall, kL2 / 2)) << "L2 holds less than the rows";
+  EXPECT_FALSE(weights_pass_through_l2(problem, row_kernel(Op::kForward, 256, 128).tile, kL2))
+      << "an expert's second tile reads its weights again";
+  EXPECT_FALSE(weights_pass_through_l2(problem, row_kernel(Op::kForward, 128, 64).tile, kL2));
+  EXPECT_FALSE(weights_pass_through_l2(gathered(128, 1024, 4096), tall, kL2)) << "long depth";
+  problem.permutation = Permutation::kY;
+  EXPECT_FALSE(weights_pass_through_l2(problem, tall, kL2)) << "each row has one expert";
+  EXPECT_FALSE(
+      weights_pass_through_l2(layer(Op::kDx, 512, 81920, 1024, 2048, Permutation::kY), tall, kL2));
+}
+
 TEST(Sm90Heuristic, EveryRowCountRanksEveryTileOfItsOp) {
   for (std::int64_t rows = 1; rows <= 1 << 20; rows *= 2) {
     const Problem problem = layer(Op::kDx, 128, rows, 2048, 2048, Permutation::kX);
