@@ -83,6 +83,12 @@ TEST(Sm90Heuristic, FewTilesDoNotLeadDecodeAwayFromIt) {
   EXPECT_EQ(chosen(layer(Op::kForward, 8, 128, 4096, 14336, Permutation::kY)), std::pair(128, 32));
 }
 
+TEST(Sm90Heuristic, AProblemOfVeryFewTilesGetsTheLowestOne) {
+  EXPECT_EQ(chosen(layer(Op::kForward, 7, 600, 1408, 1120, Permutation::kY)), std::pair(128, 32));
+  // Twelve times as many experts fill the GPU with larger tiles.
+  EXPECT_NE(chosen(layer(Op::kForward, 84, 7200, 1408, 1120, Permutation::kY)), std::pair(128, 32));
+}
+
 TEST(Sm90Heuristic, MoreThanVeryFewRowsNeverGetTheLowestTile) {
   for (std::int64_t rows = 17 * 128; rows <= 1 << 20; rows += rows / 3) {
     for (const Permutation permutation : {Permutation::kX, Permutation::kY}) {
