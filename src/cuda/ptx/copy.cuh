@@ -33,17 +33,6 @@ __device__ __forceinline__ void cp_async_bulk_tensor_3d(void* shared, const CUte
       : "memory");
 }
 
-/// One box of a 4-D map.
-__device__ __forceinline__ void cp_async_bulk_tensor_4d(void* shared, const CUtensorMap* map, int x,
-                                                        int y, int z, int w,
-                                                        std::uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared_address(shared)),
-      "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(barrier))
-      : "memory");
-}
-
 /// The same with an L2 policy.
 __device__ __forceinline__ void cp_async_bulk_tensor_3d(void* shared, const CUtensorMap* map, int x,
                                                         int y, int z, std::uint64_t* barrier,
@@ -52,6 +41,17 @@ __device__ __forceinline__ void cp_async_bulk_tensor_3d(void* shared, const CUte
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(shared)),
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
+}
+
+/// One box of a 4-D map.
+__device__ __forceinline__ void cp_async_bulk_tensor_4d(void* shared, const CUtensorMap* map, int x,
+                                                        int y, int z, int w,
+                                                        std::uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared_address(shared)),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(barrier))
       : "memory");
 }
 

@@ -73,9 +73,9 @@ __device__ __forceinline__ void clear(float (&d)[Blocks][Count]) {
   }
 }
 
-/// One tile of a consumer with N wgmma columns: its product, and what follows that once for each N.
-/// Other tiles leave the stores to code that all N share. A rehearsal has neither rows nor product:
-/// see consume.
+/// One tile of a consumer with N wgmma columns: its product, what follows that in fp32, and its
+/// stores, unless all N share them (kCommonStores): then it leaves its rounded results. A rehearsal
+/// has neither rows nor product: see consume.
 template <typename T, int N, typename TileT, ptx::Major WeightMajor, bool Gathered>
 __device__ __forceinline__ void consume_tile(const RowGemmParams& params,
                                              const RowGemmShared<TileT>& shared, int consumer,

@@ -189,9 +189,9 @@ __device__ __forceinline__ void finish_results(const RowGemmParams& params,
   }
 }
 
-/// The 16-bit results of a warpgroup, `pair(m, i)`: rows 2 i and 2 i + 1 of block m the way
-/// stmatrix takes them. It turns [64 features][rows] into rows of 128 bytes, then eight lanes store
-/// each row. Two buffers, so one barrier per kStagedRows rows.
+/// The 16-bit results of a warpgroup; `pair(m, i)` is the i-th pair of the thread's accumulators in
+/// block m. stmatrix turns [64 features][rows] into rows of 128 bytes, then eight lanes store each
+/// row. Two buffers, so one barrier per kStagedRows rows.
 template <typename T, int MaxRows, bool Gathered, typename TileT, typename Pair>
 __device__ __forceinline__ void store_rows(const RowGemmParams& params,
                                            const RowGemmShared<TileT>& shared, const Tile& tile,
