@@ -1,7 +1,8 @@
 """Hardware counters of the grouped products on a Hopper GPU: what each one is limited by.
 
 Runs every product of a model's layer once under Nsight Compute (`ncu`, which must be on the PATH and allowed to read
-counters) and writes a table beside the benchmark record. Times under a profiler are not benchmark figures.
+counters), the forward ones with few tokens too, and writes tables beside the benchmark record. Times under a profiler
+are not benchmark figures.
 """
 
 import argparse
@@ -18,7 +19,10 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ("qwen3-30b-a3b", "mixtral-8x7b", "llama4-scout", "gpt-oss-120b", "qwen3-next-80b-a3b", "deepseek-v3")
 OPS = ("fwd1", "fwd2", "dx1", "dx2", "dw1", "dw2")
-KERNELS = "regex:row_gemm|weight_gemm"
+DECODE_OPS = ("fwd1", "fwd2")
+DECODE_TOKENS = (1, 16, 64)
+GATHER = "gather_kernel"
+KERNELS = f"regex:row_gemm|weight_gemm|{GATHER}"
 # Column title -> counter, in percent of its peak over the whole launch, or a plain sum.
 COUNTERS = {
     # Its peak counts sparse products, of which dense ones can reach half.
@@ -31,6 +35,11 @@ COUNTERS = {
     "clocks": "sm__cycles_elapsed.max",
     "time, ns": "gpu__time_duration.sum",
 }
+# Sampled while the kernel runs, and the time from one sample to the next.
+READ_RATE = "FBSP.TriageCompute.dramc__read_throughput.avg.pct_of_peak_sustained_elapsed"
+ACTIVE_CLOCKS = "TPC.TriageCompute.sm__cycles_active.avg"
+SAMPLE_INTERVAL = "profiler__pmsampler_interval_time"
+UNITS = {"us": 1e3, "ms": 1e6, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
 
 
 def layer(name: str) -> dict:
@@ -67,42 +76,112 @@ def launch(model: str, op: str, tokens: int) -> None:
     torch.cuda.synchronize()
 
 
-def profile(models: list[str], ops: list[str], tokens: int) -> list[dict]:
-    command = ["ncu", "--csv", "--clock-control", "none", "-k", KERNELS, "--metrics", ",".join(COUNTERS.values())]
+def number(text: str) -> float:
+    return float(text.replace(",", "").split()[0])
+
+
+def instances(text: str) -> list[float]:
+    """The values of a sampled metric, which ncu writes as `total (value; value; ...)`."""
+    return [number(value) for value in text[text.index("(") + 1 : text.rindex(")")].split(";")]
+
+
+def read_launch(row: dict[str, str], units: dict[str, str], sampled: bool) -> dict:
+    """The counters of one launch, from its line of ncu's raw page."""
+    values: dict = {title: number(row[counter]) * UNITS.get(units[counter], 1.0) for title, counter in COUNTERS.items()}
+    if sampled:
+        samples = zip(instances(row[READ_RATE]), instances(row[ACTIVE_CLOCKS]), strict=True)
+        values["DRAM read %, sampled"] = [rate for rate, clocks in samples if clocks > 0]
+        values["sample, us"] = instances(row[SAMPLE_INTERVAL])[0] / 1e3
+    return values
+
+
+def profile(models: list[str], ops: list[str], tokens: int, sampled: bool) -> list[dict]:
+    command = ["ncu", "--csv", "--page", "raw", "--clock-control", "none", "-k", KERNELS]
+    command += ["--metrics", ",".join(COUNTERS.values())]
+    if sampled:
+        command += ["--section", "PmSampling", "--pm-sampling-interval", "1000"]
+        command += ["--print-metric-instances", "values"]
     command += [sys.executable, __file__, "--launch", "--tokens", str(tokens), "--models", *models, "--ops", *ops]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
+    if done.returncode != 0 or '"ID"' not in done.stdout:
         raise SystemExit(f"ncu failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
-    table = done.stdout[done.stdout.index('"ID"') :]
-    launches: dict[int, dict] = {}
-    titles = {counter: title for title, counter in COUNTERS.items()}
-    for row in csv.DictReader(io.StringIO(table)):
-        values = launches.setdefault(int(row["ID"]), {})
-        scale = {"us": 1e3, "ms": 1e6, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}.get(row["Metric Unit"], 1.0)
-        values[titles[row["Metric Name"]]] = float(row["Metric Value"].replace(",", "")) * scale
+    units, *launches = csv.DictReader(io.StringIO(done.stdout[done.stdout.index('"ID"') :]))
     cells = [(model, op) for model in models for op in ops]
-    if len(launches) != len(cells):
-        raise SystemExit(f"ncu reported {len(launches)} launches, expected {len(cells)}")
-    return [{"model": model, "op": op, **launches[i]} for (model, op), i in zip(cells, sorted(launches), strict=True)]
+    results: list[dict] = []
+    done_cells = 0
+    for row in launches:
+        model, op = cells[min(done_cells, len(cells) - 1)]
+        gathers = GATHER in row["Kernel Name"]
+        results.append({"model": model, "op": f"gather of {op}" if gathers else op, "tokens": tokens})
+        results[-1].update(read_launch(row, units, sampled))
+        done_cells += not gathers
+    if done_cells != len(cells):
+        raise SystemExit(f"ncu reported {done_cells} products, expected {len(cells)}")
+    return results
 
 
-def markdown(results: list[dict], tokens: int, commit: str) -> str:
+def reading(result: dict) -> tuple[float, float, float, float]:
+    """Microseconds that blocks run before, while and after DRAM reads at over half of its peak; its mean meanwhile."""
+    rates, sample = result["DRAM read %, sampled"], result["sample, us"]
+    busy = [i for i, rate in enumerate(rates) if rate > 50]
+    if not busy:
+        return len(rates) * sample, 0.0, 0.0, 0.0
+    first, end = busy[0], busy[-1] + 1
+    mean = sum(rates[first:end]) / (end - first)
+    return first * sample, (end - first) * sample, (len(rates) - end) * sample, mean
+
+
+def products_table(results: list[dict]) -> list[str]:
     lines = [
-        "# What limits the grouped products on a Hopper GPU",
-        "",
-        f"{torch.cuda.get_device_name()}, bf16, {tokens} tokens, random routing, commit {commit}; one launch of each "
-        "product under Nsight Compute, written by `benchmarks/counters.py`. Percentages are of the unit's peak over "
-        "the whole launch; bytes per clock are what one multiprocessor receives from L2. Tensor cores: the "
-        "counter's peak counts sparse products, so its reading is doubled here.",
-        "",
         "| model | op | tensor cores % | L2 % | DRAM % | L2 to SM, B/clk | DRAM read, MB | DRAM written, MB |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
+    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
     for r in results:
-        per_clock = r["L2 to SM, bytes"] / r["clocks"] / torch.cuda.get_device_properties(0).multi_processor_count
+        per_clock = r["L2 to SM, bytes"] / r["clocks"] / multiprocessors
         figures = [2 * r["sparse tensor %"], r["L2 %"], r["DRAM %"], per_clock]
         figures += [r["DRAM read, bytes"] / 1e6, r["DRAM written, bytes"] / 1e6]
         lines.append(" | ".join([f"| {r['model']}", r["op"], *(f"{figure:.0f}" for figure in figures)]) + " |")
+    return lines
+
+
+def decode_table(results: list[dict]) -> list[str]:
+    lines = [
+        "| model | op | tokens | DRAM read, MB | DRAM % | before, us | reading, us | after, us | DRAM % reading |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for r in results:
+        figures = [r["DRAM read, bytes"] / 1e6, r["DRAM %"], *reading(r)]
+        lines.append(
+            " | ".join([f"| {r['model']}", r["op"], str(r["tokens"]), *(f"{figure:.0f}" for figure in figures)]) + " |"
+        )
+    return lines
+
+
+def markdown(results: list[dict], decode: list[dict], tokens: int, commit: str) -> str:
+    lines = [
+        "# What limits the grouped products on a Hopper GPU",
+        "",
+        f"{torch.cuda.get_device_name()}, bf16, random routing, commit {commit}; one launch of each product under "
+        "Nsight Compute, with caches emptied before it, written by `benchmarks/counters.py`. Percentages are of the "
+        "unit's peak over the whole launch.",
+        "",
+        f"## {tokens} tokens",
+        "",
+        "Bytes per clock are what one multiprocessor receives from L2. Tensor cores: the counter's peak counts sparse "
+        "products, so its reading is doubled here. *gather of* a product: the pass that brings its rows into order "
+        "in front of it.",
+        "",
+        *products_table(results),
+        "",
+        "## Decode",
+        "",
+        "DRAM's read rate, sampled while blocks run: *reading* is from the first sample above half of the peak to the "
+        "last one, at the mean rate in the last column; *before* and *after* are what blocks run besides. From one "
+        f"sample to the next: {' or '.join(sorted({format(r['sample, us'], 'g') for r in decode}))} us.",
+        "",
+        *decode_table(decode),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -122,10 +201,15 @@ def main() -> int:
             for op in options.ops:
                 launch(model, op, options.tokens)
         return 0
-    results = profile(options.models, options.ops, options.tokens)
+    results = profile(options.models, options.ops, options.tokens, sampled=False)
+    decode_ops = [op for op in DECODE_OPS if op in options.ops]
+    decode: list[dict] = []
+    for tokens in DECODE_TOKENS if decode_ops else ():
+        print(f"decode, {tokens} tokens", file=sys.stderr, flush=True)
+        decode += profile(options.models, decode_ops, tokens, sampled=True)
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "counters.json").write_text(json.dumps(results, indent=1) + "\n")
-    (options.out / "counters.md").write_text(markdown(results, options.tokens, options.commit))
+    (options.out / "counters.json").write_text(json.dumps({"products": results, "decode": decode}, indent=1) + "\n")
+    (options.out / "counters.md").write_text(markdown(results, decode, options.tokens, options.commit))
     return 0
 
 
