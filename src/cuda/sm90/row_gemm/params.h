@@ -38,7 +38,7 @@ struct RowGemmParams {
   int depth;
   FastDivisor divisor;  ///< a gathered flat index over this is the row to read
 
-  bool weights_pass_through;  ///< forward: L2 need not keep the weights
+  bool weights_pass_through;  ///< plain forward tiles: L2 need not keep the weights
   bool weights_in_slabs;      ///< dX: one copy per slab, K is not a multiple of 64
   bool scatter;               ///< result row r goes to flat row gather_indices[r]
   bool multiply;              ///< and is scaled by topk_weights of that flat row

@@ -257,7 +257,10 @@ TEST(Sm90Heuristic, WeightsPassThroughL2WhereGatheredRowsAreWorthKeeping) {
   EXPECT_FALSE(weights_pass_through_l2(problem, tall, kL2 / 2)) << "L2 holds less than the rows";
   EXPECT_FALSE(weights_pass_through_l2(problem, row_kernel(Op::kForward, 256, 128).tile, kL2))
       << "an expert's second tile reads its weights again";
-  EXPECT_FALSE(weights_pass_through_l2(problem, row_kernel(Op::kForward, 128, 64).tile, kL2));
+  EXPECT_TRUE(weights_pass_through_l2(gathered(512, 4096, 2048), tall, kL2));
+  EXPECT_FALSE(weights_pass_through_l2(gathered(512, 4096, 2048),
+                                       row_kernel(Op::kForward, 128, 64).tile, kL2))
+      << "tiles of few rows";
   EXPECT_FALSE(weights_pass_through_l2(gathered(128, 1024, 4096), tall, kL2)) << "long depth";
   problem.permutation = Permutation::kY;
   EXPECT_FALSE(weights_pass_through_l2(problem, tall, kL2)) << "each row has one expert";
