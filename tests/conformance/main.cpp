@@ -47,6 +47,7 @@ class SkipReasons final : public ::testing::EmptyTestEventListener {
 int exit_status(int status, const SkipReasons& skipped) {
   const ::testing::UnitTest& run = *::testing::UnitTest::GetInstance();
   if (run.test_to_run_count() == 0) {
+    if (std::getenv("GTEST_TOTAL_SHARDS")) return kSkipped;  // more parts than tests
     std::fprintf(stderr, "no test has a name that the filter takes\n");
     return 1;
   }

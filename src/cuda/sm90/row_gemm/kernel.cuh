@@ -148,28 +148,18 @@ __device__ __forceinline__ void consume_streamed_tile_of(int n, Args&... args) {
 template <typename T, typename TileT, ptx::Major WeightMajor, bool Gathered>
 __device__ __forceinline__ void consume(const RowGemmParams& params,
                                         const RowGemmShared<TileT>& shared, int consumer) {
-  constexpr auto kColumns = TileT::kActivated ? &RowGemmParams::columns : &RowGemmParams::features;
   auto& ring = shared.rings().tile;
   PipelineState<TileT::kStages> stage;
   PipelineState<kTileSlots> slot;
   const int blocks = depth_blocks(params);
-  // Consumers of streaming tiles are at work before the segments have been counted, so it is the
-  // end of the work that tells them where the padding rows begin. They could read `starts` behind
-  // meet_block, but racecheck reports a read behind a barrier that the writer reaches elsewhere.
-  const auto begin = [&] {
-    if constexpr (!TileT::kStreams) {
-      zero_padding_rows<T, kColumns>(params, shared.starts()[params.experts].row);
+  if constexpr (TileT::kPingpong) {
+    if (consumer == 1) {
+      slot.advance();
+      stage.advance(blocks);
+      ptx::bar_arrive(barrier_id(NamedBarrier::kMainloop, 0), kConsumers * kWarpgroupThreads);
     }
-    if constexpr (TileT::kPingpong) {
-      if (consumer == 1) {
-        slot.advance();
-        stage.advance(blocks);
-        ptx::bar_arrive(barrier_id(NamedBarrier::kMainloop, 0), kConsumers * kWarpgroupThreads);
-      }
-    }
-  };
+  }
   bool rehearsal = TileT::kStreams;
-  if constexpr (!TileT::kStreams) begin();
   while (true) {
     Tile tile;
     if (!rehearsal) {
@@ -177,10 +167,7 @@ __device__ __forceinline__ void consume(const RowGemmParams& params,
       tile = shared.tiles()[slot.slot];
     }
     const int rows = ptx::uniform(tile.rows);
-    if (rows == 0 && !rehearsal) {
-      if constexpr (TileT::kStreams) zero_padding_rows<T, kColumns>(params, tile.row);
-      return;
-    }
+    if (rows == 0 && !rehearsal) return;
     const int columns = padded_rows<TileT>(rows);
     RoundedTile<TileT> rounded;
     const unsigned place = place_of(slot);
@@ -204,7 +191,6 @@ __device__ __forceinline__ void consume(const RowGemmParams& params,
     if (rehearsal) {
       rehearsal = false;
       meet_block();
-      begin();
       continue;
     }
     ptx::mbarrier_arrive(&ring.empty[slot.slot]);
@@ -262,6 +248,10 @@ __device__ __forceinline__ void produce(const RowGemmParams& params,
   } else if (row_info) {
     row_info_warps<T>(params, shared);
   }
+  // Here, since consumers still have tiles to multiply, and racecheck would report a read of the
+  // starts by them: it does not follow the block's barrier behind one of these four warps only.
+  constexpr auto kColumns = TileT::kActivated ? &RowGemmParams::columns : &RowGemmParams::features;
+  zero_padding_rows<T, kColumns>(params, shared.starts()[params.experts].row);
 }
 
 template <typename T, typename TileT, ptx::Major WeightMajor, bool Gathered>

@@ -65,16 +65,12 @@ __device__ __forceinline__ void publish_tile(const RowGemmShared<TileT>& shared,
   __syncwarp();
 }
 
-/// For every consumer that waits for a tile of its own. Streaming tiles: `row` is where the padding
-/// rows begin, since their consumers do not look at the segments' starts (see consume).
+/// For every consumer that waits for a tile of its own.
 template <typename TileT>
-__device__ __forceinline__ void publish_end(const RowGemmParams& params,
-                                            const RowGemmShared<TileT>& shared,
+__device__ __forceinline__ void publish_end(const RowGemmShared<TileT>& shared,
                                             PipelineState<kTileSlots> slot) {
-  Tile end;
-  if constexpr (TileT::kStreams) end.row = shared.starts()[params.experts].row;
   for (int i = 0; i < (TileT::kPingpong ? kConsumers : 1); ++i, slot.advance()) {
-    publish_tile(shared, end, slot);
+    publish_tile(shared, Tile{}, slot);
   }
 }
 
@@ -108,7 +104,7 @@ __device__ __forceinline__ void load_in_order(const RowGemmParams& params,
       stage.advance();
     }
   }
-  publish_end(params, shared, slot);
+  publish_end(shared, slot);
   if (leader) queue.leave();
 }
 
@@ -133,7 +129,7 @@ struct GatheredRows {
     for (int i = 0; i < kCount; ++i) {
       // Rows past the tile repeat its last one: cheaper than a predicate, and never stored.
       const int row = min(thread / 8 + i * kStep, tile.rows - 1);
-      flat[i] = flat_row(params.gather_indices, tile.row + row, params.total_rows);
+      flat[i] = params.gather_indices.fetch(tile.row + row).below(params.total_rows);
     }
     missing = 0;
 #pragma unroll
@@ -245,7 +241,7 @@ __device__ __forceinline__ void load_gathered(const RowGemmParams& params,
     }
   }
   if (scheduler) {
-    publish_end(params, shared, PipelineState<kTileSlots>::at(position));
+    publish_end(shared, PipelineState<kTileSlots>::at(position));
     if (thread == 0) queue.leave();
   }
 }

@@ -242,12 +242,12 @@ __device__ __forceinline__ void store_rows(const RowGemmParams& params,
   }
 }
 
-/// Rows past the last segment are zero; the consumer warps of all blocks share them.
+/// Rows past the last segment are zero; the producer warps of all blocks share them.
 template <typename T, int RowGemmParams::*Columns>
 __device__ __forceinline__ void zero_padding_rows(const RowGemmParams& params, int routed_rows) {
-  constexpr int kWarps = kConsumers * kWarpgroupThreads / kWarpSize;
+  constexpr int kWarps = kWarpgroupThreads / kWarpSize;
   const int lane = threadIdx.x % kWarpSize;
-  const int warp = threadIdx.x / kWarpSize - 4;
+  const int warp = threadIdx.x / kWarpSize;
   const int step = gridDim.x * kWarps;
   for (long long position = routed_rows + static_cast<int>(blockIdx.x) * kWarps + warp;
        position < params.total_rows; position += step) {
