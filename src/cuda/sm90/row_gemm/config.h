@@ -20,6 +20,7 @@ constexpr int kInfoWarps = 3;  ///< producer warps beside the scheduler
 constexpr int kConsumers = 2;  ///< consumer warpgroups
 constexpr int kTileSlots =
     4;  ///< decoded tiles in flight: two being multiplied or stored, two ahead
+constexpr int kMaxBoxes = 9;     ///< heights of a kernel's boxes of rows
 constexpr int kStagedRows = 32;  ///< rows per store buffer: 4 KiB, half of a warpgroup's two
 constexpr int kSharedMemoryLimit = 232448;  ///< opt-in limit of sm_90: 227 KiB
 
@@ -46,10 +47,20 @@ struct RowTile {
   static constexpr int kBlockStep = kActivated ? kFeatures / 2 : 64;
   /// Features from the first of a warpgroup to the first of the other.
   static constexpr int kConsumerStep = kPingpong ? 0 : (kActivated ? 64 : kBlocks * 64);
-  /// A tile's rows come in one TMA box, a half-height one where that suffices. Smaller boxes would
-  /// load less past the tile, but each costs the copy engine tens of cycles. Qwen3-30B fwd2 on an
-  /// H200, TFLOP/s: one box 602, boxes of 64 rows 592, of 32 rows 497, of 16 rows 437.
-  static constexpr int kHalfRows = kRows / 2;
+  /// A tile's rows come in one TMA box: several would cost the copy engine tens of cycles each
+  /// (Qwen3-30B fwd2 on an H200, TFLOP/s: one box 602, boxes of 64 rows 592, of 32 rows 497, of 16
+  /// rows 437). It is as high as the columns that are multiplied, since what lies past them comes
+  /// through L2 in vain: with full and half height only, Llama-4 Scout's fwd2 took 5 % longer and
+  /// its dx1 8 %. Streaming tiles load few rows beside their weights; each height is one more map
+  /// to encode.
+  static constexpr int kLeastBox = kStreams ? kRows / 2 : kMinColumns;
+  static constexpr int kBoxStep = kStreams ? kRows / 2 : kGranule;
+  static constexpr int kBoxes = (kRows - kLeastBox) / kBoxStep + 1;
+  /// Which box a tile of so many rows needs, and the height of a box.
+  static MOEGEMM_HOST_DEVICE constexpr int box_of(int rows) {
+    return rows <= kLeastBox ? 0 : (rows - kLeastBox + kBoxStep - 1) / kBoxStep;
+  }
+  static MOEGEMM_HOST_DEVICE constexpr int box_rows(int box) { return kLeastBox + box * kBoxStep; }
   static constexpr int kWeightBytes = kFeatures * kRowBytes;
   static constexpr int kStageBytes = kWeightBytes + kRows * kRowBytes;
   static constexpr int kStagingBytes = kConsumers * 2 * kStagedRows * kRowBytes;
@@ -67,7 +78,8 @@ struct RowTile {
   static constexpr bool kCommonStores = kActivated || (kPingpong && kBlocks == 2 && !kStreams);
 
   static_assert(kFeatures % (kPingpong ? 64 : 128) == 0);
-  static_assert(kHalfRows % 8 == 0 && kRows % kGranule == 0 && kRows <= 256);
+  static_assert(kRows % kGranule == 0 && kRows <= 256);
+  static_assert(kLeastBox % 8 == 0 && (kRows - kLeastBox) % kBoxStep == 0 && kBoxes <= kMaxBoxes);
   static_assert(!kActivated || kBlocks == 2, "a block of gates and a block of ups");
   static_assert(kAccumulators <= 192, "more accumulators than a consumer thread has registers");
 };

@@ -218,8 +218,7 @@ __device__ __forceinline__ void prepare_copies(const RowGemmParams& params,
                                                const RowGemmShared<TileT>& shared, bool row_info) {
   ptx::prefetch_tensormap(&params.weights_map);
   if constexpr (!Gathered) {
-    ptx::prefetch_tensormap(&params.rows_map);
-    ptx::prefetch_tensormap(&params.half_rows_map);
+    for (int i = 0; i < TileT::kBoxes; ++i) ptx::prefetch_tensormap(&params.rows_maps[i]);
   }
   constexpr int kTileConsumers = TileT::kPingpong ? 1 : kConsumers;
   auto& rings = shared.rings();

@@ -23,9 +23,11 @@ struct CompiledRowGemm {
   int features;
   int rows;
   int stages;
+  int boxes;
   bool pingpong;
   bool activated;
   bool adds_bias;
+  int (*box_rows)(int box);
   int (*smem_bytes)(int experts, bool with_row_info);
   RowGemmFunctions functions[2];  ///< bf16, fp16
 
@@ -46,9 +48,11 @@ CompiledRowGemm compiled() {
           TileT::kFeatures,
           TileT::kRows,
           TileT::kStages,
+          TileT::kBoxes,
           TileT::kPingpong,
           TileT::kActivated,
           TileT::kActivated || TileT::kAddsBias,
+          &TileT::box_rows,
           &RowGemmLayout<TileT>::total,
           {row_gemm_functions<O, TileT, Loads, DType::kBFloat16>(),
            row_gemm_functions<O, TileT, Loads, DType::kFloat16>()}};
@@ -213,8 +217,9 @@ RowGemmParams make_params(const CompiledRowGemm& kernel, const Problem& problem,
       weights_pass_through_l2(problem, {kernel.rows, kernel.features, kDepth},
                               device_facts(problem.device.index)->l2_bytes);
   if (!problem.gathers()) {
-    params.rows_map = rows_map(problem, rows, kernel.rows);
-    params.half_rows_map = rows_map(problem, rows, kernel.rows / 2);
+    for (int box = 0; box < kernel.boxes; ++box) {
+      params.rows_maps[box] = rows_map(problem, rows, kernel.box_rows(box));
+    }
   }
   params.rows = static_cast<const std::byte*>(rows.rows);
   params.row_bytes = rows.row_stride * size_bytes(problem.dtype);

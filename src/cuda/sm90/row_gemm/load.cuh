@@ -88,9 +88,9 @@ __device__ __forceinline__ void load_in_order(const RowGemmParams& params,
     const Tile tile =
         decoder.decode<TileT::kRows, TileT::kGranule, TileT::kFeatures>(queue.current());
     publish_tile(shared, tile, slot);
-    const bool half = tile.rows <= TileT::kHalfRows;
-    const CUtensorMap* rows_map = half ? &params.half_rows_map : &params.rows_map;
-    const int bytes = TileT::kWeightBytes + (half ? TileT::kHalfRows : TileT::kRows) * kRowBytes;
+    const int box = TileT::box_of(tile.rows);
+    const CUtensorMap* rows_map = &params.rows_maps[box];
+    const int bytes = TileT::kWeightBytes + TileT::box_rows(box) * kRowBytes;
     for (int depth = 0; depth < params.depth; depth += kDepth) {
       ring.wait_empty(stage);
       if (leader) {

@@ -7,6 +7,7 @@
 #include "cuda/device/fast_divide.h"
 #include "cuda/device/segments.cuh"
 #include "cuda/device/tile_counter.h"
+#include "cuda/sm90/row_gemm/config.h"
 #include "moegemm/epilogue.h"
 
 namespace moegemm::cuda::sm90 {
@@ -19,8 +20,7 @@ struct RowGemmParams {
   /// 1} where K is not a multiple of 64. Activated tiles: {K, N / 2, 2, E}, box {64, half of the
   /// tile's features, 2, 1}, or {K, N, 1, E} without a gate.
   CUtensorMap weights_map;
-  CUtensorMap rows_map;       ///< {depth, M}, box {64, rows of the tile}; for rows loaded in order
-  CUtensorMap half_rows_map;  ///< the same with half as many rows
+  CUtensorMap rows_maps[kMaxBoxes];  ///< {depth, M}, box {64, box_rows(i)}; for rows in order
 
   const std::byte* rows;   ///< gathered rows: base address
   std::int64_t row_bytes;  ///< and pitch

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <set>
 
@@ -50,6 +51,22 @@ void check_tile() {
   EXPECT_LE(8 * (2 * TileT::kStages + 3 * sm90::kTileSlots), sm90::kRingBytes);
 }
 
+/// A box holds all columns that are multiplied, and is the lowest that does.
+template <typename TileT>
+void check_boxes() {
+  EXPECT_EQ(TileT::box_rows(TileT::kBoxes - 1), TileT::kRows);
+  for (int rows = 1; rows <= TileT::kRows; ++rows) {
+    SCOPED_TRACE(rows);
+    const int granules = (rows + TileT::kGranule - 1) / TileT::kGranule * TileT::kGranule;
+    const int columns = std::max(granules, TileT::kMinColumns);
+    const int box = TileT::box_of(rows);
+    ASSERT_GE(box, 0);
+    ASSERT_LT(box, TileT::kBoxes);
+    EXPECT_GE(TileT::box_rows(box), columns);
+    if (box > 0) EXPECT_LT(TileT::box_rows(box - 1), columns);
+  }
+}
+
 TEST(RowTile, EveryCompiledTileFitsSharedMemoryAndAlignment) {
   using sm90::RowTile;
   using sm90::Schedule;
@@ -57,6 +74,18 @@ TEST(RowTile, EveryCompiledTileFitsSharedMemoryAndAlignment) {
   check_tile<RowTile<features, rows, granule, stages, Schedule::schedule>>();
 #define MOEGEMM_ROW_KERNEL_ACTIVATED(op, features, rows, granule, stages, schedule, loads) \
   check_tile<RowTile<features, rows, granule, stages, Schedule::schedule, true>>();
+#include "cuda/instances/sm90_rows.inc"
+#undef MOEGEMM_ROW_KERNEL
+#undef MOEGEMM_ROW_KERNEL_ACTIVATED
+}
+
+TEST(RowTile, EveryCompiledTileLoadsItsRowsInTheLowestBoxThatHoldsThem) {
+  using sm90::RowTile;
+  using sm90::Schedule;
+#define MOEGEMM_ROW_KERNEL(op, features, rows, granule, stages, schedule, loads) \
+  check_boxes<RowTile<features, rows, granule, stages, Schedule::schedule>>();
+#define MOEGEMM_ROW_KERNEL_ACTIVATED(op, features, rows, granule, stages, schedule, loads) \
+  check_boxes<RowTile<features, rows, granule, stages, Schedule::schedule, true>>();
 #include "cuda/instances/sm90_rows.inc"
 #undef MOEGEMM_ROW_KERNEL
 #undef MOEGEMM_ROW_KERNEL_ACTIVATED
