@@ -127,7 +127,7 @@ Preference preference(const Problem& problem) {
   const Shape wide = !facts.forward ? kWideDx : (facts.gathers ? kWide : kWideInOrder);
   if (facts.rows <= kVeryFewRows && facts.forward) return {kLow, kSmall, kBalanced, kTall};
   if (facts.rows <= kFewRows) return {kSmall, kBalanced, kTall, wide};
-  if (facts.rows <= 115) return {kBalanced, kTall, wide, kSmall};
+  if (facts.rows <= (gathered_forward ? 115 : 105)) return {kBalanced, kTall, wide, kSmall};
   if (facts.rows <= 200) {
     const bool long_depth = gathered_forward
                                 ? facts.depth >= 4096
@@ -135,7 +135,7 @@ Preference preference(const Problem& problem) {
     if (long_depth) return {wide, kTall, kBalanced, kSmall};
     return {kTall, wide, kBalanced, kSmall};
   }
-  if (facts.rows <= 450 && !gathered_forward) {
+  if (facts.rows <= (facts.gathers ? 450 : 300) && !gathered_forward) {
     const std::int64_t cols = facts.forward ? problem.n : problem.k;
     if (facts.depth <= 1024 || fill(cols, kBalanced.features) < 0.95) {
       return {kTall, kBalanced, wide, kSmall};

@@ -133,6 +133,13 @@ TEST(Sm90Heuristic, ExpertsOf256RowsKeepTheBalancedTile) {
   EXPECT_EQ(rank(layer(Op::kDx, 256, 65536, 4096, 7168, Permutation::kX), 192, 128), 0);
 }
 
+TEST(Sm90Heuristic, RowsInOrderGetTheTallTileFrom300On) {
+  EXPECT_EQ(rank(layer(Op::kDx, 15, 15 * 300, 12288, 4288, Permutation::kX), 192, 128), 0);
+  EXPECT_EQ(rank(layer(Op::kDx, 15, 15 * 400, 12288, 4288, Permutation::kX), 128, 192), 0);
+  EXPECT_EQ(rank(layer(Op::kDx, 15, 15 * 400, 4288, 6144, Permutation::kY), 192, 128), 0)
+      << "gathered";
+}
+
 TEST(Sm90Heuristic, ManyWavesGoByTheRanks) {
   EXPECT_EQ(chosen(layer(Op::kForward, 128, 65536, 1536, 2048, Permutation::kX)),
             std::pair(256, 160));
