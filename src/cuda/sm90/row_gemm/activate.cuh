@@ -145,7 +145,8 @@ __device__ __forceinline__ void store_piece(const RowGemmParams& params, const T
 }
 
 /// 16 rows at a time: both blocks become rows of 128 bytes in shared memory, where a thread finds
-/// four gates of a row and their ups. Two buffers, so one barrier per 16 rows.
+/// four gates of a row and their ups. Two buffers, so one barrier per 16 rows, and the next ones
+/// are staged before these are read (see store_rows).
 template <typename T, typename TileT>
 __device__ __forceinline__ void store_activated(const RowGemmParams& params,
                                                 const RowGemmShared<TileT>& shared, int slot,
@@ -170,18 +171,26 @@ __device__ __forceinline__ void store_activated(const RowGemmParams& params,
   // Nobody may still read what the last tile left. Pingpong met at the main loop's barrier.
   if constexpr (!TileT::kPingpong) ptx::bar_sync(barrier, kWarpgroupThreads);
   if (params.bias) share_bias<T>(params, tile.expert, columns, thread, biases);
-#pragma unroll
-  for (int base = 0; base < TileT::kRows; base += kPieceRows) {
-    std::byte* blocks = shared.staging(consumer) + base / kPieceRows % 2 * 2 * kBlockBytes;
+  const auto blocks_at = [&](int base) {
+    return shared.staging(consumer) + base / kPieceRows % 2 * 2 * kBlockBytes;
+  };
+  const auto stage = [&](int base) {
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
       const std::uint32_t* pairs = rounded.pairs[block] + base / 4;
-      ptx::stmatrix_x4_trans(ptx::shared_address(blocks + block * kBlockBytes) + write_offset,
-                             pairs[0], pairs[1], pairs[2], pairs[3]);
+      ptx::stmatrix_x4_trans(
+          ptx::shared_address(blocks_at(base) + block * kBlockBytes) + write_offset, pairs[0],
+          pairs[1], pairs[2], pairs[3]);
     }
+  };
+  stage(0);
+#pragma unroll
+  for (int base = 0; base < TileT::kRows; base += kPieceRows) {
     ptx::bar_sync(barrier, kWarpgroupThreads);
+    if (base + kPieceRows < TileT::kRows) stage(base + kPieceRows);
     if (base < tile.rows || (TileT::kStreams && rehearsal && base == 0)) {
-      store_piece<T, kRowsTogether<TileT>>(params, tile, base, columns, thread, blocks, biases);
+      store_piece<T, kRowsTogether<TileT>>(params, tile, base, columns, thread, blocks_at(base),
+                                           biases);
     }
   }
 }

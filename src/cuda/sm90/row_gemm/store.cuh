@@ -191,11 +191,15 @@ __device__ __forceinline__ void finish_results(const RowGemmParams& params,
 
 /// The 16-bit results of a warpgroup; `pair(m, i)` is the i-th pair of the thread's accumulators in
 /// block m. stmatrix turns [64 features][rows] into rows of 128 bytes, then eight lanes store each
-/// row. Two buffers, so one barrier per kStagedRows rows.
+/// row. A step is kStagedRows rows of one block. Shared memory answers late while the other
+/// warpgroup multiplies, so the next step is staged, in the other buffer, before this one is read,
+/// and all that a step reads is requested at once: Qwen3-Next fwd2 on an H200 383 microseconds, 393
+/// with one after the other.
 template <typename T, int MaxRows, bool Gathered, typename TileT, typename Pair>
 __device__ __forceinline__ void store_rows(const RowGemmParams& params,
                                            const RowGemmShared<TileT>& shared, const Tile& tile,
                                            int slot, const Pair& pair) {
+  constexpr int kSteps = (MaxRows + kStagedRows - 1) / kStagedRows * TileT::kBlocks;
   const int index = ptx::thread_index();
   const int consumer = index / kWarpgroupThreads - 1;
   const int thread = index % kWarpgroupThreads;
@@ -208,36 +212,51 @@ __device__ __forceinline__ void store_rows(const RowGemmParams& params,
   const int write_offset =
       swizzle_128b(lane % 8 + lane / 16 * 8, thread / kWarpSize * 2 + lane / 8 % 2);
   const int read_offset = swizzle_128b(thread / 8, thread % 8);
-  int buffer = 0;
+  const auto exists = [&](int step) {
+    return step < kSteps && (!TileT::kCommonStores || step / TileT::kBlocks * kStagedRows < rows);
+  };
+  const auto buffer = [&](int step) {
+    return shared.staging(consumer) + step % 2 * kStagedRows * kRowBytes;
+  };
+  const auto stage = [&](int step) {
+    const int m = step % TileT::kBlocks;
+    const int base = step / TileT::kBlocks * kStagedRows;
+#pragma unroll
+    for (int group = base; group < base + kStagedRows && group < MaxRows; group += 16) {
+      const int i = group / 4;
+      const std::uint32_t address =
+          ptx::shared_address(buffer(step)) + write_offset + (group - base) * kRowBytes;
+      if (group + 16 <= MaxRows) {
+        ptx::stmatrix_x4_trans(address, pair(m, i), pair(m, i + 1), pair(m, i + 2), pair(m, i + 3));
+      } else {
+        ptx::stmatrix_x2_trans(address, pair(m, i), pair(m, i + 1));
+      }
+    }
+  };
   // Nobody may still read the buffer of the last tile. Pingpong met at the main loop's barrier.
   if constexpr (!TileT::kPingpong) ptx::bar_sync(barrier, kWarpgroupThreads);
+  constexpr int kEach = kStagedRows / 16;  // rows of a thread in a step
+  int row[kEach];
+  stage(0);
 #pragma unroll
-  for (int m = 0; m < TileT::kBlocks; ++m) {
+  for (int step = 0; step < kSteps; ++step) {
+    if (!exists(step)) break;
+    const int m = step % TileT::kBlocks;
+    const int base = step / TileT::kBlocks * kStagedRows;
+    if (m == 0) {
 #pragma unroll
-    for (int base = 0; base < MaxRows; base += kStagedRows) {
-      if (TileT::kCommonStores && base >= rows) break;
-      std::byte* staged = shared.staging(consumer) + buffer * kStagedRows * kRowBytes;
-      buffer ^= 1;
+      for (int i = 0; i < kEach; ++i) row[i] = targets(base + i * 16 + thread / 8);
+    }
+    ptx::bar_sync(barrier, kWarpgroupThreads);
+    if (exists(step + 1)) stage(step + 1);
+    uint4 values[kEach];
 #pragma unroll
-      for (int group = base; group < base + kStagedRows && group < MaxRows; group += 16) {
-        const int i = group / 4;
-        const std::uint32_t address =
-            ptx::shared_address(staged) + write_offset + (group - base) * kRowBytes;
-        if (group + 16 <= MaxRows) {
-          ptx::stmatrix_x4_trans(address, pair(m, i), pair(m, i + 1), pair(m, i + 2),
-                                 pair(m, i + 3));
-        } else {
-          ptx::stmatrix_x2_trans(address, pair(m, i), pair(m, i + 1));
-        }
-      }
-      ptx::bar_sync(barrier, kWarpgroupThreads);
+    for (int i = 0; i < kEach && base + i * 16 < MaxRows; ++i) {
+      values[i] = *reinterpret_cast<const uint4*>(buffer(step) + read_offset + i * 16 * kRowBytes);
+    }
 #pragma unroll
-      for (int local = 0; local < kStagedRows && base + local < MaxRows; local += 16) {
-        const int row = targets(base + local + thread / 8);
-        if (row < 0) continue;
-        store_chunk<T>(params, row, column + m * 64,
-                       *reinterpret_cast<const uint4*>(staged + read_offset + local * kRowBytes));
-      }
+    for (int i = 0; i < kEach && base + i * 16 < MaxRows; ++i) {
+      if (row[i] >= 0) store_chunk<T>(params, row[i], column + m * 64, values[i]);
     }
   }
 }
