@@ -67,28 +67,26 @@ void check_boxes() {
   }
 }
 
-TEST(RowTile, EveryCompiledTileFitsSharedMemoryAndAlignment) {
+/// Calls check.operator()<TileT>() for every compiled tile.
+template <typename Check>
+void for_every_compiled_tile(const Check& check) {
   using sm90::RowTile;
   using sm90::Schedule;
 #define MOEGEMM_ROW_KERNEL(op, features, rows, granule, stages, schedule, loads) \
-  check_tile<RowTile<features, rows, granule, stages, Schedule::schedule>>();
+  check.template operator()<RowTile<features, rows, granule, stages, Schedule::schedule>>();
 #define MOEGEMM_ROW_KERNEL_ACTIVATED(op, features, rows, granule, stages, schedule, loads) \
-  check_tile<RowTile<features, rows, granule, stages, Schedule::schedule, true>>();
+  check.template operator()<RowTile<features, rows, granule, stages, Schedule::schedule, true>>();
 #include "cuda/instances/sm90_rows.inc"
 #undef MOEGEMM_ROW_KERNEL
 #undef MOEGEMM_ROW_KERNEL_ACTIVATED
 }
 
+TEST(RowTile, EveryCompiledTileFitsSharedMemoryAndAlignment) {
+  for_every_compiled_tile([]<typename TileT>() { check_tile<TileT>(); });
+}
+
 TEST(RowTile, EveryCompiledTileLoadsItsRowsInTheLowestBoxThatHoldsThem) {
-  using sm90::RowTile;
-  using sm90::Schedule;
-#define MOEGEMM_ROW_KERNEL(op, features, rows, granule, stages, schedule, loads) \
-  check_boxes<RowTile<features, rows, granule, stages, Schedule::schedule>>();
-#define MOEGEMM_ROW_KERNEL_ACTIVATED(op, features, rows, granule, stages, schedule, loads) \
-  check_boxes<RowTile<features, rows, granule, stages, Schedule::schedule, true>>();
-#include "cuda/instances/sm90_rows.inc"
-#undef MOEGEMM_ROW_KERNEL
-#undef MOEGEMM_ROW_KERNEL_ACTIVATED
+  for_every_compiled_tile([]<typename TileT>() { check_boxes<TileT>(); });
 }
 
 }  // namespace
