@@ -1,0 +1,115 @@
+"""The records that the repository keeps: small, and as the programs write them."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from moegemm.bench import planner, report
+from moegemm.bench.record import read_to_render, small_form, to_text, write_json
+
+ROOT = Path(__file__).resolve().parents[3]
+RECORDS = ROOT / "docs" / "benchmarks"
+PLANNER = ROOT / "tests" / "data" / "planner.json"
+KEPT = [*sorted(RECORDS.rglob("*.json")), PLANNER]
+PROGRAMS = {
+    "hopper/hopper": ("grouped_gemm.py", "--stem", "hopper"),
+    "sm80/hopper-sm80": ("grouped_gemm.py", "--stem", "hopper-sm80"),
+    "peers/peers": ("grouped_gemm.py", "--stem", "peers"),
+    "sm80/paths": ("sm80_paths.py",),
+    "layer/moe_layer": ("moe_layer.py",),
+    "layer/fused_activation": ("fused_activation.py",),
+    "cpu/cpu": ("cpu_vs_torch.py",),
+}
+
+
+def measured() -> dict[str, Any]:
+    right = {
+        "correct": True,
+        "error": 0.0016632,
+        "error_limit": 0.0117,
+        "ms": 0.60083198,
+        "ms_p10": 0.59,
+        "ms_p90": 0.6,
+    }
+    wrong = right | {"correct": False}
+    case = {"op": "fwd1", "n": 1536, "k": 2048, "flops": 4e11, "contenders": {"ours": right, "torch": wrong}}
+    return {"run": {"commit": "abc"}, "cases": [case, case]}
+
+
+def test_the_small_form_keeps_medians_and_the_errors_of_wrong_results():
+    small = small_form(measured())
+    contenders = small["cases"][0]["contenders"]
+    assert contenders["ours"] == {"correct": True, "ms": 0.600832}
+    assert contenders["torch"] == {"correct": False, "error": 0.0016632, "ms": 0.600832}
+    assert small["run"] == {"commit": "abc"}
+    assert small_form(small) == small
+
+
+def test_a_record_has_a_line_for_each_case():
+    record = measured() | {"held_out": {"seed": 1, "cases": measured()["cases"]}}
+    text = to_text(record)
+    assert json.loads(text) == record
+    assert sum(line.startswith('{"op":"fwd1"') for line in text.splitlines()) == 4
+
+
+def test_rendering_elsewhere_leaves_the_measured_record_whole(tmp_path: Path):
+    source = tmp_path / "measured"
+    write_json(measured(), source, "record")
+    before = (source / "record.json").read_text()
+    assert read_to_render(source / "record.json", source, "record") == small_form(measured())
+    assert (source / "record.json").read_text() == before
+    read_to_render(source / "record.json", tmp_path / "kept", "record")
+    assert json.loads((tmp_path / "kept" / "record.json").read_text()) == small_form(measured())
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
+def test_kept_records_have_the_small_form(path: Path):
+    text = path.read_text()
+    assert to_text(small_form(json.loads(text))) + "\n" == text
+
+
+def test_every_kept_record_has_a_program_that_renders_it():
+    names = {path.relative_to(RECORDS).with_suffix("").as_posix() for path in RECORDS.rglob("*.json")}
+    assert names == set(PROGRAMS)
+    script = (ROOT / "scripts" / "record_benchmarks").read_text()
+    for name, command in PROGRAMS.items():
+        assert f"record {name} benchmarks/{' '.join(command)}\n" in script
+
+
+@pytest.mark.parametrize("name", ["hopper/hopper", "peers/peers", "sm80/hopper-sm80"])
+def test_pages_of_products_say_what_their_record_says(name: str):
+    path = RECORDS / name
+    page = path.with_suffix(".md").read_text()
+    record = json.loads(path.with_suffix(".json").read_text())
+    drawn = {"": "TFLOP/s by model", "-tokens": "TFLOP/s over rows", "-decode": "Bandwidth of decoding"}
+    figures = [line for line in page.splitlines() if line.startswith("![")]
+    listed = [tuple(reversed(line.removeprefix("![").removesuffix(")").split("]("))) for line in figures]
+    assert page == report.to_markdown(record, listed)
+    for file, what in listed:
+        assert what.startswith(drawn[file.removesuffix(".png").removeprefix(path.name)])
+
+
+def test_the_planners_page_says_what_its_record_says():
+    page = (RECORDS / "planner" / "planner.md").read_text()
+    assert page == planner.to_markdown(json.loads(PLANNER.read_text()))
+
+
+@pytest.mark.parametrize("name", ["sm80/paths", "layer/moe_layer", "layer/fused_activation", "cpu/cpu"])
+def test_scripts_render_the_page_that_is_kept(name: str, tmp_path: Path):
+    if name.startswith("layer"):
+        pytest.importorskip("transformers")
+    importlib.import_module("matplotlib")
+    program, *options = PROGRAMS[name]
+    source = (RECORDS / name).with_suffix(".json")
+    command = [sys.executable, ROOT / "benchmarks" / program, *options, "--render", source, "--out", tmp_path]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "python")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    stem = Path(name).name
+    for suffix in (".md", ".json"):
+        assert (tmp_path / stem).with_suffix(suffix).read_text() == (RECORDS / name).with_suffix(suffix).read_text()
