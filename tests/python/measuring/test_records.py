@@ -123,3 +123,17 @@ def test_scripts_render_the_page_that_is_kept(name: str, tmp_path: Path, monkeyp
     stem = Path(name).name
     for suffix in (".md", ".json"):
         assert (tmp_path / stem).with_suffix(suffix).read_text() == (RECORDS / name).with_suffix(suffix).read_text()
+
+
+def test_the_readme_says_what_the_record_says():
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    cases = json.loads((RECORDS / "hopper" / "hopper.json").read_text())["cases"]
+    headline = {(c["model"], c["op"]): c for c in cases if (c["tokens"], c["routing"]) == (8192, "random")}
+    for model in dict.fromkeys(model for model, _ in headline):
+        shown = [headline[model, op] for op in ("fwd1", "fwd2", "dx1", "dx2", "dw1", "dw2")]
+        cells = [f"{report.tflops(c, 'ours'):.0f} ({report.speedup(c, 'torch'):.2f}x)" for c in shown]
+        assert f"| {model} | {' | '.join(cells)} |" in readme
+    ratios = [report.speedup(c, "torch") for c in cases]
+    assert f"in {sum(r >= 1 for r in ratios)} of {len(ratios)} cases" in readme
+    assert f"{report.geometric_mean(ratios):.2f} times in the geometric mean" in readme
+    assert f"up to {100 * (1 - min(ratios)):.1f} % slower" in readme
