@@ -21,9 +21,9 @@ PASSES = ("forward", "forward_backward")
 OF_COPY = 0.9
 
 FIRST_CALLS = (
-    "Calls are forward + backward, on the host's clock. Only the first model of a run shows what a process pays once: "
-    "moegemm's kernels are loaded in the background from the moment the process uses the GPU, which here is while the "
-    "weights are made and the card is heated; those of grouped_mm are loaded by its first call."
+    "Calls are forward + backward, on the host's clock. Only the first model of a run shows what a process pays once. "
+    "moegemm's kernels are loaded in the background from the moment the process uses the GPU: here, while the weights "
+    "are made and the card is heated. Those of grouped_mm are loaded by its first call."
 )
 
 
@@ -59,12 +59,14 @@ def page(record: dict[str, Any], picture: str) -> str:
         "# The expert layer against transformers",
         "",
         f"`moegemm.moe_mlp` and transformers' `grouped_mm` experts (transformers {run['transformers']}) on the same "
-        "weights and routing, from expert ids and router weights to the combined output, in a round robin. "
-        f"{run['gpu']}, {run['dtype']}, torch {run['torch']}, {run['date']}, "
-        f"{run['rounds']} rounds, medians. Gradients of x, both weights, the router weights and, for gpt-oss, both "
-        "biases. The variant says which router weights both get: in the model's dtype, the faster case for grouped_mm, "
-        "or in fp32, for which it works on fp32 rows; and whether gpt-oss goes without its biases, whose gradients "
-        "cost grouped_mm a scatter. Only the first is held against the targets.",
+        "weights and routing, from expert ids and router weights to the combined output. Gradients are those of x, "
+        "both weights, the router weights and, for gpt-oss, both biases. "
+        f"{run['gpu']}, {run['dtype']}, torch {run['torch']}, {run['date']}, medians of {run['rounds']} rounds in a "
+        "round robin.",
+        "",
+        "The variant says which router weights both get. In the model's dtype is the faster case for grouped_mm; with "
+        "fp32 ones it works on fp32 rows. It also says whether gpt-oss goes without its biases, whose gradients cost "
+        "grouped_mm a scatter. Only the first variant is held against the targets.",
         "",
         f"![Times faster than transformers' grouped_mm experts]({picture})",
         "",

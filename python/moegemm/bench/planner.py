@@ -177,7 +177,7 @@ def to_markdown(record: dict[str, Any]) -> str:
         f"{run['gpu']}, {run['dtype']}, {run['date']}. Written by `moegemm-bench --planner`: "
         "the tuner measures the kernels of each problem in turn, with cold caches, and keeps the medians. A cell is "
         "the speed of the heuristic's kernel as a share of the fastest one's; **bold** is below "
-        f"{WANTED_MEAN:.2f}, – means that one kernel only runs the problem. Budget of the tuner: "  # noqa: RUF001
+        f"{WANTED_MEAN:.2f}, – means that only one kernel runs the problem. Budget of the tuner: "  # noqa: RUF001
         f"{run['budget_seconds']:g} s per problem. Routing is random.",
         "",
         *_section("The models of the catalogue", entries),
