@@ -58,7 +58,7 @@ def _has_entries(value: Any) -> bool:
 
 
 def _line(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return json.dumps(value, separators=(",", ":"))  # an error that is NaN too: a wrong result must not lose the run
 
 
 def write_json(record: dict[str, Any], folder: Path, stem: str) -> None:

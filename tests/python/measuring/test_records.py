@@ -57,6 +57,13 @@ def test_a_record_has_a_line_for_each_case():
     assert sum(line.startswith('{"op":"fwd1"') for line in text.splitlines()) == 4
 
 
+def test_a_result_of_nan_does_not_lose_the_run(tmp_path: Path):
+    write_json({"cases": [{"correct": False, "error": float("nan"), "ms": 1.5}]}, tmp_path, "record")
+    (case,) = read_to_render(tmp_path / "record.json", tmp_path, "record")["cases"]
+    assert case["ms"] == 1.5
+    assert case["error"] != case["error"]
+
+
 def test_rendering_elsewhere_leaves_the_measured_record_whole(tmp_path: Path):
     source = tmp_path / "measured"
     write_json(measured(), source, "record")
