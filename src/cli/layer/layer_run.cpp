@@ -399,14 +399,17 @@ Problem layer_problem(const LayerSpec& spec, LayerGemm gemm, Op op) {
   return problem;
 }
 
-std::int64_t layer_bytes(const LayerSpec& spec) {
-  const std::int64_t weights = spec.experts * spec.hidden * spec.intermediate;
-  const std::int64_t wide = std::max(2 * spec.intermediate, spec.hidden);
+double layer_bytes(const LayerSpec& spec) {
+  const auto hidden = static_cast<double>(spec.hidden);
+  const auto intermediate = static_cast<double>(spec.intermediate);
+  const auto rows = static_cast<double>(spec.rows());
+  const double weights = static_cast<double>(spec.experts) * hidden * intermediate;
+  const double wide = std::max(2 * intermediate, hidden);
   // The larger of the two products at a time: its weights or their gradient, and at most four
   // matrices of M rows.
-  const std::int64_t elements =
-      2 * weights + spec.rows() * 4 * wide + 2 * spec.tokens * spec.hidden;
-  return elements * size_bytes(spec.dtype) + spec.rows() * 64;
+  const double elements =
+      2 * weights + rows * 4 * wide + 2 * static_cast<double>(spec.tokens) * hidden;
+  return elements * static_cast<double>(size_bytes(spec.dtype)) + rows * 64;
 }
 
 std::vector<OpReport> run_layer(const LayerSpec& spec, DeviceMemory& memory, Progress& progress) {
