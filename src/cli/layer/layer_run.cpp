@@ -52,14 +52,20 @@ class Layer {
 
   Tensor random_matrix(const RandomTensor& values, std::int64_t rows, std::int64_t cols) {
     Tensor tensor = make_matrix(memory_, values.dtype(), rows, cols);
-    values.fill(memory_, tensor.buffer.get(), rows * cols);
+    fill("random rows", values, tensor, rows * cols);
     return tensor;
   }
 
   Tensor random_weights(const RandomTensor& values, std::int64_t rows, std::int64_t cols) {
     Tensor tensor = make_stack(memory_, values.dtype(), spec_.experts, rows, cols);
-    values.fill(memory_, tensor.buffer.get(), spec_.experts * rows * cols);
+    fill("random weights", values, tensor, spec_.experts * rows * cols);
     return tensor;
+  }
+
+  void fill(const char* what, const RandomTensor& values, const Tensor& tensor,
+            std::int64_t count) {
+    values.fill(memory_, tensor.buffer.get(), count,
+                [&](int chunk, int chunks) { progress_.phase(what, chunk, chunks); });
   }
 
   RoutingView routing() const {
@@ -83,7 +89,11 @@ class Layer {
     report.op = op;
     report.plan = work();
     std::vector<double> times;
-    for (int i = 0; i < spec_.repeat; ++i) times.push_back(memory_.time_ms([&] { work(); }));
+    for (int i = 0; i < spec_.repeat; ++i) {
+      progress_.phase(op + ", run", i + 1, spec_.repeat);
+      times.push_back(memory_.time_ms([&] { work(); }));
+    }
+    progress_.phase(op + ", check", 1, 1);
     std::sort(times.begin(), times.end());
     report.median_ms = times[times.size() / 2];
     report.best_ms = times.front();
