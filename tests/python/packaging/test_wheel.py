@@ -58,7 +58,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_make_wheel_and_the_tests_build_in_folders_of_their_own():
     (folder,) = re.findall(r'^build-dir = "(.*)"$', (REPOSITORY / "pyproject.toml").read_text(), re.MULTILINE)
-    assert BUILD_FOLDER != REPOSITORY / folder
+    assert REPOSITORY / folder != BUILD_FOLDER
 
 
 def test_the_wheel_is_for_every_python_3_and_holds_one_library(wheel):
@@ -88,3 +88,7 @@ def test_the_wheel_works_in_a_clean_environment(wheel, tmp_path):
     done = subprocess.run(bench, capture_output=True, text=True, env=clean, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
     assert "--planner" in done.stdout
+    for program in ([tmp_path / "env" / "bin" / "moegemm"], [python, "-m", "moegemm"]):
+        done = subprocess.run([*program, "info"], capture_output=True, text=True, env=clean, cwd=tmp_path, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("moegemm 0.1.0\n")
