@@ -16,7 +16,8 @@ def main() -> None:
     try:
         program = ctypes.CDLL(str(library)).moegemm_program
     except AttributeError:
-        print(f"moegemm: {library} was built without the program (MOEGEMM_BUILD_CLI=OFF)", file=sys.stderr)
+        reason = "MOEGEMM_BUILD_CLI was OFF, or CLI11 or fmt was missing"
+        print(f"moegemm: {library} was built without the program: {reason}", file=sys.stderr)
         sys.exit(CANNOT_RUN)
     # Python's own handlers would wait for the program to return.
     for number in (signal.SIGINT, signal.SIGPIPE):

@@ -26,8 +26,7 @@ struct DeviceFacts {
 /// these functions; no context is created for it.
 int device_count();
 
-/// nullptr if there is no such device, visible or named for planning (core/process/named_gpus.h).
-/// The pointer stays valid.
+/// nullptr if there is no such device. The pointer stays valid.
 const DeviceFacts* device_facts(int ordinal);
 
 /// "no CUDA device: " and the reason; empty when there is a device.

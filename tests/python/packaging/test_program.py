@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from moegemm import program
 
 ROOT = Path(__file__).parents[3]
 IN_PYTHON = [sys.executable, "-m", "moegemm"]
@@ -49,6 +50,16 @@ def test_warnings_of_the_library_go_to_stderr(tmp_path):
     done = run(*IN_PYTHON, "cache", "show", MOEGEMM_CACHE_DIR=str(tmp_path))
     assert done.returncode == 0
     assert "moegemm: warning: the tuning cache" in done.stderr
+
+
+def test_library_without_the_program_says_so(tmp_path, monkeypatch, capsys):
+    library = tmp_path / "libempty.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-o", library, "/dev/null"], check=True)
+    monkeypatch.setattr(program, "candidates", lambda: [library])
+    with pytest.raises(SystemExit) as stop:
+        program.main()
+    assert stop.value.code == 3
+    assert "libempty.so was built without the program: " in capsys.readouterr().err
 
 
 def test_make_puts_the_programs_of_the_checkout_on_the_path_of_its_environment(tmp_path):

@@ -44,9 +44,10 @@ class FileLock {
   explicit FileLock(const fs::path& path) {
     const fs::path name = beside(path, ".lock");
     descriptor_ = open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, kMode);
+    const std::string refusal = last_error();
     // Another user's: to lock it is enough to read it (on NFS it is not, hence the first try).
-    if (descriptor_ < 0 && errno == EACCES) descriptor_ = open(name.c_str(), O_RDONLY | O_CLOEXEC);
-    if (descriptor_ < 0) fail(join("cannot open ", shown(name), ": ", last_error()));
+    if (descriptor_ < 0) descriptor_ = open(name.c_str(), O_RDONLY | O_CLOEXEC);
+    if (descriptor_ < 0) fail(join("cannot open ", shown(name), ": ", refusal));
     const auto give_up = std::chrono::steady_clock::now() + kLockPatience;
     while (flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
       const bool taken = errno == EWOULDBLOCK || errno == EINTR;
