@@ -77,7 +77,7 @@ def products(device, backend):
         indices = gather if flags else None
         name = f"{backend} {tokens}x{topk} E{experts} {n}x{k} {dtype} {flag}"
         for out_dtype, tf32 in ((None, False), (torch.float32, False), (None, True)):
-            if tf32 and dtype != torch.float32 or out_dtype == dtype:
+            if (tf32 and dtype != torch.float32) or out_dtype == dtype:
                 continue
             options = {"allow_tf32": tf32, "out_dtype": out_dtype, "topk_weights": weights, **flags}
             call = f"{name} {out_dtype} tf32={tf32}"

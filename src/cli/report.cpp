@@ -51,6 +51,10 @@ std::string plan_summary(const Plan& plan) {
   return text;
 }
 
+std::string to_text(const nlohmann::json& document) {
+  return document.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 nlohmann::json to_json(const Plan& plan) {
   return {{"backend", to_string(plan.backend)},
           {"kernel", plan.kernel_name},
