@@ -9,16 +9,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from moegemm.autograd import (
     DEFAULTS,
     Settings,
     apply_plain,
+    apply_with_tangents,
     apply_with_transforms,
     apply_without_transforms,
     forward_plain_directly,
 )
 from moegemm.operators import flags as bits
+from moegemm.operators.derivatives import refuse_traced_forward_mode
 from moegemm.operators.errors import UnderAutocastError, explain
 from moegemm.operators.main_grad import main_grad_of
 from moegemm.operators.notes import warn_of_replaced_kernels
@@ -97,7 +100,8 @@ def grouped_gemm(
     """
     global _seen_autocast, _tf32_setting
     try:
-        transformed = _is_tracing() or _transforms_active()
+        dual = forward_ad._current_level >= 0  # forward_mode_active(), less a call
+        transformed = _is_tracing() or dual or _transforms_active()
         # A call that asks for nothing but the product, first: a tiny one spends a tenth of its time in this function.
         if (
             topk == 1
@@ -156,7 +160,10 @@ def grouped_gemm(
             )
         if transformed and settings is not DEFAULTS:
             flags |= bits.WARN_AT_ONCE
-        if not (
+        if dual:
+            refuse_traced_forward_mode("grouped_gemm")
+            Y = apply_with_tangents(X, W, m_sizes, gather_indices, topk_weights, (topk, flags, settings))
+        elif not (
             _is_grad_enabled()
             and (X.requires_grad or W.requires_grad or (topk_weights is not None and topk_weights.requires_grad))
         ):

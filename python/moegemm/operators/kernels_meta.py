@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moegemm.operators import combine_gradient
 from moegemm.operators import flags as bits
+from moegemm.operators.derivatives import vmap_refusal
 from moegemm.operators.errors import UnderAutocastError
 
 Config = list[int] | None
@@ -156,35 +158,9 @@ _FAKES: dict[str, Callable[..., Any]] = {
 }
 
 
-def _combine_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    rows, weights, topk, _ = inputs
-    weights_need_grad = weights is not None and ctx.needs_input_grad[1]
-    ctx.save_for_backward(rows if weights_need_grad else None, weights)
-    ctx.topk = topk
-    ctx.rows_dtype = rows.dtype
-
-
-def _combine_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    rows, weights = ctx.saved_tensors
-    topk = ctx.topk
-    tokens, columns = gradient.shape
-    d_rows = d_weights = None
-    if ctx.needs_input_grad[0]:
-        spread = gradient.unsqueeze(1).expand(tokens, topk, columns)
-        if weights is not None:
-            spread = spread.float() * weights.reshape(tokens, topk, 1).float()
-        d_rows = spread.to(ctx.rows_dtype).reshape(tokens * topk, columns)
-    if rows is not None:
-        products = rows.reshape(tokens, topk, columns).float() * gradient.unsqueeze(1).float()
-        d_weights = products.sum(-1).to(weights.dtype).reshape(weights.shape)
-    return d_rows, d_weights, None, None
-
-
 def _refusing_vmap(name: str) -> Callable[..., Any]:
     def refuse(info: Any, in_dims: Any, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(
-            f"moegemm::{name} cannot be vmapped: its rows are already grouped by expert; put the batch into the rows"
-        )
+        raise vmap_refusal(f"moegemm::{name}")
 
     return refuse
 
@@ -202,7 +178,9 @@ def register() -> None:
     for name, fake in _FAKES.items():
         _torch_library.register_fake(f"moegemm::{name}", fake)
         _torch_library.register_vmap(f"moegemm::{name}", _refusing_vmap(name))
-    _torch_library.register_autograd("moegemm::combine", _combine_backward, setup_context=_combine_setup)
+    _torch_library.register_autograd(
+        "moegemm::combine", combine_gradient.backward, setup_context=combine_gradient.setup_context
+    )
     # Autograd deals with this one before it is called (autograd.py); a stop at torch's fallback takes time.
     _ours.impl("forward_plain", _torch_library.fallthrough_kernel, "Autograd")
     for device in ("CPU", "CUDA"):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from moegemm.operators import flags as bits
+from moegemm.operators.derivatives import refuse_forward_mode
 from moegemm.operators.errors import explain
 from moegemm.operators.notes import warn_of_replaced_kernels
 from moegemm.tuning import KernelConfig
@@ -18,6 +19,7 @@ _OPERATORS: dict[str, tuple[Callable[..., Tensor], Callable[..., None]]] = {
     "dx": (_ops.dx.default, _ops.dx_out.default),
     "dw": (_ops.dw.default, _ops.dw_out.default),
 }
+_NAMES = {"forward": "grouped_gemm_forward", "dx": "grouped_gemm_dX", "dw": "grouped_gemm_dW"}
 
 
 class RawArguments(NamedTuple):
@@ -110,6 +112,7 @@ def run_raw(
         flags |= bits.WARN_AT_ONCE
     functional, into_out = _OPERATORS[name]
     try:
+        refuse_forward_mode(_NAMES[name], arguments.first, arguments.second, arguments.topk_weights)
         if out is not None:
             if out_dtype not in (None, out.dtype):
                 raise TypeError(f"out_dtype is {out_dtype}, but out has dtype {out.dtype}; give one of them")
