@@ -12,6 +12,7 @@ from moegemm.operators.derivatives import once_only, refuse_tangents_in_backward
 from moegemm.operators.errors import explain
 from moegemm.operators.main_grad import gradient_after_adding
 from moegemm.operators.notes import warn_of_replaced_kernels
+from moegemm.operators.writes import count_write
 from moegemm.tuning.autotune import after_autotune
 
 _ops: Any = torch.ops.moegemm
@@ -242,6 +243,7 @@ def _accumulate(
         dY, X, m_sizes, gather_indices, topk_weights, topk, flags | bits.ACCUMULATE, settings.config_dw,
         settings.main_grad,
     )  # fmt: skip
+    count_write(settings.main_grad)
     parameter = settings.parameter
     return None if parameter is None else gradient_after_adding(parameter, parameter.shape)
 

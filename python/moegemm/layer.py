@@ -19,6 +19,7 @@ from moegemm.operators.derivatives import (
 from moegemm.operators.errors import explain
 from moegemm.operators.main_grad import gradient_after_adding, main_grad_of
 from moegemm.operators.raw import torch_allows_tf32
+from moegemm.operators.writes import count_write
 
 _ops: Any = torch.ops.moegemm
 _forward: Callable[..., Tensor] = _ops.forward.default
@@ -78,6 +79,7 @@ class Weights(NamedTuple):
             return _dw(*operands, *routed[:2], None, routed.topk, flag)
         main_grad = self.accumulated.main_grad
         _dw_out(*operands, *routed[:2], None, routed.topk, flag | bits.ACCUMULATE, None, main_grad)
+        count_write(main_grad)
         return gradient_after_adding(self.accumulated.parameter, main_grad.shape)
 
     def from_tokens(self, tokens: Tensor, w: Tensor, routed: Routed) -> Tensor:

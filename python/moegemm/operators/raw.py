@@ -10,6 +10,7 @@ from moegemm.operators import flags as bits
 from moegemm.operators.derivatives import refuse_forward_mode
 from moegemm.operators.errors import explain
 from moegemm.operators.notes import warn_of_replaced_kernels
+from moegemm.operators.writes import count_write, require_no_grad
 from moegemm.tuning import KernelConfig
 from moegemm.tuning.autotune import after_autotune, autotune_flag
 
@@ -116,7 +117,9 @@ def run_raw(
         if out is not None:
             if out_dtype not in (None, out.dtype):
                 raise TypeError(f"out_dtype is {out_dtype}, but out has dtype {out.dtype}; give one of them")
+            require_no_grad(out)
             into_out(*arguments[:6], flags, numbers, out)
+            count_write(out)
             result = out
         else:
             if out_dtype == torch.float32:
