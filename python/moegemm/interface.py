@@ -199,11 +199,11 @@ def grouped_gemm_forward(
     permute_y: bool = False,
     fuse_mul_post: bool = False,
     autotune: bool = False,
-    BLOCK_SIZE_M: int = DEFAULT_BLOCK,
-    BLOCK_SIZE_N: int = DEFAULT_BLOCK,
-    BLOCK_SIZE_K: int = DEFAULT_BLOCK,
-    num_warps: int = DEFAULT_WARPS,
-    num_stages: int = DEFAULT_STAGES,
+    BLOCK_SIZE_M: int | None = DEFAULT_BLOCK,
+    BLOCK_SIZE_N: int | None = DEFAULT_BLOCK,
+    BLOCK_SIZE_K: int | None = DEFAULT_BLOCK,
+    num_warps: int | None = DEFAULT_WARPS,
+    num_stages: int | None = DEFAULT_STAGES,
     use_tma_load_w: bool = False,
     use_tma_load_x: bool = False,
     use_tma_store: bool = False,
@@ -218,7 +218,8 @@ def grouped_gemm_forward(
     """Y_e = X_e W_e^T, without autograd.
 
     Shapes as in grouped_gemm. Returns Y [M, N]: `out` if given, else a new tensor of `out_dtype` (X's dtype or fp32).
-    debug validates the routing as check does.
+    debug validates the routing as check does. Block sizes, warps and stages of None, or all of them at their defaults,
+    leave the kernel to the planner, or with autotune to what was measured.
 
     >>> import torch, moegemm
     >>> X, W = torch.randn(6, 16), torch.randn(4, 8, 16)
@@ -241,17 +242,17 @@ def grouped_gemm_dX(
     gather_indices: Tensor | None,
     m_sizes: Tensor,
     topk: int,
-    BLOCK_SIZE_M: int = DEFAULT_BLOCK,
-    BLOCK_SIZE_N: int = DEFAULT_BLOCK,
-    BLOCK_SIZE_K: int = DEFAULT_BLOCK,
+    BLOCK_SIZE_M: int | None = DEFAULT_BLOCK,
+    BLOCK_SIZE_N: int | None = DEFAULT_BLOCK,
+    BLOCK_SIZE_K: int | None = DEFAULT_BLOCK,
     debug: bool = False,
     permute_x: bool = False,
     permute_y: bool = False,
     use_tma_load_w: bool = False,
     use_tma_load_dy: bool = False,
     use_tma_store: bool = False,
-    num_warps: int = DEFAULT_WARPS,
-    num_stages: int = DEFAULT_STAGES,
+    num_warps: int | None = DEFAULT_WARPS,
+    num_stages: int | None = DEFAULT_STAGES,
     flatten: bool = True,
     fuse_mul_pre: bool = False,
     fuse_mul_post: bool = False,
@@ -294,9 +295,9 @@ def grouped_gemm_dW(
     m_sizes: Tensor,
     gather_indices: Tensor | None,
     topk: int,
-    BLOCK_SIZE_M: int = DEFAULT_BLOCK,
-    BLOCK_SIZE_N: int = DEFAULT_BLOCK,
-    BLOCK_SIZE_K: int = DEFAULT_BLOCK,
+    BLOCK_SIZE_M: int | None = DEFAULT_BLOCK,
+    BLOCK_SIZE_N: int | None = DEFAULT_BLOCK,
+    BLOCK_SIZE_K: int | None = DEFAULT_BLOCK,
     permute_x: bool = False,
     permute_y: bool = False,
     use_tma_load_dy: bool = False,
@@ -304,8 +305,8 @@ def grouped_gemm_dW(
     use_tma_store: bool = False,
     fuse_mul_pre: bool = False,
     fuse_mul_post: bool = False,
-    num_warps: int = DEFAULT_WARPS,
-    num_stages: int = DEFAULT_STAGES,
+    num_warps: int | None = DEFAULT_WARPS,
+    num_stages: int | None = DEFAULT_STAGES,
     flatten: bool = True,
     autotune: bool = False,
     debug: bool = False,
@@ -359,4 +360,5 @@ def _numbers(argument: str, config: KernelConfig | None, expected: type[KernelCo
     config.require_valid(
         argument, bool(flags & bits.PERMUTE_X), bool(flags & bits.PERMUTE_Y), bool(flags & bits.FUSE_MUL)
     )
-    return config.numbers()
+    numbers = config.numbers()
+    return numbers if any(numbers) else None  # one that asks for nothing must not keep autotune from its choice
