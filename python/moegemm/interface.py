@@ -22,10 +22,10 @@ from moegemm.autograd import (
 )
 from moegemm.operators import flags as bits
 from moegemm.operators.derivatives import refuse_traced_forward_mode
-from moegemm.operators.errors import UnderAutocastError, explain
+from moegemm.operators.errors import UnderAutocastError, explain, shown
 from moegemm.operators.main_grad import main_grad_of
 from moegemm.operators.notes import warn_of_replaced_kernels
-from moegemm.operators.raw import RawArguments, cuda_matmul_uses_tf32, raw_flags, run_raw
+from moegemm.operators.raw import RawArguments, autocast_dtype, cuda_matmul_uses_tf32, raw_flags, run_raw
 from moegemm.operators.rules import require_no_fuse_mul_pre, require_valid_flags, require_valid_role
 from moegemm.tuning import (
     DEFAULT_BLOCK,
@@ -349,14 +349,15 @@ def _autocast(tensor: Tensor) -> Tensor:
     """What autocast does to the operands of torch.mm: floating tensors but float64 take its dtype."""
     if not tensor.is_floating_point() or tensor.dtype == torch.float64:
         return tensor
-    return tensor.to(torch.get_autocast_dtype(tensor.device.type))
+    dtype = autocast_dtype(tensor.device)
+    return tensor if dtype is None else tensor.to(dtype)
 
 
 def _numbers(argument: str, config: KernelConfig | None, expected: type[KernelConfig], flags: int) -> list[int] | None:
     if config is None:
         return None
     if not isinstance(config, expected):
-        raise TypeError(f"{argument} is {config!r}; a {expected.__name__} is accepted")
+        raise TypeError(f"{argument} is {shown(config)}; a {expected.__name__} is accepted")
     config.require_valid(
         argument, bool(flags & bits.PERMUTE_X), bool(flags & bits.PERMUTE_Y), bool(flags & bits.FUSE_MUL)
     )

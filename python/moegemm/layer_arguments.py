@@ -6,6 +6,9 @@ import torch
 from torch import Tensor
 
 from moegemm.activations import Activation, activation_named
+from moegemm.operators.errors import no_tensor
+from moegemm.operators.raw import autocast_dtype
+from moegemm.operators.rules import require_same_device, require_same_dtype
 
 
 class LayerOptions(TypedDict, total=False):
@@ -39,10 +42,25 @@ def require_shape(name: str, tensor: Tensor, shape: tuple[int, ...], meaning: st
 
 def _require_tensors(tensors: dict[str, Tensor | None], optional: set[str]) -> None:
     for name, value in tensors.items():
-        if value is None and name in optional:
-            continue
-        if not isinstance(value, Tensor):
-            raise TypeError(f"{name} is {value!r} of type {type(value).__name__}; a torch.Tensor is accepted")
+        if not isinstance(value, Tensor) and not (value is None and name in optional):
+            raise no_tensor(name, value)
+
+
+def _require_extents(extents: dict[str, tuple[str, Tensor, int]]) -> None:
+    """Sizes that no product can do without, as the letter and the tensor that has them."""
+    for letter, (name, tensor, size) in extents.items():
+        if size < 1:
+            raise ValueError(f"{name} is {list(tensor.shape)}; {letter} must be at least 1")
+
+
+def _require_one_kind(x: Tensor, tensors: dict[str, Tensor | None]) -> None:
+    """Every tensor where x is, weights and biases in its dtype."""
+    if x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        raise TypeError(f"x has dtype {x.dtype}; accepted are bfloat16, float16 and float32")
+    for name, tensor in tensors.items():
+        require_same_device(name, tensor, "x", x)
+        if tensor is not None and name not in ("expert_ids", "router_weights"):
+            require_same_dtype(name, tensor, "x", x)
 
 
 def _cast(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -78,13 +96,16 @@ def layer_arguments(
             f"w_gate_up is {list(w_gate_up.shape)} and w_down {list(w_down.shape)}; both must have three dimensions, "
             "the first of them E"
         )
-    if torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
+    if x.dim() < 1:
+        raise ValueError("x has no dimensions; its shape must be [..., H]")
+    dtype = autocast_dtype(x.device)
+    if dtype is not None:
         x, w_gate_up, w_down = x.to(dtype), w_gate_up.to(dtype), w_down.to(dtype)
         gate_up_bias, down_bias = _cast(gate_up_bias, dtype), _cast(down_bias, dtype)
     hidden = x.size(-1)
     experts, inner = w_down.size(0), w_down.size(1 if transposed else 2)
     columns = 2 * inner if chosen.gated else inner
+    _require_extents({"H": ("x", x, hidden), "E": ("w_down", w_down, experts), "I": ("w_down", w_down, inner)})
     if transposed:
         require_shape("w_down", w_down, (experts, inner, hidden), "[E, I, H]")
         require_shape("w_gate_up", w_gate_up, (experts, hidden, columns), "[E, H, C]")
@@ -98,6 +119,7 @@ def layer_arguments(
     if expert_ids.dim() < 1:
         raise ValueError("expert_ids has no dimensions; its shape must be [..., topk]")
     topk = expert_ids.size(-1)
+    _require_extents({"topk, its last dimension,": ("expert_ids", expert_ids, topk)})
     ids_shape = (*x.shape[:-1], topk)
     require_shape("expert_ids", expert_ids, ids_shape, "[..., topk] with x's leading dimensions")
     if router_weights is not None:
@@ -105,5 +127,10 @@ def layer_arguments(
         if router_weights.dtype not in (torch.float32, x.dtype):
             router_weights = router_weights.float()
         router_weights = router_weights.reshape(-1, topk)
+    kinds = {
+        "w_gate_up": w_gate_up, "w_down": w_down, "expert_ids": expert_ids, "router_weights": router_weights,
+        "gate_up_bias": gate_up_bias, "down_bias": down_bias,
+    }  # fmt: skip
+    _require_one_kind(x, kinds)
     rows, ids = x.reshape(-1, hidden), expert_ids.reshape(-1, topk)
     return chosen, LayerTensors(rows, w_gate_up, w_down, ids, router_weights, gate_up_bias, down_bias)

@@ -19,6 +19,7 @@ from moegemm.operators.derivatives import (
     vmap_refusal,
 )
 from moegemm.operators.raw import torch_allows_tf32
+from moegemm.operators.rules import require_same_device, require_same_dtype
 from moegemm.products import expert_product, first_product, second_product
 from moegemm.routing import combine, route
 
@@ -65,12 +66,15 @@ def _dropped(x: Tensor, p: float, training: bool) -> Tensor:
     return nn.functional.dropout(x, p, training) if p > 0 and training else x
 
 
-def _require_adapter(name: str, a: Tensor, b: Tensor, experts: int, k: int, n: int) -> None:
+def _require_adapter(name: str, a: Tensor, b: Tensor, x: Tensor, experts: int, k: int, n: int) -> None:
     rank = a.size(1) if a.dim() == 3 else -1
     if a.dim() != 3 or tuple(a.shape) != (experts, rank, k):
         raise ValueError(f"{name} has A {list(a.shape)}; its shape must be [E, r, K] = [{experts}, r, {k}]")
     if b.dim() != 3 or tuple(b.shape) != (experts, n, rank):
         raise ValueError(f"{name} has B {list(b.shape)}; its shape must be [E, N, r] = [{experts}, {n}, {rank}]")
+    require_same_device(f"{name}.A", a, "x", x)
+    require_same_device(f"{name}.B", b, "x", x)
+    require_same_dtype(f"{name}.B", b, f"{name}.A", a)
 
 
 class LoraAdapter(nn.Module):
@@ -146,9 +150,9 @@ def lora_moe_mlp(
     experts, hidden, topk = w_gate_up.size(0), tokens.size(1), ids.size(1)
     inner, columns = w_down.size(1 if transposed else 2), w_gate_up.size(2 if transposed else 1)
     if gate_up is not None:
-        _require_adapter("gate_up", gate_up.A, gate_up.B, experts, hidden, columns)
+        _require_adapter("gate_up", gate_up.A, gate_up.B, tokens, experts, hidden, columns)
     if down is not None:
-        _require_adapter("down", down.A, down.B, experts, inner, hidden)
+        _require_adapter("down", down.A, down.B, tokens, experts, inner, hidden)
     trained = [t for adapter in (gate_up, down) if adapter is not None for t in (adapter.A, adapter.B)]
     refuse_forward_mode("lora_moe_mlp", *tensors, *trained)
     tf32 = bits.ALLOW_TF32 if torch_allows_tf32(tokens) else 0

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from moegemm.operators.combine_gradient import TransformedCombine
 from moegemm.operators.derivatives import refuse_traced_forward_mode, transforms_active
-from moegemm.operators.errors import explain
+from moegemm.operators.errors import explain, shown
 
 _ops: Any = torch.ops.moegemm
 _combine: Callable[..., Tensor] = _ops.combine.default
@@ -37,7 +37,7 @@ def route(
     if dtype not in (torch.int32, torch.int64):
         raise TypeError(f"dtype is {dtype}; torch.int32 and torch.int64 are accepted")
     if not isinstance(num_experts, int):
-        raise TypeError(f"num_experts is {num_experts!r}; an int is accepted")
+        raise TypeError(f"num_experts is {shown(num_experts)}; an int is accepted")
     try:
         m_sizes, gather_indices, inverse = _ops.route.default(
             expert_ids, num_experts, dtype == torch.int64, return_inverse

@@ -71,6 +71,13 @@ def torch_allows_tf32(lead: Tensor) -> bool:
     return lead.is_cuda and lead.dtype == torch.float32 and cuda_matmul_uses_tf32()
 
 
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The dtype that torch.mm would cast to on that device, None for none. Autocast knows no meta tensors."""
+    if device.type not in ("cpu", "cuda") or not torch.is_autocast_enabled(device.type):
+        return None
+    return torch.get_autocast_dtype(device.type)
+
+
 def raw_flags(
     lead: Tensor,
     permute_x: bool,

@@ -8,6 +8,7 @@ block size, warps or stages.
 
 from dataclasses import dataclass, fields
 
+from moegemm.operators.errors import shown
 from moegemm.operators.rules import require_feasible_tma
 
 DEFAULT_BLOCK = 32
@@ -37,11 +38,11 @@ class KernelConfig:
             name = f"{type(self).__name__}.{field.name}"
             if field.type is bool:
                 if not isinstance(value, bool):
-                    raise TypeError(f"{name} is {value!r}; True or False is accepted")
+                    raise TypeError(f"{name} is {shown(value)}; True or False is accepted")
             elif value is None:
                 continue
             elif isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name} is {value!r}; an int is accepted, or None for any")
+                raise TypeError(f"{name} is {shown(value)}; an int is accepted, or None for any")
             elif not 1 <= value <= 65536:
                 raise ValueError(f"{name} is {value}; it must be between 1 and 65536")
 
