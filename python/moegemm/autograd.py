@@ -5,10 +5,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import unpack_dual
 
 from moegemm.operators import flags as bits
-from moegemm.operators.derivatives import once_only, refuse_tangents_in_backward, vmap_refusal
+from moegemm.operators.derivatives import once_only, primal_of, refuse_tangents_in_backward, vmap_refusal
 from moegemm.operators.errors import explain
 from moegemm.operators.main_grad import gradient_after_adding
 from moegemm.operators.notes import warn_of_replaced_kernels
@@ -132,9 +131,9 @@ class DualGroupedGemm(GroupedGemm):
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
         """Y is linear in X, in W and in topk_weights: one product for each that has a tangent, summed in fp32."""
         X, W, m_sizes, gather_indices, topk_weights = ctx.saved_tensors
-        X, W = unpack_dual(X).primal, unpack_dual(W).primal
+        X, W = primal_of(X), primal_of(W)
         if topk_weights is not None:
-            topk_weights = unpack_dual(topk_weights).primal
+            topk_weights = primal_of(topk_weights)
         topk, flags, settings = ctx.call
         flags &= ~(_FORWARD_ONLY | bits.AUTOTUNE)
         dX, dW, d_weights = tangents[0], tangents[1], tangents[4] if flags & bits.FUSE_MUL else None

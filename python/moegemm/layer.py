@@ -311,7 +311,7 @@ def moe_mlp(
     refuse_forward_mode("moe_mlp", *tensors)
     try:
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-            out, *_ = apply_function(MoeMlp, call, *tensors)
+            out: Tensor = apply_function(MoeMlp, call, *tensors)[0]
         else:
             out = _run_inference(call, tensors)
     except RuntimeError as error:

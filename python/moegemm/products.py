@@ -40,7 +40,7 @@ def _run(role: int, weights: Weights, x: Tensor, w: Tensor, routed: Routed, bias
     return (_dx if weights.transposed else _forward)(x, w, routed.m_sizes, None, None, 1, weights.tf32)
 
 
-def _input_gradient(role: int, weights: Weights, dy: Tensor, w: Tensor | None, routed: Routed) -> Tensor:
+def _input_gradient(role: int, weights: Weights, dy: Tensor, w: Tensor, routed: Routed) -> Tensor:
     if role == FIRST:
         slots = weights.to_flat_backward(dy, w, routed)
         return _combine(slots, None, routed.topk, False) if routed.topk > 1 else slots
@@ -97,9 +97,9 @@ class _Product(torch.autograd.Function):
 
 
 def _gradients(
-    ctx: Any, dy: Tensor, x: Tensor | None, w: Tensor | None, m_sizes: Tensor, gather_indices: Tensor
+    ctx: Any, dy: Tensor, x: Any, w: Any, m_sizes: Tensor, gather_indices: Tensor
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Those of x, w and the bias, each if needed."""
+    """Those of x, w and the bias, each if needed; w and x are None where they are not."""
     role, weights, topk = ctx.call
     routed = Routed(m_sizes, gather_indices, topk)
     _, _, need_x, need_w, need_bias, *_ = ctx.needs_input_grad

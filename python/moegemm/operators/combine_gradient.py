@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import unpack_dual
 
-from moegemm.operators.derivatives import vmap_refusal
+from moegemm.operators.derivatives import primal_of, vmap_refusal
 
 _combine: Callable[..., Tensor] = torch.ops.moegemm.combine.default
 
@@ -66,9 +65,9 @@ class TransformedCombine(torch.autograd.Function):
         rows, weights = ctx.saved_tensors
         terms = []
         if d_rows is not None:
-            terms.append(_combined(d_rows, None if weights is None else unpack_dual(weights).primal, ctx.topk))
+            terms.append(_combined(d_rows, None if weights is None else primal_of(weights), ctx.topk))
         if d_weights is not None:
-            terms.append(_combined(unpack_dual(rows).primal, d_weights, ctx.topk))
+            terms.append(_combined(primal_of(rows), d_weights, ctx.topk))
         return torch.stack(terms).sum(0).to(ctx.dtype) if len(terms) > 1 else terms[0].to(ctx.dtype)
 
     @staticmethod

@@ -18,6 +18,12 @@ def forward_mode_active() -> bool:
     return forward_ad._current_level >= 0
 
 
+def primal_of(tensor: Tensor) -> Tensor:
+    """The tensor without its tangent."""
+    primal: Tensor = forward_ad.unpack_dual(tensor).primal  # type: ignore[no-untyped-call]
+    return primal
+
+
 def transforms_active() -> bool:
     """Whether tangents or a transform of torch.func may look at a call; torch.compile traces the latter itself."""
     return forward_mode_active() or (_inside_torch_func() and not torch.compiler.is_compiling())

@@ -5,6 +5,7 @@ is counted is the most that a call may compute. Row operations (route, combine, 
 own element-wise operators.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ def _forward_biased(
 def register() -> None:
     """Tells torch; once per process."""
     ops: Any = torch.ops.moegemm
-    formulas = {
+    formulas: dict[Callable[..., int], list[Any]] = {
         _forward: [ops.forward, ops.forward_plain, ops.forward_out],
         _dx: [ops.dx, ops.dx_out],
         _dw: [ops.dw, ops.dw_out],
@@ -74,4 +75,5 @@ def register() -> None:
         _forward_biased: [ops.forward_biased],
     }
     for formula, operators in formulas.items():
-        register_flop_formula(operators)(formula)
+        teach: Callable[[Callable[..., int]], object] = register_flop_formula(operators)
+        teach(formula)
