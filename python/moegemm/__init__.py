@@ -18,6 +18,10 @@ from moegemm.operators import kernels_meta as _kernels_meta  # noqa: E402 - the 
 
 _kernels_meta.register()
 
+from moegemm.operators import flops as _flops  # noqa: E402
+
+_flops.register()
+
 from moegemm.operators import early_loading as _early_loading  # noqa: E402
 
 _early_loading.load_early()

@@ -166,6 +166,17 @@ def test_refusals_name_the_argument(make, message):
         make()
 
 
+def test_an_adapter_of_another_kind_is_named():
+    layer, adapter = make_layer(), moegemm.LoraAdapter(EXPERTS, 24, 80, 4)
+    adapter.B.data = adapter.B.data.half()
+    with pytest.raises(
+        TypeError, match=r"gate_up\.B has dtype torch.float16; it must have .*, the dtype of gate_up\.A"
+    ):
+        run(layer, adapter, None)
+    with pytest.raises(TypeError, match=r"down\.A is on meta; it must be on cpu, where x is"):
+        run(layer, None, moegemm.LoraAdapter(EXPERTS, INNER, 24, 4, device="meta"))
+
+
 def test_peft_adapters_on_expert_parameters():
     """peft adds its low-rank product to the parameter before the experts read it: any implementation works."""
     peft = pytest.importorskip("peft")
