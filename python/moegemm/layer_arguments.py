@@ -84,7 +84,7 @@ def layer_arguments(
         gate_up_bias, down_bias = _cast(gate_up_bias, dtype), _cast(down_bias, dtype)
     hidden = x.size(-1)
     experts, inner = w_down.size(0), w_down.size(1 if transposed else 2)
-    columns = 2 * inner if chosen.gated else inner
+    columns = 2 * inner if chosen.gated() else inner
     if transposed:
         require_shape("w_down", w_down, (experts, inner, hidden), "[E, I, H]")
         require_shape("w_gate_up", w_gate_up, (experts, hidden, columns), "[E, H, C]")

@@ -25,13 +25,13 @@ class _Activate(torch.autograd.Function):
     def forward(ctx: Any, pre: Tensor, bias: Tensor | None, m_sizes: Tensor, activation: Activation) -> Tensor:
         ctx.save_for_backward(pre, bias, m_sizes)
         ctx.activation = activation
-        result: Tensor = _ops.activate.default(pre, bias, m_sizes, *activation.numbers)
+        result: Tensor = _ops.activate.default(pre, bias, m_sizes, *activation.numbers())
         return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         pre, bias, m_sizes = ctx.saved_tensors
-        numbers = ctx.activation.numbers
+        numbers = ctx.activation.numbers()
         order = torch.arange(pre.size(0), device=pre.device, dtype=torch.int32)
         d_pre, _ = _ops.activate_backward.default(
             gradients[0].contiguous(), pre, bias, m_sizes, order, None, 1, None, None, *numbers, False, False

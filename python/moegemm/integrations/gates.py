@@ -35,7 +35,7 @@ _WIDE_SCALES = tuple(4 * 10 ** (power / 2) for power in range(2, 16))
 
 def evaluate(activation: Activation, h: Tensor) -> Tensor:
     """The definition in include/moegemm/activation.h."""
-    if not activation.gated:
+    if not activation.gated():
         return _FUNCTIONS[activation.function](h.clamp(max=activation.limit), activation.alpha)
     gate, up = (h[..., ::2], h[..., 1::2]) if activation.layout == 2 else h.chunk(2, dim=-1)
     gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
