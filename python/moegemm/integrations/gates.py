@@ -180,14 +180,14 @@ def _text_of_activation_of_class(module_class: Any, act_class: Any, gated: bool,
     stand_in = types.SimpleNamespace()
     for name, number in zip(NUMBER_NAMES, constants, strict=False):
         if number is not None:
-            setattr(stand_in, name, number)
+            setattr(stand_in, name, _from_traced(number))
     if act_class is not None:
         try:
             stand_in.act_fn = act_class()
         except TypeError:
             return ""
         for name, constant in zip(names.split(), constants[len(NUMBER_NAMES) :], strict=True):
-            setattr(stand_in.act_fn, name, constant)
+            setattr(stand_in.act_fn, name, _from_traced(constant))
     own = getattr(module_class, "_apply_gate", None) if gated else getattr(stand_in, "act_fn", None)
     if own is None:
         return ""
@@ -200,7 +200,20 @@ _names_of_constants._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _text_of_activation_of_class._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _constant(module: Any, name: str) -> float | None:
+def _traced(value: Any) -> Any:
+    """A constant of the graph. Dynamo would make a number that changed once a variable, except to write it as text."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return "n" + float(value).hex()
+    return "s" + value if isinstance(value, str) else value
+
+
+def _from_traced(value: Any) -> Any:
+    if isinstance(value, str):
+        return float.fromhex(value[1:]) if value[0] == "n" else value[1:]
+    return value
+
+
+def _number(module: Any, name: str) -> Any:
     value = getattr(module, name, None)
     return value if isinstance(value, int | float) else None
 
@@ -213,8 +226,8 @@ def _while_tracing(module: Any, act_fn: Any, gated: bool) -> Activation | None:
     if act_fn is not None:
         act_class = type(act_fn)
         names = _names_of_constants(act_class)
-        constants = [getattr(act_fn, name) for name in names.split()]
-    numbers = [_constant(module, name) for name in NUMBER_NAMES]
+        constants = [_traced(getattr(act_fn, name)) for name in names.split()]
+    numbers = [_traced(_number(module, name)) for name in NUMBER_NAMES]
     text = _text_of_activation_of_class(type(module), act_class, gated, names, *numbers, *constants)
     if not text:
         return None

@@ -8,7 +8,7 @@ import warnings
 import moegemm
 import pytest
 import torch
-from tiny_models import DISPATCHED, FAMILIES, build, outputs_and_gradients, token_ids
+from tiny_models import DISPATCHED, FAMILIES, assert_same, build, experts_of, outputs_and_gradients, token_ids
 
 transformers = pytest.importorskip("transformers")
 integration = pytest.importorskip("moegemm.transformers")
@@ -17,13 +17,6 @@ running = pytest.importorskip("moegemm.integrations.experts")
 
 def as_moegemm(model: torch.nn.Module) -> torch.nn.Module:
     return moegemm.patch(copy.deepcopy(model))
-
-
-def assert_same(got: dict, expected: dict, tolerance: float) -> None:
-    assert got.keys() == expected.keys()
-    for name, value in got.items():
-        error = (value.double() - expected[name].double()).norm()
-        assert error <= tolerance * max(expected[name].double().norm().item(), 1e-6), f"{name}: off by {error}"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -46,7 +39,7 @@ def test_sixteen_bit_models_are_as_close_to_fp32_as_eager(device, family, dtype)
     exact = build(family, "eager").to(device)
     ids = token_ids().to(device)
     # One dense layer of routing decisions in fp32 would differ: compare a single expert layer on the same routing.
-    experts = next(m for m in exact.modules() if hasattr(m, "gate_up_proj") and m.gate_up_proj.dim() == 3)
+    experts = experts_of(exact)
     x = torch.randn(40, 32, device=device)
     weights, chosen = torch.rand(40, 4, device=device).softmax(-1).topk(2)
     with torch.no_grad():
@@ -91,7 +84,7 @@ def test_gradient_checkpointing(device, family):
 def test_the_expert_layers_compile_as_one_graph(device, family):
     torch._dynamo.reset()
     model = build(family, "moegemm").to(device)
-    experts = next(m for m in model.modules() if hasattr(m, "gate_up_proj") and m.gate_up_proj.dim() == 3)
+    experts = experts_of(model)
     x = torch.randn(40, 32, device=device)
     weights, ids = torch.rand(40, 4, device=device).softmax(-1).topk(2)
 
@@ -171,10 +164,6 @@ def test_generation(device):
     ids = token_ids(1, 5).to(device)
     options = {"max_new_tokens": 8, "do_sample": False}
     assert torch.equal(as_moegemm(model).generate(ids, **options), model.generate(ids, **options))
-
-
-def experts_of(model: torch.nn.Module) -> torch.nn.Module:
-    return next(m for m in model.modules() if hasattr(m, "gate_up_proj") and m.gate_up_proj.dim() == 3)
 
 
 def test_an_unknown_activation_runs_in_torch_and_says_so():
