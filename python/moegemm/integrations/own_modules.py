@@ -186,7 +186,10 @@ def _why_not_comparable(expected: Any) -> str | None:
     if 2 * int(finite.sum()) < finite.numel():
         return "its forward gives infinities or NaN on ordinary tokens"
     if not expected[finite].any():
-        return "its weights are zero, so that nothing can be compared; patch it after loading"
+        return (
+            "its forward gives zeros, so that nothing can be compared; patch it after loading, and let it take "
+            "(hidden_states, expert_ids, router_weights) in this order"
+        )
     return None
 
 

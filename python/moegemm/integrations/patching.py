@@ -94,7 +94,11 @@ def patch(model: nn.Module) -> nn.Module:
     layers = [module for module in modules if is_own_layer(module, parts)]
     reasons = [(module, _adopt(module)) for module in layers]
     patched = len(dispatched) + sum(reason is None for _, reason in reasons)
-    refusals = [f"{type(module).__name__}: {reason}" for module, reason in reasons if reason is not None]
+    refusals = [
+        reason if module is model else f"{type(module).__name__}: {reason}"
+        for module, reason in reasons
+        if reason is not None
+    ]
     refusals += [reason for reason in map(separate_experts, modules) if reason is not None]
     if patched == 0 and refusals:
         raise ValueError(f"{type(model).__name__}: {refusals[0]}")
