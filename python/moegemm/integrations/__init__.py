@@ -1,1 +1,1 @@
-"""Expert layers of models that others wrote. Imported only by those who use them; `moegemm.transformers` is the way in."""
+"""Expert layers of models that others wrote, imported only by those who use them. See `moegemm.transformers`."""

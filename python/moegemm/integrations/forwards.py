@@ -19,11 +19,10 @@ class OnMoegemm:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         reduced: Any = super().__reduce_ex__(protocol)
-        if type(self) is not class_with(type(self).__bases__[0], self._moegemm_own_class):
-            return reduced  # a class that others made on top
-        make, arguments, *rest = reduced
-        if make is not copyreg.__newobj__:  # type: ignore[attr-defined]
+        made_by_others = "_moegemm_own_class" not in vars(type(self))
+        if made_by_others or reduced[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
             return reduced
+        _, arguments, *rest = reduced
         return (_made_again, (type(self).__bases__[0], self._moegemm_own_class, *arguments[1:]), *rest)
 
 
@@ -44,13 +43,20 @@ def _made_again(forward_class: Any, own_class: Any, *arguments: Any) -> Any:
     return made.__new__(made, *arguments)
 
 
+def _bound_forwards(module: Any) -> list[str]:
+    """Where a module keeps its forward besides its class: accelerate's hooks call `_old_forward`, and leave it as
+    `forward` when they are taken away."""
+    kept = {name: vars(module).get(name) for name in ("_old_forward", "forward")}
+    return [name for name, at in kept.items() if isinstance(at, types.MethodType) and at.__self__ is module]
+
+
 def why_not_replaceable(module: Any) -> str | None:
     """Why this module cannot get another forward now, or None."""
     if parametrize.is_parametrized(module):
         return "its weights are parametrized, which changes its class; patch it before"
-    mine = vars(module)
-    if "forward" in mine and "_old_forward" not in mine:
-        replaced = getattr(mine["forward"], "__qualname__", type(mine["forward"]).__name__)
+    if "forward" in vars(module) and not _bound_forwards(module):
+        forward = vars(module)["forward"]
+        replaced = getattr(forward, "__qualname__", type(forward).__name__)
         return (
             f"its forward was replaced by {replaced}, which cannot be told to call another one; patch before that is "
             'done, or load the model with experts_implementation="moegemm"'
@@ -58,16 +64,16 @@ def why_not_replaceable(module: Any) -> str | None:
     return None
 
 
-def _bind_again(module: Any) -> None:
-    """accelerate keeps the forward that its hooks call."""
-    if "_old_forward" in vars(module):
-        module._old_forward = types.MethodType(type(module).forward, module)
+def _become(module: Any, other_class: Any) -> None:
+    module.__class__ = other_class
+    for name in _bound_forwards(module):
+        setattr(module, name, types.MethodType(other_class.forward, module))
 
 
 def give_forward(module: Any, forward_class: Any) -> None:
     """From now on the module runs the forward of `forward_class`, a class derived from OnMoegemm."""
-    module.__class__ = class_with(forward_class, type(module))
-    _bind_again(module)
+    own_class: Any = type(module)
+    _become(module, class_with(forward_class, own_class))
 
 
 def take_forward_back(module: Any) -> None:
@@ -77,5 +83,4 @@ def take_forward_back(module: Any) -> None:
             f"{type(module).__name__} was wrapped after it was patched, which made a class on top of ours; take the "
             "wrapper away before unpatch"
         )
-    module.__class__ = type(module)._moegemm_own_class
-    _bind_again(module)
+    _become(module, type(module)._moegemm_own_class)

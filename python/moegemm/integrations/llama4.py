@@ -82,7 +82,9 @@ def adopt(block: Any) -> str | None:
 
 def leave(block: Any) -> None:
     """The forwards of transformers again."""
-    take_forward_back(innermost(block.experts))
+    experts = innermost(block.experts)
+    if isinstance(experts, Llama4Experts):
+        take_forward_back(experts)
     take_forward_back(block)
 
 

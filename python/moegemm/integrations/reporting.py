@@ -78,7 +78,7 @@ def _of_llama4(block: Any) -> tuple[bool, str]:
 def report(model: nn.Module) -> Report:
     """Which expert layers of a model run on moegemm, which do not, and why. Print it, or read its `layers`.
 
-    A layer is recognised by its parts, as by `patch`. Nothing is run or changed.
+    A layer is recognised by its parts, as by `patch`. No layer is run, and none is changed.
     """
     layers: list[Layer] = []
     parts: set[Any] = set()

@@ -1,11 +1,12 @@
 """Modules outside every interface: what their own forward computes decides whether they are patched."""
 
 import copy
+import types
 
 import moegemm
 import pytest
 import torch
-from own_experts import KNOWN, REFUSED, Biased, GatedByMethod, OwnExperts, Scaled, TanhGated
+from own_experts import KNOWN, REFUSED, Biased, Clamped, GatedByMethod, OwnExperts, Scaled, TanhGated
 from tiny_models import build, routing
 
 experts_module = pytest.importorskip("moegemm.integrations.experts")
@@ -55,7 +56,7 @@ def test_a_refused_module_beside_others_runs_its_own_code_and_says_so():
     model = torch.nn.ModuleList([OwnExperts(), Scaled()])
     x = torch.randn(40, 16)
     expected = outputs(model[1], x)
-    with pytest.warns(UserWarning, match="an expert layer runs its own code: Scaled: its own forward computes something"):
+    with pytest.warns(UserWarning, match="runs its own code: Scaled: its own forward computes something"):
         moegemm.patch(model)
     assert all(map(torch.equal, outputs(model[1], x), expected))
     assert [layer.on_moegemm for layer in moegemm.report(model).layers] == [True, False]
@@ -122,6 +123,19 @@ def test_a_patched_module_compiles_as_one_graph(kind):
     torch.testing.assert_close(compiled(x, ids, weights), module(x, ids, weights), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.smoke
+def test_compiled_modules_of_one_class_may_have_different_limits():
+    torch._dynamo.reset()
+    ids, weights = routing(4)
+    x = torch.randn(40, 16) * 20
+    compiled = torch.compile(lambda module: module(x, ids, weights), fullgraph=True, backend="aot_eager")
+    for limit in (25.0, 9.0, 3.0):
+        module = Clamped()
+        module.limit = limit
+        moegemm.patch(module)
+        torch.testing.assert_close(compiled(module), module(x, ids, weights), rtol=1e-5, atol=1e-4)
+
+
 def test_patching_again_changes_nothing():
     module = moegemm.patch(OwnExperts())
     kind = type(module)
@@ -133,12 +147,36 @@ def test_weights_without_numbers_are_refused():
         moegemm.patch(OwnExperts().to("meta"))
 
 
-def test_own_modules_need_no_transformers(monkeypatch):
-    import sys
+def test_hooks_of_accelerate_run_however_they_come_and_go():
+    hooks = pytest.importorskip("accelerate.hooks")
 
-    monkeypatch.delitem(sys.modules, "transformers", raising=False)
-    registration = pytest.importorskip("moegemm.integrations.patching")
-    monkeypatch.setattr(registration, "register", lambda: pytest.fail("registered"))
+    class Count(hooks.ModelHook):
+        seen = 0
+
+        def pre_forward(self, module, *args, **kwargs):
+            self.seen += 1
+            return args, kwargs
+
+    module, hook = OwnExperts(), Count()
+    arguments = (torch.randn(40, 16), *routing(4))
+    expected = module(*arguments)
+    hooks.add_hook_to_module(module, hook)
+    moegemm.patch(module)
+    hook.seen = 0
+    torch.testing.assert_close(module(*arguments), expected, rtol=1e-4, atol=1e-5)
+    assert hook.seen == 1
+    hooks.remove_hook_from_module(module)
+    assert moegemm.report(module).layers[0].on_moegemm
+    moegemm.unpatch(module)
+    assert torch.equal(module(*arguments), expected)
+    moegemm.patch(module)
+    torch.testing.assert_close(module(*arguments), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_own_modules_need_no_transformers(monkeypatch):
+    patching = pytest.importorskip("moegemm.integrations.patching")
+    monkeypatch.setattr(patching, "sys", types.SimpleNamespace(modules={}))
+    monkeypatch.setattr(patching, "register", lambda: pytest.fail("registered"))
     moegemm.patch(OwnExperts())
 
 
@@ -201,6 +239,12 @@ class TestUnpatch:
     def test_models_made_by_name_get_the_default(self, family):
         model = moegemm.unpatch(build(family, "moegemm"))
         assert not any(layer.on_moegemm for layer in moegemm.report(model).layers)
+
+    def test_a_class_that_others_made_on_top_is_refused(self):
+        module = moegemm.patch(OwnExperts())
+        module.__class__ = type("Wrapped", (type(module),), {})
+        with pytest.raises(ValueError, match="Wrapped was wrapped after it was patched"):
+            moegemm.unpatch(module)
 
     def test_a_model_that_was_never_patched(self):
         moegemm.unpatch(torch.nn.Linear(2, 2))

@@ -14,54 +14,52 @@ from tiny_models import build, experts_of, routing, token_ids
 
 pytest.importorskip("moegemm.transformers")
 
-# Neither names moegemm nor imports it: the file does.
-LOAD_A_MODEL = """
+# Neither names moegemm nor imports it before the files are loaded and run.
+LOAD = """
 import sys, torch
-model = torch.load(sys.argv[1], weights_only=False)
-expected, ids = torch.load(sys.argv[2])
-got = model(input_ids=ids).logits
-torch.testing.assert_close(got, expected, rtol=0, atol=0)
+folder, *names = sys.argv[1:]
+loaded = {name: torch.load(f"{folder}/{name}", weights_only=False) for name in names}
+for name, model in loaded.items():
+    expected, arguments, named = torch.load(f"{folder}/{name}.expected")
+    got = model(*arguments, **named)
+    torch.testing.assert_close(getattr(got, "logits", got), expected, rtol=0, atol=0)
 import moegemm
-assert all(layer.on_moegemm for layer in moegemm.report(model).layers), moegemm.report(model)
-"""
-LOAD_A_MODULE = """
-import sys, torch
-module = torch.load(sys.argv[1], weights_only=False)
-expected, arguments = torch.load(sys.argv[2])
-torch.testing.assert_close(module(*arguments), expected, rtol=0, atol=0)
-import moegemm
-assert moegemm.report(module).layers[0].on_moegemm, moegemm.report(module)
+for model in loaded.values():
+    assert all(layer.on_moegemm for layer in moegemm.report(model).layers), moegemm.report(model)
 """
 
 
-def run_elsewhere(program: str, *arguments: Path) -> None:
+def save(folder: Path, name: str, model: torch.nn.Module, *arguments, **named) -> None:
+    """The model, and what it makes of some arguments."""
+    with torch.no_grad():
+        got = model(*arguments, **named)
+    torch.save((getattr(got, "logits", got), arguments, named), folder / f"{name}.expected")
+    torch.save(model, folder / name)
+
+
+def load_elsewhere(folder: Path, *names: str) -> None:
     """In a process that has nothing but the files."""
-    here = Path(__file__).parent
-    path = os.pathsep.join([str(here), *sys.path])
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     finished = subprocess.run(
-        [sys.executable, "-c", program, *map(str, arguments)], env={**os.environ, "PYTHONPATH": path},
+        [sys.executable, "-c", LOAD, str(folder), *names], env={**os.environ, "PYTHONPATH": path},
         capture_output=True, text=True,
     )  # fmt: skip
     assert finished.returncode == 0, finished.stderr
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "llama4"])
-def test_a_patched_model_is_loaded_in_a_fresh_process(family, tmp_path):
-    model = moegemm.patch(build(family, "eager")).eval()
-    with torch.no_grad():
-        torch.save((model(input_ids=token_ids()).logits, token_ids()), tmp_path / "expected")
-    torch.save(model, tmp_path / "model")
-    run_elsewhere(LOAD_A_MODEL, tmp_path / "model", tmp_path / "expected")
+def test_patched_models_and_modules_are_loaded_in_a_fresh_process(tmp_path):
+    for kind in (OwnExperts, Biased):
+        save(tmp_path, kind.__name__, moegemm.patch(kind()), torch.randn(40, 16), *routing(4))
+    for family in ("qwen3_moe", "gpt_oss", "llama4"):
+        save(tmp_path, family, moegemm.patch(build(family, "eager")).eval(), input_ids=token_ids())
+    load_elsewhere(tmp_path, "OwnExperts", "Biased", "qwen3_moe", "gpt_oss", "llama4")
 
 
-@pytest.mark.parametrize("kind", [OwnExperts, Biased])
-def test_a_patched_module_is_loaded_in_a_fresh_process(kind, tmp_path):
-    module = moegemm.patch(kind())
-    arguments = (torch.randn(40, 16), *routing(4))
-    torch.save((module(*arguments).detach(), arguments), tmp_path / "expected")
-    torch.save(module, tmp_path / "module")
-    run_elsewhere(LOAD_A_MODULE, tmp_path / "module", tmp_path / "expected")
+def test_loading_a_patched_model_registers_the_name(tmp_path):
+    """Also without a module that moegemm made a class for."""
+    save(tmp_path, "qwen3_moe", moegemm.patch(build("qwen3_moe", "eager")).eval(), input_ids=token_ids())
+    load_elsewhere(tmp_path, "qwen3_moe")
 
 
 def test_llama4_made_by_name_is_loaded(tmp_path):
@@ -73,7 +71,11 @@ def test_llama4_made_by_name_is_loaded(tmp_path):
 
 
 def test_what_was_loaded_can_be_unpatched(tmp_path):
-    for model, kind in ((build("qwen3_moe", "eager"), None), (build("llama4", "eager"), None), (OwnExperts(), OwnExperts)):
+    for model, kind in (
+        (build("qwen3_moe", "eager"), None),
+        (build("llama4", "eager"), None),
+        (OwnExperts(), OwnExperts),
+    ):
         torch.save(moegemm.patch(model), tmp_path / "model")
         loaded = moegemm.unpatch(torch.load(tmp_path / "model", weights_only=False))
         assert not any(layer.on_moegemm for layer in moegemm.report(loaded).layers)

@@ -19,6 +19,7 @@ def as_moegemm(model: torch.nn.Module) -> torch.nn.Module:
     return moegemm.patch(copy.deepcopy(model))
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_and_gradients_are_those_of_eager(device, family):
     model = build(family, "eager").to(device)
@@ -53,6 +54,7 @@ def test_sixteen_bit_models_are_as_close_to_fp32_as_eager(device, family, dtype)
     assert outputs_and_gradients(as_moegemm(exact).to(dtype), ids)["logits"].isfinite().all()
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("family", DISPATCHED)
 def test_is_chosen_by_name(family):
     model = build(family, "moegemm")
@@ -80,6 +82,7 @@ def test_gradient_checkpointing(device, family):
     assert_same(outputs_and_gradients(checkpointed, ids), outputs_and_gradients(plain, ids), 1e-6)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
 def test_the_expert_layers_compile_as_one_graph(device, family):
     torch._dynamo.reset()
@@ -99,6 +102,7 @@ def test_the_expert_layers_compile_as_one_graph(device, family):
         torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.smoke
 def test_a_whole_model_compiles(device):
     torch._dynamo.reset()
     model = build("qwen3_moe", "moegemm").to(device).eval()
@@ -109,6 +113,7 @@ def test_a_whole_model_compiles(device):
     torch.testing.assert_close(compiled, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.smoke
 def test_save_and_load(tmp_path):
     model = build("qwen3_moe", "moegemm")
     expected = model(input_ids=token_ids()).logits
