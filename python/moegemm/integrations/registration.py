@@ -11,14 +11,21 @@ NAME = "moegemm"
 MINIMUM = (5, 7)
 
 
-def _interface() -> Any:
-    needed = f"moegemm.transformers needs transformers {MINIMUM[0]}.{MINIMUM[1]} or newer"
-    try:
-        version: str = importlib.import_module("transformers").__version__
-    except ImportError as error:
-        raise ImportError(f"{needed}; none can be imported: {error}") from error
+_NEEDED = f"moegemm.transformers needs transformers {MINIMUM[0]}.{MINIMUM[1]} or newer"
+
+
+def require_supported(version: str) -> None:
+    """Refuses a transformers that is too old."""
     if tuple(int(part) for part in version.split(".")[:2]) < MINIMUM:
-        raise ImportError(f"{needed}, whose experts interface takes names from others; this one is {version}")
+        raise ImportError(f"{_NEEDED}, whose experts interface takes names from others; this one is {version}")
+
+
+def _interface() -> Any:
+    try:
+        transformers: Any = importlib.import_module("transformers")
+    except ImportError as error:
+        raise ImportError(f"{_NEEDED}; none can be imported: {error}") from error
+    require_supported(transformers.__version__)
     moe: Any = importlib.import_module("transformers.integrations.moe")
     return moe.ALL_EXPERTS_FUNCTIONS
 

@@ -12,16 +12,21 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("version", ["4.57.6", "5.0.0", "5.6.2"])
-def test_an_older_transformers_is_refused_with_the_minimum(version, monkeypatch):
-    monkeypatch.setattr(transformers, "__version__", version)
+def test_an_older_transformers_is_refused_with_the_minimum(version):
     with pytest.raises(ImportError, match=rf"needs transformers 5.7 or newer.*{re.escape(version)}"):
-        registration.register()
+        registration.require_supported(version)
 
 
 @pytest.mark.parametrize("version", ["5.7.0", "5.8.0.dev0", "6.0.0rc1"])
-def test_a_newer_transformers_is_accepted(version, monkeypatch):
-    monkeypatch.setattr(transformers, "__version__", version)
+def test_a_newer_transformers_is_accepted(version):
+    registration.require_supported(version)
+
+
+def test_registering_asks_for_the_version(monkeypatch):
+    asked = []
+    monkeypatch.setattr(registration, "require_supported", asked.append)
     registration.register()
+    assert asked == [transformers.__version__]
 
 
 @pytest.mark.parametrize(
