@@ -89,8 +89,11 @@ class _Asked:
             now = getattr(module, name, None)
             if now is not value and not (_is_number(now) and _is_number(value) and now == value):
                 return False
-            if constants and _constants(now) != constants:
-                return False
+            if constants:  # those that were there: a scan of all would cost more than the rest of this
+                kept = now.__dict__
+                for constant, held in constants.items():
+                    if kept.get(constant) != held:
+                        return False
         return True
 
 
@@ -218,8 +221,9 @@ def _number(module: Any, name: str) -> Any:
     return value if isinstance(value, int | float) else None
 
 
-def _while_tracing(module: Any, act_fn: Any, gated: bool) -> Activation | None:
+def _while_tracing(module: Any, gated: bool) -> Activation | None:
     """Every constant is read by traced code, so that a change of any compiles again."""
+    act_fn = getattr(module, "act_fn", None)
     if "_apply_gate" in module.__dict__:
         return None
     act_class, names, constants = None, "", []
@@ -241,10 +245,9 @@ def activation_of(module: Any, gated: bool) -> Activation | None:
     With `gated` that of `_apply_gate`, else that of `act_fn`. Asked again when something changes that the answer
     depends on.
     """
-    act_fn = getattr(module, "act_fn", None)
     if torch.compiler.is_compiling():
-        return _while_tracing(module, act_fn, gated)
-    own: Any = getattr(module, "_apply_gate", None) if gated else act_fn
+        return _while_tracing(module, gated)
+    own: Any = getattr(module, "_apply_gate" if gated else "act_fn", None)
     if own is None:
         return None
     # A bound method is made anew by each access.
