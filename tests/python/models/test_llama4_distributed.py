@@ -88,6 +88,8 @@ def with_tensor_parallelism(folder: Path) -> dict:
 
 def test_tensor_parallelism_of_transformers_infers_and_trains(tmp_path):
     model = build("llama4", "eager")
+    if "layers.*.feed_forward.experts" not in model.config.base_model_tp_plan:
+        pytest.skip(f"transformers {transformers.__version__} does not sum what its ranks make of Llama 4's experts")
     model.save_pretrained(tmp_path / "model")
     expected = outputs_and_gradients(model, token_ids())
     for found in run(with_tensor_parallelism, tmp_path):
