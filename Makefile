@@ -59,8 +59,12 @@ sanitize-gpu: ## Check the GPU kernels' memory accesses and races with compute-s
 	@scripts/run_gpu_sanitizers
 
 .PHONY: bench
-bench: build ## Compare with torch on the CPU, and on the GPU when there is one
+bench: build ## Compare with torch on the CPU, and on the GPU when there is one; writes build/bench/
 	@scripts/run_benchmarks
+
+.PHONY: record
+record: build ## Bring the records of build/bench/ into docs/benchmarks/
+	@scripts/record_benchmarks
 
 .PHONY: lint
 lint: $(STAMPS)/lint-tools ## Check formatting and run the static analysers

@@ -1,8 +1,7 @@
 """Hardware counters of the grouped products on a Hopper GPU: what each one is limited by.
 
 Runs every product of a model's layer once under Nsight Compute (`ncu`, which must be on the PATH and allowed to read
-counters), the forward ones with few tokens too, and writes tables beside the benchmark record. Times under a profiler
-are not benchmark figures.
+counters), the forward ones with few tokens too, and writes tables. Times under a profiler are not benchmark figures.
 """
 
 import argparse
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import moegemm
 import torch
+from moegemm.bench.record import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ("qwen3-30b-a3b", "mixtral-8x7b", "llama4-scout", "gpt-oss-120b", "qwen3-next-80b-a3b", "deepseek-v3")
@@ -169,8 +169,8 @@ def markdown(results: list[dict], decode: list[dict], tokens: int, commit: str) 
         f"## {tokens} tokens",
         "",
         "Bytes per clock are what one multiprocessor receives from L2. Tensor cores: the counter's peak counts sparse "
-        "products, so its reading is doubled here. *gather of* a product: the pass that brings its rows into order "
-        "in front of it.",
+        "products, so its reading is doubled here. *gather of* a product: the pass before it that brings its rows "
+        "into order.",
         "",
         *products_table(results),
         "",
@@ -191,7 +191,7 @@ def main() -> int:
     parser.add_argument("--ops", nargs="+", default=list(OPS), choices=OPS)
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--commit", default="unknown", help="recorded with the figures")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks" / "hopper")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench" / "hopper")
     parser.add_argument("--launch", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -207,8 +207,7 @@ def main() -> int:
     for tokens in DECODE_TOKENS if decode_ops else ():
         print(f"decode, {tokens} tokens", file=sys.stderr, flush=True)
         decode += profile(options.models, decode_ops, tokens, sampled=True)
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "counters.json").write_text(json.dumps({"products": results, "decode": decode}, indent=1) + "\n")
+    write_json({"products": results, "decode": decode}, options.out, "counters")
     (options.out / "counters.md").write_text(markdown(results, decode, options.tokens, options.commit))
     return 0
 

@@ -12,7 +12,6 @@ float64 on sampled elements.
 import argparse
 import datetime
 import itertools
-import json
 import math
 import os
 import platform
@@ -31,11 +30,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "python"))
 
 import moegemm  # noqa: E402
+from moegemm.bench.record import add_render_option, read_to_render, write_json  # noqa: E402
 
 OPS = ("forward", "dX", "dW")
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 TOKENS = (16, 256, 2048)
 LEAST_ROUNDS = 15
+STEM = "cpu"
 # Targets: every case, all cases, and the cases of one op (geometric means).
 LEAST_CASE, LEAST_MEAN, LEAST_OP_MEAN = 1.05, 1.9, 1.7
 
@@ -73,8 +74,8 @@ class Result:
     ours_gflops: float
     error: float
     rounds: int
-    ours_quartiles_ms: tuple[float, float]
-    torch_quartiles_ms: tuple[float, float]
+    ours_quartiles_ms: tuple[float, float] | None = None  # the small form of a record leaves them out
+    torch_quartiles_ms: tuple[float, float] | None = None
 
 
 class Routed:
@@ -311,15 +312,24 @@ def arguments() -> argparse.Namespace:
         "--seconds", type=float, default=1.5, help="least measuring time of each case (default %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=1, help="of operands and routing")
-    parser.add_argument(
-        "--output", type=Path, default=ROOT / "docs" / "benchmarks" / "cpu", help="folder of cpu.md and cpu.json"
-    )
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench" / "cpu", help="folder of the record")
+    add_render_option(parser)
     parser.add_argument("--dry", action="store_true", help="print the table, write nothing")
     return parser.parse_args()
 
 
+def render(source: Path, folder: Path) -> None:
+    record = read_to_render(source, folder, STEM)
+    results = [Result(**case) for case in record["cases"]]
+    layers = [layer for layer in LAYERS if any(r.layer == layer.name for r in results)]
+    (folder / f"{STEM}.md").write_text(document(results, layers, record["machine"]))
+
+
 def main() -> int:
     options = arguments()
+    if options.render:
+        render(options.render, options.out)
+        return 0
     layers = [layer for layer in LAYERS if layer.name in options.layers]
     results: list[Result] = []
     cases = len(layers) * len(options.dtypes) * len(options.tokens) * len(options.ops)
@@ -346,10 +356,9 @@ def main() -> int:
     text = document(results, layers, facts)
     print(text)
     if not options.dry:
-        options.output.mkdir(parents=True, exist_ok=True)
-        (options.output / "cpu.md").write_text(text)
         record = {"machine": facts, "summary": summary(results), "cases": [asdict(r) for r in results]}
-        (options.output / "cpu.json").write_text(json.dumps(record, indent=1) + "\n")
+        write_json(record, options.out, STEM)
+        (options.out / f"{STEM}.md").write_text(text)
     short = shortfalls(summary(results))
     if short:
         print("below target: " + "; ".join(short), file=sys.stderr)

@@ -7,7 +7,6 @@ PYTHONPATH=python python benchmarks/fused_activation.py --models demo --tokens 6
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 from moegemm.activations import activation_named
 from moegemm.bench.cases import Model, read_catalogue
 from moegemm.bench.machine import commit_of, describe
-from moegemm.bench.record import add_record_options, write_json
+from moegemm.bench.record import add_record_options, read_to_render, write_json
 from moegemm.bench.timing import Clock, spread
 from moegemm.operators import flags as bits
 
@@ -71,11 +70,11 @@ def page(record: dict) -> str:
     lines = [
         "# The first product with its activation",
         "",
-        f"{run['gpu']}, torch {run['torch']}, commit {run['commit']}, bf16, gathered rows, random routing, caches "
-        f"flushed; medians of {run['rounds']} rounds, one round robin for each line. *One call* is "
-        "`forward_activated`, which fuses where the planner expects that to be faster and else runs what *apart* runs: "
-        "the product and one pass for bias and activation. gpt-oss: clamped SwiGLU, interleaved, with a bias, W as "
-        "[E, 2 I, H].",
+        f"{run['gpu']}, torch {run['torch']}, {run['date']}, bf16, gathered rows, random routing, caches "
+        f"flushed; medians of {run['rounds']} rounds, one round robin for each line. *One call* asks "
+        "for product and activation together: the planner fuses them where it expects that to be faster, and else runs "
+        "what *apart* runs, the product and then one pass for bias and activation. gpt-oss: clamped SwiGLU, "
+        "interleaved, with a bias, W as [E, 2 I, H].",
         "",
         "| model | tokens | one call, ms | apart, ms | product alone, ms | times faster | same bits |",
         "|---|---|---|---|---|---|---|",
@@ -89,8 +88,7 @@ def page(record: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write(record: dict, folder: Path) -> None:
-    write_json(record, folder, STEM)
+def show(record: dict, folder: Path) -> None:
     (folder / f"{STEM}.md").write_text(page(record))
 
 
@@ -101,10 +99,10 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(catalogue), metavar="NAME")
     parser.add_argument("--tokens", nargs="+", type=int, default=[64, 512, 2048, 8192])
     parser.add_argument("--rounds", type=int, default=20)
-    add_record_options(parser, ROOT / "docs" / "benchmarks" / "layer")
+    add_record_options(parser, ROOT / "build" / "bench" / "layer")
     options = parser.parse_args()
     if options.render:
-        write(json.loads(options.render.read_text()), options.out)
+        show(read_to_render(options.render, options.out, STEM), options.out)
         return
     clock = Clock(options.device)
     record = {
@@ -120,7 +118,8 @@ def main() -> None:
             torch.cuda.empty_cache()
         factor = entry["ms"][APART]["ms"] / entry["ms"][JOINED]["ms"]
         print(f"[{done}/{len(cases)}] {model.name}, {tokens} tokens: {factor:.2f} times faster", file=sys.stderr)
-        write(record, options.out)  # after each case: a run that is cut short leaves what it has
+        write_json(record, options.out, STEM)  # after each case: a run that is cut short leaves what it has
+        show(record, options.out)
 
 
 if __name__ == "__main__":

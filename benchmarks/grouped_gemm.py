@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""moegemm-bench from a checkout: `--help` explains; each record goes to its folder in docs/benchmarks."""
+"""moegemm-bench from a checkout: `--help` explains; each record goes to its folder in build/bench."""
 
 import sys
 from pathlib import Path
@@ -13,4 +13,4 @@ except ModuleNotFoundError:  # an installed package comes first
     from moegemm.bench.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main(records=ROOT / "docs" / "benchmarks"))
+    sys.exit(main(records=ROOT / "build" / "bench"))

@@ -6,7 +6,6 @@ PYTHONPATH=python python benchmarks/moe_layer.py --device cpu --tokens 64 --mode
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from layer.measure import measure  # noqa: E402 - found through the line above
 from layer.report import TARGETS, draw, page, speedup  # noqa: E402
 from moegemm.bench.cases import Model, read_catalogue  # noqa: E402
 from moegemm.bench.machine import commit_of, describe  # noqa: E402
-from moegemm.bench.record import add_record_options, write_json  # noqa: E402
+from moegemm.bench.record import add_record_options, read_to_render, write_json  # noqa: E402
 from moegemm.bench.timing import Clock  # noqa: E402
 
 STEM = "moe_layer"
@@ -36,12 +35,12 @@ def arguments(catalogue: dict[str, Model]) -> argparse.Namespace:
     parser.add_argument("--tokens", nargs="+", type=int, default=[8192])
     parser.add_argument("--variants", action="store_true", help="also fp32 router weights, and gpt-oss without biases")
     parser.add_argument("--rounds", type=int, default=20)
-    add_record_options(parser, ROOT / "docs" / "benchmarks" / "layer")
+    add_record_options(parser, ROOT / "build" / "bench" / "layer")
     return parser.parse_args()
 
 
 def show(record: dict, folder: Path) -> None:
-    (folder / f"{STEM}.md").write_text(page(record))
+    (folder / f"{STEM}.md").write_text(page(record, f"{STEM}.png"))
     draw(record, folder, STEM)
 
 
@@ -49,9 +48,7 @@ def main() -> None:
     catalogue = read_catalogue()
     options = arguments(catalogue)
     if options.render:
-        record = json.loads(options.render.read_text())
-        write_json(record, options.out, STEM)
-        show(record, options.out)
+        show(read_to_render(options.render, options.out, STEM), options.out)
         return
     clock = Clock(options.device)
     run = describe(options.device, options.dtype, options.rounds, options.commit or commit_of(ROOT))

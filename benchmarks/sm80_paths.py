@@ -6,21 +6,18 @@ PYTHONPATH=python python benchmarks/sm80_paths.py
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-os.environ["MOEGEMM_BACKEND"] = "sm80"
-
 import torch
 from moegemm.bench.cases import Case, Model, read_catalogue
 from moegemm.bench.contenders import Contender, dense, expert_loop, ours
 from moegemm.bench.machine import commit_of, describe
 from moegemm.bench.operands import make_operands, make_weights
-from moegemm.bench.record import add_record_options, write_json
+from moegemm.bench.record import add_record_options, read_to_render, write_json
 from moegemm.bench.timing import Clock, spread
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -79,8 +76,8 @@ def page(record: dict) -> str:
     lines = [
         "# fp32, TF32 and unaligned shapes, sm80 backend",
         "",
-        f"{run['gpu']}, {run['date']}, commit {run['commit']}; torch {run['torch']}, CUDA {run['cuda']}, driver "
-        f"{run['driver']}. Written by `benchmarks/sm80_paths.py`; spreads are in the JSON file beside this page.",
+        f"{run['gpu']}, {run['date']}; torch {run['torch']}, CUDA {run['cuda']}, driver "
+        f"{run['driver']}. Written by `benchmarks/sm80_paths.py`.",
         "",
         f"TFLOP/s of useful work, {record['cases'][0]['tokens']} tokens, random routing with gather and scatter; round "
         f"robin of the three contenders of a line, medians of {run['rounds']} rounds, caches flushed before each "
@@ -102,8 +99,7 @@ def page(record: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write(record: dict, folder: Path) -> None:
-    write_json(record, folder, STEM)
+def show(record: dict, folder: Path) -> None:
     (folder / f"{STEM}.md").write_text(page(record))
 
 
@@ -113,11 +109,12 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(catalogue), metavar="NAME")
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--rounds", type=int, default=7)
-    add_record_options(parser, ROOT / "docs" / "benchmarks" / "sm80")
+    add_record_options(parser, ROOT / "build" / "bench" / "sm80")
     options = parser.parse_args()
     if options.render:
-        write(json.loads(options.render.read_text()), options.out)
+        show(read_to_render(options.render, options.out, STEM), options.out)
         return
+    os.environ["MOEGEMM_BACKEND"] = "sm80"  # the library reads it at every call
     clock = Clock("cuda")
     run = describe("cuda", ", ".join(PATHS), options.rounds, options.commit or commit_of(ROOT))
     record: dict = {"run": run | {"backend": "sm80"}, "cases": []}
@@ -131,7 +128,8 @@ def main() -> None:
                 record["cases"].append(entry)
                 tflops = {n: round(c["tflops"]) for n, c in entry["contenders"].items()}
                 print(f"{path} {name} {op}: {tflops}", file=sys.stderr)
-                write(record, options.out)  # after each case: a run that is cut short leaves what it has
+                write_json(record, options.out, STEM)  # after each case: a run that is cut short leaves what it has
+                show(record, options.out)
 
 
 if __name__ == "__main__":

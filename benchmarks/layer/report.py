@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from moegemm.bench.plots import save
+
 from layer.contenders import HEADLINE
 
 # Times faster than transformers' grouped_mm, forward and forward + backward: the figures this project set itself.
@@ -19,9 +21,9 @@ PASSES = ("forward", "forward_backward")
 OF_COPY = 0.9
 
 FIRST_CALLS = (
-    "Calls are forward + backward, on the host's clock. Only the first model of a run shows what a process pays once: "
-    "moegemm's kernels are loaded in the background from the moment the process uses the GPU, which here is while the "
-    "weights are made and the card is heated; those of grouped_mm are loaded by its first call."
+    "Calls are forward + backward, on the host's clock. Only the first model of a run shows what a process pays once. "
+    "moegemm's kernels are loaded in the background from the moment the process uses the GPU: here, while the weights "
+    "are made and the card is heated. Those of grouped_mm are loaded by its first call."
 )
 
 
@@ -50,18 +52,23 @@ def _met(value: float, target: float | None) -> str:
     return "" if target is None else "yes" if value >= target else "**no**"
 
 
-def page(record: dict[str, Any]) -> str:
+def page(record: dict[str, Any], picture: str) -> str:
+    """`picture` is the file name of what draw() leaves beside the page."""
     run, entries = record["run"], record["layers"]
     lines = [
         "# The expert layer against transformers",
         "",
         f"`moegemm.moe_mlp` and transformers' `grouped_mm` experts (transformers {run['transformers']}) on the same "
-        "weights and routing, from expert ids and router weights to the combined output, in a round robin. "
-        f"{run['gpu']}, {run['dtype']}, torch {run['torch']}, moegemm {run['commit']}, {run['date']}, "
-        f"{run['rounds']} rounds, medians. Gradients of x, both weights, the router weights and, for gpt-oss, both "
-        "biases. The variant says which router weights both get: in the model's dtype, the faster case for grouped_mm, "
-        "or in fp32, for which it works on fp32 rows; and whether gpt-oss goes without its biases, whose gradients "
-        "cost grouped_mm a scatter. Only the first is held against the targets.",
+        "weights and routing, from expert ids and router weights to the combined output. Gradients are those of x, "
+        "both weights, the router weights and, for gpt-oss, both biases. "
+        f"{run['gpu']}, {run['dtype']}, torch {run['torch']}, {run['date']}, medians of {run['rounds']} rounds in a "
+        "round robin.",
+        "",
+        "The variant says which router weights both get. In the model's dtype is the faster case for grouped_mm; with "
+        "fp32 ones it works on fp32 rows. It also says whether gpt-oss goes without its biases, whose gradients cost "
+        "grouped_mm a scatter. Only the first variant is held against the targets.",
+        "",
+        f"![Times faster than transformers' grouped_mm experts]({picture})",
         "",
         "| model | variant | tokens | pass | grouped_mm, ms | moegemm, ms | times faster | target | met |",
         "| --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
@@ -121,7 +128,7 @@ def draw(record: dict[str, Any], folder: Path, stem: str) -> None:
 
     most = max(entry["tokens"] for entry in record["layers"])
     entries = [e for e in one_of_each(record["layers"]) if e["tokens"] == most]
-    style = {"font.size": 8, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": stem}
+    style = {"font.size": 8, "axes.spines.top": False, "axes.spines.right": False}
     with pyplot.rc_context(style):
         figure, axis = pyplot.subplots(figsize=(9, 3.2), layout="constrained")
         places = range(len(entries))
@@ -142,6 +149,5 @@ def draw(record: dict[str, Any], folder: Path, stem: str) -> None:
         title = f"Expert layer, {entries[0]['tokens']} tokens, {run['dtype']}, {entries[0]['variant']}, {run['gpu']}"
         axis.set_title(title, loc="left", fontweight="bold", fontsize=9)
         axis.legend(frameon=False, ncols=3)
-        figure.savefig(folder / f"{stem}.png", dpi=200)
-        figure.savefig(folder / f"{stem}.svg", metadata={"Date": None})
+        save(figure, folder / f"{stem}.png")
         pyplot.close(figure)

@@ -18,11 +18,12 @@
 ///
 /// Every element of the output is written. Rows at positions >= sum(m_sizes) are zero in Y and dX
 /// and add nothing to dW; an expert without rows gets a zero dW. Negative sizes count as 0,
-/// segments are clipped at M, an index out of range reads as a zero row and its store is skipped.
+/// segments are clipped at M, an index out of range reads as a zero row and its store is skipped. In
+/// dW such a row is absent: what stands opposite it adds nothing.
 ///
-/// A result that is stored in flat order (Y with permute_y, dX with permute_x) is written where
-/// gather_indices says: all of it when they name every row, as those of `route` do. A row that no
-/// valid index names is zero on the CPU; on a GPU it keeps what the caller's memory held.
+/// A result that is stored in flat order (Y with permute_y, dX with permute_x) is zero in every row
+/// that no valid position names. Positions from sum(m_sizes) on name nothing: their indices are not
+/// read. Where two positions name one row, each element is that of one of them.
 namespace moegemm {
 
 /// What the router decided. All views live on the device of X.

@@ -78,9 +78,15 @@ class Backend {
 
 /// The first thing wrong with routing data, found by `check`.
 struct RoutingFault {
-  enum class What : std::uint8_t { kNegativeSize, kSizesExceedRows, kIndexOutOfRange } what;
+  enum class What : std::uint8_t {
+    kNegativeSize,
+    kSizesExceedRows,
+    kIndexOutOfRange,
+    kDuplicateIndex
+  } what;
   std::int64_t position = 0;  ///< expert or row
   std::int64_t value = 0;     ///< what was found there (kSizesExceedRows: the running sum)
+  std::int64_t earlier = 0;   ///< kDuplicateIndex: the first row with that value
 };
 
 /// The memory-bound companions of the products, one implementation per device type. Arguments are
@@ -110,7 +116,8 @@ class RowKernels {
                           const RoutingView& routing, const TensorView& scaled,
                           const TensorView& dot, const TensorView& scaled_x,
                           const ExecutionContext& context) const = 0;
-  /// Looks at m_sizes and, if given, gather_indices against `rows`; synchronises on a GPU.
+  /// Looks at m_sizes and, if given, the gather_indices of the segments against `rows`;
+  /// synchronises on a GPU.
   virtual std::optional<RoutingFault> check(const RoutingView& routing, std::int64_t rows,
                                             const ExecutionContext& context) const = 0;
 };

@@ -25,6 +25,9 @@ namespace {
     case RoutingFault::What::kIndexOutOfRange:
       refuse_value("gather_indices[", fault.position, "] is ", fault.value,
                    "; indices must be in [0, M) with M = ", rows);
+    case RoutingFault::What::kDuplicateIndex:
+      refuse_value("gather_indices[", fault.position, "] is ", fault.value, ", as gather_indices[",
+                   fault.earlier, "] is; an index may stand at one position only");
   }
   refuse_value("the routing data is invalid");
 }
@@ -92,9 +95,9 @@ Plan run_gathered_first(const Call& call, Planned planned, const RoutingView& ro
     return run_product(call, std::move(planned), routing, wishes, context);
   }
   Call in_order = call;
-  in_order.problem.permutation = Permutation::kNone;
+  in_order.problem.presorted = true;
+  in_order.problem.far_rows = false;
   in_order.problem.dy_per_token = false;
-  in_order.operands.gather_indices = nullptr;
   const void*& source = gathers_x ? in_order.operands.x : in_order.operands.dy;
   std::int64_t& stride = gathers_x ? in_order.operands.x_stride : in_order.operands.dy_stride;
   const std::int64_t divisor = problem.gather_divisor();

@@ -56,6 +56,12 @@ HostProblem with_sizes(Op op, DType sizes_dtype, std::vector<std::int64_t> sizes
   return build_problem(spec, op, DType::kBFloat16, run_seed());
 }
 
+std::vector<std::int64_t> valid_indices(std::int64_t rows) {
+  std::vector<std::int64_t> indices(rows);
+  for (std::int64_t r = 0; r < rows; ++r) indices[r] = (r * 5 + 3) % rows;  // 5 and 64 have no common divisor
+  return indices;
+}
+
 HostProblem with_index(Op op, DType index_dtype, std::int64_t row, std::int64_t value) {
   ProblemCase spec = checked_case(op == Op::kDx ? Permutation::kX : Permutation::kY);
   spec.index_dtype = index_dtype;
@@ -85,7 +91,12 @@ void expect_messages(const Target& target, Op op, DType dtype) {
   expect_words(refusal(target, with_sizes(op, dtype, {20, 30, 15, 9})),
                {"m_sizes", "[2]", "65", "64"});
   expect_words(refusal(target, with_index(op, dtype, 41, -3)), {"gather_indices[41]", "-3"});
-  expect_words(refusal(target, with_index(op, dtype, 63, 64)), {"gather_indices[63]", "64"});
+  expect_words(refusal(target, with_index(op, dtype, 59, 64)), {"gather_indices[59]", "64"});
+  HostProblem repeated = with_index(op, dtype, 0, 0);
+  repeated.gather_indices = valid_indices(64);
+  repeated.gather_indices[41] = repeated.gather_indices[7];
+  expect_words(refusal(target, repeated), {"gather_indices[41]", "gather_indices[7]",
+                                           std::to_string(repeated.gather_indices[7])});
   if (dtype == DType::kInt64) {
     const std::int64_t aliased = (std::int64_t{1} << 32) + 5;
     expect_words(refusal(target, with_index(op, dtype, 7, aliased)),
@@ -98,7 +109,7 @@ void expect_messages(const Target& target, Op op, DType dtype) {
 /// The first of several is named, whatever order threads look in.
 void expect_first_fault(const Target& target) {
   ProblemCase spec = checked_case(Permutation::kY);
-  spec.m_sizes.assign(700, 1);
+  spec.m_sizes.assign(700, 7);
   spec.rows = 5000;
   HostProblem host = build_problem(spec, Op::kForward, DType::kBFloat16, run_seed());
   for (const std::int64_t row : {4999, 1234, 777, 3000, 776 + 2048}) host.gather_indices[row] = -1;
@@ -113,6 +124,7 @@ void expect_valid_passes(const Target& target, Op op, DType dtype) {
   for (const Permutation permutation : {Permutation::kNone, Permutation::kX, Permutation::kY}) {
     ProblemCase spec = checked_case(permutation);
     spec.sizes_dtype = spec.index_dtype = dtype;
+    spec.tail_index = -1;  // of positions that name nothing
     const HostProblem host = build_problem(spec, op, DType::kBFloat16, run_seed());
     DeviceProblem device(*target.memory, host);
     GemmOptions options = device.options();

@@ -27,6 +27,7 @@ from moegemm.bench.cases import (
     ordered_cases,
     read_catalogue,
 )
+from moegemm.bench.record import add_render_option, read_to_render, write_json
 
 # Less than two minutes with starting and drawing.
 CPU_SECONDS = 95.0
@@ -56,7 +57,7 @@ def choice_of(accepted: tuple[str, ...]) -> Any:
 
 
 def place_of(kind: str, records: Path | None) -> tuple[Path, str]:
-    """Folder and file name of a record: "planner", or device and forced backend as in "cuda-sm80". A checkout keeps
+    """Folder and file name of a record: "planner", or device and forced backend as in "cuda-sm80". A checkout puts
     each record in a folder of `records`."""
     if records is None:
         return Path("moegemm-bench"), kind
@@ -100,7 +101,7 @@ def read_options(arguments: Sequence[str] | None, records: Path | None) -> argpa
     add("--seed", type=int, help="--planner: of those layers")
     add("--commit", help="commit that is measured (default: ask git)")
     add("--append", type=Path, metavar="JSON", help="keep the cases of this record and measure only the missing ones")
-    add("--render", type=Path, metavar="JSON", help="write Markdown and pictures of this record; measure nothing")
+    add_render_option(parser)
     where = "moegemm-bench" if records is None else f"the record's in {records}"
     add("--stem", help="file name of the record (default: by device and backend)")
     add("--out", type=Path, help=f"folder (default: {where})")
@@ -138,15 +139,6 @@ def complete(options: argparse.Namespace, catalogue: dict[str, Any], records: Pa
     if options.seconds is None:
         options.seconds = CPU_SECONDS if on_cpu and not options.planner else float("inf")
     options.models = [catalogue[name] for name in dict.fromkeys(options.models)]
-
-
-def write_json(record: report.Record, folder: Path, stem: str) -> None:
-    """Whole or not at all: a run that is killed while writing leaves the record before it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{stem}.json"
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
-    partial.replace(path)
 
 
 def render(record: report.Record, folder: Path, stem: str) -> None:
@@ -320,11 +312,11 @@ def planner_keeper(entries: list[dict[str, Any]], total: int, write: Callable[[]
 
 
 def main(arguments: Sequence[str] | None = None, *, records: Path | None = None) -> int:
-    """The program; `records` is where a checkout keeps its records."""
+    """The program; `records` is where a checkout puts its records."""
     options = read_options(arguments, records)
     root = Path(__file__).resolve().parents[3]
     if options.render:
-        render(json.loads(options.render.read_text()), options.out, options.stem)
+        render(read_to_render(options.render, options.out, options.stem), options.out, options.stem)
         return 0
     return measure_planner(options, root) if options.planner else measure(options, root)
 

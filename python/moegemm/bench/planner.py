@@ -174,10 +174,10 @@ def to_markdown(record: dict[str, Any]) -> str:
     lines = [
         "# The planner's choice against every compiled kernel",
         "",
-        f"{run['gpu']}, {run['dtype']}, {run['date']}, commit {run['commit']}. Written by `moegemm-bench --planner`: "
+        f"{run['gpu']}, {run['dtype']}, {run['date']}. Written by `moegemm-bench --planner`: "
         "the tuner measures the kernels of each problem in turn, with cold caches, and keeps the medians. A cell is "
         "the speed of the heuristic's kernel as a share of the fastest one's; **bold** is below "
-        f"{WANTED_MEAN:.2f}, – means that one kernel only runs the problem. Budget of the tuner: "  # noqa: RUF001
+        f"{WANTED_MEAN:.2f}, – means that only one kernel runs the problem. Budget of the tuner: "  # noqa: RUF001
         f"{run['budget_seconds']:g} s per problem. Routing is random.",
         "",
         *_section("The models of the catalogue", entries),
@@ -235,15 +235,15 @@ def _every_problem(entries: Sequence[Entry]) -> list[str]:
 
 
 def _worst(entries: Sequence[Entry]) -> list[str]:
-    behind = sorted((e for e in entries if e["us"] and e["reached"] < WANTED_MEAN), key=lambda e: float(e["reached"]))
-    if not behind:
+    slower = sorted((e for e in entries if e["us"] and e["reached"] < WANTED_MEAN), key=lambda e: float(e["reached"]))
+    if not slower:
         return ["None."]
     rows = [
         [
             e["model"], e["op"], str(e["tokens"]), e["heuristic"], e["best"], f"{e['us'][e['heuristic']]:.1f}",
             f"{e['us'][e['best']]:.1f}", f"{e['reached']:.3f}",
         ]
-        for e in behind
+        for e in slower
     ]  # fmt: skip
     return table(("model", "op", "tokens", "taken", "fastest", "us", "fastest, us", "reached"), rows, 2)
 

@@ -79,7 +79,7 @@ def meets_decode_target(case: Entry) -> bool | None:
 
 
 def digits_of(case: Entry) -> int:
-    """Digits behind the point of a rate in TFLOP/s: three significant ones of ours."""
+    """Digits after the point of a rate in TFLOP/s: three significant ones of ours."""
     rate = tflops(case, "ours")
     return 0 if rate is None or rate >= 10 else 1 if rate >= 1 else 3
 
@@ -278,8 +278,8 @@ def summary_lines(cases: list[Entry]) -> list[str]:
         f"{len(against_torch)} cases"
         + (f"; geometric mean {geometric_mean(against_torch.values()):.2f} times." if against_torch else "."),
     ]
-    behind = sorted((r, i) for i, r in against_torch.items() if r < 1)
-    lines += [f"  - behind: {describe(cases[i])}, {r:.2f} times torch" for r, i in behind[:20]]
+    slower = sorted((r, i) for i, r in against_torch.items() if r < 1)
+    lines += [f"  - slower: {describe(cases[i])}, {r:.3f} times torch" for r, i in slower[:20]]
     for peer in rivals(cases):
         ratios = [r for c in cases if peer not in ("dense", "torch", "loop") and (r := speedup(c, peer)) is not None]
         if ratios:
@@ -312,7 +312,7 @@ def ceiling_lines(cases: list[Entry]) -> list[str]:
     return [
         "The sm80 backend was forced; on a Hopper GPU it runs only what the sm90 backend refuses. mma.sync alone, from "
         f"registers, reaches {MMA_SYNC_TFLOPS:.0f} TFLOP/s on this chip: at {HEADLINE_TOKENS} tokens these kernels "
-        f"reach {low:.2f} to {high:.2f} of it. What limits them, mostly power, is in `variants.md`.",
+        f"reach {low:.2f} to {high:.2f} of it. What limits them, mostly power, is in `docs/kernels/sm80.md`.",
         "",
     ]
 
@@ -341,9 +341,9 @@ def to_markdown(record: Record, figures: Sequence[tuple[str, str]] = ()) -> str:
     lines = [
         title + (", sm80 backend" if sm80 else ""),
         "",
-        f"{run['gpu']}, {run['dtype']}, {run['date']}, commit {run['commit']}; torch {run['torch']}, "
-        f"CUDA {run['cuda']}, driver {run['driver']}. Written by `moegemm-bench`; "
-        + run.get("note", "every number, with its spread, is in the JSON file beside this page."),
+        f"{run['gpu']}, {run['dtype']}, {run['date']}; torch {run['torch']}, CUDA {run['cuda']}, driver "
+        f"{run['driver']}. Written by `moegemm-bench`; the JSON file beside this page has the medians "
+        "and names the commit that was measured.",
         "",
         f"Round robin of all contenders of a case, medians of {run['rounds']} rounds, caches flushed before each "
         f"launch{', the card under load' if run.get('under_load') else ''} (see `benchmarks/README.md`). "

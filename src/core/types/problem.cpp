@@ -54,6 +54,8 @@ std::string to_string(const Problem& problem) {
   if (problem.multiply) text += join(" fuse_mul(", to_string(problem.weights_dtype), ")");
   if (problem.accumulate) text += " accumulate";
   if (problem.dy_per_token) text += " dy_per_token";
+  if (problem.presorted) text += " presorted";
+  if (problem.far_rows) text += " far_rows";
   if (problem.allow_tf32) text += " tf32";
   if (problem.bias) text += " bias";
   if (problem.activation) text += join(" ", to_string(*problem.activation));
@@ -87,6 +89,8 @@ std::size_t hash_value(const Problem& problem) {
   append(problem.device.type, 1);
   append(problem.device.index, 16);
   append(problem.bias, 1);
+  append(problem.presorted, 1);
+  append(problem.far_rows, 1);
   std::size_t hash = fold_hash(0, small);
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.experts));
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.n));

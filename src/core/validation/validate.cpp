@@ -1,6 +1,7 @@
 #include "core/validation/validate.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "core/refusal.h"
 #include "core/validation/tensor_rules.h"
@@ -12,9 +13,15 @@ void require_at_least(const char* name, std::int64_t value, std::int64_t least) 
   if (value < least) refuse_value(name, " is ", value, "; it must be at least ", least);
 }
 
+/// Kernels divide 32-bit indices by it.
+constexpr std::int64_t kMostTopk = std::numeric_limits<std::int32_t>::max();
+
 /// The rules that need no shape, first: they decide which tensors are looked at.
 void validate_flags(const Problem& problem) {
   require_at_least("topk", problem.topk, 1);
+  if (problem.topk > kMostTopk) {
+    refuse_value("topk is ", problem.topk, "; it must be at most ", kMostTopk);
+  }
   if (problem.multiply && problem.permutation != Permutation::kY) {
     refuse_value("fuse_mul is true with permute_y false; fuse_mul needs permute_y");
   }
@@ -24,6 +31,10 @@ void validate_flags(const Problem& problem) {
   if (problem.dy_per_token && !problem.gathers_dy()) {
     refuse_value("dy_per_token is true for ", to_string(problem.op), " with ",
                  to_string(problem.permutation), "; only dX and dW with permute_y gather dy");
+  }
+  if (problem.presorted && (problem.op != Op::kDw || problem.permutation == Permutation::kNone)) {
+    refuse_value("presorted is true for ", to_string(problem.op), " with ",
+                 to_string(problem.permutation), "; only dW has an operand to copy into order");
   }
   if (problem.bias && problem.op == Op::kDw) {
     refuse_value("bias is given for dW; only forward and dX add one");
@@ -189,6 +200,7 @@ class Describer {
   }
 
   Call finish(const Argument& input, const Argument& output, const GemmOptions& options) {
+    problem.far_rows = problem.gathers() && spans_beyond_64_gib();
     validate(problem);
     if (problem.bias) add_bias({"bias", options.bias}, output);
     if (options.config) validate(*options.config, problem);
@@ -206,6 +218,15 @@ class Describer {
   Operands operands;
 
  private:
+  bool spans_beyond_64_gib() const {
+    constexpr double kMost = 64.0 * (1 << 30);
+    const std::int64_t stride = problem.gathers_x() ? operands.x_stride : operands.dy_stride;
+    const std::int64_t rows = problem.rows / problem.gather_divisor();
+    return static_cast<double>(rows) * static_cast<double>(stride) *
+               static_cast<double>(size_bytes(problem.dtype)) >
+           kMost;
+  }
+
   void add_bias(const Argument& bias, const Argument& output) {
     require_tensor(bias, {2});
     require_same_dtype(bias, lead_);

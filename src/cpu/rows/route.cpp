@@ -79,11 +79,16 @@ std::optional<RoutingFault> check(const RoutingView& routing, std::int64_t rows)
   }
   if (!routing.gather_indices.given()) return std::nullopt;
   const TensorView& indices = routing.gather_indices;
-  for (std::int64_t r = 0; r < rows; ++r) {
+  std::vector<std::int64_t> first_at(rows, -1);  // position of each index
+  for (std::int64_t r = 0; r < sum; ++r) {
     const std::int64_t index = read_index(indices.data, indices.dtype, r);
     if (index < 0 || index >= rows) {
       return RoutingFault{RoutingFault::What::kIndexOutOfRange, r, index};
     }
+    if (first_at[index] >= 0) {
+      return RoutingFault{RoutingFault::What::kDuplicateIndex, r, index, first_at[index]};
+    }
+    first_at[index] = r;
   }
   return std::nullopt;
 }

@@ -126,6 +126,11 @@ __device__ __forceinline__ void cp_async_16_or_zero(std::uint32_t shared, const 
                : "memory");
 }
 
+/// Until all copies of this thread have arrived.
+__device__ __forceinline__ void cp_async_wait_all() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
 /// Orders this thread's generic-proxy view of shared memory before what the tensor cores or the
 /// copy engine read next.
 __device__ __forceinline__ void fence_proxy_async_shared() {

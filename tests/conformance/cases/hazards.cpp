@@ -63,6 +63,17 @@ void add_bad_indices(std::vector<ProblemCase>& cases) {
     wide.multiply = false;
     wide.bad_indices = {-1, 100, kInt32Max, kInt32Min, 101};
     cases.push_back(wide);
+    wide.name = std::string("NanOppositeAbsentRowsOfAWideDw_") + to_string(permutation);
+    wide.bad_absent_rows = true;
+    cases.push_back(wide);
+    // More rows than one block looks after.
+    ProblemCase many = hazard("ManyRowsOfWhichSomeAreUnnamed", permutation);
+    many.m_sizes = {3000, 0, 9000, 17, 8300};
+    many.rows = 20400;
+    many.n = many.k = 16;
+    many.bad_indices.assign(40, -1);
+    many.tail_index = 5;
+    cases.push_back(many);
     for (const DType dtype : {DType::kInt32, DType::kInt64}) {
       ProblemCase c = hazard(std::string("IndicesOutOfRange_") + to_string(dtype), permutation);
       c.index_dtype = dtype;
@@ -78,6 +89,34 @@ void add_bad_indices(std::vector<ProblemCase>& cases) {
       c.name =
           std::string("EveryIndexOutOfRange_") + to_string(dtype) + "_" + to_string(permutation);
       c.bad_indices.assign(100, -1);
+      cases.push_back(c);
+
+      // What stands opposite an absent row of dW adds nothing, NaN included; nor does what a row
+      // that is not stored would have read.
+      c = hazard(std::string("NanOppositeAbsentRows_") + to_string(dtype), permutation);
+      c.index_dtype = dtype;
+      c.bad_indices = {-1, 100, -100, kInt32Max, kInt32Min, 101, 200, -2, kInt32Max - 99, 1000};
+      c.bad_absent_rows = true;
+      c.multiply = false;
+      cases.push_back(c);
+
+      // Positions past the segments name nothing, whatever their indices are.
+      for (const std::int64_t tail : {std::int64_t{0}, std::int64_t{-1}, std::int64_t{59}}) {
+        c = hazard("IndexTailOf" + (tail < 0 ? "Minus1" : std::to_string(tail)) + "_" +
+                       to_string(dtype),
+                   permutation);
+        c.index_dtype = dtype;
+        c.m_sizes = {10, 0, 20, 3};
+        c.rows = 100;
+        c.tail_index = tail;
+        c.bad_tail = true;
+        cases.push_back(c);
+      }
+
+      c = hazard(std::string("IndicesThatRepeat_") + to_string(dtype), permutation);
+      c.index_dtype = dtype;
+      c.repeated_indices = 30;
+      c.multiply = false;
       cases.push_back(c);
 
       // NaN in valid rows around rows whose index is bad: those still read as zero.

@@ -55,6 +55,9 @@ ProblemCase random_problem(Random& random) {
     c.bad_indices.push_back(random.chance(2) ? -random.between(1, 1000)
                                              : c.rows + random.below(1000));
   }
+  if (random.chance(8)) c.repeated_indices = random.between(1, 6);
+  if (random.chance(4)) c.tail_index = random.between(-2, 20);
+  c.bad_absent_rows = random.chance(2);
   if (c.topk == 1 && c.rows > 0 && random.chance(2)) {
     for (int i = 0; i < 3; ++i) c.bad_rows.push_back(random.below(c.rows));
   }

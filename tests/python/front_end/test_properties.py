@@ -75,13 +75,5 @@ def test_garbage_routing_is_harmless(device, sizes, index, flags):
         case.gather_indices = torch.tensor(index, dtype=torch.int32, device=device)
     dY = torch.randn(case.rows, n, device=device).to(dtype)
     got = run(case, dY)
-    # On a GPU a row in flat order that no index names keeps what was there (include/moegemm/ops.h).
-    named = torch.tensor([device == "cpu" or row in index for row in range(case.rows)])
-    if case.permute_y:
-        got.Y = got.Y[named]
-    if case.permute_x:
-        got.dX = got.dX[named.view(-1, case.topk).all(1)]
-    if got.d_weights is not None:
-        got.d_weights = got.d_weights.view(-1)[named]
     for result in (got.Y, got.dX, got.dW, got.d_weights):
         assert result is None or torch.isfinite(result).all()

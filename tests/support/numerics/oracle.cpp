@@ -111,8 +111,7 @@ void dw_row(const HostProblem& p, std::int64_t row, ExpectedRow& expected) {
 
 }  // namespace
 
-void expect_row(const HostProblem& p, std::int64_t row, ExpectedRow& expected) {
-  expected.kind = ExpectedRow::Kind::kValues;
+void expect_row(const HostProblem& p, std::int64_t row, ExpectedRow& expected, std::size_t choice) {
   expected.length = 0;
   expected.activated = false;
   const std::int64_t features = p.op == Op::kDw ? p.out.cols : p.spec.features(p.op);
@@ -123,10 +122,10 @@ void expect_row(const HostProblem& p, std::int64_t row, ExpectedRow& expected) {
     expected.initial_scale = p.spec.accumulate ? 1.0 : 0.0;
     return;
   }
-  const std::int64_t position = p.scatters() ? p.position_of[row] : row;
-  if (position < 0) {
-    expected.kind = ExpectedRow::Kind::kUnnamed;
-    return;
+  std::int64_t position = row;
+  if (p.scatters()) {
+    if (p.positions_of[row].empty()) return;  // a row that nobody names is zero
+    position = p.positions_of[row][choice];
   }
   if (p.op == Op::kForward) {
     forward_position(p, position, expected);

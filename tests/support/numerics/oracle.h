@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -9,22 +10,19 @@ namespace moegemm::testing {
 
 /// What one row of an output must be. For dW, rows are those of [E * N, K].
 struct ExpectedRow {
-  enum class Kind : std::uint8_t {
-    kValues,   ///< `value` is the exact result
-    kUnnamed,  ///< scattered output that no index names: the caller's data is at fault, nothing
-               ///< stores there. Zero or untouched
-  } kind = Kind::kValues;
   std::int64_t length = 0;      ///< terms of each sum
   double initial_scale = 0.0;   ///< 1 when the output is accumulated to
-  std::vector<double> value;    ///< [cols]
+  std::vector<double> value;    ///< [cols]: the exact result
   std::vector<double> squares;  ///< [cols]: sum of the squares of the terms
   bool activated = false;       ///< `value` is behind an activation: `product` is in front of it
   std::vector<double> bare;     ///< [features]: the product without its bias
   std::vector<double> product;  ///< [features], with its own `squares`
 };
 
-/// The definition, as plain loops in double precision, apart from all of the library's code.
-void expect_row(const HostProblem& problem, std::int64_t row, ExpectedRow& expected);
+/// The definition, as plain loops in double precision, apart from all of the library's code. Where
+/// several positions name a row of the output, it is that of the `choice`-th of them.
+void expect_row(const HostProblem& problem, std::int64_t row, ExpectedRow& expected,
+                std::size_t choice = 0);
 
 /// The definition of an activation of one column of a product in double precision.
 double activation_at(const Activation& activation, double gate, double up);

@@ -30,9 +30,16 @@ void choose_indices(HostProblem& p, Random& random) {
   for (std::size_t i = 0; i < p.spec.bad_indices.size() && i < where.size(); ++i) {
     p.gather_indices[where[i]] = p.spec.bad_indices[i];
   }
-  p.position_of.assign(p.spec.rows, -1);
-  for (std::int64_t r = 0; r < p.spec.rows; ++r) {
-    if (p.index_valid(r)) p.position_of[p.gather_indices[r]] = r;
+  const std::int64_t routed = p.begins.back();
+  for (std::int64_t i = 0; i < p.spec.repeated_indices && routed > 0; ++i) {
+    p.gather_indices[random.below(routed)] = p.gather_indices[random.below(routed)];
+  }
+  for (std::int64_t r = routed; p.spec.tail_index && r < p.spec.rows; ++r) {
+    p.gather_indices[r] = *p.spec.tail_index;
+  }
+  p.positions_of.assign(p.spec.rows, {});
+  for (std::int64_t r = 0; r < routed; ++r) {
+    if (p.index_valid(r)) p.positions_of[p.gather_indices[r]].push_back(r);
   }
 }
 
@@ -59,10 +66,11 @@ void spoil(HostProblem& p) {
   if (p.spec.bad_tail) {
     for (std::int64_t r = p.begins.back(); r < p.spec.rows; ++r) positions.push_back(r);
   }
+  for (std::int64_t r = 0; p.spec.bad_absent_rows && r < p.begins.back(); ++r) {
+    if (!p.index_valid(r)) positions.push_back(r);
+  }
   int kind = 0;
   for (const std::int64_t r : positions) {
-    // A bad index reads one operand as zero; zero times NaN in the other would be anybody's guess.
-    if (p.spec.permuted() && !p.index_valid(r)) continue;
     if (!p.x.values.empty()) spoil_row(p.x, p.x_row(r), kind);
     if (!p.dy.values.empty()) spoil_row(p.dy, p.dy_row(r), kind);
     ++kind;

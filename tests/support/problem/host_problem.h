@@ -53,7 +53,9 @@ struct HostProblem {
   std::vector<std::int64_t> sizes;        ///< [E], clipped
   std::vector<std::int64_t> begins;       ///< [E + 1]: where segments start; the last is their sum
   std::vector<std::int64_t> owners;       ///< [M]: expert of each position, -1 past the segments
-  std::vector<std::int64_t> position_of;  ///< [M]: position that names a flat row, or -1
+  /// [M]: the positions of the segments that name a flat row; several only where the case repeats
+  /// indices.
+  std::vector<std::vector<std::int64_t>> positions_of;
 
   bool index_valid(std::int64_t position) const {
     return gather_indices[position] >= 0 && gather_indices[position] < spec.rows;

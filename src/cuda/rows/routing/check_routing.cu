@@ -17,7 +17,9 @@ struct Findings {
   unsigned long long bad_expert;  // the first one with a fault, or kNone
   std::int64_t bad_size;          // its m_sizes
   std::int64_t size_sum;          // the sum of m_sizes up to and with it, at most INT64_MAX
+  std::int64_t routed;            // the sum of all sizes, if none has a fault
   unsigned long long bad_row;     // the first one with an index out of range, or kNone
+  unsigned long long repeated_row;  // the first one whose index an earlier one has, or kNone
 };
 
 /// One block: the first expert whose size is negative or makes the running sum exceed `rows`.
@@ -30,6 +32,7 @@ __global__ void __launch_bounds__(kThreads)
     first_bad = kNone;
     findings->bad_expert = kNone;
     findings->bad_row = kNone;
+    findings->repeated_row = kNone;
   }
   __syncthreads();
   std::int64_t sum_before = 0;
@@ -54,55 +57,103 @@ __global__ void __launch_bounds__(kThreads)
     }
     sum_before += chunk_sum;
   }
+  if (threadIdx.x == 0) findings->routed = sum_before;
 }
 
-/// The first row below sum(m_sizes) whose index does not name one of `rows` flat rows. Rows past
-/// the sum are never looked up by any product.
-__global__ void __launch_bounds__(kThreads)
-    check_indices(const void* indices, bool is_64_bit, std::int64_t rows, Findings* findings) {
-  if (findings->bad_expert != kNone) {
-    return;
-  }
+/// Calls `look(row, index)` for this thread's rows below sum(m_sizes) until it returns false. The
+/// indices of rows past the sum are never read by any product.
+template <typename Look>
+__device__ void for_each_index(const void* indices, bool is_64_bit, const Findings* findings,
+                               const Look& look) {
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
-  for (std::int64_t r = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; r < rows;
-       r += step) {
-    const std::int64_t index = load_index(indices, is_64_bit, r);
-    if (index < 0 || index >= rows) {
-      atomicMin(&findings->bad_row, static_cast<unsigned long long>(r));
-      return;  // later rows of this thread cannot be the first
-    }
+  for (std::int64_t r = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+       r < findings->routed; r += step) {
+    if (!look(static_cast<unsigned long long>(r), load_index(indices, is_64_bit, r))) return;
   }
 }
 
-/// A Findings in device memory for one check; freed in stream order.
-class DeviceFindings {
+/// The first row whose index does not name one of `rows` flat rows, and for each flat row the first
+/// that names it.
+__global__ void __launch_bounds__(kThreads)
+    check_range(const void* indices, bool is_64_bit, std::int64_t rows, Findings* findings,
+                unsigned long long* first_at) {
+  for_each_index(indices, is_64_bit, findings, [&](unsigned long long row, std::int64_t index) {
+    const bool good = index >= 0 && index < rows;
+    atomicMin(good ? &first_at[index] : &findings->bad_row, row);
+    return good;  // later rows of this thread cannot be the first bad one
+  });
+}
+
+/// The first row whose index an earlier one has too.
+__global__ void __launch_bounds__(kThreads)
+    check_repeats(const void* indices, bool is_64_bit, std::int64_t rows, Findings* findings,
+                  unsigned long long* first_at) {
+  for_each_index(indices, is_64_bit, findings, [&](unsigned long long row, std::int64_t index) {
+    if (index < 0 || index >= rows || first_at[index] >= row) return true;
+    atomicMin(&findings->repeated_row, row);
+    return false;
+  });
+}
+
+/// Device memory for one check; freed in stream order.
+template <typename T>
+class CheckMemory {
  public:
-  explicit DeviceFindings(cudaStream_t stream) : stream_(stream) {
-    cuda::check(cudaMallocAsync(&data_, sizeof(Findings), stream),
+  CheckMemory(std::int64_t count, cudaStream_t stream) : stream_(stream) {
+    cuda::check(cudaMallocAsync(&data_, static_cast<std::size_t>(count) * sizeof(T), stream),
                 "allocate device memory for check");
   }
-  ~DeviceFindings() { static_cast<void>(cudaFreeAsync(data_, stream_)); }
-  DeviceFindings(const DeviceFindings&) = delete;
-  DeviceFindings& operator=(const DeviceFindings&) = delete;
-  Findings* get() const { return static_cast<Findings*>(data_); }
+  ~CheckMemory() { static_cast<void>(cudaFreeAsync(data_, stream_)); }
+  CheckMemory(const CheckMemory&) = delete;
+  CheckMemory& operator=(const CheckMemory&) = delete;
+  T* get() const { return static_cast<T*>(data_); }
 
  private:
   cudaStream_t stream_;
   void* data_ = nullptr;
 };
 
-std::int64_t read_index(const TensorView& indices, std::int64_t i, cudaStream_t stream) {
-  const bool is_64_bit = indices.dtype == DType::kInt64;
-  std::int64_t wide = 0;
-  std::int32_t narrow = 0;
-  const auto bytes = static_cast<std::size_t>(size_bytes(indices.dtype));
-  void* const target = is_64_bit ? static_cast<void*>(&wide) : static_cast<void*>(&narrow);
-  check(cudaMemcpyAsync(target,
-                        static_cast<const char*>(indices.data) + i * size_bytes(indices.dtype),
-                        bytes, cudaMemcpyDeviceToHost, stream),
-        "read an index for check");
+template <typename T>
+T read_back(const T* data, cudaStream_t stream) {
+  T value;
+  check(cudaMemcpyAsync(&value, data, sizeof(value), cudaMemcpyDeviceToHost, stream),
+        "read the result of check");
   check(cudaStreamSynchronize(stream), "wait for check");
-  return is_64_bit ? wide : narrow;
+  return value;
+}
+
+std::int64_t read_index(const TensorView& indices, std::int64_t i, cudaStream_t stream) {
+  if (indices.dtype == DType::kInt64) {
+    return read_back(static_cast<const std::int64_t*>(indices.data) + i, stream);
+  }
+  return read_back(static_cast<const std::int32_t*>(indices.data) + i, stream);
+}
+
+std::optional<RoutingFault> find_bad_index(const TensorView& indices, std::int64_t rows,
+                                           Findings* findings, cudaStream_t stream) {
+  const CheckMemory<unsigned long long> first_at(rows, stream);
+  check(cudaMemsetAsync(first_at.get(), 0xff, static_cast<std::size_t>(rows) * 8, stream),
+        "prepare check");
+  const void* data = indices.data;
+  bool is_64_bit = indices.dtype == DType::kInt64;
+  unsigned long long* first = first_at.get();
+  void* parameters[] = {&data, &is_64_bit, &rows, &findings, &first};
+  const auto blocks =
+      static_cast<unsigned>(std::min<std::int64_t>((rows + kThreads - 1) / kThreads, 1024));
+  launch({reinterpret_cast<const void*>(&check_range), "check_range", dim3(blocks), dim3(kThreads)},
+         parameters, stream);
+  launch({reinterpret_cast<const void*>(&check_repeats), "check_repeats", dim3(blocks),
+          dim3(kThreads)},
+         parameters, stream);
+  const Findings found = read_back(findings, stream);
+  const auto row = static_cast<std::int64_t>(std::min(found.bad_row, found.repeated_row));
+  if (found.bad_row == found.repeated_row) return std::nullopt;  // none of either
+  const std::int64_t index = read_index(indices, row, stream);
+  if (found.bad_row < found.repeated_row) {
+    return RoutingFault{RoutingFault::What::kIndexOutOfRange, row, index};
+  }
+  return RoutingFault{RoutingFault::What::kDuplicateIndex, row, index,
+                      static_cast<std::int64_t>(read_back(first + index, stream))};
 }
 
 }  // namespace
@@ -118,7 +169,7 @@ std::optional<RoutingFault> check_routing(const RoutingView& routing, std::int64
   }
   const TensorView& m_sizes = routing.m_sizes;
   const TensorView& indices = routing.gather_indices;
-  const DeviceFindings on_device(stream);
+  const CheckMemory<Findings> on_device(1, stream);
   {
     const void* data = m_sizes.data;
     bool is_64_bit = m_sizes.dtype == DType::kInt64;
@@ -128,32 +179,15 @@ std::optional<RoutingFault> check_routing(const RoutingView& routing, std::int64
     launch({reinterpret_cast<const void*>(&check_sizes), "check_sizes", dim3(1), dim3(kThreads)},
            parameters, stream);
   }
-  if (indices.given() && indices.shape[0] > 0) {
-    const void* data = indices.data;
-    bool is_64_bit = indices.dtype == DType::kInt64;
-    Findings* findings = on_device.get();
-    void* parameters[] = {&data, &is_64_bit, &rows, &findings};
-    const std::int64_t blocks = std::min<std::int64_t>((rows + kThreads - 1) / kThreads, 1024);
-    launch({reinterpret_cast<const void*>(&check_indices), "check_indices",
-            dim3(static_cast<unsigned>(std::max<std::int64_t>(blocks, 1))), dim3(kThreads)},
-           parameters, stream);
-  }
-  Findings found;
-  check(cudaMemcpyAsync(&found, on_device.get(), sizeof(found), cudaMemcpyDeviceToHost, stream),
-        "read the result of check");
-  check(cudaStreamSynchronize(stream), "wait for check");
+  const Findings found = read_back(on_device.get(), stream);
   if (found.bad_expert != kNone) {
     const bool negative = found.bad_size < 0;
     return RoutingFault{
         negative ? RoutingFault::What::kNegativeSize : RoutingFault::What::kSizesExceedRows,
         static_cast<std::int64_t>(found.bad_expert), negative ? found.bad_size : found.size_sum};
   }
-  if (found.bad_row != kNone) {
-    const auto row = static_cast<std::int64_t>(found.bad_row);
-    return RoutingFault{RoutingFault::What::kIndexOutOfRange, row,
-                        read_index(indices, row, stream)};
-  }
-  return std::nullopt;
+  if (!indices.given() || rows == 0) return std::nullopt;
+  return find_bad_index(indices, rows, on_device.get(), stream);
 }
 
 }  // namespace moegemm::cuda

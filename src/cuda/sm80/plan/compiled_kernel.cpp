@@ -135,7 +135,7 @@ std::int64_t most_tiles(const CompiledKernel& kernel, const Problem& problem) {
 int resident_blocks(const CompiledKernel& kernel, const Problem& problem,
                     const DeviceFacts& facts) {
   constexpr std::int64_t kReserved = 1024;  // shared memory that the system takes for each block
-  const std::int64_t smem = kernel.smem_bytes(static_cast<int>(problem.experts)) + kReserved;
+  const std::int64_t smem = kernel.smem_bytes(problem.experts) + kReserved;
   return static_cast<int>(std::clamp<std::int64_t>(facts.multiprocessor_shared_memory_bytes / smem,
                                                    1, kernel.blocks_per_multiprocessor));
 }
@@ -164,12 +164,10 @@ std::string refuse(const CompiledKernel& kernel, const Problem& problem, const D
   }
   // Tile numbers, and a block's overshoot of them, must fit 32 bits.
   if (most_tiles(kernel, problem) > kMost) return "more than 2^30 output tiles";
-  const std::int64_t smem = problem.experts > facts.shared_memory_bytes
-                                ? std::numeric_limits<int>::max()
-                                : kernel.smem_bytes(static_cast<int>(problem.experts));
+  const std::int64_t smem = kernel.smem_bytes(problem.experts);
   if (smem > facts.shared_memory_bytes) {
-    return std::to_string(problem.experts) + " experts need more shared memory than a block has (" +
-           std::to_string(facts.shared_memory_bytes) + " bytes)";
+    return std::to_string(problem.experts) + " experts need " + std::to_string(smem) +
+           " bytes of shared memory, a block has " + std::to_string(facts.shared_memory_bytes);
   }
   return {};
 }

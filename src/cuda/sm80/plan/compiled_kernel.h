@@ -24,7 +24,7 @@ struct CompiledKernel {
   int threads = 0;
   bool copies_apart = false;  ///< some warps do nothing but copy
   int blocks_per_multiprocessor = 0;
-  int (*smem_bytes)(int experts) = nullptr;
+  std::int64_t (*smem_bytes)(std::int64_t experts) = nullptr;
   const void* functions[2] = {};  ///< bf16 and fp16, or fp32
 
   const void* function(DType dtype) const { return functions[dtype == DType::kFloat16]; }

@@ -25,7 +25,7 @@ void launch_kernel(const CompiledKernel& kernel, const Plan& plan, const Problem
   spec.name = kernel.info.name.c_str();
   spec.grid = dim3(static_cast<unsigned>(plan.grid));
   spec.block = dim3(static_cast<unsigned>(kernel.threads));
-  spec.dynamic_smem_bytes = kernel.smem_bytes(routing.experts);
+  spec.dynamic_smem_bytes = static_cast<int>(kernel.smem_bytes(problem.experts));
   spec.device = problem.device.index;
   void* args[] = {params};
   launch(spec, args, stream, plan);

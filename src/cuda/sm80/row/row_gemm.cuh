@@ -1,5 +1,8 @@
 #pragma once
 
+#include <climits>
+
+#include "cuda/device/unnamed_rows.cuh"
 #include "cuda/sm80/row/row_gemm_load.cuh"
 #include "cuda/sm80/row/row_targets.cuh"
 #include "cuda/sm80/tile/load_warps.cuh"
@@ -101,25 +104,37 @@ __device__ __forceinline__ void compute_tile(const RowGemmParams& params, const 
   store_tile<Traits>(acc, row_blocks, params.out, targets.rows, tile.feature);
 }
 
-/// Rows past the last segment are zero; the warps of all blocks share them.
+/// One row of the output, by a whole warp.
 template <typename Traits>
-__device__ __forceinline__ void zero_padding_rows(const RowGemmParams& params, int routed_rows) {
-  constexpr int kWarps = Traits::Shape::kWarps;
+__device__ __forceinline__ void zero_row(const RowGemmParams& params, std::int64_t row) {
   const OutputView& out = params.out;
   const int element_bytes = out.is_fp32 ? 4 : Traits::kElementBytes;
+  std::byte* line = static_cast<std::byte*>(out.data) + row * out.stride * element_bytes;
+  using Unit = std::conditional_t<kVectors<Traits>, uint2, unsigned short>;  // divides any row
+  const std::int64_t units = static_cast<std::int64_t>(out.cols) * element_bytes / sizeof(Unit);
+  for (std::int64_t i = lane_id(); i < units; i += kWarpThreads) {
+    reinterpret_cast<Unit*>(line)[i] = Unit{};
+  }
+}
+
+/// Rows that no tile stores, by the warps that multiply: those past the last segment or, in flat
+/// order, those that no position names. `words` is scratch for the latter.
+template <typename Traits>
+__device__ __forceinline__ void zero_other_rows(const RowGemmParams& params, int routed_rows,
+                                                unsigned* words) {
+  constexpr int kWarps = Traits::Shape::kWarps;
+  if (params.scatter) {
+    constexpr int kThreads = kWarps * kWarpThreads;
+    const auto scratch = [&] { return words; };
+    auto unnamed = unnamed_rows<0, kThreads, kNamedRowsBarrier>(
+        params.gather_indices, routed_rows, params.total_rows, scratch, kNamedWords);
+    unnamed.advance(INT_MAX, [&](int row) { zero_row<Traits>(params, row); });
+    return;
+  }
   const int step = gridDim.x * kWarps;
-  for (long long position = routed_rows + static_cast<int>(blockIdx.x) * kWarps + warp_id();
-       position < params.total_rows; position += step) {
-    const int row = params.scatter ? flat_row(params.gather_indices, static_cast<int>(position),
-                                              params.total_rows)
-                                   : static_cast<int>(position);
-    if (row < 0) continue;
-    std::byte* line = static_cast<std::byte*>(out.data) + row * out.stride * element_bytes;
-    using Unit = std::conditional_t<kVectors<Traits>, uint2, unsigned short>;  // divides any row
-    const std::int64_t units = static_cast<std::int64_t>(out.cols) * element_bytes / sizeof(Unit);
-    for (std::int64_t i = lane_id(); i < units; i += kWarpThreads) {
-      reinterpret_cast<Unit*>(line)[i] = Unit{};
-    }
+  for (long long row = routed_rows + static_cast<int>(blockIdx.x) * kWarps + warp_id();
+       row < params.total_rows; row += step) {
+    zero_row<Traits>(params, row);
   }
 }
 
@@ -133,6 +148,7 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
   auto* tiles = reinterpret_cast<RowTile*>(shared + Layout::kTiles);
   auto* starts = reinterpret_cast<SegmentStart*>(shared + Layout::kStarts);
   auto* ring = reinterpret_cast<StageRing<Shape>*>(shared + Layout::kRing);
+  auto* named_rows = reinterpret_cast<unsigned*>(shared + Layout::kNamedRows);
   if (threadIdx.x < kWarpSize) {
     scan_segments(params.m_sizes, params.experts, params.total_rows, Shape::kRows, &starts->row,
                   &starts->tile, ceil_div(params.out.cols, Shape::kCols), /*stride=*/2);
@@ -154,7 +170,7 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
       return;
     }
     ptx::setmaxnreg_inc<kMultiplyRegisters>();
-    zero_padding_rows<Traits>(params, starts[params.experts].row);
+    zero_other_rows<Traits>(params, starts[params.experts].row, named_rows);
     StageReader<Shape> feed(shared, *ring);
     for (int number = 0;; ++number) {
       feed.wait();
@@ -163,8 +179,7 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
       compute_tile<Traits>(params, tile, feed, targets + RowStreamLoader<Traits>::slot_of(number));
     }
   } else {
-    zero_padding_rows<Traits>(params, starts[params.experts].row);
-
+    zero_other_rows<Traits>(params, starts[params.experts].row, named_rows);
     RowLoader<Traits> loader(params);
     RowScheduler<Shape> scheduler(params, starts);
     TileFeed<Traits, RowLoader<Traits>, RowScheduler<Shape>> feed(loader, scheduler, shared, tiles);

@@ -17,6 +17,7 @@ constexpr int kMultiplyRegisters = 208;
 static_assert(kLoadRegisters + 2 * kMultiplyRegisters <= 504);
 constexpr int kLoadBarrier = 1;   ///< 0 is __syncthreads'
 constexpr int kFreeBarriers = 2;  ///< the first of one for each stage
+constexpr int kNamedRowsBarrier = 15;
 
 template <typename Shape>
 struct StageRing {

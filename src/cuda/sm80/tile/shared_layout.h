@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+
 #include "cuda/device/size_class.h"
 #include "cuda/sm80/tile/block_shape.h"
 
@@ -9,6 +11,7 @@ namespace moegemm::cuda::sm80 {
 
 constexpr int kTileBytes = 32;   ///< of a decoded tile in the ring
 constexpr int kTargetSlots = 8;  ///< tiles whose results' places are known: stages + 2 are needed
+constexpr int kNamedWords = 512;  ///< of UnnamedRows
 
 /// Barriers of the stages, of kernels with a warp that copies.
 template <typename Shape>
@@ -20,9 +23,13 @@ struct RowGemmLayout {
   static constexpr int kTiles = Shape::kStages * Shape::kStageBytes;
   static constexpr int kRing = kTiles + kTileSlots * kTileBytes;  ///< StageRing
   static constexpr int kTargets = kRing + kRingBytes<Shape>;      ///< RowTarget [slots][rows]
+  /// Before the first loads, where all warps copy; else they are under way already.
+  static constexpr int kNamedRows =
+      Shape::kLoadWarps > 0 ? kTargets + kTargetSlots * Shape::kRows * 8 : 0;
+  static_assert(kNamedWords * 4 <= Shape::kStageBytes);
   static constexpr int kStarts =
-      kTargets + (Shape::kLoadWarps > 0 ? kTargetSlots * Shape::kRows * 8 : 0);  ///< [E + 1]
-  static constexpr int total(int experts) { return kStarts + (experts + 1) * 8; }
+      Shape::kLoadWarps > 0 ? kNamedRows + kNamedWords * 4 : kTargets;  ///< SegmentStart [E + 1]
+  static constexpr std::int64_t total(std::int64_t experts) { return kStarts + (experts + 1) * 8; }
 };
 
 /// dW.
@@ -36,10 +43,11 @@ struct WeightGemmLayout {
       kRowTable + (Shape::kLoadWarps > 0 ? 0 : 2 * kDepth * 16);  ///< float [stages][depth]
   static constexpr int kCounts = kScales + Shape::kStages * kDepth * 4;
   static constexpr int kRowPrefix = kCounts + kSizeClasses * 4;  ///< int [E + 1]
-  static MOEGEMM_HOST_DEVICE constexpr int order(int experts) {  ///< unsigned short [E]
+  template <typename Int>
+  static MOEGEMM_HOST_DEVICE constexpr Int order(Int experts) {  ///< unsigned short [E]
     return kRowPrefix + (experts + 1) * 4;
   }
-  static constexpr int total(int experts) { return order(experts) + experts * 2; }
+  static constexpr std::int64_t total(std::int64_t experts) { return order(experts) + experts * 2; }
 };
 
 }  // namespace moegemm::cuda::sm80

@@ -29,6 +29,7 @@ WeightGemmParams make_params(const CompiledKernel& kernel, const Problem& proble
   params.expert_stride = problem.n * operands.out_stride;
   params.n = static_cast<int>(problem.n);
   params.tiling = make_tiling(kernel, problem);
+  params.indexed = problem.permutation != Permutation::kNone;
   params.gather_dy = problem.gathers_dy();
   params.gather_x = problem.gathers_x();
   return params;

@@ -144,7 +144,6 @@ class WeightLoader {
  private:
   static __device__ __forceinline__ int own_row() { return threadIdx.x / kChunks; }
   static __device__ __forceinline__ bool looks_up() { return threadIdx.x < Traits::kDepth; }
-  __device__ __forceinline__ bool gathers() const { return params_.gather_dy || params_.gather_x; }
 
   template <int First, int End>
   __device__ __forceinline__ void load_rows(std::uint32_t stage) const {
@@ -178,7 +177,7 @@ class WeightLoader {
       ahead_row_ += Traits::kDepth;
     }
     --ahead_blocks_;
-    if (gathers() && is_ahead_inside()) fetched_ = params_.gather_indices.fetch(ahead_row_);
+    if (params_.indexed && is_ahead_inside()) fetched_ = params_.gather_indices.fetch(ahead_row_);
   }
 
   __device__ __forceinline__ bool is_ahead_inside() const {
@@ -186,10 +185,12 @@ class WeightLoader {
     return ahead_row_ < tile.row + tile.rows;
   }
 
-  /// Rows past the segment are missing in both operands: 0 times a neighbour's NaN would not be 0.
+  /// Rows past the segment and absent ones are missing in both operands: 0 times a NaN opposite
+  /// would not be 0.
   __device__ __forceinline__ void write_fetched() {
-    const int row = ahead_tile_ >= 0 && is_ahead_inside() ? ahead_row_ : -1;
     const int flat = fetched_.below(params_.total_rows);
+    const bool absent = params_.indexed && flat < 0;
+    const int row = ahead_tile_ >= 0 && is_ahead_inside() && !absent ? ahead_row_ : -1;
     const int source =
         flat < 0 ? -1 : static_cast<int>(params_.divisor.divide(static_cast<unsigned>(flat)));
     const int dy_row = params_.gather_dy ? source : row;

@@ -20,6 +20,7 @@ struct WeightGemmParams : RoutingParams {
   std::int64_t expert_stride;  ///< elements between the outputs of two experts
   int n;
   WeightTiling tiling;
+  bool indexed;  ///< a row whose index is out of range is absent in both operands
   bool gather_dy;
   bool gather_x;
 };

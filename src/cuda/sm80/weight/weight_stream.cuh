@@ -89,17 +89,18 @@ class WeightStreamLoader {
   /// The index of the row at position_, on its way.
   __device__ __forceinline__ void fetch() {
     fetched_ = {};
-    if ((params_.gather_dy || params_.gather_x) && position_ < end_) {
+    if (params_.indexed && position_ < end_) {
       fetched_ = params_.gather_indices.fetch(position_);
     }
   }
 
-  /// The rows that the fetched indices name. Rows past the segment are missing in both operands: 0
-  /// times a neighbour's NaN would not be 0.
+  /// The rows that the fetched indices name. Rows past the segment and absent ones are missing in
+  /// both operands: 0 times a NaN opposite would not be 0.
   __device__ __forceinline__ void look_up() {
     const int flat = fetched_.below(params_.total_rows);
     const unsigned source = flat < 0 ? kNoRow : params_.divisor.divide(static_cast<unsigned>(flat));
-    const unsigned row = position_ < end_ ? static_cast<unsigned>(position_) : kNoRow;
+    const bool absent = params_.indexed && flat < 0;
+    const unsigned row = position_ < end_ && !absent ? static_cast<unsigned>(position_) : kNoRow;
     const auto in_units = [](unsigned number, const RowPitch& pitch) {
       return number == kNoRow ? kNoRow : number * pitch.units;
     };

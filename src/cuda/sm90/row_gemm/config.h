@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+
 #include "cuda/device/host_device.h"
 
 /// Shapes and shared-memory layout of the row kernels (forward and dX), as host-device maths.
@@ -92,6 +94,9 @@ struct BiasedTile : TileT {
 
 constexpr int kRingBytes = 512;  ///< all barriers: 2 x 12 stages at most, 3 x kTileSlots, rounded
 constexpr int kActivatedRingBytes = 256;  ///< 2 x 10 stages at most: every byte counts there
+/// Of UnnamedRows: what a tile leaves of shared memory, within these bounds.
+constexpr int kLeastNamedWords = 64;
+constexpr int kMostNamedWords = 1024;
 constexpr int kBiasBytes = 256;           ///< biases of a warpgroup's features in an activated tile
 
 /// Byte offsets into dynamic shared memory. What has a size known only at run time comes last, so
@@ -106,11 +111,17 @@ struct RowGemmLayout {
   static constexpr int kStarts = kTiles + kTileSlots * 16;  ///< SegmentStart [E + 1]
 
   /// Destination and scale of each row, for tiles that are scattered or scaled.
-  static MOEGEMM_HOST_DEVICE constexpr int row_info(int experts) {
+  template <typename Int>
+  static MOEGEMM_HOST_DEVICE constexpr Int row_info(Int experts) {
     return kStarts + ((experts + 1) * 8 + 15) / 16 * 16;
   }
-  static MOEGEMM_HOST_DEVICE constexpr int total(int experts, bool with_row_info) {
-    return row_info(experts) + (with_row_info ? kTileSlots * TileT::kRows * 8 : 0);
+  /// Which rows of a scattered output are named.
+  template <typename Int>
+  static MOEGEMM_HOST_DEVICE constexpr Int named_rows(Int experts) {
+    return row_info(experts) + kTileSlots * TileT::kRows * 8;
+  }
+  static constexpr std::int64_t total(std::int64_t experts, bool with_row_info) {
+    return with_row_info ? named_rows(experts) + kLeastNamedWords * 4 : row_info(experts);
   }
 };
 

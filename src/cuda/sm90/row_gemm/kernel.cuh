@@ -1,6 +1,9 @@
 #pragma once
 
+#include <climits>
+
 #include "cuda/device/segment_scan.cuh"
+#include "cuda/device/unnamed_rows.cuh"
 #include "cuda/ptx/opaque.cuh"
 #include "cuda/sm90/row_gemm/load.cuh"
 #include "cuda/sm90/row_gemm/mma.cuh"
@@ -13,7 +16,8 @@
 /// |---------------|---------------------------|------------|-------------------------|-----------------------|
 /// | 0             | scheduler, TMA loads      | 40 or 56   | stage empty, tile empty | stage full, tile full |
 /// | 0-3, gathered | cp.async of gathered rows | 56         | tile full, stage empty  | stage full, info full |
-/// | 1-3, in order | row info for the store    | 40         | tile full               | info full             |
+/// | 1-3, in order | row info for the store,   | 40         | tile full               | info full             |
+/// |               | zeros for unnamed rows    |            |                         |                       |
 /// | 4-7 and 8-11  | consumers: wgmma, store   | 232 or 224 | tile, stage, info full  | stage, tile empty     |
 /// Streaming tiles, for few rows, leave every thread its 168 registers.
 // clang-format on
@@ -231,6 +235,27 @@ __device__ __forceinline__ void prepare_copies(const RowGemmParams& params,
   ptx::fence_mbarrier_init();
 }
 
+/// Row info of every tile and, where results are scattered, zeros for the rows that no position
+/// names. These warps wait most of the time: they read some of the indices after each tile.
+template <typename T, typename TileT>
+__device__ __forceinline__ void describe_rows(const RowGemmParams& params,
+                                              const RowGemmShared<TileT>& shared) {
+  if (TileT::kActivated || !params.scatter) {
+    row_info_warps<T>(params, shared, [] {});
+    return;
+  }
+  // Some 4 microseconds: less than a tile of many rows takes.
+  constexpr int kSteps = 6;
+  const auto zero = [&](int row) { zero_row<T>(params, row); };
+  const auto words = [&] { return shared.named_rows(); };
+  constexpr int kBarrier = static_cast<int>(NamedBarrier::kNamedRows);
+  auto unnamed = unnamed_rows<kWarpSize, kInfoWarps * kWarpSize, kBarrier>(
+      params.gather_indices, shared.starts()[params.experts].row, params.total_rows, words,
+      params.named_words);
+  row_info_warps<T>(params, shared, [&] { unnamed.advance(kSteps, zero); });
+  unnamed.advance(INT_MAX, zero);
+}
+
 template <typename T, typename TileT, ptx::Major WeightMajor, bool Gathered>
 __device__ __forceinline__ void produce(const RowGemmParams& params,
                                         const RowGemmShared<TileT>& shared, int warp,
@@ -245,12 +270,15 @@ __device__ __forceinline__ void produce(const RowGemmParams& params,
   } else if (warp == 0) {
     load_in_order<TileT, WeightMajor>(params, shared);
   } else if (row_info) {
-    row_info_warps<T>(params, shared);
+    describe_rows<T>(params, shared);
   }
   // Here, since consumers still have tiles to multiply, and racecheck would report a read of the
-  // starts by them: it does not follow the block's barrier behind one of these four warps only.
-  constexpr auto kColumns = TileT::kActivated ? &RowGemmParams::columns : &RowGemmParams::features;
-  zero_padding_rows<T, kColumns>(params, shared.starts()[params.experts].row);
+  // starts by them: it does not follow the block's barrier after one of these four warps only.
+  if (Gathered || !params.scatter) {
+    constexpr auto kColumns =
+        TileT::kActivated ? &RowGemmParams::columns : &RowGemmParams::features;
+    zero_padding_rows<T, kColumns>(params, shared.starts()[params.experts].row);
+  }
 }
 
 template <typename T, typename TileT, ptx::Major WeightMajor, bool Gathered>

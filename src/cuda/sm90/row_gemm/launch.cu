@@ -28,7 +28,7 @@ struct CompiledRowGemm {
   bool activated;
   bool adds_bias;
   int (*box_rows)(int box);
-  int (*smem_bytes)(int experts, bool with_row_info);
+  std::int64_t (*smem_bytes)(std::int64_t experts, bool with_row_info);
   RowGemmFunctions functions[2];  ///< bf16, fp16
 
   const void* function(const Problem& problem) const {
@@ -130,7 +130,7 @@ std::string refuse(const KernelEntry& entry, const Problem& problem, const Devic
   if (most_tiles(kernel, problem) > std::numeric_limits<int>::max() / 2) {
     return "more than 2^30 output tiles";
   }
-  const int smem = kernel.smem_bytes(static_cast<int>(problem.experts), needs_row_info(problem));
+  const std::int64_t smem = kernel.smem_bytes(problem.experts, needs_row_info(problem));
   if (smem > facts.shared_memory_bytes) {
     return std::to_string(problem.experts) + " experts need " + std::to_string(smem) +
            " bytes of shared memory, a block has " + std::to_string(facts.shared_memory_bytes);
@@ -255,16 +255,23 @@ void launch_entry(const KernelEntry& entry, const Plan& plan, const Problem& pro
                   const Operands& operands, cudaStream_t stream) {
   if (problem.rows == 0) return;
   const CompiledRowGemm& kernel = all_compiled()[entry.family_index];
+  const DeviceFacts& facts = *device_facts(problem.device.index);
   RowGemmParams params = make_params(kernel, problem, operands);
   params.counter =
       acquire_tile_counter(problem.device.index, stream, most_tiles(kernel, problem), plan.grid);
+  const std::int64_t smem_bytes = kernel.smem_bytes(problem.experts, needs_row_info(problem));
+  const int more_words =
+      params.scatter ? static_cast<int>(std::min<std::int64_t>(
+                           (facts.shared_memory_bytes - smem_bytes) / 4,
+                           kMostNamedWords - kLeastNamedWords))
+                     : 0;
+  params.named_words = kLeastNamedWords + more_words;
   LaunchSpec spec;
   spec.function = kernel.function(problem);
   spec.name = entry.info.name.c_str();
   spec.grid = dim3(static_cast<unsigned>(plan.grid));
   spec.block = dim3((1 + kConsumers) * kWarpgroupThreads);
-  spec.dynamic_smem_bytes =
-      kernel.smem_bytes(static_cast<int>(problem.experts), needs_row_info(problem));
+  spec.dynamic_smem_bytes = static_cast<int>(smem_bytes) + 4 * more_words;
   spec.device = problem.device.index;
   void* args[] = {&params};
   launch(spec, args, stream, plan);

@@ -283,10 +283,12 @@ __device__ __forceinline__ void write_row_info(const RowGemmParams& params,
   ptx::mbarrier_arrive(&shared.rings().info_full[slot]);
 }
 
-/// The producer warps that do not load write the row info when rows come in order.
-template <typename T, typename TileT>
+/// The producer warps that do not load write the row info when rows come in order. `after_tile` is
+/// called when a tile's is written.
+template <typename T, typename TileT, typename AfterTile>
 __device__ __forceinline__ void row_info_warps(const RowGemmParams& params,
-                                               const RowGemmShared<TileT>& shared) {
+                                               const RowGemmShared<TileT>& shared,
+                                               const AfterTile& after_tile) {
   PipelineState<kTileSlots> slot;
   while (true) {
     shared.rings().tile.wait_full(slot);
@@ -296,6 +298,7 @@ __device__ __forceinline__ void row_info_warps(const RowGemmParams& params,
                                               threadIdx.x - kWarpSize);
     ptx::mbarrier_arrive(&shared.rings().tile.empty[slot.slot]);
     slot.advance();
+    after_tile();
   }
 }
 

@@ -33,6 +33,7 @@ struct RowGemmParams {
   TileCounter* counter;
 
   int experts;
+  int named_words;  ///< of shared memory, for UnnamedRows
   int total_rows;
   int features;
   int depth;

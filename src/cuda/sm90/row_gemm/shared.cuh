@@ -54,6 +54,9 @@ struct RowGemmShared {
     return reinterpret_cast<float*>(base + Layout::row_info(experts)) +
            (kTileSlots + slot) * TileT::kRows;
   }
+  __device__ __forceinline__ unsigned* named_rows() const {
+    return reinterpret_cast<unsigned*>(base + Layout::named_rows(experts));
+  }
   __device__ __forceinline__ RowGemmRings<TileT>& rings() const {
     static_assert(sizeof(RowGemmRings<TileT>) <= Layout::kBiases - Layout::kRings);
     return *reinterpret_cast<RowGemmRings<TileT>*>(base + Layout::kRings);

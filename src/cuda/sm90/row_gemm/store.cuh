@@ -18,6 +18,7 @@ enum class NamedBarrier : int {
   kMainloop = 1,  ///< + consumer
   kStore = 3,     ///< + consumer
   kScan = 5,
+  kNamedRows = 6,
 };
 
 __device__ __forceinline__ int barrier_id(NamedBarrier barrier, int consumer) {
@@ -261,27 +262,30 @@ __device__ __forceinline__ void store_rows(const RowGemmParams& params,
   }
 }
 
-/// Rows past the last segment are zero; the producer warps of all blocks share them.
+/// One row of the output, by a whole warp.
+template <typename T, int RowGemmParams::*Columns = &RowGemmParams::features>
+__device__ __forceinline__ void zero_row(const RowGemmParams& params, int row) {
+  const int lane = threadIdx.x % kWarpSize;
+  if (params.out_is_fp32) {
+    float* line = static_cast<float*>(params.out) + row * params.out_stride;
+    for (int column = lane; column < params.*Columns; column += kWarpSize) line[column] = 0.0f;
+  } else {
+    for (int column = lane * 8; column < params.*Columns; column += kWarpSize * 8) {
+      store_chunk<T, Columns>(params, row, column, uint4{});
+    }
+  }
+}
+
+/// In expert order, rows past the last segment are zero; the producer warps of all blocks share
+/// them.
 template <typename T, int RowGemmParams::*Columns>
 __device__ __forceinline__ void zero_padding_rows(const RowGemmParams& params, int routed_rows) {
   constexpr int kWarps = kWarpgroupThreads / kWarpSize;
-  const int lane = threadIdx.x % kWarpSize;
   const int warp = threadIdx.x / kWarpSize;
   const int step = gridDim.x * kWarps;
-  for (long long position = routed_rows + static_cast<int>(blockIdx.x) * kWarps + warp;
-       position < params.total_rows; position += step) {
-    const int row = params.scatter ? flat_row(params.gather_indices, static_cast<int>(position),
-                                              params.total_rows)
-                                   : static_cast<int>(position);
-    if (row < 0) continue;
-    if (params.out_is_fp32) {
-      float* line = static_cast<float*>(params.out) + row * params.out_stride;
-      for (int column = lane; column < params.*Columns; column += kWarpSize) line[column] = 0.0f;
-    } else {
-      for (int column = lane * 8; column < params.*Columns; column += kWarpSize * 8) {
-        store_chunk<T, Columns>(params, row, column, uint4{});
-      }
-    }
+  for (long long row = routed_rows + static_cast<int>(blockIdx.x) * kWarps + warp;
+       row < params.total_rows; row += step) {
+    zero_row<T, Columns>(params, static_cast<int>(row));
   }
 }
 

@@ -257,8 +257,7 @@ __global__ void __launch_bounds__(kWeightGemmThreads, 1)
   const int warp = ptx::uniform(threadIdx.x / kWarpSize);
 
   if (threadIdx.x == 0) {
-    const bool gathers = params.gather_indices.data != nullptr;
-    smem.loads.init(gathers ? 1 + kWarpSize : 1, kMultiplyWarps);
+    smem.loads.init(params.gathered ? 1 + kWarpSize : 1, kMultiplyWarps);
     smem.tile_ring.init(1, (kMultiplyWarps + kLoadWarps) * kWarpSize);
     for (auto& barrier : smem.old_full) ptx::mbarrier_init(&barrier, 1);
     ptx::fence_mbarrier_init();

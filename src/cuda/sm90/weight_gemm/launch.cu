@@ -12,7 +12,6 @@
 #include "cuda/host/tile_counters.h"
 #include "cuda/sm90/kernel_entry.h"
 #include "cuda/sm90/weight_gemm/kernel.cuh"
-#include "moegemm/error.h"
 
 namespace moegemm::cuda::sm90 {
 namespace {
@@ -153,17 +152,14 @@ WeightGemmParams make_params(const CompiledWeightGemm& kernel, const Problem& pr
   params.b_map = input_map(kernel, problem, b, params.tiling.b_cols, b_stride, kernel.b_cols);
   params.b_in_one_box = fits_one_box(params.tiling.b_cols);
   params.out_map = output_map(problem, operands);
+  params.b = static_cast<const unsigned char*>(b);
+  params.b_row_bytes = b_stride * size_bytes(problem.dtype);
+  if (problem.permutation != Permutation::kNone) {
+    params.gather_indices = {operands.gather_indices, problem.index_dtype == DType::kInt64};
+  }
   if (problem.gathers()) {
     params.a_map = params.b_map;  // valid to prefetch, never read through
-    params.gather_indices = {operands.gather_indices, problem.index_dtype == DType::kInt64};
     params.gathered = static_cast<const unsigned char*>(a);
-    const std::int64_t bytes =
-        problem.rows / problem.gather_divisor() * a_stride * size_bytes(problem.dtype);
-    if (bytes > (std::int64_t{16} << 32)) {
-      throw Error(ErrorKind::kNotImplemented,
-                  std::string(a_is_x ? "x" : "dy") + " spans " + std::to_string(bytes) +
-                      " bytes, a gathered operand of dW may span 64 GiB");
-    }
     params.gathered_row_chunks = static_cast<unsigned>(a_stride * size_bytes(problem.dtype) / 16);
     params.gather_divisor = make_fast_divisor(static_cast<std::uint32_t>(problem.gather_divisor()));
   } else {
@@ -205,6 +201,9 @@ std::string refuse(const KernelEntry& entry, const Problem& problem, const Devic
   }
   if (problem.accumulate && problem.out_dtype != DType::kFloat32) {
     return std::string("accumulates into ") + to_string(problem.out_dtype) + ", must be fp32";
+  }
+  if (problem.gathers() && problem.far_rows) {
+    return "gathers from at most 64 GiB, the permuted operand spans more";
   }
   if (problem.multiply) return "dW with fused multiply: scale the rows first (scale_rows)";
   if (problem.k % 8 != 0) return "K = " + std::to_string(problem.k) + " is not a multiple of 8";

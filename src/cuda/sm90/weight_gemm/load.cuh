@@ -72,6 +72,27 @@ __device__ __forceinline__ void load_slabs(const CUtensorMap& map, bool one_box,
   }
 }
 
+/// Copies the rows of operand B that are `present` (bit i: place i of the stage), and zeros for the
+/// others. For stages with absent rows only, which no box leaves out: short code, not fast.
+template <typename Shape>
+__device__ __forceinline__ void copy_present_rows(const WeightGemmParams& params,
+                                                  const WeightTile& tile, const StageRows& rows,
+                                                  unsigned present, const unsigned char* stage) {
+  constexpr int kChunks = kSlabCols / 8;  // of a row in a slab
+  const std::uint32_t base = ptx::shared_address(stage);
+#pragma unroll 1
+  for (int i = threadIdx.x % kWarpSize; i < Shape::kBBytes / 16; i += kWarpSize) {
+    const int chunk = i % kChunks;
+    const int place = i / kChunks % Shape::kRows;
+    const int slab = i / (kChunks * Shape::kRows);
+    const int column = tile.b_col + slab * kSlabCols + chunk * 8;
+    const unsigned char* source =
+        params.b + (tile.row + rows.first + place) * params.b_row_bytes + column * 2ll;
+    ptx::cp_async_16_or_zero(base + slab * Shape::kSlabBytes + swizzle_128b(place, chunk), source,
+                             (present >> place & 1) && column < params.tiling.b_cols);
+  }
+}
+
 /// Fetches the indices of a stage, one per lane. Missing rows keep an index out of range.
 __device__ __forceinline__ IndexArray::Fetched fetch_index(const WeightGemmParams& params,
                                                            const WeightTile& tile,
@@ -88,7 +109,8 @@ template <typename Shape>
 __device__ __forceinline__ void load_tiles(const WeightGemmParams& params, WeightSmem<Shape>& smem,
                                            int warp) {
   const int lane = threadIdx.x % kWarpSize;
-  const bool gathers = params.gather_indices.data != nullptr;
+  const bool indexed = params.gather_indices.data != nullptr;
+  const bool gathers = params.gathered != nullptr;
   unsigned* row_chunks = smem.row_chunks[warp];
   PipelineState<Shape::kStages / kLoadWarps> own;  // this warp's stages: warp, warp + 3, ...
   TileReader<Shape> reader(smem);
@@ -103,17 +125,39 @@ __device__ __forceinline__ void load_tiles(const WeightGemmParams& params, Weigh
     const int columns_left = params.tiling.a_cols - column;
     StageRows rows = rows_of_stage(tile, index, Shape::kRows);
     IndexArray::Fetched row_index;
-    if (gathers) row_index = fetch_index(params, tile, rows);
+    if (indexed) row_index = fetch_index(params, tile, rows);
     for (; index < stages; index += kLoadWarps) {
       const int slot = warp + kLoadWarps * own.slot;
       std::uint64_t* full = &smem.loads.full[slot];
+      unsigned row_chunk = 0;
+      unsigned present = kFullMask;
+      bool absent = false;  // a row of the segment
+      if (indexed) {
+        row_chunk = gathered_chunk(params, row_index);
+        present = __ballot_sync(kFullMask, row_chunk != kNoRow);
+        if (present != kFullMask) {
+          const int row = rows.first + lane;
+          absent = present != __ballot_sync(kFullMask, row >= rows.begin && row < rows.end);
+        }
+      }
       ptx::mbarrier_wait(&smem.loads.empty[slot], own.phase ^ 1);
       own.advance();
+      if (absent) {
+        copy_present_rows<Shape>(params, tile, rows, present, smem.b[slot]);
+        if (!gathers) {  // lane 0 arrives for all copies
+          ptx::cp_async_wait_all();
+          ptx::fence_proxy_async_shared();
+        }
+        __syncwarp();
+      }
       if (lane == 0) {
-        ptx::mbarrier_arrive_expect_tx(full, Shape::kBBytes + (gathers ? 0 : Shape::kABytes));
+        const int bytes = (absent ? 0 : Shape::kBBytes) + (gathers ? 0 : Shape::kABytes);
+        ptx::mbarrier_arrive_expect_tx(full, bytes);
         const StageBox box = box_of_stage(tile, rows, Shape::kRows);
-        load_slabs<Shape, Shape::kBSlabs>(params.b_map, params.b_in_one_box, smem.b[slot],
-                                          tile.b_col, box, full);
+        if (!absent) {
+          load_slabs<Shape, Shape::kBSlabs>(params.b_map, params.b_in_one_box, smem.b[slot],
+                                            tile.b_col, box, full);
+        }
         if (!gathers) {
           load_slabs<Shape, Shape::kASlabs>(params.a_map, params.a_in_one_box, smem.a[slot],
                                             tile.a_col, box, full);
@@ -121,12 +165,11 @@ __device__ __forceinline__ void load_tiles(const WeightGemmParams& params, Weigh
       }
       __syncwarp();
       rows = rows_of_stage(tile, index + kLoadWarps, Shape::kRows);
+      // Fetched ahead, the next indices have arrived by the time their stage is empty.
+      if (indexed) row_index = fetch_index(params, tile, rows);
       if (gathers) {
-        const unsigned row_chunk = gathered_chunk(params, row_index);
-        // Fetched ahead, the next indices have arrived by the time their stage is empty.
-        row_index = fetch_index(params, tile, rows);
         row_chunks[lane] = row_chunk;
-        const bool all_valid = __all_sync(kFullMask, row_chunk != kNoRow) && full_columns;
+        const bool all_valid = present == kFullMask && full_columns;
         __syncwarp();
         const std::uint32_t target = ptx::shared_address(smem.a[slot]);
         if (all_valid) {

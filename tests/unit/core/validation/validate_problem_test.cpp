@@ -37,6 +37,22 @@ TEST_F(ValidateProblem, SizesHaveLowerBounds) {
   expect_refused(ErrorKind::kInvalidValue, {"E is 0", "at least 1"});
 }
 
+TEST_F(ValidateProblem, TopkFitsThe32BitsThatKernelsDivideBy) {
+  problem.topk = std::int64_t{1} << 32;
+  expect_refused(ErrorKind::kInvalidValue, {"topk is 4294967296", "at most 2147483647"});
+  problem.topk = 0;
+  expect_refused(ErrorKind::kInvalidValue, {"topk is 0", "at least 1"});
+}
+
+TEST_F(ValidateProblem, OnlyAPermutedDwIsPresorted) {
+  problem.presorted = true;
+  expect_refused(ErrorKind::kInvalidValue, {"presorted is true", "forward"});
+  problem.op = Op::kDw;
+  expect_refused(ErrorKind::kInvalidValue, {"presorted is true", "dW with none"});
+  problem.permutation = Permutation::kX;
+  EXPECT_NO_THROW(validate(problem));
+}
+
 TEST_F(ValidateProblem, DtypesAreChecked) {
   problem.weights_dtype = DType::kFloat16;
   expect_refused(ErrorKind::kInvalidType, {"weights_dtype is fp16", "bf16, or fp32"});

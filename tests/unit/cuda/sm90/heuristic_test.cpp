@@ -236,7 +236,7 @@ void expect_good(const Quality& quality, const std::string& name) {
 /// random: whatever the borders are changed to, they must keep choosing well on that record.
 TEST(Sm90Heuristic, ReachesTheBestKernelOfTheRecord) {
   const auto read = [](const char* path) { return nlohmann::json::parse(std::ifstream(path)); };
-  const nlohmann::json record = read(MOEGEMM_SOURCE_DIR "/docs/benchmarks/planner/planner.json");
+  const nlohmann::json record = read(MOEGEMM_SOURCE_DIR "/tests/data/planner.json");
   std::map<std::string, nlohmann::json> models;
   const auto add = [&models](const nlohmann::json& listed) {
     for (const auto& model : listed) models[model.at("name")] = model;

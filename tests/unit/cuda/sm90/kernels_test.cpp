@@ -125,5 +125,40 @@ TEST(Sm90Kernels, BiasesOfGatheredRowsAreAddedByCooperativeAndSmallTiles) {
   EXPECT_EQ(takers(problem), (Tiles{{256, 192}, {128, 64}}));
 }
 
+std::string weight_refusal(const Problem& problem) {
+  const KernelEntry& entry = weight_gemm_kernels().front();
+  return entry.refuse(entry, problem, hopper());
+}
+
+TEST(Sm90Kernels, TilesOfManyRowsScatterTheOutputOf512Experts) {  // Qwen3-Next
+  Problem problem = first_product(Permutation::kY, 512);
+  EXPECT_EQ(takers(problem).count({128, 192}), 1u);
+}
+
+TEST(Sm90Kernels, MoreExpertsThanSharedMemoryHoldsAreRefused) {
+  for (const std::int64_t experts : {2500ll, 1ll << 20, 1ll << 29}) {
+    for (const Permutation permutation : {Permutation::kNone, Permutation::kX, Permutation::kY}) {
+      EXPECT_EQ(takers(first_product(permutation, experts)), Tiles{}) << experts;
+    }
+    Problem problem = first_product(Permutation::kX, experts);
+    problem.op = Op::kDw;
+    EXPECT_NE(weight_refusal(problem), "") << experts;
+  }
+  EXPECT_NE(refusal("sm90_forward_128x32_s10_pingpong", first_product(Permutation::kX, 1ll << 20))
+                .find("1048576 experts need 8"),
+            std::string::npos);
+}
+
+TEST(Sm90Kernels, AGatheredOperandOfDwBeyond64GiBIsRefusedByThePlan) {
+  Problem problem = first_product(Permutation::kX);
+  problem.op = Op::kDw;
+  EXPECT_EQ(weight_refusal(problem), "");
+  problem.far_rows = true;
+  EXPECT_EQ(weight_refusal(problem),
+            "gathers from at most 64 GiB, the permuted operand spans more");
+  problem.presorted = true;  // copied into order: nothing is gathered
+  EXPECT_EQ(weight_refusal(problem), "");
+}
+
 }  // namespace
 }  // namespace moegemm::cuda::sm90

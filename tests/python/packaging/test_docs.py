@@ -1,0 +1,73 @@
+"""README, CONTRIBUTING and docs: links lead somewhere, and the folder stays small."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")]
+PAGES += sorted(DOCS.rglob("*.md"))
+FILES = sorted(path for path in DOCS.rglob("*") if path.is_file())
+PICTURES = [path for path in FILES if path.suffix in {".png", ".svg", ".jpg", ".pdf"}]
+MOST_BYTES = 700_000
+LINK = re.compile(r"\]\(([^()\s]+)\)")
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"`[^`\n]*`", "", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+
+
+def links_of(page: Path) -> list[str]:
+    found = LINK.findall(without_code(page.read_text()))
+    return [link for link in found if not re.match(r"[a-z]+:", link)]
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Headings as GitHub names them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_relative_links_lead_somewhere(page: Path):
+    for link in links_of(page):
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        assert target.is_relative_to(ROOT), f"{link}: leads out of the repository"
+        assert target.exists(), f"{link}: no such file"
+        if anchor:
+            assert anchor in anchors_of(target), f"{link}: no such heading"
+
+
+def test_every_page_can_be_reached_from_the_readme():
+    reached, ahead = set(), [ROOT / "README.md"]
+    while ahead:
+        page = ahead.pop()
+        if page not in reached and page.suffix == ".md":
+            reached.add(page)
+            ahead += [(page.parent / link.partition("#")[0]).resolve() for link in links_of(page)]
+    assert [name_of(page) for page in PAGES if page not in reached] == []
+
+
+def test_the_folder_stays_small():
+    assert sum(path.stat().st_size for path in FILES) <= MOST_BYTES
+
+
+def test_every_picture_is_kept_once_and_shown():
+    assert len({path.with_suffix("") for path in PICTURES}) == len(PICTURES), "one format for each picture"
+    shown = {(page.parent / link).resolve() for page in PAGES for link in links_of(page)}
+    assert [name_of(path) for path in PICTURES if path not in shown] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_pages_name_no_commits(page: Path):
+    """A page says what is so now; which commit a record measured stands in its JSON."""
+    text = page.read_text()
+    mixed = re.findall(r"\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*[0-9])[0-9a-f]{7,40}\b", text)
+    assert mixed + re.findall(r"commit\s+`?([0-9a-f]{7,40})\b", text) == []
