@@ -20,11 +20,10 @@ class Activation(NamedTuple):
     limit: float = math.inf
     up_offset: float = 0.0
 
-    @property
+    # Methods: Dynamo in torch 2.10 does not see a named tuple's properties.
     def gated(self) -> bool:
         return self.layout != 0
 
-    @property
     def numbers(self) -> tuple[int, int, float, float, float]:
         """What the operators take. Dynamo (torch 2.11) reads the fields of a named tuple that it got from a constant
         function, but does not unpack it. No limit is a number that is one in fp32 only: compiled packages (AOTInductor)

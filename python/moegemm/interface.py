@@ -158,8 +158,8 @@ def grouped_gemm(
                 main_grad_of(parameter) if accumulate else None,
                 parameter if accumulate else None,
             )
-        if transformed and settings is not DEFAULTS:
-            flags |= bits.WARN_AT_ONCE
+            if transformed:
+                flags |= bits.WARN_AT_ONCE
         if dual:
             refuse_traced_forward_mode("grouped_gemm")
             Y = apply_with_tangents(X, W, m_sizes, gather_indices, topk_weights, (topk, flags, settings))
@@ -180,7 +180,8 @@ def grouped_gemm(
     except (RuntimeError, AttributeError) as error:
         arguments = RawArguments(X, W, m_sizes, gather_indices, topk_weights, topk)
         raise explain(error, arguments.tensors(), topk) from None
-    if (autotune or settings is not DEFAULTS) and not transformed:
+    # In this order: Dynamo in torch 2.10 cannot tell named tuples apart.
+    if not transformed and (autotune or settings is not DEFAULTS):
         if settings.config_forward is not None:
             warn_of_replaced_kernels(stacklevel=2)
         if autotune:

@@ -90,7 +90,7 @@ class Weights(NamedTuple):
         self, tokens: Tensor, w: Tensor, bias: Tensor | None, activation: Activation, routed: Routed
     ) -> Tensor:
         """from_tokens with its bias and activation: nothing but activated rows is kept, with the same bits."""
-        return _forward_activated(tokens, w, bias, *routed, self._flags(bits.PERMUTE_X), *activation.numbers)
+        return _forward_activated(tokens, w, bias, *routed, self._flags(bits.PERMUTE_X), *activation.numbers())
 
     def to_flat(self, rows: Tensor, w: Tensor, routed: Routed, bias: Tensor | None = None) -> Tensor:
         """[M, K] in expert order -> [M, N] in flat order. The second product, which adds its bias before it rounds."""
@@ -138,7 +138,7 @@ def _run_forward(call: LayerCall, tensors: LayerTensors) -> tuple[Tensor, Tensor
     """The layer's output, and what the backward needs: the first product, m_sizes and gather_indices."""
     routed = _route_rows(tensors)
     pre = call.first.from_tokens(tensors.x, tensors.w_gate_up, routed)
-    act = _activate(pre, tensors.gate_up_bias, routed.m_sizes, *call.activation.numbers)
+    act = _activate(pre, tensors.gate_up_bias, routed.m_sizes, *call.activation.numbers())
     out = _second_half(call, tensors, act, routed)
     return out, pre, routed.m_sizes, routed.gather_indices
 
@@ -222,7 +222,7 @@ def _gradients(
         d_pre, dots = _activate_backward(
             rows, pre, gate_up_bias, m_sizes, gather_indices, router_weights, topk,
             d_out if biased else None, down_bias if biased else None,
-            *call.activation.numbers, need_down, need_weights,
+            *call.activation.numbers(), need_down, need_weights,
         )  # fmt: skip
         if need_weights:
             assert router_weights is not None

@@ -130,7 +130,7 @@ def layer_arguments(
         gate_up_bias, down_bias = _cast(gate_up_bias, dtype), _cast(down_bias, dtype)
     hidden = x.size(-1)
     experts, inner = w_down.size(0), w_down.size(1 if transposed else 2)
-    columns = 2 * inner if chosen.gated else inner
+    columns = 2 * inner if chosen.gated() else inner
     if expert_ids.dim() < 1:
         raise ValueError("expert_ids has no dimensions; its shape must be [..., topk]")
     _require_extents(x, w_down, expert_ids, inner)

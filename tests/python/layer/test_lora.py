@@ -133,6 +133,7 @@ def test_dropout_acts_on_the_adapters_input_in_training_only(device):
     assert relative_error(got.detach(), wide[:, :HIDDEN].double()) <= 2e-5
 
 
+@pytest.mark.smoke
 def test_compiles_as_one_graph(device):
     torch._dynamo.reset()
     layer = make_layer(device, torch.bfloat16)

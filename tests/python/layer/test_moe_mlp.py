@@ -229,6 +229,7 @@ def test_autocast(device):
         assert relative_error(tensor.grad, exact[name]) <= 2 * tolerance(torch.bfloat16), name
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("transposed", [False, True], ids=["EnK", "EKn"])
 def test_compiles_as_one_graph(device, transposed):
     torch._dynamo.reset()
@@ -247,6 +248,7 @@ def test_compiles_as_one_graph(device, transposed):
         assert torch.equal(tensor.grad, eager.tensors[name].grad), name
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("layout", ["concatenated", "interleaved"])
 def test_inference_compiles_as_one_graph(device, layout):
     torch._dynamo.reset()
