@@ -130,20 +130,30 @@ __device__ __forceinline__ void zero_padding_rows(const RowGemmParams& params, i
   }
 }
 
-/// In flat order, rows that no position names are zero. By the warps that copy, while the others
-/// wait for their first stage or multiply their last ones.
+/// What UnnamedRows asks.
 template <typename Traits>
-__device__ __forceinline__ void zero_unnamed_rows(const RowGemmParams& params, int routed_rows,
-                                                  std::byte* shared) {
-  if (!params.scatter) return;
-  using Shape = typename Traits::Shape;
-  const auto words = [&] {
-    return reinterpret_cast<unsigned*>(shared + RowGemmLayout<Shape>::kNamedRows);
-  };
-  auto unnamed = unnamed_rows<Shape::kFirstCopyThread, Shape::kCopyThreads, kNamedRowsBarrier, 4>(
-      params.gather_indices, routed_rows, params.total_rows, words, kNamedWords);
-  unnamed.advance(INT_MAX, [&](int row) { zero_row<Traits>(params, row); });
-}
+struct ScatteredOutput {
+  using Layout = RowGemmLayout<typename Traits::Shape>;
+  const RowGemmParams& params;
+  std::byte* shared;
+
+  __device__ __forceinline__ const IndexArray& indices() const { return params.gather_indices; }
+  __device__ __forceinline__ int rows() const { return params.scatter ? params.total_rows : 0; }
+  __device__ __forceinline__ int routed() const {
+    return reinterpret_cast<const SegmentStart*>(shared + Layout::kStarts)[params.experts].row;
+  }
+  __device__ __forceinline__ unsigned* words() const {
+    return reinterpret_cast<unsigned*>(shared + Layout::kNamedRows);
+  }
+  static __device__ __forceinline__ int word_count() { return kNamedWords; }
+  __device__ __forceinline__ void zero(int row) const { zero_row<Traits>(params, row); }
+};
+
+/// By the warps that multiply, a step before each tile, while its first stage comes. The state lies
+/// in shared memory: the main loops have no registers for it.
+template <typename Traits>
+using UnnamedRowsOf = UnnamedRows<0, Traits::Shape::kWarps * kWarpThreads, kNamedRowsBarrier, 8,
+                                  ScatteredOutput<Traits>, UnnamedState&>;
 
 template <typename Traits>
 __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlocksPerMultiprocessor)
@@ -155,6 +165,8 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
   auto* tiles = reinterpret_cast<RowTile*>(shared + Layout::kTiles);
   auto* starts = reinterpret_cast<SegmentStart*>(shared + Layout::kStarts);
   auto* ring = reinterpret_cast<StageRing<Shape>*>(shared + Layout::kRing);
+  const ScatteredOutput<Traits> output = {params, shared};
+  auto* states = reinterpret_cast<UnnamedState*>(shared + Layout::kNamedState);
   if (threadIdx.x < kWarpSize) {
     scan_segments(params.m_sizes, params.experts, params.total_rows, Shape::kRows, &starts->row,
                   &starts->tile, ceil_div(params.out.cols, Shape::kCols), /*stride=*/2);
@@ -173,29 +185,33 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
       RowScheduler<Shape> scheduler(params, starts);
       copy_tiles(loader, scheduler, shared, tiles, *ring);
       scheduler.leave();
-      zero_unnamed_rows<Traits>(params, starts[params.experts].row, shared);
       return;
     }
     ptx::setmaxnreg_inc<kMultiplyRegisters>();
     zero_padding_rows<Traits>(params, starts[params.experts].row);
+    UnnamedRowsOf<Traits> unnamed(output, states[threadIdx.x]);
     StageReader<Shape> feed(shared, *ring);
     for (int number = 0;; ++number) {
+      unnamed.advance(1);
       feed.wait();
       const RowTile& tile = tiles[number % kTileSlots];
-      if (tile.is_end()) return;
+      if (tile.is_end()) break;
       compute_tile<Traits>(params, tile, feed, targets + RowStreamLoader<Traits>::slot_of(number));
     }
+    unnamed.advance(INT_MAX);
   } else {
     zero_padding_rows<Traits>(params, starts[params.experts].row);
     RowLoader<Traits> loader(params);
     RowScheduler<Shape> scheduler(params, starts);
     TileFeed<Traits, RowLoader<Traits>, RowScheduler<Shape>> feed(loader, scheduler, shared, tiles);
-    zero_unnamed_rows<Traits>(params, starts[params.experts].row, shared);
+    UnnamedRowsOf<Traits> unnamed(output, states[threadIdx.x]);
     for (int number = 0;; ++number) {
       const RowTile& tile = tiles[number % kTileSlots];  // not copied: registers are short here
       if (tile.is_end()) break;
+      unnamed.advance(1);
       compute_tile<Traits>(params, tile, feed);
     }
+    unnamed.advance(INT_MAX);
     scheduler.leave();
   }
 }

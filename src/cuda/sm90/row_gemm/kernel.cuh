@@ -235,6 +235,20 @@ __device__ __forceinline__ void prepare_copies(const RowGemmParams& params,
   ptx::fence_mbarrier_init();
 }
 
+/// What UnnamedRows asks.
+template <typename T, typename TileT>
+struct ScatteredOutput {
+  const RowGemmParams& params;
+  const RowGemmShared<TileT>& shared;
+
+  __device__ __forceinline__ const IndexArray& indices() const { return params.gather_indices; }
+  __device__ __forceinline__ int rows() const { return params.total_rows; }
+  __device__ __forceinline__ int routed() const { return shared.starts()[params.experts].row; }
+  __device__ __forceinline__ unsigned* words() const { return shared.named_rows(); }
+  __device__ __forceinline__ int word_count() const { return params.named_words; }
+  __device__ __forceinline__ void zero(int row) const { zero_row<T>(params, row); }
+};
+
 /// Row info of every tile and, where results are scattered, zeros for the rows that no position
 /// names. These warps wait most of the time: they read some of the indices after each tile.
 template <typename T, typename TileT>
@@ -244,17 +258,13 @@ __device__ __forceinline__ void describe_rows(const RowGemmParams& params,
     row_info_warps<T>(params, shared, [] {});
     return;
   }
-  const auto zero = [&](int row) { zero_row<T>(params, row); };
-  const auto words = [&] { return shared.named_rows(); };
+  using Output = ScatteredOutput<T, TileT>;
+  const Output output = {params, shared};
   constexpr int kBarrier = static_cast<int>(NamedBarrier::kNamedRows);
-  const SegmentStart end = shared.starts()[params.experts];
-  auto unnamed = unnamed_rows<kWarpSize, kInfoWarps * kWarpSize, kBarrier, 3>(
-      params.gather_indices, end.row, params.total_rows, words, params.named_words);
-  // So many after each of this block's tiles that the last quarter of them needs none.
-  const int steps =
-      ceil_div(4 * unnamed.steps(), 3 * max(1, end.tile / static_cast<int>(gridDim.x)));
-  row_info_warps<T>(params, shared, [&] { unnamed.advance(steps, zero); });
-  unnamed.advance(INT_MAX, zero);
+  UnnamedRows<kWarpSize, kInfoWarps * kWarpSize, kBarrier, 3, Output> unnamed(output);
+  const int steps = unnamed.steps_per_tile(shared.starts()[params.experts].tile);
+  row_info_warps<T>(params, shared, [&] { unnamed.advance(steps); });
+  unnamed.advance(INT_MAX);
 }
 
 template <typename T, typename TileT, ptx::Major WeightMajor, bool Gathered>
