@@ -5,10 +5,10 @@
 #include <string>
 #include <utility>
 
+#include "conformance/driver/targets.h"
 #include "conformance/suites.h"
 #include "moegemm/error.h"
-#include "support/device/device_problem.h"
-#include "support/targets.h"
+#include "testing/device/device_problem.h"
 
 namespace moegemm::testing {
 namespace {

@@ -6,12 +6,12 @@
 #include <vector>
 
 #include "conformance/cases/cases.h"
+#include "conformance/driver/targets.h"
 #include "conformance/suites.h"
 #include "moegemm/error.h"
 #include "moegemm/info.h"
-#include "support/device/device_problem.h"
-#include "support/numerics/random.h"
-#include "support/targets.h"
+#include "testing/device/device_problem.h"
+#include "testing/numerics/random.h"
 
 /// Kernels that activate their own rows, each by its name and so whether the planner would take it
 /// or not: right, and with the bits of the product with a pass behind it.

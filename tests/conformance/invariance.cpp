@@ -5,12 +5,12 @@
 #include <string>
 #include <utility>
 
+#include "conformance/driver/targets.h"
 #include "conformance/suites.h"
 #include "moegemm/error.h"
 #include "moegemm/info.h"
-#include "support/device/device_problem.h"
-#include "support/numerics/random.h"
-#include "support/targets.h"
+#include "testing/device/device_problem.h"
+#include "testing/numerics/random.h"
 
 namespace moegemm::testing {
 namespace {

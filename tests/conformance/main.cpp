@@ -7,10 +7,10 @@
 #include <set>
 #include <string>
 
+#include "conformance/driver/targets.h"
 #include "conformance/suites.h"
 #include "moegemm/error.h"
 #include "moegemm/info.h"
-#include "support/targets.h"
 
 namespace {
 

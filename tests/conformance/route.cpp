@@ -3,11 +3,11 @@
 #include <limits>
 #include <string>
 
+#include "conformance/driver/targets.h"
 #include "conformance/suites.h"
 #include "moegemm/routing.h"
-#include "support/device/device_vector.h"
-#include "support/numerics/random.h"
-#include "support/targets.h"
+#include "testing/device/device_vector.h"
+#include "testing/numerics/random.h"
 
 namespace moegemm::testing {
 namespace {

@@ -2,13 +2,13 @@
 
 #include <string>
 
+#include "conformance/driver/targets.h"
 #include "conformance/row_checks.h"
 #include "conformance/suites.h"
 #include "moegemm/routing.h"
-#include "support/device/device_vector.h"
-#include "support/numerics/random.h"
-#include "support/problem/problem_case.h"
-#include "support/targets.h"
+#include "testing/device/device_vector.h"
+#include "testing/numerics/random.h"
+#include "testing/problem/problem_case.h"
 
 namespace moegemm::testing {
 namespace {

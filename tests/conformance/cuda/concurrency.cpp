@@ -4,9 +4,9 @@
 #include <string>
 #include <thread>
 
+#include "conformance/driver/gpu_problem.h"
 #include "conformance/suites.h"
-#include "support/device/cuda_graph.h"
-#include "support/device/gpu_problem.h"
+#include "testing/device/cuda_graph.h"
 
 namespace moegemm::testing {
 namespace {

@@ -3,14 +3,14 @@
 #include <string>
 #include <utility>
 
+#include "conformance/driver/gpu_problem.h"
 #include "conformance/suites.h"
 #include "moegemm/error.h"
 #include "moegemm/info.h"
 #include "moegemm/routing.h"
-#include "support/device/cuda_graph.h"
-#include "support/device/device_vector.h"
-#include "support/device/gpu_problem.h"
-#include "support/numerics/random.h"
+#include "testing/device/cuda_graph.h"
+#include "testing/device/device_vector.h"
+#include "testing/numerics/random.h"
 
 namespace moegemm::testing {
 namespace {

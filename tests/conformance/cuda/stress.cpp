@@ -5,9 +5,9 @@
 #include <string_view>
 
 #include "conformance/cases/random_case.h"
+#include "conformance/driver/gpu_problem.h"
 #include "conformance/suites.h"
-#include "support/device/gpu_problem.h"
-#include "support/numerics/random.h"
+#include "testing/numerics/random.h"
 
 namespace moegemm::testing {
 namespace {
