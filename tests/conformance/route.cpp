@@ -43,6 +43,10 @@ std::vector<RouteCase> route_cases() {
       {"WithoutInverse", 100, 4, 32, Ids::kUniform, 0, false},
       {"OddExpertCount", 999, 3, 129, Ids::kSomeInvalid},
       {"ThousandExperts", 3000, 8, 1024, Ids::kSomeInvalid},
+      // Their counts fill a block's shared memory, and no longer fit it, in one block and in many.
+      {"FourThousandExperts", 3000, 4, 4000, Ids::kSomeInvalid},
+      {"FiveThousandExpertsFewTokens", 513, 4, 5000, Ids::kSomeInvalid},
+      {"SeventyThousandExperts", 20'001, 6, 70'000, Ids::kSomeInvalid},
       {"Layer8192x8Over128", 8192, 8, 128},
       {"Layer8192x10Over512", 8192, 10, 512, Ids::kSomeInvalid},
   };

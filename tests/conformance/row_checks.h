@@ -46,7 +46,11 @@ inline bool expect_close(DType dtype, const std::vector<unsigned char>& bytes, s
   return false;
 }
 
+/// What lies before and between the rows.
 inline void expect_untouched_padding(const HostMatrix& m, const std::vector<unsigned char>& bytes) {
+  for (std::int64_t i = 0; i < m.offset && m.rows > 0; ++i) {
+    ASSERT_TRUE(is_poison(m.dtype, bytes.data(), i)) << "element " << i << " before row 0";
+  }
   for (std::int64_t r = 0; r + 1 < m.rows; ++r) {
     for (std::int64_t c = m.cols; c < m.stride; ++c) {
       ASSERT_TRUE(is_poison(m.dtype, bytes.data(), m.position(r, c))) << Place{"padding", r, c};
