@@ -48,8 +48,12 @@ std::string describe(const TuneReport& report) {
                           {"launches", candidate.launches},
                           {"outcome", candidate.outcome}});
   }
+  nlohmann::json steps = nlohmann::json::array();
+  for (const Step& step : report.plan.steps) steps.push_back(to_string(step));
   return nlohmann::json{{"problem", to_string(report.problem)},
-                        {"kernel", report.plan.kernel_name},
+                        {"kernel", report.plan.product().kernel_name},
+                        {"steps", steps},
+                        {"workspace_bytes", report.plan.workspace_bytes},
                         {"source", to_string(report.plan.source)},
                         {"seconds", report.seconds},
                         {"operand_sets", report.operand_sets},
