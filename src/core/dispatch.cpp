@@ -1,6 +1,3 @@
-#include <cstddef>
-#include <exception>
-#include <memory>
 #include <utility>
 
 #include "core/planning/planner.h"
@@ -10,6 +7,7 @@
 #include "core/run.h"
 #include "core/tuning/tune_call.h"
 #include "core/validation/validate.h"
+#include "core/workspace.h"
 #include "moegemm/ops.h"
 
 namespace moegemm {
@@ -61,49 +59,6 @@ struct Wishes {
         check(of_call.check || environment.check()) {}
 };
 
-/// The memory of a plan while it is launched: lent by the caller, who alone may own device memory,
-/// or for tensors on the CPU from the heap.
-class Workspace {
- public:
-  /// Throws where there is none, in the words of whoever has none.
-  Workspace(const Planned& planned, const Problem& problem, const ExecutionContext& context) {
-    const std::int64_t bytes = planned.plan.workspace_bytes;
-    if (bytes == 0) return;
-    if (context.memory != nullptr) {
-      data_ = static_cast<std::byte*>(context.memory->allocate(bytes, problem.device));
-    } else if (problem.device.type == DeviceType::kCpu) {
-      own_ = std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(bytes));
-      data_ = own_.get();
-    } else {
-      refuse_value("context.memory is null; ", to_string(problem), " needs ", bytes,
-                   " bytes of workspace: ", to_string(planned.plan));
-    }
-    if (data_ == nullptr) {
-      throw Error(ErrorKind::kRuntime, join("there is no memory for the ", bytes,
-                                            " bytes of workspace of ", to_string(planned.plan)));
-    }
-  }
-  std::byte* data() const { return data_; }
-
- private:
-  std::unique_ptr<std::byte[]> own_;
-  std::byte* data_ = nullptr;
-};
-
-/// A plan's memory, or the plan that does with less of it where there is not enough: what only
-/// saves time is left out, and the bits stay the same.
-Workspace borrow(Planned& planned, const Call& call, const Wishes& wishes,
-                 const ExecutionContext& context) {
-  try {
-    return Workspace(planned, call.problem, context);
-  } catch (const std::exception&) {
-    Planned smaller = wishes.plan(call.problem, WorkspaceUse::kNeeded);
-    if (smaller.plan.workspace_bytes >= planned.plan.workspace_bytes) throw;
-    planned = std::move(smaller);
-  }
-  return Workspace(planned, call.problem, context);
-}
-
 Plan run(const Call& call, const RoutingView& routing, const GemmOptions& options,
          const ExecutionContext& context) {
   const Wishes wishes(options);
@@ -113,7 +68,9 @@ Plan run(const Call& call, const RoutingView& routing, const GemmOptions& option
       planned.plan.source == PlanSource::kHeuristic) {
     planned = tune_unknown(call, options, context);
   }
-  const Workspace workspace = borrow(planned, call, wishes, context);
+  const Workspace workspace = borrow_workspace(planned, call.problem, context, [&] {
+    return wishes.plan(call.problem, WorkspaceUse::kNeeded);
+  });
   if (wishes.check) check_routing(call.problem, routing, context);
   run_steps(planned, call, workspace.data(), context);
   return std::move(planned.plan);
