@@ -189,6 +189,17 @@ TEST(Sm80WeightTiles, CoverEveryTileOfEveryExpertOnce) {
   }
 }
 
+TEST(Sm80Kernels, OrderOfTilesIsPlanned) {
+  const auto order = [](const Problem& problem) {
+    return policy(*choose(problem, kAmpere), problem, kAmpere).order;
+  };
+  // 6 MiB of L2: 256 rows of 2048 elements are 1 MiB, 1024 rows 4 MiB.
+  EXPECT_EQ(order(layer(Op::kForward, DType::kBFloat16, 8, 8 * 256)), TileOrder::kByExpert);
+  EXPECT_EQ(order(layer(Op::kForward, DType::kBFloat16, 8, 8 * 1024)), TileOrder::kFullTilesFirst);
+  EXPECT_EQ(order(layer(Op::kDw, DType::kBFloat16, 8, 8 * 256)), TileOrder::kAlongColumns);
+  EXPECT_EQ(order(layer(Op::kDw, DType::kBFloat16, 8, 8 * 1024)), TileOrder::kAlongRows);
+}
+
 TEST(Sm80ComputeCapability, TheOldestArchitectureAndEverythingNewerRuns) {
   EXPECT_TRUE(runs_on("80,90", 8, 0));
   EXPECT_TRUE(runs_on("80,90", 8, 9));
