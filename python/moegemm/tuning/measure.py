@@ -25,8 +25,8 @@ def tune(
     """Measures the kernels for a product and, with `backward`, for its two gradients, and remembers the fastest for
     calls with autotune=True. The arguments are those of grouped_gemm; no tensor and no random state is changed.
 
-    Returns one report per product: problem, kernel, seconds, measured, memory_bytes that the measurement borrowed, and
-    candidates with their median microseconds and what became of them. `budget` is in seconds per product. What is known
+    Returns one report per product: problem, kernel, steps (every launch of its plan), seconds, measured, memory_bytes
+    that the measurement borrowed, and candidates with their median microseconds and what became of them. `budget` is in seconds per product. What is known
     is measured only `again`. `progress` gets a dict before each launch and ends the measurement by returning False.
     Ctrl-C keeps what was found and raises.
 

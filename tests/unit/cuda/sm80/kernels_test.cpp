@@ -134,11 +134,11 @@ TEST(Sm80Kernels, Tf32IsAllOrNothing) {
 TEST(Sm80Kernels, TheGridHoldsWhatRunsAtTheSameTime) {
   const Problem problem = layer(Op::kForward, DType::kBFloat16, 128, 65536);
   const CompiledKernel* kernel = choose(problem, kAmpere);
-  EXPECT_EQ(grid(*kernel, problem, kConsumer), 100);
-  EXPECT_EQ(grid(*kernel, problem, kAmpere), 100 * kernel->blocks_per_multiprocessor);
+  EXPECT_EQ(policy(*kernel, problem, kConsumer).grid, 100);
+  EXPECT_EQ(policy(*kernel, problem, kAmpere).grid, 100 * kernel->blocks_per_multiprocessor);
   Problem small = layer(Op::kForward, DType::kBFloat16, 1, 1);
   small.n = 8;
-  EXPECT_EQ(grid(*kernel, small, kAmpere), 1);
+  EXPECT_EQ(policy(*kernel, small, kAmpere).grid, 1);
 }
 
 TEST(Sm80Kernels, TooManyExpertsAreRefusedWithTheirNumber) {
