@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -166,7 +167,7 @@ std::optional<Draft> form_for(const Problem& problem, const Backend& backend, in
   return std::nullopt;
 }
 
-/// dW behind a copy of its permuted operand in order, where that is faster.
+/// dW after a copy of its permuted operand into order, where that is faster.
 Draft gathering_first(Draft draft, const Backend& backend, WorkspaceUse workspace) {
   const Problem& product = draft.product();
   if (workspace != WorkspaceUse::kFree || product.op != Op::kDw || !product.gathers() ||
@@ -190,7 +191,7 @@ Plan with_best(const Problem& problem, Draft draft, const Backend& backend,
       std::optional<Plan> plan =
           lower_with_kernel(problem, backend, kernel, request.workspace, ignored);
       // One that wants memory which the caller has not got may be as fast as it likes.
-      const bool affordable = plan && (request.workspace != WorkspaceUse::kAvoid ||
+      const bool affordable = plan && (request.workspace == WorkspaceUse::kFree ||
                                        plan->workspace_bytes <= draft.workspace_bytes());
       if (affordable) {
         plan->source = PlanSource::kTuned;

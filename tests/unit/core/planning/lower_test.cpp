@@ -222,9 +222,11 @@ TEST_F(LowerTest, AMeasuredKernelComesWithThePassesThatItTakes) {
   EXPECT_EQ(kinds(apart), kActivated);
   EXPECT_EQ(apart.source, PlanSource::kTuned);
   EXPECT_EQ(kinds(tuned("fast_128").plan), kWhole);
-  const Plan spare = tuned("fast_64", WorkspaceUse::kAvoid).plan;
-  EXPECT_EQ(spare.product().kernel_name, "fast_128") << "there is no memory for the measured one";
-  EXPECT_EQ(spare.source, PlanSource::kTuned) << "nothing is left to be measured";
+  for (const WorkspaceUse use : {WorkspaceUse::kAvoid, WorkspaceUse::kNeeded}) {
+    const Plan spare = tuned("fast_64", use).plan;
+    EXPECT_EQ(spare.product().kernel_name, "fast_128") << "no memory for the measured one";
+    EXPECT_EQ(spare.source, PlanSource::kTuned) << "nothing is left to be measured";
+  }
 }
 
 TEST_F(LowerTest, AProblemWithoutRowsNeedsNoWorkspace) {
