@@ -79,6 +79,7 @@ wheel: $(STAMPS)/venv ## Build the Python wheel into dist/
 .PHONY: build
 build: build/release/build.ninja ## Set up and compile, release
 	@$(STEP) "Compile (release)" $(LOGS)/compile-release.log cmake --build build/release -j $(JOBS)
+	@scripts/link_programs $(VENV)
 
 # Races need threads: of the tsan build only the conformance suite and the pool's test are run and built.
 .PHONY: build-sanitizers

@@ -73,6 +73,8 @@ endfunction()
 # spills and serialised wgmma, in front of whatever launcher (ccache) the user asked for. Registers
 # and shared memory of every kernel are summed up in ptxas-report.txt in the build folder.
 function(moegemm_check_ptxas target)
-  set_target_properties(${target} PROPERTIES CUDA_COMPILER_LAUNCHER
-    "${Python3_EXECUTABLE};${PROJECT_SOURCE_DIR}/cmake/ptxas_check.py;--summary=${PROJECT_BINARY_DIR}/ptxas-report.txt;--;${CMAKE_CUDA_COMPILER_LAUNCHER}")
+  # Unquoted: no launcher is no argument, where an empty one would be taken for the compiler.
+  set(launcher ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/cmake/ptxas_check.py
+    --summary=${PROJECT_BINARY_DIR}/ptxas-report.txt -- ${CMAKE_CUDA_COMPILER_LAUNCHER})
+  set_target_properties(${target} PROPERTIES CUDA_COMPILER_LAUNCHER "${launcher}")
 endfunction()

@@ -2,6 +2,7 @@
 
 #include "moegemm/info.h"
 #include "moegemm/loading.h"
+#include "moegemm/warning.h"
 #include "operators.h"
 
 namespace moegemm::torch_ops {
@@ -58,6 +59,13 @@ std::string info() {
 std::int64_t load_kernels(std::int64_t device) {
   return raising([&]() -> std::int64_t {
     return moegemm::load_kernels({DeviceType::kCuda, static_cast<int>(device)});
+  });
+}
+
+bool loads_early() {
+  return raising([] {
+    check_environment();
+    return moegemm::loads_early();
   });
 }
 

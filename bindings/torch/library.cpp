@@ -61,6 +61,7 @@ STABLE_TORCH_LIBRARY(moegemm, m) {
   m.def("tuning_cache() -> str");
   m.def("info() -> str");
   m.def("load_kernels(int device) -> int");
+  m.def("loads_early() -> bool");
   m.def("take_notes() -> str");
 }
 
@@ -98,5 +99,6 @@ STABLE_TORCH_LIBRARY_IMPL(moegemm, CompositeExplicitAutograd, m) {
   m.impl("tuning_cache", TORCH_BOX(&moegemm::torch_ops::tuning_cache));
   m.impl("info", TORCH_BOX(&moegemm::torch_ops::info));
   m.impl("load_kernels", TORCH_BOX(&moegemm::torch_ops::load_kernels));
+  m.impl("loads_early", TORCH_BOX(&moegemm::torch_ops::loads_early));
   m.impl("take_notes", TORCH_BOX(&moegemm::torch_ops::take_notes));
 }

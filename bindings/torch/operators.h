@@ -79,6 +79,8 @@ std::string tune(std::int64_t op_number, const Tensor& first, const Tensor& seco
 
 /// See moegemm::load_kernels, for a CUDA device.
 std::int64_t load_kernels(std::int64_t device);
+/// See moegemm::loads_early; checks the environment's names too.
+bool loads_early();
 /// What moegemm.info() shows, as JSON.
 std::string info();
 

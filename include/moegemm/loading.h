@@ -11,4 +11,8 @@ namespace moegemm {
 /// while another one captures a graph.
 MOEGEMM_API int load_kernels(Device device);
 
+/// MOEGEMM_LOAD_EARLY: whether a Python process should load the kernels in the background once it
+/// uses a GPU. "0" is no, "1" or empty yes; throws kInvalidValue for other words.
+MOEGEMM_API bool loads_early();
+
 }  // namespace moegemm

@@ -14,6 +14,7 @@
 #include "moegemm/memory.h"
 #include "moegemm/ops.h"
 #include "moegemm/plan.h"
+#include "moegemm/planning_gpus.h"
 #include "moegemm/problem.h"
 #include "moegemm/routing.h"
 #include "moegemm/tensor.h"

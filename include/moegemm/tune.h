@@ -39,7 +39,8 @@ class MOEGEMM_API TuningSupport {
   /// destroyed. Null when there is none: the problem is then not measured.
   virtual void* allocate(std::int64_t bytes, Device device) = 0;
 
-  /// False ends the measurement; what was found until then is kept.
+  /// False ends the measurement; what was found until then is kept. What it throws ends it too and
+  /// reaches the caller. Calls with `autotune` that it makes itself measure nothing.
   virtual bool progress(const TuneProgress&) { return true; }
 
   double budget_seconds = 2;  ///< per problem
@@ -65,6 +66,7 @@ struct TuneReport {
   bool measured = false;     ///< false: it was known, there was no choice, or `why_not` says why
   bool interrupted = false;  ///< TuningSupport::progress ended it
   std::string why_not;       ///< why nothing was measured although nothing was known
+  std::string not_saved;     ///< why a measurement is kept in this process only
 };
 
 /// Measures one product on the caller's operands; `context.tuning` must be given. A problem that is
@@ -103,7 +105,8 @@ MOEGEMM_API std::size_t clear_tuning_cache();
 /// Everything remembered as the text of such a file.
 MOEGEMM_API std::string export_tuning_cache();
 /// Adds the entries of such a text (a newer measurement replaces an older one of the same problem);
-/// returns how many there were. Throws kInvalidValue when it is not such a text.
+/// returns how many there were. Throws kInvalidValue when it is not such a text, kRuntime when the
+/// file cannot be written; this process has them then all the same.
 MOEGEMM_API std::size_t import_tuning_cache(const std::string& text);
 
 }  // namespace moegemm

@@ -20,7 +20,7 @@
 namespace moegemm::cli {
 namespace {
 
-// Products of three extents stay far from the end of 64 bits.
+// Products of two extents stay inside 64 bits.
 constexpr std::int64_t kLargestExtent = 1'000'000'000;
 
 std::optional<Device> parse_device(const std::string& text) {
@@ -61,7 +61,7 @@ std::vector<std::string> backend_names() {
           to_string(BackendKind::kSm90), to_string(BackendKind::kSm80)};
 }
 
-double gib(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
+double gib(double bytes) { return bytes / (1 << 30); }
 
 }  // namespace
 
@@ -153,8 +153,8 @@ std::string describe_device(Device device) {
   return found[static_cast<std::size_t>(device.index)].name;
 }
 
-void require_memory(const LayerSpec& spec, std::int64_t needed, const DeviceMemory& memory) {
-  const std::int64_t available = memory.available_bytes();
+void require_memory(const LayerSpec& spec, double needed, const DeviceMemory& memory) {
+  const auto available = static_cast<double>(memory.available_bytes());
   if (needed <= available) return;
   throw Error(ErrorKind::kRuntime,
               fmt::format("this layer needs about {:.1f} GiB on {}, {:.1f} GiB are available: take "

@@ -59,6 +59,10 @@ std::string plan_summary(const Plan& plan) {
   return text;
 }
 
+std::string to_text(const nlohmann::json& document) {
+  return document.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 nlohmann::json to_json(const Step& step) {
   nlohmann::json json = {{"kind", to_string(step.kind)},
                          {"reason", step.reason},

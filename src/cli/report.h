@@ -19,6 +19,9 @@ std::string format_table(const std::vector<std::string>& header,
 /// "cpu avx512_dot 6x4x32": backend, kernel and tile, with the passes before and after it.
 std::string plan_summary(const Plan& plan);
 
+/// Names of devices and paths come from outside: what is not UTF-8 is replaced.
+std::string to_text(const nlohmann::json& document);
+
 nlohmann::json to_json(const Plan& plan);
 nlohmann::json to_json(const Problem& problem);
 nlohmann::json to_json(const LayerSpec& spec);

@@ -1,7 +1,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <string>
+
 #include "cli/program.h"
+#include "moegemm/info.h"
+#include "moegemm/planning_gpus.h"
 
 namespace moegemm::test {
 namespace {
@@ -74,6 +78,46 @@ TEST(ProgramPlan, ForcedBackendIsTheOnePlanned) {
   for (const auto& entry : document.at("plans")) {
     EXPECT_EQ(entry.at("plan").at("backend"), "reference");
   }
+}
+
+bool has_cuda_kernels() {
+  for (const KernelInfo& kernel : kernels()) {
+    if (kernel.backend == BackendKind::kSm80) return true;
+  }
+  return false;
+}
+
+TEST(ProgramPlan, NamedGpuNeedNotBeHere) {
+  if (!has_cuda_kernels()) GTEST_SKIP() << "no CUDA kernels are compiled in";
+  for (const std::string& name : planning_gpus()) {
+    const std::string hopper = name[0] == 'h' ? "sm90" : "sm80";
+    const ProgramResult result =
+        run_program("plan qwen3-30b-a3b --tokens 8192 --json --gpu " + name);
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    const auto document = result.json();
+    ASSERT_EQ(document.at("plans").size(), 6u);
+    for (const auto& entry : document.at("plans")) {
+      EXPECT_EQ(entry.at("plan").at("backend"), hopper) << name;
+      EXPECT_GT(entry.at("cost").at("total_us"), 0) << name;
+      EXPECT_EQ(entry.at("problem").at("device"), "cuda (" + name + ")");
+    }
+  }
+}
+
+TEST(ProgramPlan, NamedGpuWithoutCudaKernelsIsRefused) {
+  if (has_cuda_kernels()) GTEST_SKIP() << "CUDA kernels are compiled in";
+  const ProgramResult result = run_program("plan --gpu h200");
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.err, ::testing::HasSubstr("--gpu h200: no CUDA kernels are compiled in"));
+}
+
+TEST(ProgramPlan, CudaWithoutAGpuOffersTheNamedOnes) {
+  std::string why_none;
+  if (!gpus(&why_none).empty()) GTEST_SKIP() << "this machine has a GPU";
+  const ProgramResult result = run_program("plan --device cuda");
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.err, ::testing::HasSubstr(why_none));
+  EXPECT_THAT(result.err, ::testing::HasSubstr("--gpu plans for one that is not here: h200, "));
 }
 
 }  // namespace

@@ -110,6 +110,24 @@ TEST(ProgramRun, LayerLargerThanMemoryIsRefusedBeforeItIsAllocated) {
   EXPECT_THAT(result.err, HasSubstr("--experts"));
 }
 
+TEST(ProgramRun, LayerWithMoreBytesThan64BitsCountIsRefusedAsTooLarge) {
+  const std::string layer =
+      "--experts 1000000000 --topk 1 --hidden 1000000000 --intermediate 1000000000 --tokens 1";
+  for (const std::string command : {"run ", "tune "}) {
+    const ProgramResult result = run_program(command + layer);
+    EXPECT_EQ(result.exit_code, 3);
+    EXPECT_THAT(result.err, ::testing::ContainsRegex("needs about [0-9]{10,}[.][0-9] GiB"));
+  }
+}
+
+TEST(ProgramRun, TerminalShowsWhatRunsAndHowFarItIs) {
+  const std::string shown = run_program_on_a_terminal(kSmallLayer + "--repeat 3");
+  for (const char* text : {"1/10 route", "random weights", "dX 1: scatter, run 1/3",
+                           "10/10 dW 2: gather", "dW 2: gather, check", "all checks passed"}) {
+    EXPECT_THAT(shown, HasSubstr(text));
+  }
+}
+
 TEST(ProgramRun, CudaWithoutAGpuSaysWhyAndWhatWorks) {
   std::string why_none;
   if (!gpus(&why_none).empty()) GTEST_SKIP() << "this machine has a GPU";

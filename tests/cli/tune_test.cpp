@@ -86,6 +86,55 @@ TEST_F(ProgramTune, ImportOfSomethingElseIsRefused) {
   EXPECT_THAT(result.err, HasSubstr("not JSON"));
 }
 
+/// Neither root nor anybody else makes a folder below a file.
+TEST_F(ProgramTune, WhatCannotBeSavedIsSaidAndExitsWithCode3) {
+  run_program("tune " + kSmallLayer);
+  const std::string exported = folder.string() + ".json";
+  run_program("cache export " + exported);
+  setenv("MOEGEMM_CACHE_DIR", (exported + "/below").c_str(), 1);
+  const ProgramResult imported = run_program("cache import " + exported);
+  const ProgramResult tuned = run_program("tune " + kSmallLayer);
+  std::filesystem::remove(exported);
+  EXPECT_EQ(imported.exit_code, 3);
+  EXPECT_THAT(imported.err, HasSubstr("the imported measurements are not saved: cannot create"));
+  EXPECT_THAT(imported.out, IsEmpty());
+  EXPECT_EQ(tuned.exit_code, 3);
+  EXPECT_THAT(tuned.err, HasSubstr("the measurements are not saved: cannot create"));
+  EXPECT_THAT(tuned.out, HasSubstr("not kept"));
+}
+
+TEST_F(ProgramTune, FullDiskIsSaidAndExitsWithCode3) {
+  // A file may have 512 bytes, four entries have more: as on a full disk, the write fails.
+  const ProgramResult result =
+      run_program("tune " + kSmallLayer + " >/dev/null", "trap '' XFSZ; ulimit -f 1; ");
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.err, HasSubstr("the measurements are not saved: cannot write"));
+}
+
+TEST_F(ProgramTune, OutputThatCannotBeWrittenExitsWithCode3) {
+  const ProgramResult result = run_program("cache show --json > /dev/full");
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.err, HasSubstr("cannot write to the standard output"));
+}
+
+TEST_F(ProgramTune, BudgetThatTheWarmUpUsesUpIsSaid) {
+  const ProgramResult result = run_program(
+      "tune --budget 0.01 --tokens 20000 --experts 4 --topk 2 --hidden 512 --intermediate 512");
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("the whole budget of 0.01 s"));
+  EXPECT_THAT(result.out, ::testing::Not(HasSubstr("known already")));
+}
+
+TEST_F(ProgramTune, FolderThatIsNotUtf8IsNamedInTextAndJson) {
+  folder += "_caf\xe9";
+  setenv("MOEGEMM_CACHE_DIR", folder.c_str(), 1);
+  EXPECT_EQ(run_program("tune --json " + kSmallLayer).exit_code, 0);
+  const ProgramResult shown = run_program("cache show --json");
+  ASSERT_EQ(shown.exit_code, 0) << shown.err;
+  EXPECT_EQ(shown.json().at("entries").size(), 4);
+  EXPECT_THAT(shown.json().at("path").get<std::string>(), HasSubstr("_caf\xef\xbf\xbd/"));
+}
+
 TEST_F(ProgramTune, CorruptCacheIsToldOnStderrAndIgnored) {
   std::filesystem::create_directories(folder);
   std::ofstream(folder / "tuning.json") << "{";

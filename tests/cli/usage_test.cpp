@@ -76,8 +76,24 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"UnknownCacheCommand", "cache burn", "burn", "show, clear, export, import"},
         Refusal{"ImportOfNothing", "cache import", "file", "--help"},
         Refusal{"Budget", "tune --budget 0", "--budget", "0.01"},
+        Refusal{"PlanGpu", "plan --gpu banana", "--gpu", "h200"},
+        Refusal{"PlanGpuTuned", "plan --gpu h200 --autotune", "--gpu", "--autotune"},
         Refusal{"PlanTopk", "plan --experts 4 --topk 5", "--topk", "1 to 4"}),
     [](const auto& refusal) { return std::string(refusal.param.name); });
+
+TEST(ProgramUsage, VariablesThatMeanNothingAreToldOnStderr) {
+  const ProgramResult result = run_program("info", "MOEGEMM_BACKENDS=cpu MOEGEMM_TEST_X=1 ");
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.err, HasSubstr("MOEGEMM_BACKENDS means nothing; known are"));
+  EXPECT_THAT(result.err, HasSubstr("MOEGEMM_BACKEND,"));
+  EXPECT_THAT(result.err, ::testing::Not(HasSubstr("MOEGEMM_TEST_X")));
+}
+
+TEST(ProgramUsage, BadWordsInVariablesAreRefused) {
+  const ProgramResult result = run_program("info", "MOEGEMM_LOAD_EARLY=banana ");
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("MOEGEMM_LOAD_EARLY is 'banana'; accepted are 0 and 1"));
+}
 
 }  // namespace
 }  // namespace moegemm::test

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <exception>
 #include <nlohmann/json.hpp>
+#include <vector>
 
 namespace moegemm::torch_ops {
 namespace {
@@ -62,13 +63,18 @@ std::string describe(const TuneReport& report) {
                         {"measured", report.measured},
                         {"interrupted", report.interrupted},
                         {"why_not", report.why_not},
+                        {"not_saved", report.not_saved},
                         {"candidates", candidates}}
       .dump();
 }
 
 std::string tuning_cache() {
   nlohmann::json cache = nlohmann::json::parse(export_tuning_cache());
-  return nlohmann::json{{"path", tuning_cache_path()}, {"entries", cache.at("entries")}}.dump();
+  // A path is bytes, which JSON cannot hold: as the numbers that they are.
+  const std::string path = tuning_cache_path();
+  return nlohmann::json{{"path", std::vector<unsigned char>(path.begin(), path.end())},
+                        {"entries", cache.at("entries")}}
+      .dump();
 }
 
 }  // namespace moegemm::torch_ops

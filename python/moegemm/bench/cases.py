@@ -90,15 +90,24 @@ def importance(tokens: int, headline: int) -> int:
     return 1 if tokens <= DECODE_TOKENS else 2
 
 
+def small_gradients(tokens: Iterable[int], ops: Iterable[str], least: int) -> str:
+    """What `ordered_cases` leaves out, in words; nothing if it takes everything."""
+    gradients = [op for op in OPS if op in set(ops) and not op.startswith("fwd")]
+    small = sorted(count for count in set(tokens) if count < least)
+    return f"{','.join(gradients)} with {','.join(map(str, small))} tokens" if gradients and small else ""
+
+
 def ordered_cases(
     models: Sequence[Model],
     tokens: Iterable[int],
     routings: Iterable[str],
     ops: Iterable[str],
     headline: int = HEADLINE_TOKENS,
+    least: int = LEAST_GRADIENT_TOKENS,
 ) -> list[Case]:
     """Random routing before the others, the headline's token count before decoding before the rest: a run that ends
-    early has measured what matters. Inside a tier the cases that share weights follow each other."""
+    early has measured what matters. Inside a tier the cases that share weights follow each other. Gradients
+    from `least` tokens on."""
     wanted = set(ops)
     cases = [
         Case(model, count, routing, op)
@@ -106,7 +115,7 @@ def ordered_cases(
         for count in set(tokens)
         for routing in dict.fromkeys(routings)
         for op in OPS
-        if op in wanted and (op.startswith("fwd") or count >= min(LEAST_GRADIENT_TOKENS, headline))
+        if op in wanted and (op.startswith("fwd") or count >= least)
     ]
     place = {model.name: i for i, model in enumerate(models)}
     return sorted(

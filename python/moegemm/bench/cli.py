@@ -22,10 +22,13 @@ from moegemm.bench.cases import (
     DEFAULT_MODELS,
     DEFAULT_TOKENS,
     HEADLINE_TOKENS,
+    LEAST_GRADIENT_TOKENS,
     OPS,
     ROUTINGS,
+    Case,
     ordered_cases,
     read_catalogue,
+    small_gradients,
 )
 from moegemm.bench.record import add_render_option, read_to_render, write_json
 
@@ -86,7 +89,7 @@ def read_options(arguments: Sequence[str] | None, records: Path | None) -> argpa
     add("--models", type=choice_of(tuple(catalogue)), help=f"default: {','.join(DEFAULT_MODELS)}; on a CPU fewer")
     add("--tokens", type=numbers, help="comma-separated; default: " + ",".join(map(str, DEFAULT_TOKENS)))
     add("--routing", type=choice_of(ROUTINGS), help=f"default: {','.join(ROUTINGS)}; on a CPU random")
-    add("--ops", type=choice_of(OPS), default=list(OPS), help=f"default: {','.join(OPS)}")
+    add("--ops", type=choice_of(OPS), help=f"default: {','.join(OPS)}; gradients not beside fewer than 64 tokens")
     add("--dtype", choices=("bf16", "fp16", "fp32"), default="bf16")
     add("--rounds", type=int, help="timed rounds per case (default: 30, on a CPU 5; at least 20 for a GPU record)")
     add("--heat", type=float, default=2.0, metavar="SECONDS", help="dense products before the first case")
@@ -134,6 +137,10 @@ def complete(options: argparse.Namespace, catalogue: dict[str, Any], records: Pa
         options.tokens = options.tokens or list(TOKENS)
     options.models = options.models or list(CPU_MODELS if on_cpu else DEFAULT_MODELS)
     options.tokens = options.tokens or list(CPU_TOKENS if on_cpu else DEFAULT_TOKENS)
+    # Who names gradients and small batches alone wants just these.
+    named = options.ops is not None and max(options.tokens) < LEAST_GRADIENT_TOKENS
+    options.least = 1 if named else min(LEAST_GRADIENT_TOKENS, options.headline)
+    options.ops = options.ops or list(OPS)
     options.routing = options.routing or (["random"] if on_cpu else list(ROUTINGS))
     options.rounds = options.rounds or (5 if on_cpu else 30)
     if options.seconds is None:
@@ -177,6 +184,16 @@ def require_device(device: str) -> None:
         sys.exit("torch sees no CUDA device; --device cpu measures there, --render redraws an existing record")
 
 
+def missing_cases(options: argparse.Namespace, record: report.Record) -> list[Case]:
+    """What was asked for and is not in the record; tells what is left out of it."""
+    if small := small_gradients(options.tokens, options.ops, options.least):
+        why = "as nobody trains on so few; --ops and --tokens of these alone run them"
+        print(f"left out: {small}, {why}", file=sys.stderr)
+    done = {(c["model"], c["tokens"], c["routing"], c["op"]) for c in record["cases"]}
+    cases = ordered_cases(options.models, options.tokens, options.routing, options.ops, options.headline, options.least)
+    return [case for case in cases if case.key not in done]
+
+
 def measure(options: argparse.Namespace, root: Path) -> int:
     import torch
 
@@ -199,9 +216,7 @@ def measure(options: argparse.Namespace, root: Path) -> int:
     for model in options.models:
         record["models"][model.name] = vars(model)
     record["cases"] = [c for c in record["cases"] if not c.get("skipped")]
-    done = {(c["model"], c["tokens"], c["routing"], c["op"]) for c in record["cases"]}
-    cases = ordered_cases(options.models, options.tokens, options.routing, options.ops, options.headline)
-    cases = [case for case in cases if case.key not in done]
+    cases = missing_cases(options, record)
 
     clock = Clock(options.device)
     clock.heat(options.heat)

@@ -5,7 +5,6 @@ its model has them loaded long before the first layer runs; one that calls at on
 """
 
 import atexit
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +12,9 @@ from typing import Any
 
 import torch
 
-SWITCH = "MOEGEMM_LOAD_EARLY"  # "0": each kernel at its first launch
+from moegemm.operators.errors import explain
+from moegemm.operators.notes import warn_of_replaced_kernels
+
 PATIENCE_SECONDS = 120.0  # a GPU that is not in use by then is not waited for
 SHORTEST_WAIT, LONGEST_WAIT = 0.002, 0.2
 
@@ -64,7 +65,13 @@ def _start() -> None:
 
 
 def load_early() -> None:
-    """Starts when torch initialises CUDA: nothing here touches a GPU before that."""
+    """Starts when torch initialises CUDA: nothing here touches a GPU before that. ValueError for a bad
+    MOEGEMM_LOAD_EARLY; warns of names that begin with MOEGEMM_ and mean nothing."""
+    try:
+        wanted: bool = _ops.loads_early()
+    except RuntimeError as error:
+        raise explain(error, {}) from None
+    warn_of_replaced_kernels(stacklevel=2)
     when_initialised: Callable[[Callable[[], None]], None] | None = getattr(torch.cuda, "_lazy_call", None)
-    if when_initialised is not None and os.environ.get(SWITCH) != "0":
+    if when_initialised is not None and wanted:
         when_initialised(_start)

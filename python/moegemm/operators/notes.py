@@ -1,4 +1,4 @@
-"""Warnings about manual configs: which kernel runs instead of the one that was asked for."""
+"""Warnings of the library: which kernel runs instead of the one that was asked for, and what it worked around."""
 
 import warnings
 from collections.abc import Callable

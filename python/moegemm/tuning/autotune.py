@@ -7,8 +7,10 @@ nor during CUDA graph capture, nor with MOEGEMM_AUTOTUNE=0 in the environment.
 
 import ctypes
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 import torch
@@ -64,13 +66,20 @@ class Bar:
         self.shown = False
 
 
+class OfThread(threading.local):
+    """What belongs to the thread that measures: others may measure in between."""
+
+    listener: Callable[[dict[str, Any]], object] | None = None
+    error: BaseException | None = None
+
+
 class Watch:
-    """Called by the library before each timed launch. Ctrl-C ends the measurement; `settle` raises it afterwards."""
+    """Called by the library before each timed launch. An exception (Ctrl-C too) ends the measurement, which keeps what
+    it found; `settle` raises it afterwards."""
 
     def __init__(self) -> None:
         self.bar = Bar(sys.stderr)
-        self.listener: Callable[[dict[str, Any]], object] | None = None
-        self.interrupted = False
+        self.mine = OfThread()
         self._callback = _Callback(self._progress)
         _ops.set_tune_progress(ctypes.cast(self._callback, ctypes.c_void_p).value)
 
@@ -82,20 +91,30 @@ class Watch:
         try:
             words = problem.decode(), kernel.decode(), number, count, best.decode(), best_us, done, left
             self.bar.draw(*words)
-            if self.listener is not None:
+            if self.mine.listener is not None:
                 names = ("problem", "kernel", "candidate", "candidates", "best", "best_us", "done", "seconds_left")
-                return 0 if self.listener(dict(zip(names, words, strict=True))) is False else 1
+                return 0 if self.mine.listener(dict(zip(names, words, strict=True))) is False else 1
         except BaseException as error:
-            self.interrupted = isinstance(error, KeyboardInterrupt)
+            self.mine.error = error
             return 0
         return 1
 
+    @contextmanager
+    def listening(self, listener: Callable[[dict[str, Any]], object] | None) -> Iterator[None]:
+        """Measurements of this thread tell `listener`, inside."""
+        before, self.mine.listener = self.mine.listener, listener
+        try:
+            yield
+        finally:
+            self.mine.listener = before
+            self.bar.erase()
+
     def settle(self) -> None:
-        """After a call that may have measured: erases the bar and raises a Ctrl-C that ended it."""
+        """After a call that may have measured: erases the bar and raises what ended the measurement."""
         self.bar.erase()
-        if self.interrupted:
-            self.interrupted = False
-            raise KeyboardInterrupt
+        error, self.mine.error = self.mine.error, None
+        if error is not None:
+            raise error
 
 
 _watch: Watch | None = None

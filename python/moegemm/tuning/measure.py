@@ -1,6 +1,7 @@
 """Measuring the kernels of a product and its gradients ahead of time, and what has been measured."""
 
 import json
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -25,10 +26,11 @@ def tune(
     """Measures the kernels for a product and, with `backward`, for its two gradients, and remembers the fastest for
     calls with autotune=True. The arguments are those of grouped_gemm; no tensor and no random state is changed.
 
-    Returns one report per product: problem, kernel, steps (every launch of its plan), seconds, measured, memory_bytes
-    that the measurement borrowed, and candidates with their median microseconds and what became of them. `budget` is in seconds per product. What is known
+    Returns one report per product: problem, kernel, steps (every launch of its plan), seconds, measured, why_not (why
+    nothing was), not_saved (why it is kept in this process only), memory_bytes that the measurement borrowed, and
+    candidates with their median microseconds and what became of them. `budget` is in seconds per product. What is known
     is measured only `again`. `progress` gets a dict before each launch and ends the measurement by returning False.
-    Ctrl-C keeps what was found and raises.
+    Ctrl-C and what `progress` raises end it too; what was found is kept. Calls that `progress` makes measure nothing.
 
     >>> import torch, moegemm
     >>> X, W = torch.randn(6, 16), torch.randn(4, 8, 16)
@@ -41,7 +43,6 @@ def tune(
     require_valid_flags(permute_x, permute_y, fuse_mul_post, gather_indices, topk_weights)
     flags = raw_flags(X, permute_x, permute_y, fuse_mul_post, False, allow_tf32) | bits.AUTOTUNE
     watch = installed_watch()
-    watch.listener = progress
     reports: list[dict[str, Any]] = []
     arguments = RawArguments(X, W, m_sizes, gather_indices, topk_weights, topk)
 
@@ -54,7 +55,7 @@ def tune(
         return not reports[-1]["interrupted"]
 
     try:
-        with torch.no_grad():
+        with torch.no_grad(), watch.listening(progress):
             X, W = X.detach(), W.detach()
             going_on = measure(0, X, W)
             if going_on and backward:
@@ -65,9 +66,6 @@ def tune(
                     measure(2, dY, X)
     except RuntimeError as error:
         raise explain(error, arguments.tensors(), topk) from None
-    finally:
-        watch.listener = None
-        watch.bar.erase()
     after_autotune(stacklevel=2)
     return reports
 
@@ -80,4 +78,5 @@ def tuning_cache() -> dict[str, Any]:
     ['entries', 'path']
     """
     found: dict[str, Any] = json.loads(_ops.tuning_cache())
+    found["path"] = os.fsdecode(bytes(found["path"]))
     return found

@@ -29,9 +29,7 @@ int show(const CacheOptions& options) {
   const std::vector<TunedEntry> entries = tuning_cache_entries();
   if (options.json) {
     const nlohmann::json stored = nlohmann::json::parse(export_tuning_cache());
-    fmt::print(
-        "{}\n",
-        nlohmann::json{{"path", tuning_cache_path()}, {"entries", stored.at("entries")}}.dump(2));
+    fmt::print("{}\n", to_text({{"path", tuning_cache_path()}, {"entries", stored.at("entries")}}));
     return kSuccess;
   }
   fmt::print("{}: {} measurements\n", where(), entries.size());

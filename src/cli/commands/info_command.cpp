@@ -62,7 +62,7 @@ void print_json(const InfoOptions& options) {
     }
     document["kernels"] = kernel_list;
   }
-  fmt::print("{}\n", document.dump(2));
+  fmt::print("{}\n", to_text(document));
 }
 
 void print_kernels() {

@@ -1,12 +1,17 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "commands/commands.h"
 #include "layer/layer_run.h"
 #include "layer_options.h"
+#include "moegemm/error.h"
 #include "moegemm/explain.h"
+#include "moegemm/info.h"
+#include "moegemm/planning_gpus.h"
 #include "report.h"
 
 namespace moegemm::cli {
@@ -14,6 +19,7 @@ namespace {
 
 struct PlanOptions {
   std::unique_ptr<LayerOptions> layer;
+  std::string gpu;
   bool autotune = false;
   bool json = false;
 };
@@ -108,8 +114,28 @@ nlohmann::json product_json(const std::string& op, const Problem& problem,
           {"not_available", explained.not_available}};
 }
 
+/// The layer on the GPU that was named, or on a device of this machine.
+LayerSpec layer_to_plan(const PlanOptions& options) {
+  LayerSpec spec = options.layer->layer();
+  std::string why_none;
+  if (!options.gpu.empty()) {
+    spec.device = *planning_gpu(options.gpu);
+    const std::vector<KernelInfo> compiled = kernels();
+    if (std::none_of(compiled.begin(), compiled.end(),
+                     [](const KernelInfo& k) { return k.backend == BackendKind::kSm80; })) {
+      throw Error(ErrorKind::kNotImplemented,
+                  fmt::format("--gpu {}: no CUDA kernels are compiled in", options.gpu));
+    }
+  } else if (spec.device.type == DeviceType::kCuda && gpus(&why_none).empty()) {
+    throw Error(ErrorKind::kRuntime,
+                fmt::format("--device {}: {}; --gpu plans for one that is not here: {}",
+                            to_string(spec.device), why_none, fmt::join(planning_gpus(), ", ")));
+  }
+  return spec;
+}
+
 int print_plans(const PlanOptions& options) {
-  const LayerSpec spec = options.layer->layer();
+  const LayerSpec spec = layer_to_plan(options);
   nlohmann::json plans = nlohmann::json::array();
   if (!options.json) {
     fmt::print(
@@ -132,7 +158,7 @@ int print_plans(const PlanOptions& options) {
     }
   }
   if (options.json) {
-    fmt::print("{}\n", nlohmann::json{{"layer", to_json(spec)}, {"plans", plans}}.dump(2));
+    fmt::print("{}\n", to_text({{"layer", to_json(spec)}, {"plans", plans}}));
   }
   return kSuccess;
 }
@@ -147,7 +173,15 @@ Command add_plan_command(CLI::App& app) {
       "anything.");
   auto options = std::make_shared<PlanOptions>();
   options->layer = std::make_unique<LayerOptions>(*command);
-  command->add_flag("--autotune", options->autotune, "Plan as calls with autotune=True do");
+  CLI::Option* gpu = command
+                         ->add_option("--gpu", options->gpu,
+                                      fmt::format("Plan for a GPU that need not be here: {}",
+                                                  fmt::join(planning_gpus(), ", ")))
+                         ->check(CLI::IsMember(planning_gpus()))
+                         ->type_name("NAME");
+  // Measurements are of this machine's devices.
+  command->add_flag("--autotune", options->autotune, "Plan as calls with autotune=True do")
+      ->excludes(gpu);
   command->add_flag("--json", options->json, "Print the plans as JSON");
   return [options] { return print_plans(*options); };
 }

@@ -81,7 +81,7 @@ void print_json(const LayerSpec& spec, const std::string& device_words,
                                    {"device", device_words},
                                    {"ops", ops},
                                    {"passed", passed}};
-  fmt::print("{}\n", document.dump(2));
+  fmt::print("{}\n", to_text(document));
 }
 
 int run(const RunOptions& options) {

@@ -12,6 +12,7 @@
 #include "layer/layer_tune.h"
 #include "layer/tensors/device_memory.h"
 #include "layer_options.h"
+#include "moegemm/error.h"
 #include "report.h"
 
 namespace moegemm::cli {
@@ -126,11 +127,46 @@ nlohmann::json product_json(const TunedProduct& product) {
           {"candidates", candidates},
           {"seconds", report.seconds},
           {"status", status_of(report)},
+          {"not_saved", report.not_saved},
           {"operand_sets", report.operand_sets},
           {"flushed", report.flushed},
           {"memory_bytes", report.memory_bytes},
           {"measured", report.measured},
           {"interrupted", report.interrupted}};
+}
+
+/// Why what was measured is lost when the program ends; empty if it is not.
+std::string why_not_saved(const std::vector<TunedProduct>& products) {
+  // Each product saves what those before it could not.
+  for (auto product = products.rbegin(); product != products.rend(); ++product) {
+    if (product->report.measured) return product->report.not_saved;
+  }
+  return {};
+}
+
+void print_json(const LayerSpec& spec, const std::string& device_words,
+                const std::vector<TunedProduct>& products) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const TunedProduct& product : products) list.push_back(product_json(product));
+  fmt::print("{}\n", to_text({{"layer", to_json(spec)},
+                              {"device", device_words},
+                              {"cache", tuning_cache_path()},
+                              {"products", list},
+                              {"interrupted", bool{interrupted}}}));
+}
+
+void print_text(const LayerSpec& spec, const std::string& device_words,
+                const std::vector<TunedProduct>& products) {
+  std::vector<std::vector<std::string>> rows;
+  for (const TunedProduct& product : products) rows.push_back(table_row(product));
+  const std::string table =
+      format_table({"op", "M x N x K", "fastest", "us", "gain", "s", "status"}, rows,
+                   {false, false, false, true, true, true, false});
+  const bool saved = why_not_saved(products).empty();
+  fmt::print("{} with {} tokens on {}: {}\n\n{}\n{}\n", spec.name, spec.tokens,
+             to_string(spec.device), device_words, table,
+             saved ? fmt::format("kept in {}", tuning_cache_path()) : "not kept");
+  if (interrupted && saved) fmt::print("interrupted: what was found until then is kept\n");
 }
 
 int tune(const TuneCommandOptions& options) {
@@ -153,23 +189,12 @@ int tune(const TuneCommandOptions& options) {
     products = tune_layer(spec, *memory, tuning);
   }
   if (options.json) {
-    nlohmann::json list = nlohmann::json::array();
-    for (const TunedProduct& product : products) list.push_back(product_json(product));
-    fmt::print("{}\n", nlohmann::json{{"layer", to_json(spec)},
-                                      {"device", device_words},
-                                      {"cache", tuning_cache_path()},
-                                      {"products", list},
-                                      {"interrupted", bool{interrupted}}}
-                           .dump(2));
+    print_json(spec, device_words, products);
   } else {
-    std::vector<std::vector<std::string>> rows;
-    for (const TunedProduct& product : products) rows.push_back(table_row(product));
-    fmt::print("{} with {} tokens on {}: {}\n\n{}\nkept in {}\n", spec.name, spec.tokens,
-               to_string(spec.device), device_words,
-               format_table({"op", "M x N x K", "fastest", "us", "gain", "s", "status"}, rows,
-                            {false, false, false, true, true, true, false}),
-               tuning_cache_path().empty() ? "this process only" : tuning_cache_path());
-    if (interrupted) fmt::print("interrupted: what was found until then is kept\n");
+    print_text(spec, device_words, products);
+  }
+  if (const std::string reason = why_not_saved(products); !reason.empty()) {
+    throw Error(ErrorKind::kRuntime, fmt::format("the measurements are not saved: {}", reason));
   }
   return interrupted ? kInterrupted : kSuccess;
 }

@@ -54,14 +54,20 @@ class Layer {
 
   Tensor random_matrix(const RandomTensor& values, std::int64_t rows, std::int64_t cols) {
     Tensor tensor = make_matrix(memory_, values.dtype(), rows, cols);
-    values.fill(memory_, tensor.buffer.get(), rows * cols);
+    fill("random rows", values, tensor, rows * cols);
     return tensor;
   }
 
   Tensor random_weights(const RandomTensor& values, std::int64_t rows, std::int64_t cols) {
     Tensor tensor = make_stack(memory_, values.dtype(), spec_.experts, rows, cols);
-    values.fill(memory_, tensor.buffer.get(), spec_.experts * rows * cols);
+    fill("random weights", values, tensor, spec_.experts * rows * cols);
     return tensor;
+  }
+
+  void fill(const char* what, const RandomTensor& values, const Tensor& tensor,
+            std::int64_t count) {
+    values.fill(memory_, tensor.buffer.get(), count,
+                [&](int chunk, int chunks) { progress_.phase(what, chunk, chunks); });
   }
 
   RoutingView routing() const {
@@ -91,7 +97,11 @@ class Layer {
     report.op = op;
     report.plan = work();
     std::vector<double> times;
-    for (int i = 0; i < spec_.repeat; ++i) times.push_back(memory_.time_ms([&] { work(); }));
+    for (int i = 0; i < spec_.repeat; ++i) {
+      progress_.phase(op + ", run", i + 1, spec_.repeat);
+      times.push_back(memory_.time_ms([&] { work(); }));
+    }
+    progress_.phase(op + ", check", 1, 1);
     std::sort(times.begin(), times.end());
     report.median_ms = times[times.size() / 2];
     report.best_ms = times.front();
@@ -408,14 +418,17 @@ Problem layer_problem(const LayerSpec& spec, LayerGemm gemm, Op op) {
   return problem;
 }
 
-std::int64_t layer_bytes(const LayerSpec& spec) {
-  const std::int64_t weights = spec.experts * spec.hidden * spec.intermediate;
-  const std::int64_t wide = std::max(2 * spec.intermediate, spec.hidden);
+double layer_bytes(const LayerSpec& spec) {
+  const auto hidden = static_cast<double>(spec.hidden);
+  const auto intermediate = static_cast<double>(spec.intermediate);
+  const auto rows = static_cast<double>(spec.rows());
+  const double weights = static_cast<double>(spec.experts) * hidden * intermediate;
+  const double wide = std::max(2 * intermediate, hidden);
   // The larger of the two products at a time: its weights or their gradient, and at most four
   // matrices of M rows.
-  const std::int64_t elements =
-      2 * weights + spec.rows() * 4 * wide + 2 * spec.tokens * spec.hidden;
-  return elements * size_bytes(spec.dtype) + spec.rows() * 64;
+  const double elements =
+      2 * weights + rows * 4 * wide + 2 * static_cast<double>(spec.tokens) * hidden;
+  return elements * static_cast<double>(size_bytes(spec.dtype)) + rows * 64;
 }
 
 std::vector<OpReport> run_layer(const LayerSpec& spec, DeviceMemory& memory, Progress& progress) {

@@ -53,8 +53,9 @@ enum class LayerGemm { kFirst, kSecond };
 /// The problem that `run_layer` poses for one product.
 Problem layer_problem(const LayerSpec& spec, LayerGemm gemm, Op op);
 
-/// Device memory that `run_layer` needs at its peak.
-std::int64_t layer_bytes(const LayerSpec& spec);
+/// Device memory that `run_layer` needs at its peak. A layer that exists in nobody's memory has
+/// more bytes than 64 bits count.
+double layer_bytes(const LayerSpec& spec);
 
 inline constexpr int kLayerOps = 10;
 /// Routes, runs and checks every operation of the layer's forward and backward pass. The activation

@@ -153,10 +153,11 @@ std::vector<TunedProduct> tune_layer(const LayerSpec& spec, DeviceMemory& memory
   return LayerTuner(spec, memory, tuning).run();
 }
 
-std::int64_t tuning_bytes(const LayerSpec& spec) {
+double tuning_bytes(const LayerSpec& spec) {
   // A second gradient for the timed launches, and 256 MiB that flush the largest of caches.
-  const std::int64_t weights = spec.experts * spec.hidden * 2 * spec.intermediate;
-  return layer_bytes(spec) + weights * size_bytes(spec.dtype) + (std::int64_t{256} << 20);
+  const double weights = static_cast<double>(spec.experts) * static_cast<double>(spec.hidden) * 2 *
+                         static_cast<double>(spec.intermediate);
+  return layer_bytes(spec) + weights * static_cast<double>(size_bytes(spec.dtype)) + (256 << 20);
 }
 
 }  // namespace moegemm::cli

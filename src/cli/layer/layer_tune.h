@@ -28,6 +28,6 @@ std::vector<TunedProduct> tune_layer(const LayerSpec& spec, DeviceMemory& memory
                                      const LayerTuning& tuning);
 
 /// Device memory that `tune_layer` needs at its peak.
-std::int64_t tuning_bytes(const LayerSpec& spec);
+double tuning_bytes(const LayerSpec& spec);
 
 }  // namespace moegemm::cli

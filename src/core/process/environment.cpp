@@ -2,15 +2,25 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstdlib>
 #include <string_view>
 #include <system_error>
 
+#include "core/process/warning.h"
 #include "core/refusal.h"
+#include "moegemm/loading.h"
 
 namespace moegemm {
 namespace {
+
+/// Everything that moegemm reads, in C++ and in Python.
+constexpr std::array<std::string_view, 8> kNames = {
+    "MOEGEMM_AUTOTUNE", "MOEGEMM_BACKEND",    "MOEGEMM_CACHE_DIR",   "MOEGEMM_CHECK",
+    "MOEGEMM_CPU_ISA",  "MOEGEMM_LOAD_EARLY", "MOEGEMM_NUM_THREADS", "MOEGEMM_TORCH_LIBRARY",
+};
 
 /// More workers than this is a typing error, not a machine.
 constexpr int kMaxThreads = 4096;
@@ -29,17 +39,34 @@ std::optional<BackendKind> backend_in(std::string_view word) {
   return kind;
 }
 
-bool check_in(std::string_view word) {
-  if (word.empty() || word == "0") return false;
-  if (word == "1") return true;
-  refuse_value("MOEGEMM_CHECK is '", word, "'; accepted are 0 and 1");
+/// A switch that is `otherwise` when it is not set.
+bool switch_in(std::string_view name, std::string_view word, bool otherwise) {
+  if (word.empty()) return otherwise;
+  if (word == "0" || word == "1") return word == "1";
+  refuse_value(name, " is '", word, "'; accepted are 0 and 1");
 }
 
 }  // namespace
 
+void check_environment() {
+  for (char** variable = environ; variable != nullptr && *variable != nullptr; ++variable) {
+    const std::string_view entry = *variable;
+    const std::string_view name = entry.substr(0, entry.find('='));
+    if (!name.starts_with("MOEGEMM_") || name.starts_with("MOEGEMM_TEST_")) continue;
+    if (std::find(kNames.begin(), kNames.end(), name) != kNames.end()) continue;
+    std::string known;
+    for (const std::string_view each : kNames) known += join(known.empty() ? "" : ", ", each);
+    warn_once(join("the environment variable ", name, " means nothing; known are ", known));
+  }
+  static_cast<void>(loads_early());
+}
+
+bool loads_early() { return switch_in("MOEGEMM_LOAD_EARLY", read("MOEGEMM_LOAD_EARLY"), true); }
+
 std::optional<BackendKind> environment_backend() { return backend_in(read("MOEGEMM_BACKEND")); }
 
 CallEnvironment environment_of_call() {
+  [[maybe_unused]] static const bool checked = (check_environment(), true);
   constexpr std::string_view kBackend = "MOEGEMM_BACKEND=";
   constexpr std::string_view kCheck = "MOEGEMM_CHECK=";
   CallEnvironment found;
@@ -59,13 +86,10 @@ CallEnvironment environment_of_call() {
 
 std::optional<BackendKind> CallEnvironment::backend() const { return backend_in(backend_word); }
 
-bool CallEnvironment::check() const { return check_in(check_word); }
+bool CallEnvironment::check() const { return switch_in("MOEGEMM_CHECK", check_word, false); }
 
 bool environment_allows_tuning() {
-  const std::string_view word = read("MOEGEMM_AUTOTUNE");
-  if (word == "0") return false;
-  if (word.empty() || word == "1") return true;
-  refuse_value("MOEGEMM_AUTOTUNE is '", word, "'; accepted are 0 and 1");
+  return switch_in("MOEGEMM_AUTOTUNE", read("MOEGEMM_AUTOTUNE"), true);
 }
 
 std::optional<int> environment_num_threads() {

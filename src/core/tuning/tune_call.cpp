@@ -1,7 +1,9 @@
 #include "core/tuning/tune_call.h"
 
 #include <algorithm>
+#include <limits>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
@@ -25,21 +27,66 @@ std::mutex& tuning_mutex() {
   return *mutex;
 }
 
+/// This thread's measurement has called its caller back, and waits.
+thread_local bool measuring = false;
+
+/// What a measurement holds: the turn of this process, given up while the caller is told of the
+/// progress. The caller may well wait there for another thread that wants to measure.
+class Turn final : public TuningSupport {
+ public:
+  explicit Turn(TuningSupport& caller) : caller_(caller), lock_(tuning_mutex()) {
+    budget_seconds = caller.budget_seconds;
+  }
+
+  void* allocate(std::int64_t bytes, Device device) override {
+    return caller_.allocate(bytes, device);
+  }
+  bool progress(const TuneProgress& now) override {
+    struct Pause {
+      explicit Pause(std::unique_lock<std::mutex>& held) : lock(held) {
+        lock.unlock();
+        measuring = true;
+      }
+      ~Pause() {
+        measuring = false;
+        lock.lock();
+      }
+      std::unique_lock<std::mutex>& lock;
+    };
+    const Pause pause(lock_);
+    return caller_.progress(now);
+  }
+
+ private:
+  TuningSupport& caller_;
+  std::unique_lock<std::mutex> lock_;
+};
+
 /// Why nothing may be measured; empty if it may.
 std::string why_not_now(const Problem& problem, const ExecutionContext& context) {
+  if (measuring) return "this thread is measuring already";
   if (!environment_allows_tuning()) return "MOEGEMM_AUTOTUNE is 0";
   if (is_capturing(problem.device, context)) return "a CUDA graph is being captured";
   if (problem.rows == 0) return "there are no rows";
   return {};
 }
 
-void remember(const Backend& backend, const TuneReport& report) {
+/// The heuristic's kernel stays, for `report.why_not`, until somebody spends more than `budget` on
+/// it.
+void settle(const Backend& backend, const TuneReport& report, double budget) {
+  const std::string& kernel = report.plan.product().kernel_name;
+  tuning_store().settle(tuning_key(report.problem, backend),
+                        {{kernel, 0, kernel, 0}, report.why_not, budget});
+  process_planner().forget_plans();
+}
+
+void remember(const Backend& backend, TuneReport& report) {
   const auto heuristic = std::find_if(report.candidates.begin(), report.candidates.end(),
                                       [](const TuneCandidate& c) { return c.launches > 0; });
   const auto winner = std::find_if(
       report.candidates.begin(), report.candidates.end(),
       [&](const auto& candidate) { return candidate.kernel == report.plan.product().kernel_name; });
-  tuning_store().put(
+  report.not_saved = tuning_store().put(
       {{tuning_key(report.problem, backend),
         {winner->kernel, winner->median_us, heuristic->kernel, heuristic->median_us}}});
   process_planner().forget_plans();
@@ -60,10 +107,7 @@ TuneReport measure_call(const Planned& planned, const Call& call, const Executio
   if (field.plans.size() < 2) {
     report.candidates = std::move(field.candidates);
     report.why_not = "there is no other kernel to compare with";
-    // Or the next call would look for one again.
-    const std::string& kernel = planned.plan.product().kernel_name;
-    tuning_store().settle(tuning_key(call.problem, backend), {kernel, 0, kernel, 0});
-    process_planner().forget_plans();
+    settle(backend, report, std::numeric_limits<double>::infinity());
     return report;
   }
   const Device device = call.problem.device;
@@ -75,7 +119,30 @@ TuneReport measure_call(const Planned& planned, const Call& call, const Executio
   }
   const auto stopwatch = make_stopwatch(device, context, rotation->flush());
   report = measure(backend, call.problem, std::move(field), *rotation, *stopwatch, context);
-  if (report.measured) remember(backend, report);
+  if (!report.measured) report.plan = first;
+  if (report.measured) {
+    remember(backend, report);
+  } else if (!report.interrupted) {
+    const double budget = context.tuning->budget_seconds;
+    report.why_not = join("loading the kernels took the whole budget of ", budget,
+                          " s, so that the heuristic's stays");
+    settle(backend, report, budget);
+  }
+  return report;
+}
+
+/// What to say of a problem that nobody has to measure; nothing if somebody has to.
+std::optional<TuneReport> known(const Planned& planned, const Problem& problem, double budget) {
+  const TuningKey key = tuning_key(problem, *planned.backend);
+  // The plan may be from before the environment named another cache.
+  if (planned.plan.source != PlanSource::kTuned || !tuning_store().find(key)) return std::nullopt;
+  TuneReport report;
+  report.problem = problem;
+  report.plan = planned.plan;
+  if (const auto settled = tuning_store().find_settled(key)) {
+    if (budget > settled->budget_seconds) return std::nullopt;
+    report.why_not = settled->why;
+  }
   return report;
 }
 
@@ -85,16 +152,22 @@ TuneReport tune(const Call& call, const GemmOptions& options, const ExecutionCon
     refuse_value("context.tuning is null; a measurement needs the memory that it lends");
   }
   if (options.config) refuse_value("options.config is given; there is nothing left to measure");
-  const std::lock_guard lock(tuning_mutex());
   const WorkspaceUse use = workspace_use(call.problem, context);
-  const Planned planned = plan_problem(call.problem, options.backend, {}, true, use);
-  if (planned.plan.source == PlanSource::kTuned && !again) {
+  if (measuring) {
     TuneReport report;
     report.problem = call.problem;
-    report.plan = planned.plan;
+    report.plan = plan_problem(call.problem, options.backend, {}, true, use).plan;
+    report.why_not = why_not_now(call.problem, context);
     return report;
   }
-  return measure_call(planned, call, context);
+  Turn turn(*context.tuning);
+  const Planned planned = plan_problem(call.problem, options.backend, {}, true, use);
+  if (!again) {
+    if (auto report = known(planned, call.problem, turn.budget_seconds)) return *std::move(report);
+  }
+  ExecutionContext in_turn = context;
+  in_turn.tuning = &turn;
+  return measure_call(planned, call, in_turn);
 }
 
 }  // namespace
@@ -256,8 +329,11 @@ std::size_t import_tuning_cache(const std::string& text) {
   } catch (const std::runtime_error& error) {
     refuse_value("the text to import is no tuning cache: ", error.what());
   }
-  tuning_store().put(records);
+  const std::string failure = tuning_store().put(records);
   process_planner().forget_plans();
+  if (!failure.empty()) {
+    throw Error(ErrorKind::kRuntime, join("the imported measurements are not saved: ", failure));
+  }
   return records.size();
 }
 

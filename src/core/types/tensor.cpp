@@ -1,5 +1,6 @@
 #include "moegemm/tensor.h"
 
+#include "core/process/named_gpus.h"
 #include "core/refusal.h"
 
 namespace moegemm {
@@ -48,7 +49,9 @@ const char* to_string(DType dtype) {
 }
 
 std::string to_string(Device device) {
-  return device.type == DeviceType::kCpu ? "cpu" : join("cuda:", device.index);
+  if (device.type == DeviceType::kCpu) return "cpu";
+  if (const NamedGpu* gpu = named_gpu(device.index)) return join("cuda (", gpu->name, ")");
+  return join("cuda:", device.index);
 }
 
 std::string to_string(const TensorView& view) {

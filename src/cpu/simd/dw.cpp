@@ -49,10 +49,7 @@ void run_dw(const KernelTable& kernels, bool stream, const Problem& problem,
             const Operands& operands, const ExecutionContext& context) {
   const std::int64_t in_element = size_bytes(problem.dtype);
   const std::int64_t out_element = size_bytes(problem.out_dtype);
-  if (!problem.accumulate) {
-    prepare_output_pages(operands.out,
-                         problem.experts * problem.n * operands.out_stride * out_element, context);
-  }
+  if (!problem.accumulate) prepare_output_pages(output_span(problem, operands), context);
   const RowLocator locator(problem, operands);
   const DTypeKernels& typed = kernels_for(kernels, problem.dtype);
   const DwFn kernel = problem.multiply ? typed.dw_scaled : typed.dw;

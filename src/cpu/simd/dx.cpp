@@ -33,8 +33,7 @@ void run_dx(const KernelTable& kernels, DxPath path, const Problem& problem,
             const Operands& operands, const ExecutionContext& context) {
   if (problem.rows == 0) return;
   const std::int64_t element = size_bytes(problem.dtype);
-  prepare_output_pages(operands.out,
-                       problem.rows * operands.out_stride * size_bytes(problem.out_dtype), context);
+  prepare_output_pages(output_span(problem, operands), context);
   const RowLocator locator(problem, operands);
   const DTypeKernels& typed = kernels_for(kernels, problem.dtype);
   const int workers = executor_of(context).concurrency();

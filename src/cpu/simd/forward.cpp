@@ -24,8 +24,7 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
                  const ExecutionContext& context) {
   if (problem.rows == 0) return;
   const std::int64_t element = size_bytes(problem.dtype);
-  prepare_output_pages(operands.out,
-                       problem.rows * operands.out_stride * size_bytes(problem.out_dtype), context);
+  prepare_output_pages(output_span(problem, operands), context);
   const RowLocator locator(problem, operands);
   // In whole tiles: one of five rows takes nearly as long as one of six.
   const std::int64_t tile_rows = kernels.dot_rows;

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/process/named_gpus.h"
 #include "core/registry.h"
 #include "cuda/host/error.h"
 #include "moegemm/error.h"
@@ -79,6 +80,25 @@ Facts read_facts() {
   return facts;
 }
 
+std::vector<DeviceFacts> facts_of_named_gpus() {
+  std::vector<DeviceFacts> listed;
+  for (const NamedGpu& gpu : named_gpus()) {
+    listed.push_back({
+        .ordinal = kFirstNamedGpu + static_cast<int>(listed.size()),
+        .name = std::string(gpu.title),
+        .major = gpu.major,
+        .minor = gpu.minor,
+        .multiprocessors = gpu.multiprocessors,
+        .shared_memory_bytes = gpu.block_shared_bytes,
+        .l2_bytes = gpu.l2_bytes,
+        .clock_hz = gpu.clock_hz,
+        .bytes_per_second = gpu.bytes_per_second,
+        .multiprocessor_shared_memory_bytes = gpu.multiprocessor_shared_bytes,
+    });
+  }
+  return listed;
+}
+
 const Facts& facts() {
   static const Facts cached = read_facts();
   return cached;
@@ -89,6 +109,10 @@ const Facts& facts() {
 int device_count() { return static_cast<int>(facts().devices.size()); }
 
 const DeviceFacts* device_facts(int ordinal) {
+  if (ordinal >= kFirstNamedGpu && named_gpu(ordinal) != nullptr) {
+    static const std::vector<DeviceFacts> named = facts_of_named_gpus();
+    return &named[static_cast<std::size_t>(ordinal - kFirstNamedGpu)];
+  }
   const auto& devices = facts().devices;
   return ordinal >= 0 && ordinal < static_cast<int>(devices.size()) ? &devices[ordinal] : nullptr;
 }
@@ -109,6 +133,10 @@ std::string capability_of(const DeviceFacts& facts) {
 }
 
 DeviceGuard::DeviceGuard(int ordinal) {
+  if (const NamedGpu* gpu = ordinal < kFirstNamedGpu ? nullptr : named_gpu(ordinal)) {
+    throw Error(ErrorKind::kRuntime, "no CUDA device is called " + std::string(gpu->name) +
+                                         ": problems are planned for it, nothing runs there");
+  }
   if (!device_facts(ordinal)) {
     throw Error(ErrorKind::kRuntime, device_count() == 0
                                          ? why_no_device()

@@ -45,7 +45,7 @@ def test_a_gpu_that_cannot_load_is_left_alone(monkeypatch):
 def test_it_starts_with_cuda_unless_switched_off(monkeypatch, switch, started):
     queued: list[object] = []
     monkeypatch.setattr(torch.cuda, "_lazy_call", queued.append)
-    monkeypatch.setenv(early_loading.SWITCH, switch)
+    monkeypatch.setenv("MOEGEMM_LOAD_EARLY", switch)
     early_loading.load_early()
     assert len(queued) == started
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import moegemm
@@ -178,6 +179,84 @@ def test_ctrl_c_keeps_what_was_found_and_is_raised():
     finally:
         signal.signal(signal.SIGINT, before)
     assert len(entries()) == 1
+
+
+def test_progress_may_make_calls_that_tune():
+    case = make_case(dtype=torch.bfloat16)
+    other = make_case(dtype=torch.bfloat16, n=32)
+    dY = torch.randn(case.rows, 24).bfloat16()
+    inside = []
+
+    def call(now):
+        moegemm.grouped_gemm_dX(dY, case.W, None, case.m_sizes, case.topk, autotune=True)
+        inside.extend(moegemm.tune(other.X, other.W, other.m_sizes, other.topk, budget=AMPLE))
+
+    reports = moegemm.tune(case.X, case.W, case.m_sizes, case.topk, budget=AMPLE, progress=call)
+    assert [r["measured"] for r in reports] == [False, True, True], "the calls do not end the measurement"
+    assert {(r["measured"], r["why_not"]) for r in inside} == {(False, "this thread is measuring already")}
+
+
+def test_progress_may_wait_for_a_thread_that_tunes():
+    case = make_case(dtype=torch.bfloat16)
+    other = make_case(dtype=torch.bfloat16, n=32)
+    reports = []
+
+    def wait(now):
+        if not reports:
+            thread = threading.Thread(
+                target=lambda: reports.extend(moegemm.tune(other.X, other.W, other.m_sizes, other.topk, budget=AMPLE))
+            )
+            thread.start()
+            thread.join()
+
+    moegemm.tune(case.X, case.W, case.m_sizes, case.topk, budget=AMPLE, progress=wait)
+    assert [r["measured"] for r in reports] == [False, True, True]
+
+
+def test_exception_in_progress_ends_the_measurement_and_is_raised():
+    case = make_case(dtype=torch.bfloat16)
+
+    def fail(now):
+        raise LookupError(now["kernel"])
+
+    with pytest.raises(LookupError, match="dX"):
+        moegemm.tune(case.X, case.W, case.m_sizes, case.topk, budget=AMPLE, progress=fail)
+    reports = moegemm.tune(case.X, case.W, case.m_sizes, case.topk, budget=AMPLE)
+    assert [r["measured"] for r in reports] == [False, True, True]
+
+
+def test_warm_up_that_uses_up_the_budget_settles_on_the_heuristics_kernel():
+    case = make_case(dtype=torch.bfloat16)
+    for _ in range(2):
+        _, dX, dW = moegemm.tune(case.X, case.W, case.m_sizes, case.topk, budget=1e-9)
+        for report in (dX, dW):
+            assert not report["measured"]
+            assert "the whole budget of 1e-09 s" in report["why_not"]
+    assert entries() == []
+    seen = []
+    moegemm.tune(case.X, case.W, case.m_sizes, case.topk, budget=1e-9, progress=seen.append)
+    assert seen == [], "later calls do not measure again"
+
+
+def test_cache_folder_that_is_not_utf8(tmp_path, monkeypatch):
+    folder = os.fsencode(tmp_path) + b"/caf\xe9"
+    monkeypatch.setenv("MOEGEMM_CACHE_DIR", os.fsdecode(folder))
+    case = make_case(dtype=torch.bfloat16)
+    moegemm.tune(case.X, case.W, case.m_sizes, case.topk, budget=AMPLE)
+    cache = moegemm.tuning_cache()
+    assert os.fsencode(cache["path"]) == folder + b"/tuning.json"
+    assert os.path.isfile(cache["path"])
+    assert len(cache["entries"]) == 2
+
+
+def test_measurement_that_is_not_saved_says_why(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("MOEGEMM_CACHE_DIR", os.fsdecode(os.fsencode(tmp_path) + b"/file/caf\xe9"))
+    case = make_case(dtype=torch.bfloat16)
+    with pytest.warns(UserWarning, match="this process only: cannot create .*file/caf\ufffd"):
+        reports = moegemm.tune(case.X, case.W, case.m_sizes, case.topk, budget=AMPLE)
+    assert reports[0]["not_saved"] == ""
+    assert all("cannot create" in report["not_saved"] for report in reports[1:])
 
 
 def test_corrupt_cache_is_warned_of_once_and_the_call_goes_on(cache_folder):

@@ -245,6 +245,7 @@ def test_dry_run_checks_every_contender_and_append_measures_what_is_missing(tmp_
     path = tmp_path / "products.json"
     first = json.loads(path.read_text())
     assert [(c["op"], c["tokens"]) for c in first["cases"]] == [("fwd1", 2), ("fwd2", 2)]
+    assert "left out: dx1,dw1,dx2,dw2 with 2 tokens" in told
     status, told = run_program(*common, "--tokens", "2,64", "--ops", "fwd1,dx1,dx2,dw1,dw2", "--append", path)
     assert status == 0, told
     record = json.loads(path.read_text())
@@ -255,6 +256,17 @@ def test_dry_run_checks_every_contender_and_append_measures_what_is_missing(tmp_
         assert all(c["correct"] and c["ms"] > 0 for c in case["contenders"].values()), case
     status, _ = run_program(*common, "--commit", "def", "--append", path)
     assert "measured with commit abc, this run has def" in status
+
+
+def test_gradients_of_small_batches_that_are_asked_for_alone_are_measured(tmp_path: Path, run_program: Run) -> None:
+    status, told = run_program(
+        "--device", "cpu", "--models", "demo", "--rounds", 1, "--out", tmp_path, "--no-row-kernels", "--no-peers",
+        "--heat", 0, "--ops", "dw1", "--tokens", 16,
+    )  # fmt: skip
+    assert status == 0, told
+    assert "left out" not in told
+    record = json.loads((tmp_path / "products.json").read_text())
+    assert [(c["op"], c["tokens"]) for c in record["cases"]] == [("dw1", 16)]
 
 
 def test_time_limit_ends_the_run_and_keeps_the_record(tmp_path: Path, run_program: Run) -> None:

@@ -1,6 +1,7 @@
 """An installation that cannot work says so in one sentence."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,38 @@ def import_error(code: str = "", **environment: str) -> str:
     lines = done.stdout.strip().splitlines()
     assert len(lines) == 1, done.stdout + done.stderr
     return lines[0]
+
+
+def imported_with(**environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "import moegemm"],
+        env={**os.environ, "PYTHONPATH": str(PACKAGE_PARENT), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_variable_that_means_nothing_is_warned_of():
+    done = imported_with(MOEGEMM_BACKENDS="cpu", MOEGEMM_TEST_ANYTHING="1")
+    assert done.returncode == 0
+    assert "UserWarning: moegemm: the environment variable MOEGEMM_BACKENDS means nothing; known are" in done.stderr
+    assert "MOEGEMM_TEST_ANYTHING" not in done.stderr
+
+
+def test_every_variable_of_the_package_is_known():
+    sources = [*PACKAGE_PARENT.rglob("*.py"), *(PACKAGE_PARENT.parent / "src").rglob("*.cpp")]
+    read = r'(?:environ(?:\.get)?[(\[]|getenv\(|read\(|variable\(|VARIABLE = )"(MOEGEMM_[A-Z_]+)"'
+    names = {name for source in sources for name in re.findall(read, source.read_text())}
+    assert {"MOEGEMM_CACHE_DIR", "MOEGEMM_CPU_ISA", "MOEGEMM_TORCH_LIBRARY", "MOEGEMM_NUM_THREADS"} <= names
+    known = imported_with(MOEGEMM_NO_SUCH_NAME="1").stderr.split("known are ")[1].split("\n")[0].split(", ")
+    assert names <= set(known)
+
+
+def test_bad_word_for_early_loading_is_refused():
+    done = imported_with(MOEGEMM_LOAD_EARLY="banana")
+    assert done.returncode == 1
+    assert done.stderr.endswith("ValueError: MOEGEMM_LOAD_EARLY is 'banana'; accepted are 0 and 1\n")
 
 
 def test_missing_library(tmp_path):

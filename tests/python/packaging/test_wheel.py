@@ -14,6 +14,8 @@ import pytest
 import torch
 
 REPOSITORY = Path(__file__).parents[3]
+# Not where `make wheel` builds: CMake forgets its settings when it meets another compiler in its folder.
+BUILD_FOLDER = REPOSITORY / "build" / "wheel-of-the-tests"
 EXAMPLE = """
 import torch, moegemm
 assert ".whl" not in moegemm.__file__ and "site-packages" in moegemm.__file__, moegemm.__file__
@@ -41,7 +43,7 @@ def cuda_setting() -> str:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("scikit_build_core", reason="scikit-build-core is not installed")
     out = tmp_path_factory.mktemp("wheel")
-    settings = {"cmake.define.MOEGEMM_CUDA": cuda_setting()}
+    settings = {"build-dir": str(BUILD_FOLDER), "cmake.define.MOEGEMM_CUDA": cuda_setting()}
     if shutil.which("ccache"):
         settings |= {f"cmake.define.CMAKE_{language}_COMPILER_LAUNCHER": "ccache" for language in ("CXX", "CUDA")}
         # By the name that CMake uses by itself: to ccache, g++ is another compiler than c++.
@@ -52,6 +54,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.returncode == 0, done.stdout + done.stderr
     (built,) = out.glob("*.whl")
     return built
+
+
+def test_make_wheel_and_the_tests_build_in_folders_of_their_own():
+    (folder,) = re.findall(r'^build-dir = "(.*)"$', (REPOSITORY / "pyproject.toml").read_text(), re.MULTILINE)
+    assert REPOSITORY / folder != BUILD_FOLDER
 
 
 def test_the_wheel_is_for_every_python_3_and_holds_one_library(wheel):
@@ -81,3 +88,7 @@ def test_the_wheel_works_in_a_clean_environment(wheel, tmp_path):
     done = subprocess.run(bench, capture_output=True, text=True, env=clean, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
     assert "--planner" in done.stdout
+    for program in ([tmp_path / "env" / "bin" / "moegemm"], [python, "-m", "moegemm"]):
+        done = subprocess.run([*program, "info"], capture_output=True, text=True, env=clean, cwd=tmp_path, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("moegemm 0.1.0\n")

@@ -116,7 +116,8 @@ float RandomTensor::at(std::int64_t index) const {
   return round_to(dtype_, amplitude_ * unit);
 }
 
-void RandomTensor::fill(DeviceMemory& memory, void* data, std::int64_t count) const {
+void RandomTensor::fill(DeviceMemory& memory, void* data, std::int64_t count,
+                        const std::function<void(int chunk, int chunks)>& told) const {
   // 16 Mi elements: 64 MiB of staging at most, long enough that a chunk's fork and join vanish.
   constexpr std::int64_t kChunk = std::int64_t{1} << 24;
   const std::int64_t element_bytes = size_bytes(dtype_);
@@ -125,7 +126,9 @@ void RandomTensor::fill(DeviceMemory& memory, void* data, std::int64_t count) co
       in_place ? 0 : static_cast<std::size_t>(std::min(count, kChunk) * element_bytes));
   Executor& executor = default_executor();
   const int workers = executor.concurrency();
+  const auto chunks = static_cast<int>((count + kChunk - 1) / kChunk);
   for (std::int64_t begin = 0; begin < count; begin += kChunk) {
+    if (told) told(static_cast<int>(begin / kChunk) + 1, chunks);
     const std::int64_t chunk = std::min(kChunk, count - begin);
     std::byte* target = static_cast<std::byte*>(data) + begin * element_bytes;
     void* host = in_place ? target : staging.data();

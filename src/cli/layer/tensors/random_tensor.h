@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "moegemm/tensor.h"
 
@@ -26,8 +27,10 @@ class RandomTensor {
   DType dtype() const { return dtype_; }
   float at(std::int64_t index) const;
 
-  /// Writes elements [0, count) to device memory, in parallel on the host's threads.
-  void fill(DeviceMemory& memory, void* data, std::int64_t count) const;
+  /// Writes elements [0, count) to device memory, in parallel on the host's threads. `told` gets
+  /// the number of each chunk of them, from 1, and how many there are.
+  void fill(DeviceMemory& memory, void* data, std::int64_t count,
+            const std::function<void(int chunk, int chunks)>& told = {}) const;
 
  private:
   std::uint64_t seed_;

@@ -18,22 +18,31 @@ std::optional<TunedRecord> TuningStore::find(const TuningKey& key) {
     found = known_.find(key);
   }
   if (found != known_.end()) return found->second;
-  found = settled_.find(key);
-  return found == settled_.end() ? std::nullopt : std::optional(found->second);
+  const auto settled = settled_.find(key);
+  return settled == settled_.end() ? std::nullopt : std::optional(settled->second.record);
 }
 
-void TuningStore::settle(const TuningKey& key, const TunedRecord& record) {
+void TuningStore::settle(const TuningKey& key, const SettledRecord& settled) {
   const std::lock_guard lock(mutex_);
-  settled_.insert_or_assign(key, record);
+  settled_.insert_or_assign(key, settled);
 }
 
-void TuningStore::put(const TunedRecords& records) {
+std::optional<SettledRecord> TuningStore::find_settled(const TuningKey& key) {
+  const std::lock_guard lock(mutex_);
+  if (known_.contains(key)) return std::nullopt;
+  const auto settled = settled_.find(key);
+  return settled == settled_.end() ? std::nullopt : std::optional(settled->second);
+}
+
+std::string TuningStore::put(const TunedRecords& records) {
   const std::lock_guard lock(mutex_);
   for (const auto& [key, record] : records) {
     known_.insert_or_assign(key, record);
     unsaved_.insert_or_assign(key, record);
   }
-  save();
+  const std::string failure = save();
+  if (!failure.empty()) warn_once(join("measurements are kept in this process only: ", failure));
+  return failure;
 }
 
 TunedRecords TuningStore::all() {
@@ -48,6 +57,7 @@ std::size_t TuningStore::clear() {
   const std::size_t count = known_.size();
   known_.clear();
   unsaved_.clear();
+  settled_.clear();
   read_time_ = {};
   read_size_ = 0;
   if (path_.empty()) return count;
@@ -73,23 +83,19 @@ void TuningStore::refresh() {
     for (const auto& [key, record] : unsaved_) stored.insert_or_assign(key, record);
     known_.merge(stored);
   } catch (const std::runtime_error& failure) {
-    warn_once(join("the tuning cache ", path_.string(), " is ignored: ", failure.what()));
+    warn_once(join("the tuning cache ", shown(path_), " is ignored: ", failure.what()));
   }
 }
 
-void TuningStore::save() {
-  if (path_.empty()) {
-    warn_once(
-        "measurements are kept in this process only: set MOEGEMM_CACHE_DIR, XDG_CACHE_HOME "
-        "or HOME to keep them");
-    return;
-  }
+std::string TuningStore::save() {
+  if (path_.empty()) return "none of MOEGEMM_CACHE_DIR, XDG_CACHE_HOME and HOME names a folder";
   try {
     merge_into_tuning_file(path_, unsaved_);
     unsaved_.clear();
   } catch (const std::runtime_error& error) {
-    warn_once(join("measurements are kept in this process only: ", error.what()));
+    return error.what();
   }
+  return {};
 }
 
 TuningStore& tuning_store() {

@@ -22,6 +22,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kFormat = 1;
+/// Of new files, less what the umask takes away: users who share the folder share them.
+constexpr mode_t kMode = 0666;
 /// A writer holds the lock for milliseconds; one that holds it for longer is stopped or stuck on a
 /// network, and nobody should wait for that.
 constexpr std::chrono::seconds kLockPatience{10};
@@ -41,15 +43,18 @@ class FileLock {
  public:
   explicit FileLock(const fs::path& path) {
     const fs::path name = beside(path, ".lock");
-    descriptor_ = open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-    if (descriptor_ < 0) fail(join("cannot open ", name.string(), ": ", last_error()));
+    descriptor_ = open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, kMode);
+    const std::string refusal = last_error();
+    // Another user's: to lock it is enough to read it (on NFS it is not, hence the first try).
+    if (descriptor_ < 0) descriptor_ = open(name.c_str(), O_RDONLY | O_CLOEXEC);
+    if (descriptor_ < 0) fail(join("cannot open ", shown(name), ": ", refusal));
     const auto give_up = std::chrono::steady_clock::now() + kLockPatience;
     while (flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
       const bool taken = errno == EWOULDBLOCK || errno == EINTR;
       if (!taken || std::chrono::steady_clock::now() > give_up) {
         const std::string reason = taken ? "another process holds it" : last_error();
         close(descriptor_);
-        fail(join("cannot lock ", name.string(), ": ", reason));
+        fail(join("cannot lock ", shown(name), ": ", reason));
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
@@ -62,29 +67,37 @@ class FileLock {
   int descriptor_ = -1;
 };
 
+/// A new file of that name. What could not be written whole is removed.
 void write_text(const fs::path& path, const std::string& text) {
-  const int descriptor = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (descriptor < 0) fail(join("cannot write ", path.string(), ": ", last_error()));
+  unlink(path.c_str());  // what a killed writer left may be another user's
+  const int descriptor = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, kMode);
+  const auto give_up = [&] {
+    const std::string reason = last_error();
+    unlink(path.c_str());
+    fail(join("cannot write ", shown(path), ": ", reason));
+  };
+  if (descriptor < 0) give_up();
   std::size_t written = 0;
   while (written < text.size()) {
     const ssize_t count = write(descriptor, text.data() + written, text.size() - written);
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) {
-      const std::string reason = last_error();
+      const int reason = errno;
       close(descriptor);
-      fail(join("cannot write ", path.string(), ": ", reason));
+      errno = reason;
+      give_up();
     }
     written += static_cast<std::size_t>(count);
   }
   // Not synced to the disk: a file that a crash of the machine leaves damaged is ignored, and
   // waiting for the disk would hold up every other writer.
-  if (close(descriptor) != 0) fail(join("cannot write ", path.string(), ": ", last_error()));
+  if (close(descriptor) != 0) give_up();
 }
 
 void make_folder(const fs::path& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
-  if (error) fail(join("cannot create ", folder.string(), ": ", error.message()));
+  if (error) fail(join("cannot create ", shown(folder), ": ", error.message()));
 }
 
 const char* variable(const char* name) {
@@ -101,6 +114,12 @@ fs::path cache_folder() {
   if (xdg != nullptr && fs::path(xdg).is_absolute()) return fs::path(xdg) / "moegemm";
   if (const char* home = variable("HOME")) return fs::path(home) / ".cache" / "moegemm";
   return {};
+}
+
+std::string shown(const fs::path& path) {
+  return nlohmann::json::parse(nlohmann::json(path.string())
+                                   .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace))
+      .get<std::string>();
 }
 
 std::string to_json_text(const TunedRecords& records) {
@@ -174,7 +193,7 @@ void merge_into_tuning_file(const fs::path& path, const TunedRecords& added) {
   for (const auto& [key, record] : added) merged.insert_or_assign(key, record);
   write_text(partial, to_json_text(merged));
   fs::rename(partial, path, error);
-  if (error) fail(join("cannot replace ", path.string(), ": ", error.message()));
+  if (error) fail(join("cannot replace ", shown(path), ": ", error.message()));
 }
 
 void remove_tuning_file(const fs::path& path) {
@@ -182,7 +201,7 @@ void remove_tuning_file(const fs::path& path) {
   const FileLock lock(path);
   std::error_code error;
   fs::remove(path, error);
-  if (error) fail(join("cannot remove ", path.string(), ": ", error.message()));
+  if (error) fail(join("cannot remove ", shown(path), ": ", error.message()));
 }
 
 }  // namespace moegemm

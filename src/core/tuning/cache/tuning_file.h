@@ -23,6 +23,9 @@ using TunedRecords = std::map<TuningKey, TunedRecord>;
 /// MOEGEMM_CACHE_DIR, else moegemm in XDG_CACHE_HOME or ~/.cache; empty when none is set.
 std::filesystem::path cache_folder();
 
+/// A path in messages: bytes that are not UTF-8, which Python and JSON do not take, are replaced.
+std::string shown(const std::filesystem::path& path);
+
 std::string to_json_text(const TunedRecords& records);
 /// Throws std::runtime_error, with the reason as a clause, for anything that is not such a text.
 TunedRecords parse_json_text(const std::string& text);

@@ -2,6 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+#include <vector>
+
+#include "moegemm/loading.h"
+#include "moegemm/warning.h"
 #include "unit/core/expect_refusal.h"
 #include "unit/core/scoped_environment.h"
 
@@ -55,6 +60,31 @@ TEST(Environment, ThreadCountMustBeAPositiveNumber) {
     const ScopedEnvironment bad("MOEGEMM_NUM_THREADS", word);
     expect_refusal(ErrorKind::kInvalidValue, {"MOEGEMM_NUM_THREADS", word, "1 to 4096"},
                    [] { environment_num_threads(); });
+  }
+}
+
+TEST(Environment, NamesThatMeanNothingAreToldOnce) {
+  std::vector<std::string> warnings;
+  set_warning_handler([&](const std::string& message) { warnings.push_back(message); });
+  const ScopedEnvironment misspelt("MOEGEMM_BACKENT", "cpu");
+  const ScopedEnvironment right("MOEGEMM_NUM_THREADS", "2");
+  const ScopedEnvironment of_tests("MOEGEMM_TEST_ANYTHING", "1");
+  check_environment();
+  check_environment();
+  set_warning_handler({});
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_EQ(warnings[0].rfind("the environment variable MOEGEMM_BACKENT means nothing", 0), 0u);
+}
+
+TEST(Environment, LoadEarlyIsZeroOrOne) {
+  const ScopedEnvironment empty("MOEGEMM_LOAD_EARLY", "");
+  EXPECT_TRUE(loads_early());
+  const ScopedEnvironment off("MOEGEMM_LOAD_EARLY", "0");
+  EXPECT_FALSE(loads_early());
+  const ScopedEnvironment wrong("MOEGEMM_LOAD_EARLY", "banana");
+  for (void (*check)() :
+       {+[] { static_cast<void>(loads_early()); }, +[] { check_environment(); }}) {
+    expect_refusal(ErrorKind::kInvalidValue, {"MOEGEMM_LOAD_EARLY", "'banana'", "0 and 1"}, check);
   }
 }
 

@@ -7,8 +7,11 @@
 #include <array>
 #include <chrono>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <new>
+#include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "core/planning/kernel_step.h"
@@ -379,6 +382,69 @@ TEST_F(TuneOnCpuTest, ProblemWithOneKernelIsSettledWithoutMeasuring) {
             PlanSource::kTuned)
       << "nothing is left to be measured";
   EXPECT_TRUE(tuning_cache_entries().empty());
+}
+
+TEST_F(TuneOnCpuTest, WarmUpThatUsesUpTheBudgetSettlesOnTheHeuristicsKernelAndSaysSo) {
+  support.budget_seconds = 1e-9;
+  const TuneReport report = tune();
+  EXPECT_FALSE(report.measured);
+  EXPECT_THAT(report.why_not, HasSubstr("the whole budget of 1e-09 s"));
+  const int calls = support.calls;
+  EXPECT_EQ(call().product().kernel_name, report.plan.product().kernel_name);
+  EXPECT_EQ(tune().why_not, report.why_not) << "not: known already";
+  EXPECT_EQ(support.calls, calls) << "later calls do not measure again";
+  EXPECT_TRUE(tuning_cache_entries().empty());
+  support.budget_seconds = 20;
+  EXPECT_TRUE(tune().measured) << "more time is another chance";
+  EXPECT_EQ(tune().why_not, "");
+}
+
+TEST_F(TuneOnCpuTest, ProgressMayItselfMakeCallsThatTune) {
+  Plan inside;
+  TuneReport refused;
+  support.on_progress = [&] {
+    inside = call();
+    refused = tune(true);
+  };
+  EXPECT_TRUE(tune().measured);
+  EXPECT_EQ(inside.source, PlanSource::kHeuristic);
+  EXPECT_FALSE(refused.measured);
+  EXPECT_EQ(refused.why_not, "this thread is measuring already");
+}
+
+TEST_F(TuneOnCpuTest, ProgressMayWaitForAThreadThatTunes) {
+  HostSupport other_support;
+  ExecutionContext other_context = context;
+  other_context.tuning = &other_support;
+  TuneReport other;
+  support.on_progress = [&] {
+    if (support.calls > 1) return;
+    std::thread([&] {
+      other = tune_dx(dy_view(), w_view(), dx_view(), routing(), options, other_context, true);
+    }).join();
+  };
+  EXPECT_TRUE(tune().measured);
+  EXPECT_TRUE(other.measured);
+}
+
+TEST_F(TuneOnCpuTest, WhatProgressThrowsReachesTheCaller) {
+  support.on_progress = [] { throw std::out_of_range("stop here"); };
+  EXPECT_THROW(tune(), std::out_of_range);
+  EXPECT_THROW(call(), std::out_of_range);
+  support.on_progress = nullptr;
+  EXPECT_TRUE(tune().measured) << "the next one has its turn";
+}
+
+TEST_F(TuneOnCpuTest, ReportSaysWhyAMeasurementIsNotSaved) {
+  std::ofstream(folder.path() / "file") << "in the way";
+  const ScopedEnvironment blocked("MOEGEMM_CACHE_DIR", (folder.path() / "file").c_str());
+  const TuneReport report = tune();
+  EXPECT_TRUE(report.measured);
+  EXPECT_THAT(report.not_saved, HasSubstr("cannot create"));
+  const std::string text = export_tuning_cache();
+  expect_refusal(ErrorKind::kRuntime, {"not saved", "cannot create"},
+                 [&] { import_tuning_cache(text); });
+  EXPECT_EQ(tuning_cache_entries().size(), 1u) << "this process has it";
 }
 
 TEST_F(TuneOnCpuTest, ExportedCacheCanBeImportedElsewhere) {

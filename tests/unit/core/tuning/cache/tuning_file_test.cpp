@@ -2,11 +2,14 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <fstream>
 #include <thread>
 
@@ -199,6 +202,64 @@ TEST_F(TuningFileTest, ReadOnlyFolderIsReadAndCostsOneWarning) {
   EXPECT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), 0);
   EXPECT_EQ(read_tuning_file(file).size(), 1u);
+}
+
+TEST_F(TuningFileTest, SecondUserOfASharedFolderAddsToTheFile) {
+  constexpr uid_t kNobody = 65534;
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  merge_into_tuning_file(file, {{key("first"), record("k")}});
+  EXPECT_NE(chmod(folder.path().c_str(), 0755), -1);
+  EXPECT_NE(chmod(file.parent_path().c_str(), 0777), -1);
+  EXPECT_NE(chmod((file.string() + ".lock").c_str(), 0644), -1) << "as the usual umask leaves it";
+  std::ofstream(file.string() + ".partial") << "left by a killed writer";
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    if (setgid(kNobody) != 0 || setuid(kNobody) != 0) _exit(1);
+    try {
+      merge_into_tuning_file(file, {{key("second"), record("k")}});
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "%s\n", error.what());
+      _exit(2);
+    }
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(read_tuning_file(file).size(), 2u);
+}
+
+TEST_F(TuningFileTest, FileThatCannotBeWrittenWholeLeavesTheOldOneAndSaysWhy) {
+  merge_into_tuning_file(file, {{key("old"), record("k")}});
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    // As on a full disk, write() fails in the middle.
+    std::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit = {64, 64};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    TuningStore store(file);
+    const std::string failure = store.put({{key("new"), record("k")}});
+    const bool told = warnings.size() == 1 && failure.find("cannot write") != std::string::npos;
+    _exit(told && store.find(key("new")) ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(read_tuning_file(file).size(), 1u);
+  EXPECT_FALSE(std::filesystem::exists(file.string() + ".partial"));
+}
+
+TEST_F(TuningFileTest, MessagesAboutAPathThatIsNotUtf8AreUtf8) {
+  const std::filesystem::path odd = folder.path() / "caf\xe9" / "tuning.json";
+  merge_into_tuning_file(odd, {{key("a"), record("k")}});
+  EXPECT_EQ(read_tuning_file(odd).size(), 1u);
+  EXPECT_EQ(shown(odd), folder.path().string() + "/caf\xef\xbf\xbd/tuning.json");
+  std::ofstream(odd) << "no JSON";
+  TuningStore(odd).all();
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_THAT(warnings[0], HasSubstr("caf\xef\xbf\xbd"));
 }
 
 TEST_F(TuningFileTest, StoreSeesWhatAnotherProcessAdds) {

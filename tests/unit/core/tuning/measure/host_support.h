@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <list>
 #include <memory>
@@ -27,11 +28,13 @@ class HostSupport final : public TuningSupport {
   bool progress(const TuneProgress& now) override {
     ++calls;
     last_best = now.best;
+    if (on_progress) on_progress();
     return calls <= stop_after;
   }
   std::int64_t most_bytes = std::numeric_limits<std::int64_t>::max();
   int calls = 0;
   int stop_after = 1 << 30;
+  std::function<void()> on_progress;
   std::string last_best;
   std::vector<std::int64_t> asked;
   std::list<std::vector<std::byte>> blocks;
