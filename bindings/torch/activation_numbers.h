@@ -1,5 +1,7 @@
 #pragma once
 
+#include <limits>
+
 #include "arguments.h"
 #include "moegemm/epilogue.h"
 
@@ -15,8 +17,12 @@ inline Activation activation_from(std::int64_t function, std::int64_t layout, do
   if (layout < 0 || layout > static_cast<std::int64_t>(GateLayout::kInterleaved)) {
     refuse_value("layout is ", layout, "; it must be between 0 and 2");
   }
+  // Python writes no limit as the largest double: not every file that keeps a call has infinities.
+  const float clamp = limit > std::numeric_limits<float>::max()
+                          ? std::numeric_limits<float>::infinity()
+                          : static_cast<float>(limit);
   return {static_cast<ActivationFunction>(function), static_cast<GateLayout>(layout),
-          static_cast<float>(alpha), static_cast<float>(limit), static_cast<float>(up_offset)};
+          static_cast<float>(alpha), clamp, static_cast<float>(up_offset)};
 }
 
 }  // namespace moegemm::torch_ops

@@ -18,8 +18,8 @@
 ///
 /// Every element of the output is written. Rows at positions >= sum(m_sizes) are zero in Y and dX
 /// and add nothing to dW; an expert without rows gets a zero dW. Negative sizes count as 0,
-/// segments are clipped at M, an index out of range reads as a zero row and its store is skipped. In
-/// dW such a row is absent: what stands opposite it adds nothing.
+/// segments are clipped at M, an index out of range reads as a zero row and its store is skipped.
+/// In dW such a row is absent: what stands opposite it adds nothing.
 ///
 /// A result that is stored in flat order (Y with permute_y, dX with permute_x) is zero in every row
 /// that no valid position names. Positions from sum(m_sizes) on name nothing: their indices are not

@@ -32,9 +32,9 @@ struct Problem {
   bool multiply = false;      ///< scale row r by topk_weights[gather_indices[r]]
   bool accumulate = false;    ///< dW += instead of dW =
   bool dy_per_token = false;  ///< permute_y of dX and dW: dY has one row per token, [T, N]
-  bool presorted = false;     ///< dW: the permuted operand was copied into expert order; the indices
-                              ///< only say which rows are absent
-  bool far_rows = false;      ///< the gathered operand spans more than 64 GiB
+  bool presorted = false;  ///< dW: the permuted operand was copied into expert order; the indices
+                           ///< only say which rows are absent
+  bool far_rows = false;   ///< the gathered operand spans more than 64 GiB
   bool allow_tf32 = false;
   bool bias = false;  ///< forward and dX: adds its expert's bias to each row, before it is scaled
   std::optional<Activation> activation;   ///< forward and dX: what follows the product and its bias

@@ -8,15 +8,24 @@
 torch.Size([12, 32])
 """
 
+from typing import TYPE_CHECKING
+
 from torch.nn import Module as _Module
 
 from moegemm.operators.loading import load as _load
+
+if TYPE_CHECKING:
+    from moegemm.integrations.reporting import Report as _Report
 
 _load()
 
 from moegemm.operators import kernels_meta as _kernels_meta  # noqa: E402 - the operators must be there first
 
 _kernels_meta.register()
+
+from moegemm.operators import flops as _flops  # noqa: E402
+
+_flops.register()
 
 from moegemm.operators import early_loading as _early_loading  # noqa: E402
 
@@ -45,10 +54,24 @@ __version__ = "0.1.0"
 
 
 def patch(model: _Module) -> _Module:
-    """Makes every expert layer of a Hugging Face transformers model run on moegemm; see moegemm.transformers.patch."""
-    from moegemm.transformers import patch as patch_model  # transformers is imported only by those who use it
+    """Makes every expert layer of a model run on moegemm; see moegemm.integrations.patching.patch."""
+    from moegemm.integrations.patching import patch as patch_model  # imported only by those who use it
 
     return patch_model(model)
+
+
+def unpatch(model: _Module) -> _Module:
+    """Undoes `patch`, or experts_implementation="moegemm"; see moegemm.integrations.patching.unpatch."""
+    from moegemm.integrations.patching import unpatch as unpatch_model
+
+    return unpatch_model(model)
+
+
+def report(model: _Module) -> "_Report":
+    """Which expert layers of a model run on moegemm, which do not, and why. Print it, or read its `layers`."""
+    from moegemm.integrations.reporting import report as report_on
+
+    return report_on(model)
 
 
 __all__ = [
@@ -67,7 +90,9 @@ __all__ = [
     "lora_moe_mlp",
     "moe_mlp",
     "patch",
+    "report",
     "route",
     "tune",
     "tuning_cache",
+    "unpatch",
 ]

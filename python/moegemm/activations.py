@@ -1,10 +1,14 @@
 """The activations of an expert by name, and as the numbers that the operators take."""
 
 import math
+import sys
 from typing import Final, NamedTuple
+
+from moegemm.operators.errors import shown
 
 _FUNCTIONS: Final = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu2": 3}  # ActivationFunction
 _LAYOUTS: Final = {"none": 0, "concatenated": 1, "interleaved": 2}  # GateLayout
+NO_LIMIT: Final = sys.float_info.max  # infinite once it is a float
 
 
 class Activation(NamedTuple):
@@ -16,15 +20,15 @@ class Activation(NamedTuple):
     limit: float = math.inf
     up_offset: float = 0.0
 
-    @property
+    # Methods: Dynamo in torch 2.10 does not see a named tuple's properties.
     def gated(self) -> bool:
         return self.layout != 0
 
-    @property
     def numbers(self) -> tuple[int, int, float, float, float]:
         """What the operators take. Dynamo (torch 2.11) reads the fields of a named tuple that it got from a constant
-        function, but does not unpack it."""
-        return self.function, self.layout, self.alpha, self.limit, self.up_offset
+        function, but does not unpack it. No limit is a number that is one in fp32 only: compiled packages (AOTInductor)
+        keep their constants as JSON, which has no infinity."""
+        return self.function, self.layout, self.alpha, min(self.limit, NO_LIMIT), self.up_offset
 
 
 # Name: function, whether a gate multiplies, and the defaults of alpha, limit and up_offset.
@@ -46,10 +50,10 @@ def activation_named(
     """The activation of that name; None leaves a number at the name's default."""
     if isinstance(name, Activation):
         return name
-    if name not in _NAMED:
-        raise ValueError(f"activation is {name!r}; accepted are {', '.join(_NAMED)}")
+    if not isinstance(name, str) or name not in _NAMED:
+        raise ValueError(f"activation is {shown(name)}; accepted are {', '.join(_NAMED)}")
     if layout not in ("concatenated", "interleaved"):
-        raise ValueError(f"layout is {layout!r}; accepted are 'concatenated' and 'interleaved'")
+        raise ValueError(f"layout is {shown(layout)}; accepted are 'concatenated' and 'interleaved'")
     function, gated, own_alpha, own_limit, own_offset = _NAMED[name]
     for argument, value in (("alpha", alpha), ("up_offset", up_offset)):
         if value is not None and function != "silu":

@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from moegemm.operators import flags as bits
+from moegemm.operators.derivatives import once_only, primal_of, refuse_tangents_in_backward, vmap_refusal
 from moegemm.operators.errors import explain
 from moegemm.operators.main_grad import gradient_after_adding
 from moegemm.operators.notes import warn_of_replaced_kernels
+from moegemm.operators.writes import count_write
 from moegemm.tuning.autotune import after_autotune
 
 _ops: Any = torch.ops.moegemm
@@ -52,25 +54,6 @@ def _needs(wanted: tuple[bool, bool, bool], call: Call) -> tuple[bool, bool, boo
     if settings.dw_only:
         return False, wanted[1], False
     return wanted[0], wanted[1] and not settings.dx_only, wanted[2] and bool(flags & bits.FUSE_MUL)
-
-
-class _SecondDerivative(torch.autograd.Function):
-    """Passes a gradient through and refuses to be differentiated; `sources` is what it depends on."""
-
-    @staticmethod
-    def forward(gradient: Tensor, *sources: Tensor) -> Tensor:
-        return gradient.view_as(gradient)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        raise RuntimeError("grouped_gemm can be differentiated once only; it has no second derivative")
-
-
-_refuse_second_derivative: Callable[..., Tensor] = _SecondDerivative.apply
 
 
 class GroupedGemm(torch.autograd.Function):
@@ -123,9 +106,64 @@ class GroupedGemm(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        raise NotImplementedError(
-            "grouped_gemm cannot be vmapped: its rows are already grouped by expert; put the batch into the rows"
-        )
+        raise vmap_refusal("grouped_gemm")
+
+
+class DualGroupedGemm(GroupedGemm):
+    """GroupedGemm with its forward-mode derivative, for calls that may see tangents. Dynamo traces no Function that has
+    one."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        GroupedGemm.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(*inputs[:5])
+        ctx.set_materialize_grads(False)  # a product with a tangent of zeros costs as much as any other
+        ctx.dtype = inputs[0].dtype
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        dY = gradients[0]
+        if dY is None:
+            return (None,) * 6
+        return GroupedGemm.backward(ctx, dY.to(ctx.dtype))  # that of a term of a sum is fp32
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        """Y is linear in X, in W and in topk_weights: one product for each that has a tangent, summed in fp32."""
+        X, W, m_sizes, gather_indices, topk_weights = ctx.saved_tensors
+        X, W = primal_of(X), primal_of(W)
+        if topk_weights is not None:
+            topk_weights = primal_of(topk_weights)
+        topk, flags, settings = ctx.call
+        flags &= ~(_FORWARD_ONLY | bits.AUTOTUNE)
+        dX, dW, d_weights = tangents[0], tangents[1], tangents[4] if flags & bits.FUSE_MUL else None
+        changed = []
+        if dX is not None:
+            changed.append((dX, W, topk_weights))
+        if dW is not None:
+            changed.append((X, dW, topk_weights))
+        if d_weights is not None:
+            changed.append((X, W, d_weights))
+        if len(changed) > 1:
+            flags |= bits.FLOAT32_OUTPUT
+        call = topk, flags, Settings(settings.config_forward)
+        terms: list[Tensor] = [_tangent_product(x, w, m_sizes, gather_indices, s, call) for x, w, s in changed]
+        return torch.stack(terms).sum(0).to(X.dtype) if len(terms) > 1 else terms[0]
+
+
+class _TangentProduct(DualGroupedGemm):
+    """A product with a tangent. jacfwd hands over many tangents at once, as a batch."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+        def of_one(sample: int) -> list[Any]:
+            tensors = zip(args[:5], in_dims[:5], strict=True)
+            return [t if dim is None else t.select(dim, sample) for t, dim in tensors]
+
+        return torch.stack([_tangent_product(*of_one(i), args[5]) for i in range(info.batch_size)]), 0
+
+
+_tangent_product: Callable[..., Tensor] = _TangentProduct.apply
 
 
 def _backward(
@@ -137,6 +175,7 @@ def _backward(
     flags &= ~_FORWARD_ONLY
     call = (topk, flags, settings)
     saved = ctx.saved_tensors  # once only: checkpointing does not hand it out again
+    refuse_tangents_in_backward("grouped_gemm", dY, *saved)
     if flat_weights is None:
         flat_weights = saved[1].dim() == 2
     try:
@@ -151,9 +190,7 @@ def _backward(
         warn_of_replaced_kernels(stacklevel=1)
     if flags & bits.AUTOTUNE and not torch.compiler.is_compiling():
         after_autotune(stacklevel=1)
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        sources = [t for t in (dY, *saved) if t is not None]
-        dX, dW, d_weights = (None if g is None else _refuse_second_derivative(g, *sources) for g in (dX, dW, d_weights))
+    dX, dW, d_weights = once_only("grouped_gemm", (dX, dW, d_weights), (dY, *saved))
     return dX, dW, d_weights
 
 
@@ -205,6 +242,7 @@ def _accumulate(
         dY, X, m_sizes, gather_indices, topk_weights, topk, flags | bits.ACCUMULATE, settings.config_dw,
         settings.main_grad,
     )  # fmt: skip
+    count_write(settings.main_grad)
     parameter = settings.parameter
     return None if parameter is None else gradient_after_adding(parameter, parameter.shape)
 
@@ -282,5 +320,6 @@ class PlainGroupedGemm(torch.autograd.Function):
 # Function.apply spends as long on functorch's wrappers and argument binding as the rest of a tiny call takes. The
 # apply below it does the same when no transform is active.
 apply_with_transforms: Callable[..., Tensor] = GroupedGemm.apply
+apply_with_tangents: Callable[..., Tensor] = DualGroupedGemm.apply
 apply_without_transforms: Callable[..., Tensor] = super(torch.autograd.Function, EagerGroupedGemm).apply
 apply_plain: Callable[..., Tensor] = super(torch.autograd.Function, PlainGroupedGemm).apply

@@ -9,20 +9,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from moegemm.autograd import (
     DEFAULTS,
     Settings,
     apply_plain,
+    apply_with_tangents,
     apply_with_transforms,
     apply_without_transforms,
     forward_plain_directly,
 )
 from moegemm.operators import flags as bits
-from moegemm.operators.errors import UnderAutocastError, explain
+from moegemm.operators.derivatives import refuse_traced_forward_mode
+from moegemm.operators.errors import UnderAutocastError, explain, shown
 from moegemm.operators.main_grad import main_grad_of
 from moegemm.operators.notes import warn_of_replaced_kernels
-from moegemm.operators.raw import RawArguments, cuda_matmul_uses_tf32, raw_flags, run_raw
+from moegemm.operators.raw import RawArguments, autocast_dtype, cuda_matmul_uses_tf32, raw_flags, run_raw
 from moegemm.operators.rules import require_no_fuse_mul_pre, require_valid_flags, require_valid_role
 from moegemm.tuning import (
     DEFAULT_BLOCK,
@@ -97,7 +100,8 @@ def grouped_gemm(
     """
     global _seen_autocast, _tf32_setting
     try:
-        transformed = _is_tracing() or _transforms_active()
+        dual = forward_ad._current_level >= 0  # forward_mode_active(), less a call
+        transformed = _is_tracing() or dual or _transforms_active()
         # A call that asks for nothing but the product, first: a tiny one spends a tenth of its time in this function.
         if (
             topk == 1
@@ -154,9 +158,12 @@ def grouped_gemm(
                 main_grad_of(parameter) if accumulate else None,
                 parameter if accumulate else None,
             )
-        if transformed and settings is not DEFAULTS:
-            flags |= bits.WARN_AT_ONCE
-        if not (
+            if transformed:
+                flags |= bits.WARN_AT_ONCE
+        if dual:
+            refuse_traced_forward_mode("grouped_gemm")
+            Y = apply_with_tangents(X, W, m_sizes, gather_indices, topk_weights, (topk, flags, settings))
+        elif not (
             _is_grad_enabled()
             and (X.requires_grad or W.requires_grad or (topk_weights is not None and topk_weights.requires_grad))
         ):
@@ -173,7 +180,8 @@ def grouped_gemm(
     except (RuntimeError, AttributeError) as error:
         arguments = RawArguments(X, W, m_sizes, gather_indices, topk_weights, topk)
         raise explain(error, arguments.tensors(), topk) from None
-    if (autotune or settings is not DEFAULTS) and not transformed:
+    # In this order: Dynamo in torch 2.10 cannot tell named tuples apart.
+    if not transformed and (autotune or settings is not DEFAULTS):
         if settings.config_forward is not None:
             warn_of_replaced_kernels(stacklevel=2)
         if autotune:
@@ -192,11 +200,11 @@ def grouped_gemm_forward(
     permute_y: bool = False,
     fuse_mul_post: bool = False,
     autotune: bool = False,
-    BLOCK_SIZE_M: int = DEFAULT_BLOCK,
-    BLOCK_SIZE_N: int = DEFAULT_BLOCK,
-    BLOCK_SIZE_K: int = DEFAULT_BLOCK,
-    num_warps: int = DEFAULT_WARPS,
-    num_stages: int = DEFAULT_STAGES,
+    BLOCK_SIZE_M: int | None = DEFAULT_BLOCK,
+    BLOCK_SIZE_N: int | None = DEFAULT_BLOCK,
+    BLOCK_SIZE_K: int | None = DEFAULT_BLOCK,
+    num_warps: int | None = DEFAULT_WARPS,
+    num_stages: int | None = DEFAULT_STAGES,
     use_tma_load_w: bool = False,
     use_tma_load_x: bool = False,
     use_tma_store: bool = False,
@@ -211,7 +219,8 @@ def grouped_gemm_forward(
     """Y_e = X_e W_e^T, without autograd.
 
     Shapes as in grouped_gemm. Returns Y [M, N]: `out` if given, else a new tensor of `out_dtype` (X's dtype or fp32).
-    debug validates the routing as check does.
+    debug validates the routing as check does. Block sizes, warps and stages of None, or all of them at their defaults,
+    leave the kernel to the planner, or with autotune to what was measured.
 
     >>> import torch, moegemm
     >>> X, W = torch.randn(6, 16), torch.randn(4, 8, 16)
@@ -234,17 +243,17 @@ def grouped_gemm_dX(
     gather_indices: Tensor | None,
     m_sizes: Tensor,
     topk: int,
-    BLOCK_SIZE_M: int = DEFAULT_BLOCK,
-    BLOCK_SIZE_N: int = DEFAULT_BLOCK,
-    BLOCK_SIZE_K: int = DEFAULT_BLOCK,
+    BLOCK_SIZE_M: int | None = DEFAULT_BLOCK,
+    BLOCK_SIZE_N: int | None = DEFAULT_BLOCK,
+    BLOCK_SIZE_K: int | None = DEFAULT_BLOCK,
     debug: bool = False,
     permute_x: bool = False,
     permute_y: bool = False,
     use_tma_load_w: bool = False,
     use_tma_load_dy: bool = False,
     use_tma_store: bool = False,
-    num_warps: int = DEFAULT_WARPS,
-    num_stages: int = DEFAULT_STAGES,
+    num_warps: int | None = DEFAULT_WARPS,
+    num_stages: int | None = DEFAULT_STAGES,
     flatten: bool = True,
     fuse_mul_pre: bool = False,
     fuse_mul_post: bool = False,
@@ -287,9 +296,9 @@ def grouped_gemm_dW(
     m_sizes: Tensor,
     gather_indices: Tensor | None,
     topk: int,
-    BLOCK_SIZE_M: int = DEFAULT_BLOCK,
-    BLOCK_SIZE_N: int = DEFAULT_BLOCK,
-    BLOCK_SIZE_K: int = DEFAULT_BLOCK,
+    BLOCK_SIZE_M: int | None = DEFAULT_BLOCK,
+    BLOCK_SIZE_N: int | None = DEFAULT_BLOCK,
+    BLOCK_SIZE_K: int | None = DEFAULT_BLOCK,
     permute_x: bool = False,
     permute_y: bool = False,
     use_tma_load_dy: bool = False,
@@ -297,8 +306,8 @@ def grouped_gemm_dW(
     use_tma_store: bool = False,
     fuse_mul_pre: bool = False,
     fuse_mul_post: bool = False,
-    num_warps: int = DEFAULT_WARPS,
-    num_stages: int = DEFAULT_STAGES,
+    num_warps: int | None = DEFAULT_WARPS,
+    num_stages: int | None = DEFAULT_STAGES,
     flatten: bool = True,
     autotune: bool = False,
     debug: bool = False,
@@ -341,15 +350,17 @@ def _autocast(tensor: Tensor) -> Tensor:
     """What autocast does to the operands of torch.mm: floating tensors but float64 take its dtype."""
     if not tensor.is_floating_point() or tensor.dtype == torch.float64:
         return tensor
-    return tensor.to(torch.get_autocast_dtype(tensor.device.type))
+    dtype = autocast_dtype(tensor.device)
+    return tensor if dtype is None else tensor.to(dtype)
 
 
 def _numbers(argument: str, config: KernelConfig | None, expected: type[KernelConfig], flags: int) -> list[int] | None:
     if config is None:
         return None
     if not isinstance(config, expected):
-        raise TypeError(f"{argument} is {config!r}; a {expected.__name__} is accepted")
+        raise TypeError(f"{argument} is {shown(config)}; a {expected.__name__} is accepted")
     config.require_valid(
         argument, bool(flags & bits.PERMUTE_X), bool(flags & bits.PERMUTE_Y), bool(flags & bits.FUSE_MUL)
     )
-    return config.numbers()
+    numbers = config.numbers()
+    return numbers if any(numbers) else None  # one that asks for nothing must not keep autotune from its choice

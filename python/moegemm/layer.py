@@ -9,9 +9,17 @@ from torch import Tensor
 from moegemm.activations import Activation
 from moegemm.layer_arguments import LayerOptions, LayerTensors, layer_arguments
 from moegemm.operators import flags as bits
+from moegemm.operators.derivatives import (
+    apply_function,
+    once_only,
+    refuse_forward_mode,
+    refuse_tangents_in_backward,
+    vmap_refusal,
+)
 from moegemm.operators.errors import explain
 from moegemm.operators.main_grad import gradient_after_adding, main_grad_of
 from moegemm.operators.raw import torch_allows_tf32
+from moegemm.operators.writes import count_write
 
 _ops: Any = torch.ops.moegemm
 _forward: Callable[..., Tensor] = _ops.forward.default
@@ -71,6 +79,7 @@ class Weights(NamedTuple):
             return _dw(*operands, *routed[:2], None, routed.topk, flag)
         main_grad = self.accumulated.main_grad
         _dw_out(*operands, *routed[:2], None, routed.topk, flag | bits.ACCUMULATE, None, main_grad)
+        count_write(main_grad)
         return gradient_after_adding(self.accumulated.parameter, main_grad.shape)
 
     def from_tokens(self, tokens: Tensor, w: Tensor, routed: Routed) -> Tensor:
@@ -81,7 +90,7 @@ class Weights(NamedTuple):
         self, tokens: Tensor, w: Tensor, bias: Tensor | None, activation: Activation, routed: Routed
     ) -> Tensor:
         """from_tokens with its bias and activation: nothing but activated rows is kept, with the same bits."""
-        return _forward_activated(tokens, w, bias, *routed, self._flags(bits.PERMUTE_X), *activation.numbers)
+        return _forward_activated(tokens, w, bias, *routed, self._flags(bits.PERMUTE_X), *activation.numbers())
 
     def to_flat(self, rows: Tensor, w: Tensor, routed: Routed, bias: Tensor | None = None) -> Tensor:
         """[M, K] in expert order -> [M, N] in flat order. The second product, which adds its bias before it rounds."""
@@ -129,7 +138,7 @@ def _run_forward(call: LayerCall, tensors: LayerTensors) -> tuple[Tensor, Tensor
     """The layer's output, and what the backward needs: the first product, m_sizes and gather_indices."""
     routed = _route_rows(tensors)
     pre = call.first.from_tokens(tensors.x, tensors.w_gate_up, routed)
-    act = _activate(pre, tensors.gate_up_bias, routed.m_sizes, *call.activation.numbers)
+    act = _activate(pre, tensors.gate_up_bias, routed.m_sizes, *call.activation.numbers())
     out = _second_half(call, tensors, act, routed)
     return out, pre, routed.m_sizes, routed.gather_indices
 
@@ -151,10 +160,18 @@ class MoeMlp(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, call: LayerCall, *arguments: Tensor) -> Tensor:
+    def forward(call: LayerCall, *arguments: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """`arguments` are those of LayerTensors, one by one: autograd looks for tensors at the top only."""
+        return _run_forward(call, LayerTensors(*arguments))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+        call, *arguments = inputs
         tensors = LayerTensors(*arguments)
-        out, pre, m_sizes, gather_indices = _run_forward(call, tensors)
+        _, pre, m_sizes, gather_indices = output
+        ctx.mark_non_differentiable(pre, m_sizes, gather_indices)
+        if not torch.compiler.is_compiling():
+            ctx.set_materialize_grads(False)  # or `pre` would get a gradient of zeros; Dynamo makes none
         _, need_x, need_gate_up, *_ = ctx.needs_input_grad
         ctx.save_for_backward(
             tensors.x if need_gate_up else None,
@@ -169,47 +186,61 @@ class MoeMlp(torch.autograd.Function):
         )
         ctx.call = call
         ctx.topk = tensors.expert_ids.size(1)
-        return out
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        x, w_gate_up, w_down, router_weights, gate_up_bias, down_bias, pre, m_sizes, gather_indices = ctx.saved_tensors
-        _, need_x, need_gate_up, need_down, _, need_weights, need_gate_up_bias, need_down_bias = ctx.needs_input_grad
-        call, topk = ctx.call, ctx.topk
-        routed = Routed(m_sizes, gather_indices, topk)
-        d_x = d_gate_up = d_down = d_weights = d_gate_up_bias = d_down_bias = None
-        # Once: an expanded gradient would be copied by each product that reads it.
-        d_out = gradients[0].contiguous()
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        if gradients[0] is None:
+            return (None,) * 8
+        saved = ctx.saved_tensors
+        refuse_tangents_in_backward("moe_mlp", gradients[0], *saved)
         try:
-            if need_x or need_gate_up or need_down or need_weights or need_gate_up_bias:
-                rows = call.second.from_tokens_backward(d_out, w_down, routed)  # [M, I]
-                biased = need_weights and down_bias is not None
-                d_pre, dots = _activate_backward(
-                    rows, pre, gate_up_bias, m_sizes, gather_indices, router_weights, topk,
-                    d_out if biased else None, down_bias if biased else None,
-                    *call.activation.numbers, need_down, need_weights,
-                )  # fmt: skip
-                if need_weights:
-                    d_weights = dots.view(router_weights.shape).to(router_weights.dtype)
-                if need_down:  # `rows` now holds the weighted activation
-                    d_down = call.second.gradient_of_second(d_out, rows, routed)
-                del rows
-                if need_gate_up_bias:
-                    d_gate_up_bias = _expert_sums(d_pre, m_sizes, None, None, 1)
-                if need_gate_up:
-                    d_gate_up = call.first.gradient_of_first(d_pre, x, routed)
-                if need_x:
-                    d_x = call.first.to_flat_backward(d_pre, w_gate_up, routed)
-                    if topk > 1:
-                        d_x = _combine(d_x, None, topk, False)
-            if need_down_bias:
-                d_down_bias = _expert_sums(d_out, m_sizes, gather_indices, router_weights, topk)
+            with torch.no_grad():
+                # Once: an expanded gradient would be copied by each product that reads it.
+                found = _gradients(ctx, gradients[0].contiguous(), *saved)
         except RuntimeError as error:
             raise explain(error, {}) from None
-        return None, d_x, d_gate_up, d_down, None, d_weights, d_gate_up_bias, d_down_bias
+        d_x, d_gate_up, d_down, *others = once_only("moe_mlp", found, (gradients[0], *saved))
+        return None, d_x, d_gate_up, d_down, None, *others
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        raise vmap_refusal("moe_mlp")
 
 
-_apply: Callable[..., Tensor] = MoeMlp.apply
+def _gradients(
+    ctx: Any, d_out: Tensor, x: Tensor | None, w_gate_up: Tensor | None, w_down: Tensor, router_weights: Tensor | None,
+    gate_up_bias: Tensor | None, down_bias: Tensor | None, pre: Tensor, m_sizes: Tensor, gather_indices: Tensor,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Those of x, w_gate_up, w_down, router_weights, gate_up_bias and down_bias, each if needed."""
+    _, need_x, need_gate_up, need_down, _, need_weights, need_gate_up_bias, need_down_bias = ctx.needs_input_grad
+    call, topk = ctx.call, ctx.topk
+    routed = Routed(m_sizes, gather_indices, topk)
+    d_x = d_gate_up = d_down = d_weights = d_gate_up_bias = d_down_bias = None
+    if need_x or need_gate_up or need_down or need_weights or need_gate_up_bias:
+        rows = call.second.from_tokens_backward(d_out, w_down, routed)  # [M, I]
+        biased = need_weights and down_bias is not None
+        d_pre, dots = _activate_backward(
+            rows, pre, gate_up_bias, m_sizes, gather_indices, router_weights, topk,
+            d_out if biased else None, down_bias if biased else None,
+            *call.activation.numbers(), need_down, need_weights,
+        )  # fmt: skip
+        if need_weights:
+            assert router_weights is not None
+            d_weights = dots.view(router_weights.shape).to(router_weights.dtype)
+        if need_down:  # `rows` now holds the weighted activation
+            d_down = call.second.gradient_of_second(d_out, rows, routed)
+        del rows
+        if need_gate_up_bias:
+            d_gate_up_bias = _expert_sums(d_pre, m_sizes, None, None, 1)
+        if need_gate_up:
+            d_gate_up = call.first.gradient_of_first(d_pre, x, routed)
+        if need_x:
+            d_x = call.first.to_flat_backward(d_pre, w_gate_up, routed)
+            if topk > 1:
+                d_x = _combine(d_x, None, topk, False)
+    if need_down_bias:
+        d_down_bias = _expert_sums(d_out, m_sizes, gather_indices, router_weights, topk)
+    return d_x, d_gate_up, d_down, d_weights, d_gate_up_bias, d_down_bias
 
 
 def _as_stored(w: Tensor, transposed: bool, tf32: int, accumulated: MainGrad | None) -> tuple[Tensor, Weights]:
@@ -277,9 +308,10 @@ def moe_mlp(
     stored_down, second = _as_stored(tensors.w_down, transposed, tf32, to_down)
     call = LayerCall(chosen, first, second)
     tensors = tensors._replace(w_gate_up=stored_gate_up, w_down=stored_down)
+    refuse_forward_mode("moe_mlp", *tensors)
     try:
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-            out = _apply(call, *tensors)
+            out: Tensor = apply_function(MoeMlp, call, *tensors)[0]
         else:
             out = _run_inference(call, tensors)
     except RuntimeError as error:

@@ -6,6 +6,9 @@ import torch
 from torch import Tensor
 
 from moegemm.activations import Activation, activation_named
+from moegemm.operators.errors import no_tensor
+from moegemm.operators.raw import autocast_dtype
+from moegemm.operators.rules import require_same_device, require_same_dtype
 
 
 class LayerOptions(TypedDict, total=False):
@@ -39,10 +42,51 @@ def require_shape(name: str, tensor: Tensor, shape: tuple[int, ...], meaning: st
 
 def _require_tensors(tensors: dict[str, Tensor | None], optional: set[str]) -> None:
     for name, value in tensors.items():
-        if value is None and name in optional:
-            continue
-        if not isinstance(value, Tensor):
-            raise TypeError(f"{name} is {value!r} of type {type(value).__name__}; a torch.Tensor is accepted")
+        if not isinstance(value, Tensor) and not (value is None and name in optional):
+            raise no_tensor(name, value)
+
+
+def _require_extents(x: Tensor, w_down: Tensor, expert_ids: Tensor, inner: int) -> None:
+    """The sizes that no product can do without."""
+    topk, hidden, experts = expert_ids.size(-1), x.size(-1), w_down.size(0)
+    if topk >= 1 and hidden >= 1 and experts >= 1 and inner >= 1:
+        return
+    for letter, size, name, tensor in (
+        ("H", hidden, "x", x),
+        ("E", experts, "w_down", w_down),
+        ("I", inner, "w_down", w_down),
+        ("topk, its last dimension,", topk, "expert_ids", expert_ids),
+    ):
+        if size < 1:
+            raise ValueError(f"{name} is {list(tensor.shape)}; {letter} must be at least 1")
+
+
+def _of_one_kind(t: LayerTensors) -> bool:
+    device, dtype = t.x.device, t.x.dtype
+    return (
+        dtype in (torch.bfloat16, torch.float32, torch.float16)
+        and t.w_gate_up.dtype is dtype
+        and t.w_down.dtype is dtype
+        and t.w_gate_up.device == device
+        and t.w_down.device == device
+        and t.expert_ids.device == device
+        and (t.router_weights is None or t.router_weights.device == device)
+        and (t.gate_up_bias is None or (t.gate_up_bias.device == device and t.gate_up_bias.dtype is dtype))
+        and (t.down_bias is None or (t.down_bias.device == device and t.down_bias.dtype is dtype))
+    )
+
+
+def _require_one_kind(tensors: LayerTensors) -> None:
+    """Every tensor where x is, weights and biases in its dtype. Which one is not is asked only if one is not."""
+    if _of_one_kind(tensors):
+        return
+    x = tensors.x
+    if x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        raise TypeError(f"x has dtype {x.dtype}; accepted are bfloat16, float16 and float32")
+    for name, tensor in tensors._asdict().items():
+        require_same_device(name, tensor, "x", x)
+        if tensor is not None and name not in ("expert_ids", "router_weights"):
+            require_same_dtype(name, tensor, "x", x)
 
 
 def _cast(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -61,11 +105,11 @@ def layer_arguments(
     """Raises TypeError or ValueError with the name of the first argument that does not fit the others."""
     gate_up_bias, down_bias = options.get("gate_up_bias"), options.get("down_bias")
     transposed = options.get("transposed", False)
-    tensors = {
+    given = {
         "x": x, "w_gate_up": w_gate_up, "w_down": w_down, "expert_ids": expert_ids, "router_weights": router_weights,
         "gate_up_bias": gate_up_bias, "down_bias": down_bias,
     }  # fmt: skip
-    _require_tensors(tensors, {"router_weights", "gate_up_bias", "down_bias"})
+    _require_tensors(given, {"router_weights", "gate_up_bias", "down_bias"})
     chosen = activation_named(
         activation,
         options.get("layout", "concatenated"),
@@ -78,13 +122,18 @@ def layer_arguments(
             f"w_gate_up is {list(w_gate_up.shape)} and w_down {list(w_down.shape)}; both must have three dimensions, "
             "the first of them E"
         )
-    if torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
+    if x.dim() < 1:
+        raise ValueError("x has no dimensions; its shape must be [..., H]")
+    dtype = autocast_dtype(x.device)
+    if dtype is not None:
         x, w_gate_up, w_down = x.to(dtype), w_gate_up.to(dtype), w_down.to(dtype)
         gate_up_bias, down_bias = _cast(gate_up_bias, dtype), _cast(down_bias, dtype)
     hidden = x.size(-1)
     experts, inner = w_down.size(0), w_down.size(1 if transposed else 2)
-    columns = 2 * inner if chosen.gated else inner
+    columns = 2 * inner if chosen.gated() else inner
+    if expert_ids.dim() < 1:
+        raise ValueError("expert_ids has no dimensions; its shape must be [..., topk]")
+    _require_extents(x, w_down, expert_ids, inner)
     if transposed:
         require_shape("w_down", w_down, (experts, inner, hidden), "[E, I, H]")
         require_shape("w_gate_up", w_gate_up, (experts, hidden, columns), "[E, H, C]")
@@ -95,8 +144,6 @@ def layer_arguments(
         require_shape("gate_up_bias", gate_up_bias, (experts, columns), "[E, C]")
     if down_bias is not None:
         require_shape("down_bias", down_bias, (experts, hidden), "[E, H]")
-    if expert_ids.dim() < 1:
-        raise ValueError("expert_ids has no dimensions; its shape must be [..., topk]")
     topk = expert_ids.size(-1)
     ids_shape = (*x.shape[:-1], topk)
     require_shape("expert_ids", expert_ids, ids_shape, "[..., topk] with x's leading dimensions")
@@ -106,4 +153,6 @@ def layer_arguments(
             router_weights = router_weights.float()
         router_weights = router_weights.reshape(-1, topk)
     rows, ids = x.reshape(-1, hidden), expert_ids.reshape(-1, topk)
-    return chosen, LayerTensors(rows, w_gate_up, w_down, ids, router_weights, gate_up_bias, down_bias)
+    tensors = LayerTensors(rows, w_gate_up, w_down, ids, router_weights, gate_up_bias, down_bias)
+    _require_one_kind(tensors)
+    return chosen, tensors

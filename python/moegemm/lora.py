@@ -11,47 +11,70 @@ from moegemm.activations import Activation
 from moegemm.layer import Routed
 from moegemm.layer_arguments import LayerOptions, layer_arguments
 from moegemm.operators import flags as bits
+from moegemm.operators.derivatives import (
+    apply_function,
+    once_only,
+    refuse_forward_mode,
+    refuse_tangents_in_backward,
+    vmap_refusal,
+)
 from moegemm.operators.raw import torch_allows_tf32
+from moegemm.operators.rules import require_same_device, require_same_dtype
 from moegemm.products import expert_product, first_product, second_product
 from moegemm.routing import combine, route
 
 _ops: Any = torch.ops.moegemm
+_ACTIVATION = "lora_moe_mlp's activation"  # in messages
 
 
 class _Activate(torch.autograd.Function):
     """The activation on its own, for layers that need the rows on either side of it."""
 
     @staticmethod
-    def forward(ctx: Any, pre: Tensor, bias: Tensor | None, m_sizes: Tensor, activation: Activation) -> Tensor:
-        ctx.save_for_backward(pre, bias, m_sizes)
-        ctx.activation = activation
-        result: Tensor = _ops.activate.default(pre, bias, m_sizes, *activation.numbers)
+    def forward(pre: Tensor, bias: Tensor | None, m_sizes: Tensor, activation: Activation) -> Tensor:
+        result: Tensor = _ops.activate.default(pre, bias, m_sizes, *activation.numbers())
         return result
 
     @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, activation = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.activation = activation
+
+    @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        pre, bias, m_sizes = ctx.saved_tensors
-        numbers = ctx.activation.numbers
-        order = torch.arange(pre.size(0), device=pre.device, dtype=torch.int32)
-        d_pre, _ = _ops.activate_backward.default(
-            gradients[0].contiguous(), pre, bias, m_sizes, order, None, 1, None, None, *numbers, False, False
-        )
+        saved = ctx.saved_tensors
+        refuse_tangents_in_backward(_ACTIVATION, gradients[0], *saved)
+        pre, bias, m_sizes = saved
         d_bias = None
-        if ctx.needs_input_grad[1]:
-            d_bias = _ops.expert_sums.default(d_pre, m_sizes, None, None, 1)
-        return d_pre, d_bias, None, None
+        with torch.no_grad():
+            order = torch.arange(pre.size(0), device=pre.device, dtype=torch.int32)
+            d_pre, _ = _ops.activate_backward.default(
+                gradients[0].contiguous(), pre, bias, m_sizes, order, None, 1, None, None, *ctx.activation.numbers(),
+                False, False,
+            )  # fmt: skip
+            if ctx.needs_input_grad[1]:
+                d_bias = _ops.expert_sums.default(d_pre, m_sizes, None, None, 1)
+        return *once_only(_ACTIVATION, (d_pre, d_bias), (gradients[0], *saved)), None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        raise vmap_refusal(_ACTIVATION)
 
 
 def _dropped(x: Tensor, p: float, training: bool) -> Tensor:
     return nn.functional.dropout(x, p, training) if p > 0 and training else x
 
 
-def _require_adapter(name: str, a: Tensor, b: Tensor, experts: int, k: int, n: int) -> None:
+def _require_adapter(name: str, a: Tensor, b: Tensor, x: Tensor, experts: int, k: int, n: int) -> None:
     rank = a.size(1) if a.dim() == 3 else -1
     if a.dim() != 3 or tuple(a.shape) != (experts, rank, k):
         raise ValueError(f"{name} has A {list(a.shape)}; its shape must be [E, r, K] = [{experts}, r, {k}]")
     if b.dim() != 3 or tuple(b.shape) != (experts, n, rank):
         raise ValueError(f"{name} has B {list(b.shape)}; its shape must be [E, N, r] = [{experts}, {n}, {rank}]")
+    require_same_device(f"{name}.A", a, "x", x)
+    require_same_device(f"{name}.B", b, "x", x)
+    require_same_dtype(f"{name}.B", b, f"{name}.A", a)
 
 
 class LoraAdapter(nn.Module):
@@ -127,9 +150,11 @@ def lora_moe_mlp(
     experts, hidden, topk = w_gate_up.size(0), tokens.size(1), ids.size(1)
     inner, columns = w_down.size(1 if transposed else 2), w_gate_up.size(2 if transposed else 1)
     if gate_up is not None:
-        _require_adapter("gate_up", gate_up.A, gate_up.B, experts, hidden, columns)
+        _require_adapter("gate_up", gate_up.A, gate_up.B, tokens, experts, hidden, columns)
     if down is not None:
-        _require_adapter("down", down.A, down.B, experts, inner, hidden)
+        _require_adapter("down", down.A, down.B, tokens, experts, inner, hidden)
+    trained = [t for adapter in (gate_up, down) if adapter is not None for t in (adapter.A, adapter.B)]
+    refuse_forward_mode("lora_moe_mlp", *tensors, *trained)
     tf32 = bits.ALLOW_TF32 if torch_allows_tf32(tokens) else 0
     m_sizes, gather_indices = route(ids, experts)
     routed = Routed(m_sizes, gather_indices, topk)
@@ -138,7 +163,7 @@ def lora_moe_mlp(
     if gate_up is not None:
         low = first_product(_dropped(tokens, gate_up.dropout, gate_up.training).to(gate_up.A.dtype), gate_up.A, routed)
         pre = pre + gate_up.scaling * expert_product(low, gate_up.B, routed).to(pre.dtype)
-    act: Tensor = _Activate.apply(pre, gate_up_bias, m_sizes, chosen)  # type: ignore[no-untyped-call]
+    act: Tensor = apply_function(_Activate, pre, gate_up_bias, m_sizes, chosen)
     rows = second_product(act, w_down, routed, transposed, tf32, down_bias)
     if down is not None:
         low = expert_product(_dropped(act, down.dropout, down.training).to(down.A.dtype), down.A, routed)

@@ -12,6 +12,13 @@ from torch import Tensor
 
 from moegemm.layer import Routed, Weights
 from moegemm.operators import flags as bits
+from moegemm.operators.derivatives import (
+    apply_function,
+    once_only,
+    refuse_forward_mode,
+    refuse_tangents_in_backward,
+    vmap_refusal,
+)
 from moegemm.operators.errors import explain
 
 _ops: Any = torch.ops.moegemm
@@ -22,6 +29,7 @@ _combine: Callable[..., Tensor] = _ops.combine.default
 _expert_sums: Callable[..., Tensor] = _ops.expert_sums.default
 
 FIRST, SECOND, WITHIN = 0, 1, 2
+_NAME = "a product of an expert layer"  # in messages
 
 
 def _run(role: int, weights: Weights, x: Tensor, w: Tensor, routed: Routed, bias: Tensor | None) -> Tensor:
@@ -60,41 +68,57 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, role: int, weights: Weights, x: Tensor, w: Tensor, bias: Tensor | None,
+        role: int, weights: Weights, x: Tensor, w: Tensor, bias: Tensor | None,
         m_sizes: Tensor, gather_indices: Tensor, topk: int,
     ) -> Tensor:  # fmt: skip
-        _, _, need_x, need_w, *_ = ctx.needs_input_grad
-        ctx.save_for_backward(x if need_w else None, w if need_x else None, m_sizes, gather_indices)
-        ctx.call = role, weights, topk
         return _run(role, weights, x, w, Routed(m_sizes, gather_indices, topk), bias)
 
     @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        role, weights, x, w, _, m_sizes, gather_indices, topk = inputs
+        _, _, need_x, need_w, *_ = ctx.needs_input_grad
+        ctx.save_for_backward(x if need_w else None, w if need_x else None, m_sizes, gather_indices)
+        ctx.call = role, weights, topk
+
+    @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        x, w, m_sizes, gather_indices = ctx.saved_tensors
-        role, weights, topk = ctx.call
-        routed = Routed(m_sizes, gather_indices, topk)
-        _, _, need_x, need_w, need_bias, *_ = ctx.needs_input_grad
-        dy = gradients[0].contiguous()
+        saved = ctx.saved_tensors
+        refuse_tangents_in_backward(_NAME, gradients[0], *saved)
         try:
-            dx = _input_gradient(role, weights, dy, w, routed) if need_x else None
-            dw = _weight_gradient(role, weights, dy, x, routed) if need_w else None
-            # dY has one row per slot: every slot is a token of its own.
-            db = _expert_sums(dy, m_sizes, gather_indices, None, 1) if need_bias else None
+            with torch.no_grad():
+                found = _gradients(ctx, gradients[0].contiguous(), *saved)
         except RuntimeError as error:
             raise explain(error, {}) from None
-        return None, None, dx, dw, db, None, None, None
+        return None, None, *once_only(_NAME, found, (gradients[0], *saved)), None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        raise vmap_refusal(_NAME)
 
 
-_apply: Callable[..., Tensor] = _Product.apply
+def _gradients(
+    ctx: Any, dy: Tensor, x: Any, w: Any, m_sizes: Tensor, gather_indices: Tensor
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Those of x, w and the bias, each if needed; w and x are None where they are not."""
+    role, weights, topk = ctx.call
+    routed = Routed(m_sizes, gather_indices, topk)
+    _, _, need_x, need_w, need_bias, *_ = ctx.needs_input_grad
+    dx = _input_gradient(role, weights, dy, w, routed) if need_x else None
+    dw = _weight_gradient(role, weights, dy, x, routed) if need_w else None
+    # dY has one row per slot: every slot is a token of its own.
+    db = _expert_sums(dy, m_sizes, gather_indices, None, 1) if need_bias else None
+    return dx, dw, db
 
 
 def _product(
     role: int, x: Tensor, w: Tensor, routed: Routed, transposed: bool, tf32: int, bias: Tensor | None = None
 ) -> Tensor:
+    refuse_forward_mode(_NAME, x, w, bias)
     try:
-        return _apply(role, Weights(transposed, tf32), x, w, bias, *routed)
+        result: Tensor = apply_function(_Product, role, Weights(transposed, tf32), x, w, bias, *routed)
     except RuntimeError as error:
         raise explain(error, {"X": x, "W": w}) from None
+    return result
 
 
 def first_product(x: Tensor, w: Tensor, routed: Routed, transposed: bool = False, tf32: int = 0) -> Tensor:

@@ -1,13 +1,23 @@
 """What happens around the products: sorting rows by expert, and bringing a token's rows back together."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from moegemm.operators.errors import explain
+from moegemm.operators.combine_gradient import TransformedCombine
+from moegemm.operators.derivatives import refuse_traced_forward_mode, transforms_active
+from moegemm.operators.errors import explain, shown
 
 _ops: Any = torch.ops.moegemm
+_combine: Callable[..., Tensor] = _ops.combine.default
+
+
+def _combine_transformed(*arguments: Any) -> Tensor:
+    refuse_traced_forward_mode("combine")
+    result: Tensor = TransformedCombine.apply(*arguments)  # type: ignore[no-untyped-call]
+    return result
 
 
 def route(
@@ -27,7 +37,7 @@ def route(
     if dtype not in (torch.int32, torch.int64):
         raise TypeError(f"dtype is {dtype}; torch.int32 and torch.int64 are accepted")
     if not isinstance(num_experts, int):
-        raise TypeError(f"num_experts is {num_experts!r}; an int is accepted")
+        raise TypeError(f"num_experts is {shown(num_experts)}; an int is accepted")
     try:
         m_sizes, gather_indices, inverse = _ops.route.default(
             expert_ids, num_experts, dtype == torch.int64, return_inverse
@@ -58,7 +68,8 @@ def combine(
     if out_dtype not in (None, torch.float32, getattr(rows, "dtype", None)):
         raise TypeError(f"out_dtype is {out_dtype}; torch.float32 and {rows.dtype}, the dtype of rows, are accepted")
     try:
-        result: Tensor = _ops.combine.default(rows, weights, topk, out_dtype == torch.float32)
+        run = _combine_transformed if transforms_active() else _combine
+        result = run(rows, weights, topk, out_dtype == torch.float32)
     except RuntimeError as error:
         raise explain(error, {"rows": rows, "weights": weights}, topk) from None
     return result

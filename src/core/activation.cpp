@@ -114,7 +114,7 @@ void activate_backward(const ActivationGradientInputs& inputs, const RoutingView
   const Argument weighted_act{"weighted_act", outputs.weighted_act};
   const Argument d_weights{"d_weights", outputs.d_weights};
 
-  if (routing.topk < 1) refuse_value("topk is ", routing.topk, "; it must be at least 1");
+  require_topk(routing.topk);
   const std::int64_t columns = activated_columns(pre, activation);
   const std::int64_t rows = inputs.pre.shape[0];
   const std::int64_t experts = require_sizes(m_sizes, pre);
@@ -182,7 +182,7 @@ void expert_sums(const TensorView& rows_view, const RoutingView& routing,
   const Argument m_sizes{"m_sizes", routing.m_sizes};
   const Argument indices{"gather_indices", routing.gather_indices};
   const Argument weights{"topk_weights", routing.topk_weights};
-  if (routing.topk < 1) refuse_value("topk is ", routing.topk, "; it must be at least 1");
+  require_topk(routing.topk);
   require_tensor(rows, {2});
   require_floating(rows);
   const std::int64_t experts = require_sizes(m_sizes, rows);

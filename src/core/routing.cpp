@@ -17,10 +17,6 @@ const RowKernels& kernels_for(Device device) {
 
 namespace {
 
-void require_topk(std::int64_t topk) {
-  if (topk < 1) refuse_value("topk is ", topk, "; it must be at least 1");
-}
-
 /// Written by `route`: dense, of the dtype of m_sizes.
 void require_route_output(const Argument& output, const Argument& m_sizes, std::int64_t length,
                           const char* meaning) {

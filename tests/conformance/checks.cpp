@@ -58,7 +58,8 @@ HostProblem with_sizes(Op op, DType sizes_dtype, std::vector<std::int64_t> sizes
 
 std::vector<std::int64_t> valid_indices(std::int64_t rows) {
   std::vector<std::int64_t> indices(rows);
-  for (std::int64_t r = 0; r < rows; ++r) indices[r] = (r * 5 + 3) % rows;  // 5 and 64 have no common divisor
+  for (std::int64_t r = 0; r < rows; ++r)
+    indices[r] = (r * 5 + 3) % rows;  // 5 and 64 have no common divisor
   return indices;
 }
 

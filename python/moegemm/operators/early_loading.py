@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from moegemm.operators.errors import explain
+from moegemm.operators.errors import explain, shown
 from moegemm.operators.notes import warn_of_replaced_kernels
 
 PATIENCE_SECONDS = 120.0  # a GPU that is not in use by then is not waited for
@@ -26,15 +26,21 @@ _stop = threading.Event()
 def load_kernels(device: torch.device | str | int | None = None) -> int:
     """Loads the kernels of expert layers in bf16 and fp16 onto a GPU now; returns how many there are, 0 on the CPU.
 
+    `device` None is the current GPU, or the CPU where torch sees none.
+
     It happens in the background anyway, from the moment the process uses the GPU; MOEGEMM_LOAD_EARLY=0 turns that off.
 
     >>> import moegemm
     >>> moegemm.load_kernels("cpu")
     0
     """
+    if device is None and not torch.cuda.is_available():
+        return 0
     wanted = torch.device("cuda") if device is None else torch.device(device)
     if wanted.type != "cuda":
         return 0
+    if not torch.cuda.is_available():
+        raise RuntimeError(f"device is {shown(device)}; torch {torch.__version__} sees no CUDA device here")
     torch.cuda.synchronize(wanted)  # makes the context that kernels are loaded into
     return _load(torch.cuda.current_device() if wanted.index is None else wanted.index)
 

@@ -1,6 +1,7 @@
 """Puts back the Python type of errors that travelled through torch as RuntimeError."""
 
 import re
+import reprlib
 from collections.abc import Mapping
 from typing import Final
 
@@ -20,6 +21,29 @@ class UnderAutocastError(RuntimeError):
     the casts have gradients of their own."""
 
 
+_short: Final = reprlib.Repr()
+_short.maxlevel, _short.maxlist, _short.maxtuple, _short.maxdict, _short.maxother = 2, 3, 3, 3, 80
+
+
+def shown(value: object) -> str:
+    """The value in a message: enough to recognise it, never a whole array."""
+    shape = getattr(value, "shape", None)
+    return _short.repr(value) if not shape else f"an array of shape {list(shape)}"
+
+
+def no_tensor(name: str, value: object) -> TypeError:
+    if value is None:
+        return TypeError(f"{name} is None; a torch.Tensor is accepted")
+    return TypeError(f"{name} is {shown(value)} of type {type(value).__name__}; a torch.Tensor is accepted")
+
+
+def _distributed(name: str) -> TypeError:
+    return TypeError(
+        f"{name} is a DTensor; a tensor of one device is accepted: give {name}.to_local() and make a DTensor of the "
+        "result where one is needed"
+    )
+
+
 def explain(error: Exception, tensors: Mapping[str, object], topk: object = 1) -> Exception:
     """The exception to raise for `error`, met while running an operator on these arguments."""
     tagged = _TAGGED.match(str(error))
@@ -27,10 +51,12 @@ def explain(error: Exception, tensors: Mapping[str, object], topk: object = 1) -
         return _TYPES[tagged[1]](tagged[2])
     for name, value in tensors.items():
         if value is not None and not isinstance(value, torch.Tensor):
-            return TypeError(f"{name} is {value!r} of type {type(value).__name__}; a torch.Tensor is accepted")
+            return no_tensor(name, value)
+        if any(kind.__name__ == "DTensor" for kind in type(value).__mro__):
+            return _distributed(name)
     for name in ("X", "W", "dY", "m_sizes", "expert_ids", "rows"):
         if name in tensors and tensors[name] is None:
-            return TypeError(f"{name} is None; a torch.Tensor is accepted")
+            return no_tensor(name, None)
     if not isinstance(topk, int):
-        return TypeError(f"topk is {topk!r} of type {type(topk).__name__}; an int is accepted")
+        return TypeError(f"topk is {shown(topk)} of type {type(topk).__name__}; an int is accepted")
     return error

@@ -1,14 +1,19 @@
 """What torch has to know of the operators besides how to run them: the shapes of their results (for
 torch.compile), the gradient of `combine`, and that none of them can be vmapped."""
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from moegemm.operators import combine_gradient
 from moegemm.operators import flags as bits
+from moegemm.operators.derivatives import vmap_refusal
 from moegemm.operators.errors import UnderAutocastError
+from moegemm.operators.rules import require_same_device, require_same_dtype
 
 Config = list[int] | None
 
@@ -31,7 +36,7 @@ def _forward(
 ) -> Tensor:  # fmt: skip
     _require(x.dim() == 2, f"X has {x.dim()} dimensions; its shape must be [T, K] or [M, K]")
     _require(w.dim() in (2, 3), f"W has {w.dim()} dimensions; its shape must be [E, N, K] or [E * N, K]")
-    _require(x.dtype == w.dtype, f"W has dtype {w.dtype}; it must have {x.dtype}, the dtype of X")
+    require_same_dtype("W", w, "X", x)
     _check(x.size(1) == w.size(-1), lambda: f"X is {list(x.shape)}; K must be that of W, {list(w.shape)}")
     rows = x.size(0)
     if flags & bits.PERMUTE_X:
@@ -104,6 +109,7 @@ def _route(expert_ids: Tensor, experts: int, wide: bool, with_inverse: bool) -> 
 
 
 def _combine(rows: Tensor, weights: Tensor | None, topk: int, float32_output: bool) -> Tensor:
+    _require(topk >= 1, f"topk is {topk}; it must be at least 1")
     shape = (rows.size(0) // topk, rows.size(1))
     return rows.new_empty(shape, dtype=torch.float32 if float32_output else rows.dtype)
 
@@ -156,35 +162,30 @@ _FAKES: dict[str, Callable[..., Any]] = {
 }
 
 
-def _combine_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    rows, weights, topk, _ = inputs
-    weights_need_grad = weights is not None and ctx.needs_input_grad[1]
-    ctx.save_for_backward(rows if weights_need_grad else None, weights)
-    ctx.topk = topk
-    ctx.rows_dtype = rows.dtype
+_CALLERS_NAMES = {"x": "X", "w": "W", "dy": "dY"}
 
 
-def _combine_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    rows, weights = ctx.saved_tensors
-    topk = ctx.topk
-    tokens, columns = gradient.shape
-    d_rows = d_weights = None
-    if ctx.needs_input_grad[0]:
-        spread = gradient.unsqueeze(1).expand(tokens, topk, columns)
-        if weights is not None:
-            spread = spread.float() * weights.reshape(tokens, topk, 1).float()
-        d_rows = spread.to(ctx.rows_dtype).reshape(tokens * topk, columns)
-    if rows is not None:
-        products = rows.reshape(tokens, topk, columns).float() * gradient.unsqueeze(1).float()
-        d_weights = products.sum(-1).to(weights.dtype).reshape(weights.shape)
-    return d_rows, d_weights, None, None
+def _on_one_device(fake: Callable[..., Any]) -> Callable[..., Any]:
+    """`fake` for tensors that share a device. With one meta tensor among others torch runs no kernel but this, and its
+    result would be memory that nobody wrote."""
+    names = list(inspect.signature(fake).parameters)
+
+    @functools.wraps(fake)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        lead_name = names[0]
+        for name, value in given.items():
+            if isinstance(value, Tensor):
+                shown_as, lead_as = _CALLERS_NAMES.get(name, name), _CALLERS_NAMES.get(lead_name, lead_name)
+                require_same_device(shown_as, value, lead_as, given[lead_name])
+        return fake(*args, **kwargs)
+
+    return checked
 
 
 def _refusing_vmap(name: str) -> Callable[..., Any]:
     def refuse(info: Any, in_dims: Any, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(
-            f"moegemm::{name} cannot be vmapped: its rows are already grouped by expert; put the batch into the rows"
-        )
+        raise vmap_refusal(f"moegemm::{name}")
 
     return refuse
 
@@ -200,9 +201,11 @@ _ours: Any = _torch_library.Library("moegemm", "IMPL")  # what it registers goes
 def register() -> None:
     """Tells torch all of it; once per process."""
     for name, fake in _FAKES.items():
-        _torch_library.register_fake(f"moegemm::{name}", fake)
+        _torch_library.register_fake(f"moegemm::{name}", _on_one_device(fake))
         _torch_library.register_vmap(f"moegemm::{name}", _refusing_vmap(name))
-    _torch_library.register_autograd("moegemm::combine", _combine_backward, setup_context=_combine_setup)
+    _torch_library.register_autograd(
+        "moegemm::combine", combine_gradient.backward, setup_context=combine_gradient.setup_context
+    )
     # Autograd deals with this one before it is called (autograd.py); a stop at torch's fallback takes time.
     _ours.impl("forward_plain", _torch_library.fallthrough_kernel, "Autograd")
     for device in ("CPU", "CUDA"):

@@ -3,12 +3,14 @@
 import torch
 from torch import Tensor
 
+from moegemm.operators.errors import shown
+
 
 def main_grad_of(W: Tensor, name: str = "W") -> Tensor:
     main_grad: object = getattr(W, "main_grad", None)
     if not isinstance(main_grad, Tensor):
         raise ValueError(
-            f"{name}.main_grad is {main_grad!r}; accumulate=True needs a fp32 tensor of {name}'s shape there"
+            f"{name}.main_grad is {shown(main_grad)}; accumulate=True needs a fp32 tensor of {name}'s shape there"
         )
     if main_grad.dtype != torch.float32:
         raise TypeError(f"{name}.main_grad has dtype {main_grad.dtype}; accumulate=True needs torch.float32")

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from moegemm.operators import flags as bits
+from moegemm.operators.derivatives import refuse_forward_mode
 from moegemm.operators.errors import explain
 from moegemm.operators.notes import warn_of_replaced_kernels
+from moegemm.operators.writes import count_write, require_no_grad
 from moegemm.tuning import KernelConfig
 from moegemm.tuning.autotune import after_autotune, autotune_flag
 
@@ -18,6 +20,7 @@ _OPERATORS: dict[str, tuple[Callable[..., Tensor], Callable[..., None]]] = {
     "dx": (_ops.dx.default, _ops.dx_out.default),
     "dw": (_ops.dw.default, _ops.dw_out.default),
 }
+_NAMES = {"forward": "grouped_gemm_forward", "dx": "grouped_gemm_dX", "dw": "grouped_gemm_dW"}
 
 
 class RawArguments(NamedTuple):
@@ -68,6 +71,13 @@ def torch_allows_tf32(lead: Tensor) -> bool:
     return lead.is_cuda and lead.dtype == torch.float32 and cuda_matmul_uses_tf32()
 
 
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The dtype that torch.mm would cast to on that device, None for none. Autocast knows no meta tensors."""
+    if device.type not in ("cpu", "cuda") or not torch.is_autocast_enabled(device.type):
+        return None
+    return torch.get_autocast_dtype(device.type)
+
+
 def raw_flags(
     lead: Tensor,
     permute_x: bool,
@@ -110,10 +120,13 @@ def run_raw(
         flags |= bits.WARN_AT_ONCE
     functional, into_out = _OPERATORS[name]
     try:
+        refuse_forward_mode(_NAMES[name], arguments.first, arguments.second, arguments.topk_weights)
         if out is not None:
             if out_dtype not in (None, out.dtype):
                 raise TypeError(f"out_dtype is {out_dtype}, but out has dtype {out.dtype}; give one of them")
+            require_no_grad(out)
             into_out(*arguments[:6], flags, numbers, out)
+            count_write(out)
             result = out
         else:
             if out_dtype == torch.float32:

@@ -1,7 +1,20 @@
 """Which combinations of arguments make sense, from the flags alone. Shapes, dtypes and devices are checked by
-the operators (bindings/torch/gemm_rules.cpp), where reading them costs nothing."""
+the operators (bindings/torch/gemm_rules.cpp), where reading them costs nothing; here only for tensors without memory,
+which those never see, and for functions that know an argument by another name."""
 
 from collections.abc import Mapping
+
+from torch import Tensor
+
+
+def require_same_dtype(name: str, tensor: Tensor, lead_name: str, lead: Tensor) -> None:
+    if tensor.dtype != lead.dtype:
+        raise TypeError(f"{name} has dtype {tensor.dtype}; it must have {lead.dtype}, the dtype of {lead_name}")
+
+
+def require_same_device(name: str, tensor: Tensor | None, lead_name: str, lead: Tensor) -> None:
+    if tensor is not None and tensor.device != lead.device:
+        raise TypeError(f"{name} is on {tensor.device}; it must be on {lead.device}, where {lead_name} is")
 
 
 def require_valid_flags(

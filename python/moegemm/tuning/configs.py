@@ -2,27 +2,30 @@
 
 Kernels are compiled ahead of time. A config runs exactly the kernel it describes when there is one, else the
 nearest one, with one warning that names both. `num_warps` and `flatten` describe a code generator that is not
-used here: they are accepted and kept. A `use_tma_*` of False leaves the choice to the kernel.
+used here: they are accepted and kept. A `use_tma_*` of False leaves the choice to the kernel, and so does None for a
+block size, warps or stages.
 """
 
 from dataclasses import dataclass, fields
 
+from moegemm.operators.errors import shown
 from moegemm.operators.rules import require_feasible_tma
 
 DEFAULT_BLOCK = 32
 DEFAULT_WARPS = 4
 DEFAULT_STAGES = 2
+ANY = 0  # of the numbers that operators take
 
 
 @dataclass
 class KernelConfig:
     """What the three products' configs share."""
 
-    BLOCK_SIZE_M: int = DEFAULT_BLOCK
-    BLOCK_SIZE_N: int = DEFAULT_BLOCK
-    BLOCK_SIZE_K: int = DEFAULT_BLOCK
-    num_warps: int = DEFAULT_WARPS
-    num_stages: int = DEFAULT_STAGES
+    BLOCK_SIZE_M: int | None = DEFAULT_BLOCK
+    BLOCK_SIZE_N: int | None = DEFAULT_BLOCK
+    BLOCK_SIZE_K: int | None = DEFAULT_BLOCK
+    num_warps: int | None = DEFAULT_WARPS
+    num_stages: int | None = DEFAULT_STAGES
     flatten: bool = True
     permute_x: bool = False
     permute_y: bool = False
@@ -35,14 +38,16 @@ class KernelConfig:
             name = f"{type(self).__name__}.{field.name}"
             if field.type is bool:
                 if not isinstance(value, bool):
-                    raise TypeError(f"{name} is {value!r}; True or False is accepted")
+                    raise TypeError(f"{name} is {shown(value)}; True or False is accepted")
+            elif value is None:
+                continue
             elif isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name} is {value!r}; an int is accepted")
+                raise TypeError(f"{name} is {shown(value)}; an int is accepted, or None for any")
             elif not 1 <= value <= 65536:
                 raise ValueError(f"{name} is {value}; it must be between 1 and 65536")
 
-    def extents(self) -> list[int]:
-        """The tile along the result's rows and columns and along the contraction."""
+    def extents(self) -> list[int | None]:
+        """The tile along the result's rows and columns and along the contraction; None for any."""
         raise NotImplementedError
 
     @property
@@ -84,8 +89,7 @@ class KernelConfig:
     def numbers(self) -> list[int]:
         """The operators' `config` argument."""
         return [
-            *self.extents(),
-            self.num_stages,
+            *(number or ANY for number in (*self.extents(), self.num_stages)),
             int(self.tma_rows),
             int(self.tma_weights),
             int(self.use_tma_store),
@@ -93,7 +97,8 @@ class KernelConfig:
 
     def all_defaults(self) -> bool:
         """True if nothing asks for a particular kernel."""
-        return self.numbers() == [DEFAULT_BLOCK] * 3 + [DEFAULT_STAGES, 0, 0, 0]
+        defaults = [DEFAULT_BLOCK] * 3 + [DEFAULT_STAGES, 0, 0, 0]
+        return all(number in (ANY, default) for number, default in zip(self.numbers(), defaults, strict=True))
 
 
 @dataclass
@@ -107,7 +112,7 @@ class KernelConfigForward(KernelConfig):
     use_tma_load_w: bool = False
     use_tma_load_x: bool = False
 
-    def extents(self) -> list[int]:
+    def extents(self) -> list[int | None]:
         return [self.BLOCK_SIZE_M, self.BLOCK_SIZE_N, self.BLOCK_SIZE_K]
 
     @property
@@ -130,7 +135,7 @@ class KernelConfigBackward_dX(KernelConfig):  # noqa: N801 - the seeds' name
     use_tma_load_dy: bool = False
     use_tma_load_w: bool = False
 
-    def extents(self) -> list[int]:
+    def extents(self) -> list[int | None]:
         return [self.BLOCK_SIZE_M, self.BLOCK_SIZE_K, self.BLOCK_SIZE_N]
 
     @property
@@ -153,7 +158,7 @@ class KernelConfigBackward_dW(KernelConfig):  # noqa: N801 - the seeds' name
     use_tma_load_dy: bool = False
     use_tma_load_x: bool = False
 
-    def extents(self) -> list[int]:
+    def extents(self) -> list[int | None]:
         return [self.BLOCK_SIZE_N, self.BLOCK_SIZE_K, self.BLOCK_SIZE_M]
 
     @property

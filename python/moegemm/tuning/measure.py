@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 
 from moegemm.operators import flags as bits
 from moegemm.operators.errors import explain
@@ -42,6 +43,8 @@ def tune(
         raise ValueError(f"budget is {budget}; seconds above 0 and up to 3600 are accepted")
     require_valid_flags(permute_x, permute_y, fuse_mul_post, gather_indices, topk_weights)
     flags = raw_flags(X, permute_x, permute_y, fuse_mul_post, False, allow_tf32) | bits.AUTOTUNE
+    if isinstance(X, Tensor) and (X.is_meta or is_fake(X)):
+        raise ValueError("X is a meta or fake tensor; tune measures kernels, on tensors that have memory")
     watch = installed_watch()
     reports: list[dict[str, Any]] = []
     arguments = RawArguments(X, W, m_sizes, gather_indices, topk_weights, topk)

@@ -182,6 +182,12 @@ std::int64_t require_activation(const Activation& activation, const char* name,
   return activation.activated_columns(columns);
 }
 
+void require_topk(std::int64_t topk) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  if (topk < 1) refuse_value("topk is ", topk, "; it must be at least 1");
+  if (topk > kMost) refuse_value("topk is ", topk, "; it must be at most ", kMost);
+}
+
 std::int64_t checked_product(std::int64_t a, std::int64_t b, const char* what) {
   std::int64_t result = 0;
   if (__builtin_mul_overflow(a, b, &result)) {

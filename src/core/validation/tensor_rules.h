@@ -33,6 +33,9 @@ void require_same_device(const Argument& argument, const Argument& like);
 void require_shape(const Argument& argument, std::initializer_list<std::int64_t> shape,
                    const char* meaning);
 
+/// At least 1, and at most what kernels divide 32-bit indices by.
+void require_topk(std::int64_t topk);
+
 /// One factor per routed row: fp32 or `like`'s dtype, [M] or dense [T, topk], on `like`'s device.
 void require_row_weights(const Argument& weights, const Argument& like, std::int64_t rows,
                          std::int64_t topk);

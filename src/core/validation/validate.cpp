@@ -1,7 +1,6 @@
 #include "core/validation/validate.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "core/refusal.h"
 #include "core/validation/tensor_rules.h"
@@ -13,15 +12,9 @@ void require_at_least(const char* name, std::int64_t value, std::int64_t least) 
   if (value < least) refuse_value(name, " is ", value, "; it must be at least ", least);
 }
 
-/// Kernels divide 32-bit indices by it.
-constexpr std::int64_t kMostTopk = std::numeric_limits<std::int32_t>::max();
-
 /// The rules that need no shape, first: they decide which tensors are looked at.
 void validate_flags(const Problem& problem) {
-  require_at_least("topk", problem.topk, 1);
-  if (problem.topk > kMostTopk) {
-    refuse_value("topk is ", problem.topk, "; it must be at most ", kMostTopk);
-  }
+  require_topk(problem.topk);
   if (problem.multiply && problem.permutation != Permutation::kY) {
     refuse_value("fuse_mul is true with permute_y false; fuse_mul needs permute_y");
   }

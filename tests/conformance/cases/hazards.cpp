@@ -102,9 +102,9 @@ void add_bad_indices(std::vector<ProblemCase>& cases) {
 
       // Positions past the segments name nothing, whatever their indices are.
       for (const std::int64_t tail : {std::int64_t{0}, std::int64_t{-1}, std::int64_t{59}}) {
-        c = hazard("IndexTailOf" + (tail < 0 ? "Minus1" : std::to_string(tail)) + "_" +
-                       to_string(dtype),
-                   permutation);
+        c = hazard(
+            "IndexTailOf" + (tail < 0 ? "Minus1" : std::to_string(tail)) + "_" + to_string(dtype),
+            permutation);
         c.index_dtype = dtype;
         c.m_sizes = {10, 0, 20, 3};
         c.rows = 100;

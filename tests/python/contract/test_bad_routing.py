@@ -96,14 +96,14 @@ def test_what_stands_opposite_an_absent_row_adds_nothing_to_dW(device, side, n, 
     flags = {"permute_x": side == "x", "permute_y": side == "dy"}
     good = moegemm.grouped_gemm_dW(X, dY, sizes, indices, topk, **flags)
     opposite = dY if side == "x" else X
-    opposite[absent] = 0  # as if the rows were not there, with the same sums
+    opposite[absent] = 0  # as if the rows were not there
     without = moegemm.grouped_gemm_dW(X, dY, sizes, indices, topk, **flags)
     indices[absent] = torch.tensor([-1, rows, 2**31 - 1, -(2**31), -2], dtype=torch.int32, device=device)
     opposite[absent] = float("nan")
     opposite[90:] = float("inf")
     got = moegemm.grouped_gemm_dW(X, dY, sizes, indices, topk, **flags)
     assert not torch.equal(good, without)
-    assert torch.equal(got, without)
+    torch.testing.assert_close(got, without)
 
 
 def test_check_accepts_any_index_past_the_sizes(device):
@@ -144,7 +144,7 @@ def test_more_experts_than_any_gpu_kernel_holds_are_refused_with_the_reason():
     if not torch.cuda.is_available():
         pytest.skip("torch sees no CUDA device")
     experts = 40_000
-    X, W = torch.randn(16, 8, device="cuda"), torch.randn(experts, 8, 8, device="cuda")
+    X, W = torch.randn(16, 8, device="cuda").to(HALF), torch.randn(experts, 8, 8, device="cuda").to(HALF)
     sizes = torch.zeros(experts, dtype=torch.int32, device="cuda")
     with pytest.raises(NotImplementedError, match=r"40000 experts need \d+ bytes of shared memory, a block has \d+"):
         moegemm.grouped_gemm(X, W, sizes, 1)

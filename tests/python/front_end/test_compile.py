@@ -32,6 +32,7 @@ def gradients(arguments: dict) -> list:
     return [arguments[name].grad for name in ("X", "W", "topk_weights") if arguments[name] is not None]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("flags", FLAGS)
 def test_forward_and_backward_match_eager(device, flags):
     case = make_case(device, flags, torch.bfloat16)
@@ -82,6 +83,7 @@ def test_token_counts_do_not_recompile(device, flags):
     assert counter.frame_count == 1
 
 
+@pytest.mark.smoke
 def test_token_counts_become_dynamic_by_themselves(device):
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(train_step, fullgraph=True, backend=counter)
@@ -153,6 +155,7 @@ def test_either_tf32_setting_is_followed(monkeypatch):
         matmul.fp32_precision = precision
 
 
+@pytest.mark.smoke
 def test_accumulation_into_main_grad_compiles(device):
     arguments = leaves(make_case(device, "permute_x", torch.bfloat16))
     W = arguments["W"]

@@ -15,6 +15,14 @@ def test_the_cpu_has_nothing_to_load():
     assert torch.ops.moegemm.load_kernels(12345) == 0  # no such GPU
 
 
+def test_without_a_gpu_there_is_nothing_to_load(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert moegemm.load_kernels() == 0
+    for device in ("cuda", torch.device("cuda:1")):
+        with pytest.raises(RuntimeError, match=r"device is .*cuda.*; torch .* sees no CUDA device here"):
+            moegemm.load_kernels(device)
+
+
 def test_each_gpu_is_loaded_once_it_is_used(monkeypatch):
     asked: list[int] = []
 

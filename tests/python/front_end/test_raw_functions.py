@@ -6,7 +6,8 @@ import moegemm
 import pytest
 import torch
 from conftest import FLAGS, make_case
-from moegemm import KernelConfigForward
+from moegemm import KernelConfigForward, interface
+from raw_calls import RAW, raw_call
 from reference import assert_close, magnitudes, reference_results
 
 
@@ -90,6 +91,52 @@ def test_default_block_arguments_mean_that_the_planner_chooses(device):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         moegemm.grouped_gemm_forward(case.X, case.W, 2, case.m_sizes, num_warps=8, flatten=False, autotune=True)
+
+
+UNSET = dict.fromkeys(["BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps", "num_stages"])
+
+
+@pytest.mark.parametrize("autotune", [False, True])
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("name", RAW)
+def test_no_block_sizes_mean_that_the_planner_chooses(device, name, flags, autotune):
+    case = make_case(device, flags, torch.bfloat16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = raw_call(name, case, **UNSET, autotune=autotune)
+        raw_call(name, case, BLOCK_SIZE_M=None, BLOCK_SIZE_K=32, autotune=autotune)
+    if name == "grouped_gemm_dW":  # of all kernels, those of dW may sum in another order
+        torch.testing.assert_close(got, raw_call(name, case), rtol=2**-7, atol=2**-7)
+    else:
+        assert torch.equal(got, raw_call(name, case))
+
+
+def test_a_config_of_nothing_is_no_config(device, monkeypatch):
+    case = make_case(device, dtype=torch.bfloat16)
+    seen = []
+    forward = interface._forward
+
+    def spy(*arguments):
+        seen.append(arguments[7])
+        return forward(*arguments)
+
+    monkeypatch.setattr(interface, "_forward", spy)
+    configs = [KernelConfigForward(**UNSET), KernelConfigForward(**{**UNSET, "BLOCK_SIZE_N": 64})]
+    expected = moegemm.grouped_gemm(**case.arguments())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # no kernel needs to have exactly 64 columns
+        for config in configs:
+            assert torch.equal(moegemm.grouped_gemm(**case.arguments(), kernel_config_fwd=config), expected)
+    assert seen == [None, None, [0, 64, 0, 0, 0, 0, 0]]
+    fields = (configs[0].BLOCK_SIZE_M, configs[0].num_warps, configs[0].num_stages)
+    assert fields == (None, None, None)
+    gradients = moegemm.KernelConfigBackward_dX(**UNSET), moegemm.KernelConfigBackward_dW(**UNSET)
+    X = case.X.requires_grad_()
+    moegemm.grouped_gemm(
+        **{**case.arguments(), "X": X}, kernel_config_fwd=configs[0], kernel_config_bwd_dX=gradients[0],
+        kernel_config_bwd_dW=gradients[1], autotune=True,
+    ).sum().backward()  # fmt: skip
+    assert X.grad is not None
 
 
 def test_threads_come_from_torch():

@@ -1,6 +1,7 @@
 """Every invalid call raises the right type with the argument, the value and the rule, before any work."""
 
 import moegemm
+import numpy
 import pytest
 import torch
 from conftest import make_case
@@ -50,6 +51,10 @@ TYPE_RULES = [
     (arguments(X=[[1.0]]), "X is .* of type list; a torch.Tensor is accepted"),
     (arguments(m_sizes=[3, 2]), "m_sizes is .* of type list"),
     (arguments(X=None), "X is None"),
+    (arguments(X=numpy.zeros((500, 500))), r"^X is an array of shape \[500, 500\] of type ndarray; a torch.Tensor"),
+    (arguments(W=[[0.5] * 3000] * 3000), "^W is .{,80} of type list; a torch.Tensor is accepted$"),
+    (arguments(m_sizes={"expert": list(range(9999))}), "^m_sizes is .{,80} of type dict"),
+    (arguments(kernel_config_fwd=numpy.zeros(9999)), r"kernel_config_fwd is an array of shape \[9999\]; a KernelCon"),
     (arguments(topk=2.0), "topk is 2.0 of type float; an int is accepted"),
     (arguments(kernel_config_fwd=KernelConfigBackward_dX()), "kernel_config_fwd is .*; a KernelConfigForward is"),
     (arguments(kernel_config_bwd_dW=(64, 64, 64)), "kernel_config_bwd_dW is .*; a KernelConfigBackward_dW is"),
@@ -188,3 +193,34 @@ def test_mixed_devices_are_refused(device):
     case = make_case(device)
     with pytest.raises(TypeError, match="m_sizes is on cpu; it must be on cuda:0"):
         moegemm.grouped_gemm(**{**case.arguments(), "m_sizes": case.m_sizes.cpu()})
+
+
+@pytest.fixture
+def distribute():
+    """Makes a DTensor of a tensor, in a group of this process alone."""
+    tensor = pytest.importorskip("torch.distributed.tensor")
+    distributed = torch.distributed
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    mesh = distributed.device_mesh.init_device_mesh("cpu", (1,))
+    yield lambda t: tensor.distribute_tensor(t, mesh)
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_distributed_tensors_are_told_what_to_do(distribute, everything):
+    ids, x, w1, w2 = torch.randint(3, (5, 2)), torch.randn(5, 8), torch.randn(3, 12, 8), torch.randn(3, 8, 6)
+    m_sizes, rows = torch.tensor([5, 3, 2]), torch.randn(10, 8)
+    calls = [
+        lambda d, o: moegemm.grouped_gemm(o(rows), d(w1), o(m_sizes), 1),
+        lambda d, o: moegemm.grouped_gemm(o(rows), d(w1).requires_grad_(), o(m_sizes), 2),
+        lambda d, o: moegemm.grouped_gemm_forward(o(rows), d(w1), 1, o(m_sizes)),
+        lambda d, o: moegemm.route(d(ids), 3),
+        lambda d, o: moegemm.combine(d(rows), topk=2),
+        lambda d, o: moegemm.moe_mlp(o(x), d(w1), d(w2), o(ids), None),
+        lambda d, o: moegemm.moe_mlp(o(x), d(w1).requires_grad_(), d(w2), o(ids), None),
+        lambda d, o: moegemm.lora_moe_mlp(o(x), d(w1), d(w2), o(ids), None),
+    ]
+    other = distribute if everything else lambda t: t
+    for call in calls:
+        with pytest.raises(TypeError, match=r"(\w+) is a DTensor; .*: give \1\.to_local\(\)"):
+            call(distribute, other)

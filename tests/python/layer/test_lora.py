@@ -133,6 +133,7 @@ def test_dropout_acts_on_the_adapters_input_in_training_only(device):
     assert relative_error(got.detach(), wide[:, :HIDDEN].double()) <= 2e-5
 
 
+@pytest.mark.smoke
 def test_compiles_as_one_graph(device):
     torch._dynamo.reset()
     layer = make_layer(device, torch.bfloat16)
@@ -164,6 +165,17 @@ def test_merged_weights_serve_alone(device):
 def test_refusals_name_the_argument(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_an_adapter_of_another_kind_is_named():
+    layer, adapter = make_layer(), moegemm.LoraAdapter(EXPERTS, 24, 80, 4)
+    adapter.B.data = adapter.B.data.half()
+    with pytest.raises(
+        TypeError, match=r"gate_up\.B has dtype torch.float16; it must have .*, the dtype of gate_up\.A"
+    ):
+        run(layer, adapter, None)
+    with pytest.raises(TypeError, match=r"down\.A is on meta; it must be on cpu, where x is"):
+        run(layer, None, moegemm.LoraAdapter(EXPERTS, INNER, 24, 4, device="meta"))
 
 
 def test_peft_adapters_on_expert_parameters():

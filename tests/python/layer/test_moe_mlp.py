@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import moegemm
+import numpy
 import pytest
 import torch
 from layer_reference import GATED, UNGATED, Layer, make_layer, reference_gradients, reference_layer, relative_error
@@ -228,6 +229,7 @@ def test_autocast(device):
         assert relative_error(tensor.grad, exact[name]) <= 2 * tolerance(torch.bfloat16), name
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("transposed", [False, True], ids=["EnK", "EKn"])
 def test_compiles_as_one_graph(device, transposed):
     torch._dynamo.reset()
@@ -246,6 +248,7 @@ def test_compiles_as_one_graph(device, transposed):
         assert torch.equal(tensor.grad, eager.tensors[name].grad), name
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("layout", ["concatenated", "interleaved"])
 def test_inference_compiles_as_one_graph(device, layout):
     torch._dynamo.reset()
@@ -350,7 +353,31 @@ def test_a_product_may_be_the_first_thing_that_a_backward_thread_runs():
         ({"router_weights": torch.rand(13, 2)}, ValueError, "router_weights"),
         ({"expert_ids": torch.zeros(12, 3, dtype=torch.int64)}, ValueError, "expert_ids"),
         ({"expert_ids": torch.zeros(13, 3)}, TypeError, "expert_ids has dtype fp32"),
-        ({"x": torch.randn(13, 24).double()}, TypeError, "dtype"),
+        ({"x": torch.randn(13, 24).double()}, TypeError, "x has dtype torch.float64; accepted are bfloat16"),
+        ({"x": torch.tensor(1.0)}, ValueError, r"x has no dimensions; its shape must be \[..., H\]"),
+        ({"x": torch.randn(13, 24).bfloat16()}, TypeError, "w_gate_up has dtype torch.float32; it must have torch.bfl"),
+        ({"w_down": torch.randn(6, 24, 40).half()}, TypeError, "w_down has dtype torch.float16.*the dtype of x"),
+        ({"gate_up_bias": torch.randn(6, 80).half()}, TypeError, "gate_up_bias has dtype torch.float16"),
+        ({"down_bias": torch.randn(6, 24).half()}, TypeError, "down_bias has dtype torch.float16"),
+        (
+            {"expert_ids": torch.zeros(13, 0, dtype=torch.int64), "router_weights": None},
+            ValueError,
+            r"expert_ids is \[13, 0\]; topk, its last dimension, must be at least 1",
+        ),
+        (
+            {"x": torch.randn(13, 0), "w_gate_up": torch.randn(6, 80, 0), "w_down": torch.randn(6, 0, 40)},
+            ValueError,
+            r"x is \[13, 0\]; H must be at least 1",
+        ),
+        ({"w_down": torch.randn(6, 24, 0), "w_gate_up": torch.randn(6, 0, 24)}, ValueError, "I must be at least 1"),
+        ({"w_down": torch.randn(0, 24, 40), "w_gate_up": torch.randn(0, 80, 24)}, ValueError, "E must be at least 1"),
+        (
+            {"x": numpy.zeros((13, 24))},
+            TypeError,
+            r"^x is an array of shape \[13, 24\] of type ndarray; a torch.Tensor",
+        ),
+        ({"w_down": [[1.0] * 5000] * 5000}, TypeError, r"^w_down is .{,80} of type list; a torch.Tensor is accepted$"),
+        ({"activation": ["swiglu"]}, ValueError, r"activation is \['swiglu'\]; accepted are"),
         ({"limit": -1.0}, ValueError, "limit is -1"),
         ({"activation": "geglu", "alpha": 2.0}, ValueError, "alpha is 2.0"),
     ],

@@ -38,11 +38,11 @@ struct ProblemCase {
   std::int64_t out_padding = 0;
   std::int64_t base_offset = 0;  ///< elements that every tensor starts behind its allocation
 
-  std::vector<std::int64_t> bad_indices;  ///< replace as many entries of gather_indices
-  std::int64_t repeated_indices = 0;      ///< so many positions take the index of another one
+  std::vector<std::int64_t> bad_indices;        ///< replace as many entries of gather_indices
+  std::int64_t repeated_indices = 0;            ///< so many positions take the index of another one
   std::optional<std::int64_t> tail_index = {};  ///< of every position past the segments
-  std::vector<std::int64_t> bad_rows;     ///< positions whose input rows hold NaN or infinities
-  bool bad_tail = false;                  ///< as bad_rows, for every position past the segments
+  std::vector<std::int64_t> bad_rows;  ///< positions whose input rows hold NaN or infinities
+  bool bad_tail = false;               ///< as bad_rows, for every position past the segments
   bool bad_absent_rows = false;  ///< as bad_rows, for every position whose index is out of range
   std::vector<std::int64_t> bad_experts;  ///< whose W holds NaN
   bool bad_tail_weights = false;          ///< NaN in topk_weights of rows past the segments

@@ -14,11 +14,11 @@ constexpr int kThreads = 256;
 constexpr unsigned long long kNone = ~0ull;
 
 struct Findings {
-  unsigned long long bad_expert;  // the first one with a fault, or kNone
-  std::int64_t bad_size;          // its m_sizes
-  std::int64_t size_sum;          // the sum of m_sizes up to and with it, at most INT64_MAX
-  std::int64_t routed;            // the sum of all sizes, if none has a fault
-  unsigned long long bad_row;     // the first one with an index out of range, or kNone
+  unsigned long long bad_expert;    // the first one with a fault, or kNone
+  std::int64_t bad_size;            // its m_sizes
+  std::int64_t size_sum;            // the sum of m_sizes up to and with it, at most INT64_MAX
+  std::int64_t routed;              // the sum of all sizes, if none has a fault
+  unsigned long long bad_row;       // the first one with an index out of range, or kNone
   unsigned long long repeated_row;  // the first one whose index an earlier one has, or kNone
 };
 

@@ -126,7 +126,7 @@ __device__ __forceinline__ void zero_other_rows(const RowGemmParams& params, int
   if (params.scatter) {
     constexpr int kThreads = kWarps * kWarpThreads;
     const auto scratch = [&] { return words; };
-    auto unnamed = unnamed_rows<0, kThreads, kNamedRowsBarrier>(
+    auto unnamed = unnamed_rows<0, kThreads, kNamedRowsBarrier, 8>(
         params.gather_indices, routed_rows, params.total_rows, scratch, kNamedWords);
     unnamed.advance(INT_MAX, [&](int row) { zero_row<Traits>(params, row); });
     return;

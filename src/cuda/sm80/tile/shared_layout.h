@@ -9,8 +9,8 @@
 /// last.
 namespace moegemm::cuda::sm80 {
 
-constexpr int kTileBytes = 32;   ///< of a decoded tile in the ring
-constexpr int kTargetSlots = 8;  ///< tiles whose results' places are known: stages + 2 are needed
+constexpr int kTileBytes = 32;    ///< of a decoded tile in the ring
+constexpr int kTargetSlots = 8;   ///< tiles whose results' places are known: stages + 2 are needed
 constexpr int kNamedWords = 512;  ///< of UnnamedRows
 
 /// Barriers of the stages, of kernels with a warp that copies.
@@ -25,7 +25,7 @@ struct RowGemmLayout {
   static constexpr int kTargets = kRing + kRingBytes<Shape>;      ///< RowTarget [slots][rows]
   /// Before the first loads, where all warps copy; else they are under way already.
   static constexpr int kNamedRows =
-      Shape::kLoadWarps > 0 ? kTargets + kTargetSlots * Shape::kRows * 8 : 0;
+      Shape::kLoadWarps > 0 ? kTargets + kTargetSlots* Shape::kRows * 8 : 0;
   static_assert(kNamedWords * 4 <= Shape::kStageBytes);
   static constexpr int kStarts =
       Shape::kLoadWarps > 0 ? kNamedRows + kNamedWords * 4 : kTargets;  ///< SegmentStart [E + 1]

@@ -189,8 +189,8 @@ class WeightLoader {
   /// would not be 0.
   __device__ __forceinline__ void write_fetched() {
     const int flat = fetched_.below(params_.total_rows);
-    const bool absent = params_.indexed && flat < 0;
-    const int row = ahead_tile_ >= 0 && is_ahead_inside() && !absent ? ahead_row_ : -1;
+    const bool present = params_.indexed ? flat >= 0 : ahead_tile_ >= 0 && is_ahead_inside();
+    const int row = present ? ahead_row_ : -1;
     const int source =
         flat < 0 ? -1 : static_cast<int>(params_.divisor.divide(static_cast<unsigned>(flat)));
     const int dy_row = params_.gather_dy ? source : row;

@@ -99,8 +99,8 @@ class WeightStreamLoader {
   __device__ __forceinline__ void look_up() {
     const int flat = fetched_.below(params_.total_rows);
     const unsigned source = flat < 0 ? kNoRow : params_.divisor.divide(static_cast<unsigned>(flat));
-    const bool absent = params_.indexed && flat < 0;
-    const unsigned row = position_ < end_ && !absent ? static_cast<unsigned>(position_) : kNoRow;
+    const bool present = params_.indexed ? flat >= 0 : position_ < end_;
+    const unsigned row = present ? static_cast<unsigned>(position_) : kNoRow;
     const auto in_units = [](unsigned number, const RowPitch& pitch) {
       return number == kNoRow ? kNoRow : number * pitch.units;
     };

@@ -97,7 +97,7 @@ constexpr int kActivatedRingBytes = 256;  ///< 2 x 10 stages at most: every byte
 /// Of UnnamedRows: what a tile leaves of shared memory, within these bounds.
 constexpr int kLeastNamedWords = 64;
 constexpr int kMostNamedWords = 1024;
-constexpr int kBiasBytes = 256;           ///< biases of a warpgroup's features in an activated tile
+constexpr int kBiasBytes = 256;  ///< biases of a warpgroup's features in an activated tile
 
 /// Byte offsets into dynamic shared memory. What has a size known only at run time comes last, so
 /// that the main loops spend no registers on addresses.

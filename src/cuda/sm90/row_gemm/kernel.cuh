@@ -244,15 +244,16 @@ __device__ __forceinline__ void describe_rows(const RowGemmParams& params,
     row_info_warps<T>(params, shared, [] {});
     return;
   }
-  // Some 4 microseconds: less than a tile of many rows takes.
-  constexpr int kSteps = 6;
   const auto zero = [&](int row) { zero_row<T>(params, row); };
   const auto words = [&] { return shared.named_rows(); };
   constexpr int kBarrier = static_cast<int>(NamedBarrier::kNamedRows);
-  auto unnamed = unnamed_rows<kWarpSize, kInfoWarps * kWarpSize, kBarrier>(
-      params.gather_indices, shared.starts()[params.experts].row, params.total_rows, words,
-      params.named_words);
-  row_info_warps<T>(params, shared, [&] { unnamed.advance(kSteps, zero); });
+  const SegmentStart end = shared.starts()[params.experts];
+  auto unnamed = unnamed_rows<kWarpSize, kInfoWarps * kWarpSize, kBarrier, 3>(
+      params.gather_indices, end.row, params.total_rows, words, params.named_words);
+  // So many after each of this block's tiles that the last quarter of them needs none.
+  const int steps =
+      ceil_div(4 * unnamed.steps(), 3 * max(1, end.tile / static_cast<int>(gridDim.x)));
+  row_info_warps<T>(params, shared, [&] { unnamed.advance(steps, zero); });
   unnamed.advance(INT_MAX, zero);
 }
 

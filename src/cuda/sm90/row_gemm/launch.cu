@@ -264,10 +264,10 @@ void launch_entry(const KernelEntry& entry, const Step& step, const Problem& pro
       acquire_tile_counter(problem.device.index, stream, most_tiles(kernel, problem), step.grid);
   const std::int64_t smem_bytes = kernel.smem_bytes(problem.experts, needs_row_info(problem));
   const int more_words =
-      params.scatter ? static_cast<int>(std::min<std::int64_t>(
-                           (facts.shared_memory_bytes - smem_bytes) / 4,
-                           kMostNamedWords - kLeastNamedWords))
-                     : 0;
+      params.scatter
+          ? static_cast<int>(std::min<std::int64_t>((facts.shared_memory_bytes - smem_bytes) / 4,
+                                                    kMostNamedWords - kLeastNamedWords))
+          : 0;
   params.named_words = kLeastNamedWords + more_words;
   LaunchSpec spec;
   spec.function = kernel.function(problem);

@@ -20,7 +20,7 @@
 /// | warps | role     | registers | waits for                           | signals                  |
 /// |-------|----------|-----------|-------------------------------------|--------------------------|
 /// | 0-2   | load     | 56        | tiles full, loads empty             | loads full, tiles empty  |
-/// | 3     | schedule | 56        | tiles empty                         | tiles full               |
+/// | 3     | schedule, look for absent rows | 56 | tiles empty              | tiles full               |
 /// | 4-11  | multiply | 224       | tiles full, loads full, its staging | loads empty, tiles empty |
 /// |       | + store  |           | buffer (one per warpgroup)          |                          |
 ///
@@ -29,6 +29,25 @@
 /// multiply, and block 1, rounded and kept in registers, while the first rows of the next tile do.
 // clang-format on
 namespace moegemm::cuda::sm90 {
+
+/// Whether an index of a segment is out of range; by one warp.
+__device__ __forceinline__ bool has_absent_rows(const WeightGemmParams& params,
+                                                const WeightTile& tile) {
+  constexpr int kBatch = 16;  // loads in flight: the first tile waits for them
+  bool absent = false;
+#pragma unroll 1
+  for (int first = threadIdx.x % kWarpSize; first < tile.rows; first += kBatch * kWarpSize) {
+    IndexArray::Fetched fetched[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      fetched[i] =
+          params.gather_indices.fetch(tile.row + min(first + i * kWarpSize, tile.rows - 1));
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) absent |= fetched[i].below(params.total_rows) < 0;
+  }
+  return __any_sync(kFullMask, absent);
+}
 
 template <typename Shape>
 __device__ __forceinline__ void schedule_tiles(const WeightGemmParams& params,
@@ -47,6 +66,8 @@ __device__ __forceinline__ void schedule_tiles(const WeightGemmParams& params,
   const int total = params.experts * params.tiling.tiles_per_expert();
   TileQueue queue(params.counter, total);
   PipelineState<kTileSlots> slot;
+  int looked_at = -1;  // the expert whose indices were last looked at, and what was found
+  bool absent = false;
   const auto publish = [&](const WeightTile& tile) {
     smem.tile_ring.wait_empty(slot);
     if (lane == 0) {
@@ -61,6 +82,11 @@ __device__ __forceinline__ void schedule_tiles(const WeightGemmParams& params,
     tile.expert = order[tile.expert];
     tile.row = smem.row_prefix[tile.expert];
     tile.rows = smem.row_prefix[tile.expert + 1] - tile.row;
+    if (params.gather_indices.data && tile.expert != looked_at) {
+      looked_at = tile.expert;
+      absent = has_absent_rows(params, tile);
+    }
+    tile.has_absent_rows = absent;
     // dW += nothing: left alone, so that not even -0.0 changes.
     if (tile.rows == 0 && params.output == WeightOutput::kAddToFloat32) continue;
     publish(tile);

@@ -152,9 +152,11 @@ WeightGemmParams make_params(const CompiledWeightGemm& kernel, const Step& step,
   params.b_map = input_map(kernel, problem, b, params.tiling.b_cols, b_stride, kernel.b_cols);
   params.b_in_one_box = fits_one_box(params.tiling.b_cols);
   params.out_map = output_map(problem, operands);
-  params.b = static_cast<const unsigned char*>(b);
-  params.b_row_bytes = b_stride * size_bytes(problem.dtype);
   if (problem.permutation != Permutation::kNone) {
+    params.opposite_is_a = a_is_x == (problem.permutation == Permutation::kY);
+    params.opposite = static_cast<const unsigned char*>(params.opposite_is_a ? a : b);
+    params.opposite_row_bytes =
+        (params.opposite_is_a ? a_stride : b_stride) * size_bytes(problem.dtype);
     params.gather_indices = {operands.gather_indices, problem.index_dtype == DType::kInt64};
   }
   if (problem.gathers()) {

@@ -72,27 +72,6 @@ __device__ __forceinline__ void load_slabs(const CUtensorMap& map, bool one_box,
   }
 }
 
-/// Copies the rows of operand B that are `present` (bit i: place i of the stage), and zeros for the
-/// others. For stages with absent rows only, which no box leaves out: short code, not fast.
-template <typename Shape>
-__device__ __forceinline__ void copy_present_rows(const WeightGemmParams& params,
-                                                  const WeightTile& tile, const StageRows& rows,
-                                                  unsigned present, const unsigned char* stage) {
-  constexpr int kChunks = kSlabCols / 8;  // of a row in a slab
-  const std::uint32_t base = ptx::shared_address(stage);
-#pragma unroll 1
-  for (int i = threadIdx.x % kWarpSize; i < Shape::kBBytes / 16; i += kWarpSize) {
-    const int chunk = i % kChunks;
-    const int place = i / kChunks % Shape::kRows;
-    const int slab = i / (kChunks * Shape::kRows);
-    const int column = tile.b_col + slab * kSlabCols + chunk * 8;
-    const unsigned char* source =
-        params.b + (tile.row + rows.first + place) * params.b_row_bytes + column * 2ll;
-    ptx::cp_async_16_or_zero(base + slab * Shape::kSlabBytes + swizzle_128b(place, chunk), source,
-                             (present >> place & 1) && column < params.tiling.b_cols);
-  }
-}
-
 /// Fetches the indices of a stage, one per lane. Missing rows keep an index out of range.
 __device__ __forceinline__ IndexArray::Fetched fetch_index(const WeightGemmParams& params,
                                                            const WeightTile& tile,
@@ -105,11 +84,65 @@ __device__ __forceinline__ IndexArray::Fetched fetch_index(const WeightGemmParam
   return fetched;
 }
 
+/// The boxes of a stage, by one lane, which also announces their bytes.
+template <typename Shape>
+__device__ __forceinline__ void load_boxes(const WeightGemmParams& params, WeightSmem<Shape>& smem,
+                                           int slot, const WeightTile& tile, const StageRows& rows,
+                                           bool of_a, bool of_b) {
+  std::uint64_t* full = &smem.loads.full[slot];
+  ptx::mbarrier_arrive_expect_tx(full, (of_a ? Shape::kABytes : 0) + (of_b ? Shape::kBBytes : 0));
+  const StageBox box = box_of_stage(tile, rows, Shape::kRows);
+  if (of_b) {
+    load_slabs<Shape, Shape::kBSlabs>(params.b_map, params.b_in_one_box, smem.b[slot], tile.b_col,
+                                      box, full);
+  }
+  if (of_a) {
+    load_slabs<Shape, Shape::kASlabs>(params.a_map, params.a_in_one_box, smem.a[slot], tile.a_col,
+                                      box, full);
+  }
+}
+
+/// A stage of a tile with absent rows, which no box leaves out: the opposite operand is copied row
+/// by row, with zeros for absent ones; the other one, unless it is gathered, comes in a box. Rare:
+/// short code, not fast.
+template <typename Shape>
+__device__ __forceinline__ void load_present_rows(const WeightGemmParams& params,
+                                                  WeightSmem<Shape>& smem, int slot,
+                                                  const WeightTile& tile, const StageRows& rows) {
+  constexpr int kChunks = kSlabCols / 8;  // of a row in a slab
+  const int lane = threadIdx.x % kWarpSize;
+  const bool is_a = params.opposite_is_a;
+  const std::uint32_t stage = ptx::shared_address(is_a ? smem.a[slot] : smem.b[slot]);
+  const int first_column = is_a ? tile.a_col : tile.b_col;
+  const int columns = is_a ? params.tiling.a_cols : params.tiling.b_cols;
+  const int chunks = (is_a ? Shape::kABytes : Shape::kBBytes) / 16;
+  const unsigned present =
+      __ballot_sync(kFullMask, fetch_index(params, tile, rows).below(params.total_rows) >= 0);
+#pragma unroll 1
+  for (int i = lane; i < chunks; i += kWarpSize) {
+    const int chunk = i % kChunks;
+    const int place = i / kChunks % Shape::kRows;
+    const int slab = i / (kChunks * Shape::kRows);
+    const int column = first_column + slab * kSlabCols + chunk * 8;
+    const unsigned char* source = params.opposite +
+                                  (tile.row + rows.first + place) * params.opposite_row_bytes +
+                                  column * 2ll;
+    ptx::cp_async_16_or_zero(stage + slab * Shape::kSlabBytes + swizzle_128b(place, chunk), source,
+                             (present >> place & 1) && column < columns);
+  }
+  const bool gathers = params.gathered != nullptr;
+  if (!gathers) {  // with a gathered operand every lane arrives for its copies, else lane 0 for all
+    ptx::cp_async_wait_all();
+    ptx::fence_proxy_async_shared();
+  }
+  __syncwarp();
+  if (lane == 0) load_boxes(params, smem, slot, tile, rows, !gathers && !is_a, is_a);
+}
+
 template <typename Shape>
 __device__ __forceinline__ void load_tiles(const WeightGemmParams& params, WeightSmem<Shape>& smem,
                                            int warp) {
   const int lane = threadIdx.x % kWarpSize;
-  const bool indexed = params.gather_indices.data != nullptr;
   const bool gathers = params.gathered != nullptr;
   unsigned* row_chunks = smem.row_chunks[warp];
   PipelineState<Shape::kStages / kLoadWarps> own;  // this warp's stages: warp, warp + 3, ...
@@ -125,51 +158,25 @@ __device__ __forceinline__ void load_tiles(const WeightGemmParams& params, Weigh
     const int columns_left = params.tiling.a_cols - column;
     StageRows rows = rows_of_stage(tile, index, Shape::kRows);
     IndexArray::Fetched row_index;
-    if (indexed) row_index = fetch_index(params, tile, rows);
+    if (gathers) row_index = fetch_index(params, tile, rows);
     for (; index < stages; index += kLoadWarps) {
       const int slot = warp + kLoadWarps * own.slot;
       std::uint64_t* full = &smem.loads.full[slot];
-      unsigned row_chunk = 0;
-      unsigned present = kFullMask;
-      bool absent = false;  // a row of the segment
-      if (indexed) {
-        row_chunk = gathered_chunk(params, row_index);
-        present = __ballot_sync(kFullMask, row_chunk != kNoRow);
-        if (present != kFullMask) {
-          const int row = rows.first + lane;
-          absent = present != __ballot_sync(kFullMask, row >= rows.begin && row < rows.end);
-        }
-      }
       ptx::mbarrier_wait(&smem.loads.empty[slot], own.phase ^ 1);
       own.advance();
-      if (absent) {
-        copy_present_rows<Shape>(params, tile, rows, present, smem.b[slot]);
-        if (!gathers) {  // lane 0 arrives for all copies
-          ptx::cp_async_wait_all();
-          ptx::fence_proxy_async_shared();
-        }
-        __syncwarp();
-      }
-      if (lane == 0) {
-        const int bytes = (absent ? 0 : Shape::kBBytes) + (gathers ? 0 : Shape::kABytes);
-        ptx::mbarrier_arrive_expect_tx(full, bytes);
-        const StageBox box = box_of_stage(tile, rows, Shape::kRows);
-        if (!absent) {
-          load_slabs<Shape, Shape::kBSlabs>(params.b_map, params.b_in_one_box, smem.b[slot],
-                                            tile.b_col, box, full);
-        }
-        if (!gathers) {
-          load_slabs<Shape, Shape::kASlabs>(params.a_map, params.a_in_one_box, smem.a[slot],
-                                            tile.a_col, box, full);
-        }
+      if (tile.has_absent_rows) {
+        load_present_rows(params, smem, slot, tile, rows);
+      } else if (lane == 0) {
+        load_boxes(params, smem, slot, tile, rows, !gathers, true);
       }
       __syncwarp();
       rows = rows_of_stage(tile, index + kLoadWarps, Shape::kRows);
-      // Fetched ahead, the next indices have arrived by the time their stage is empty.
-      if (indexed) row_index = fetch_index(params, tile, rows);
       if (gathers) {
+        const unsigned row_chunk = gathered_chunk(params, row_index);
+        // Fetched ahead, the next indices have arrived by the time their stage is empty.
+        row_index = fetch_index(params, tile, rows);
         row_chunks[lane] = row_chunk;
-        const bool all_valid = present == kFullMask && full_columns;
+        const bool all_valid = __all_sync(kFullMask, row_chunk != kNoRow) && full_columns;
         __syncwarp();
         const std::uint32_t target = ptx::shared_address(smem.a[slot]);
         if (all_valid) {

@@ -29,15 +29,17 @@ struct WeightGemmParams {
   bool b_in_one_box;
   CUtensorMap out_map;  ///< {K, N, E}, box {128 bytes, 64, 1}
 
-  IndexArray m_sizes;             ///< [E]
+  IndexArray m_sizes;  ///< [E]
   /// [M]; data is null where no operand is permuted. A row whose index is out of range is absent:
   /// zeros in both operands, since 0 times a NaN opposite it would not be 0.
   IndexArray gather_indices;
   const unsigned char* gathered;  ///< operand A if it is gathered, else null
   unsigned gathered_row_chunks;   ///< its row pitch in 16 bytes
   FastDivisor gather_divisor;     ///< flat index -> row of the gathered operand
-  const unsigned char* b;         ///< operand B, for stages with absent rows
-  std::int64_t b_row_bytes;       ///< its pitch
+  /// The operand that is not permuted, for stages with absent rows; the other has zeros there.
+  const unsigned char* opposite;
+  std::int64_t opposite_row_bytes;
+  bool opposite_is_a;
 
   WeightTiling tiling;
   int experts;

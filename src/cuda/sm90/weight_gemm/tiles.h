@@ -30,6 +30,7 @@ struct WeightTile {
   int rows = 0;    ///< of the segment
   int a_col = 0;   ///< first column of operand A
   int b_col = 0;
+  bool has_absent_rows = false;  ///< some of the segment's indices are out of range
 };
 
 /// Expert and columns of tile `number`; the rows are left for the caller to fill in.
@@ -40,8 +41,11 @@ MOEGEMM_HOST_DEVICE WeightTile decode_weight_tile(int number, const WeightTiling
   const int fastest_tiles = tiling.a_fastest ? tiling.a_tiles : tiling.b_tiles;
   const int slow = local / fastest_tiles;
   const int fast = local - slow * fastest_tiles;
-  return {expert, 0, 0, (tiling.a_fastest ? fast : slow) * a_tile,
-          (tiling.a_fastest ? slow : fast) * b_tile};
+  WeightTile tile;
+  tile.expert = expert;
+  tile.a_col = (tiling.a_fastest ? fast : slow) * a_tile;
+  tile.b_col = (tiling.a_fastest ? slow : fast) * b_tile;
+  return tile;
 }
 
 /// The last tile's second store hides behind this many stages of the next tile's first block. One

@@ -142,11 +142,23 @@ TEST(Sm80Kernels, TheGridHoldsWhatRunsAtTheSameTime) {
 }
 
 TEST(Sm80Kernels, TooManyExpertsAreRefusedWithTheirNumber) {
-  const Problem problem = layer(Op::kForward, DType::kBFloat16, 1 << 20, 8192);
-  for (const CompiledKernel& kernel : compiled_kernels()) {
-    if (kernel.info.op != Op::kForward || kernel.math != Math::kTensor16) continue;
-    if (kernel.least_major > kConsumer.major) continue;
-    EXPECT_NE(refuse(kernel, problem, kConsumer).find("1048576 experts"), std::string::npos);
+  for (const std::int64_t experts : {1 << 20, 1 << 29}) {  // 8 bytes each: the second wraps 32 bits
+    const Problem problem = layer(Op::kForward, DType::kBFloat16, experts, 8);
+    for (const CompiledKernel& kernel : compiled_kernels()) {
+      if (kernel.info.op != Op::kForward || kernel.math != Math::kTensor16) continue;
+      if (kernel.least_major > kConsumer.major) continue;
+      EXPECT_NE(refuse(kernel, problem, kConsumer).find(std::to_string(experts) + " experts need"),
+                std::string::npos);
+    }
+  }
+}
+
+TEST(Sm80Kernels, TakesTheExpertsThatHopperKernelsDoNotHold) {
+  for (const Op op : kOps) {
+    EXPECT_NE(choose(layer(op, DType::kBFloat16, 2500, 8192), gpu(9, 227 << 10, 228 << 10)),
+              nullptr);
+    EXPECT_NE(choose(layer(op, DType::kBFloat16, 20000, 8192), gpu(9, 227 << 10, 228 << 10)),
+              nullptr);
   }
 }
 

@@ -8,23 +8,18 @@ import warnings
 import moegemm
 import pytest
 import torch
-from tiny_models import DISPATCHED, FAMILIES, build, outputs_and_gradients, token_ids
+from tiny_models import DISPATCHED, FAMILIES, assert_same, build, experts_of, outputs_and_gradients, token_ids
 
 transformers = pytest.importorskip("transformers")
 integration = pytest.importorskip("moegemm.transformers")
+running = pytest.importorskip("moegemm.integrations.experts")
 
 
 def as_moegemm(model: torch.nn.Module) -> torch.nn.Module:
     return moegemm.patch(copy.deepcopy(model))
 
 
-def assert_same(got: dict, expected: dict, tolerance: float) -> None:
-    assert got.keys() == expected.keys()
-    for name, value in got.items():
-        error = (value.double() - expected[name].double()).norm()
-        assert error <= tolerance * max(expected[name].double().norm().item(), 1e-6), f"{name}: off by {error}"
-
-
+@pytest.mark.smoke
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_and_gradients_are_those_of_eager(device, family):
     model = build(family, "eager").to(device)
@@ -45,7 +40,7 @@ def test_sixteen_bit_models_are_as_close_to_fp32_as_eager(device, family, dtype)
     exact = build(family, "eager").to(device)
     ids = token_ids().to(device)
     # One dense layer of routing decisions in fp32 would differ: compare a single expert layer on the same routing.
-    experts = next(m for m in exact.modules() if hasattr(m, "gate_up_proj") and m.gate_up_proj.dim() == 3)
+    experts = experts_of(exact)
     x = torch.randn(40, 32, device=device)
     weights, chosen = torch.rand(40, 4, device=device).softmax(-1).topk(2)
     with torch.no_grad():
@@ -59,13 +54,14 @@ def test_sixteen_bit_models_are_as_close_to_fp32_as_eager(device, family, dtype)
     assert outputs_and_gradients(as_moegemm(exact).to(dtype), ids)["logits"].isfinite().all()
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("family", DISPATCHED)
 def test_is_chosen_by_name(family):
     model = build(family, "moegemm")
     with pytest.MonkeyPatch.context() as patched:
         ran = []
-        original = integration.moe_mlp
-        patched.setattr(integration, "moe_mlp", lambda *a, **k: ran.append(1) or original(*a, **k))
+        original = running.moe_mlp
+        patched.setattr(running, "moe_mlp", lambda *a, **k: ran.append(1) or original(*a, **k))
         model(input_ids=token_ids())
     assert ran, "the fused layer did not run"
 
@@ -86,11 +82,12 @@ def test_gradient_checkpointing(device, family):
     assert_same(outputs_and_gradients(checkpointed, ids), outputs_and_gradients(plain, ids), 1e-6)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
 def test_the_expert_layers_compile_as_one_graph(device, family):
     torch._dynamo.reset()
     model = build(family, "moegemm").to(device)
-    experts = next(m for m in model.modules() if hasattr(m, "gate_up_proj") and m.gate_up_proj.dim() == 3)
+    experts = experts_of(model)
     x = torch.randn(40, 32, device=device)
     weights, ids = torch.rand(40, 4, device=device).softmax(-1).topk(2)
 
@@ -105,6 +102,7 @@ def test_the_expert_layers_compile_as_one_graph(device, family):
         torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.smoke
 def test_a_whole_model_compiles(device):
     torch._dynamo.reset()
     model = build("qwen3_moe", "moegemm").to(device).eval()
@@ -115,6 +113,7 @@ def test_a_whole_model_compiles(device):
     torch.testing.assert_close(compiled, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.smoke
 def test_save_and_load(tmp_path):
     model = build("qwen3_moe", "moegemm")
     expected = model(input_ids=token_ids()).logits
@@ -172,17 +171,13 @@ def test_generation(device):
     assert torch.equal(as_moegemm(model).generate(ids, **options), model.generate(ids, **options))
 
 
-def experts_of(model: torch.nn.Module) -> torch.nn.Module:
-    return next(m for m in model.modules() if hasattr(m, "gate_up_proj") and m.gate_up_proj.dim() == 3)
-
-
 def test_an_unknown_activation_runs_in_torch_and_says_so():
     experts = experts_of(build("gpt_oss", "eager"))
     experts._apply_gate = lambda h: torch.sin(h[..., ::2]) * h[..., 1::2]
     x = torch.randn(20, 32)
     weights, ids = torch.rand(20, 4).softmax(-1).topk(2)
     expected = experts(x, ids, weights)
-    integration._said.clear()
+    running._said.clear()
     with pytest.warns(UserWarning, match=r"GptOssExperts runs its activation in torch"):
         got = integration.experts_forward(experts, x, ids, weights)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
@@ -201,7 +196,7 @@ def test_an_unknown_activation_runs_in_torch_and_says_so():
 def test_weights_that_no_kernel_takes_fall_back_and_say_so():
     experts = experts_of(build("qwen3_moe", "grouped_mm")).double()
     weights, ids = torch.rand(20, 4).softmax(-1).topk(2)
-    integration._said.clear()
+    running._said.clear()
     with pytest.warns(UserWarning, match=r"runs its own eager code: .* torch.float64"):
         integration.experts_forward(experts, torch.randn(20, 32).double(), ids, weights)
 
@@ -242,7 +237,7 @@ def test_patch_refuses_experts_that_are_modules_of_their_own_with_the_reason(nam
 def test_patch_leaves_separate_experts_alone_beside_others_and_says_so():
     model = build("qwen3_moe", "eager")
     model.extra = SeparateExperts(("gate_proj", "up_proj", "down_proj"))
-    integration._said.clear()
+    running._said.clear()
     with pytest.warns(UserWarning, match="runs its own code: SeparateExperts.experts"):
         moegemm.patch(model)
 

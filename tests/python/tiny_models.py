@@ -89,3 +89,22 @@ def outputs_and_gradients(model: torch.nn.Module, ids: torch.Tensor) -> dict[str
     out.loss.backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     return {"logits": out.logits.detach(), **gradients}
+
+
+def experts_of(model: torch.nn.Module) -> torch.nn.Module:
+    """The experts module of its first expert layer."""
+    return next(m for m in model.modules() if hasattr(m, "gate_up_proj") and m.gate_up_proj.dim() == 3)
+
+
+def routing(experts: int, tokens: int = 40, topk: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+    """Expert ids and router weights, [T, topk] each."""
+    weights, ids = torch.rand(tokens, experts).softmax(-1).topk(topk)
+    return ids, weights
+
+
+def assert_same(got: dict, expected: dict, tolerance: float) -> None:
+    """Each tensor of two results is the same but for a share of its norm."""
+    assert got.keys() == expected.keys()
+    for name, value in got.items():
+        error = (value.double() - expected[name].double()).norm()
+        assert error <= tolerance * max(expected[name].double().norm().item(), 1e-6), f"{name}: off by {error}"

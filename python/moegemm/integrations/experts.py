@@ -1,0 +1,134 @@
+"""The forward of an experts module: the whole layer in one call, or moegemm's products around code of the module."""
+
+import contextlib
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from moegemm.activations import Activation
+from moegemm.integrations.gates import activation_of
+from moegemm.layer import Routed, moe_mlp
+from moegemm.operators import flags as bits
+from moegemm.operators.raw import torch_allows_tf32
+from moegemm.products import first_product, second_product
+from moegemm.routing import combine, route
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_said: set[str] = set()
+
+
+def say_once(reason: str) -> None:
+    if reason not in _said:
+        _said.add(reason)
+        warnings.warn(f"moegemm: {reason}", UserWarning, stacklevel=4)
+
+
+say_once._dynamo_marked_constant = True  # type: ignore[attr-defined]  # while tracing, not in the graph
+
+
+@contextlib.contextmanager
+def unsaid() -> Iterator[None]:
+    """What is said within is neither heard nor counted as said."""
+    before = set(_said)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        _said.intersection_update(before)
+
+
+class Stored(NamedTuple):
+    """The weights of a layer as its module keeps them."""
+
+    first: Any  # [E, C, H], or [E, H, C] with transposed
+    second: Any  # [E, H, I], or [E, I, H]
+    first_bias: Tensor | None  # [E, C]
+    second_bias: Tensor | None  # [E, H]
+    transposed: bool
+
+
+def why_not(stored: Stored, placed_later: bool = False) -> str | None:
+    """Why these weights are not for our kernels, or None. `placed_later`: whatever device they are on now."""
+    for name, w in (("first", stored.first), ("second", stored.second)):
+        if not isinstance(w, Tensor) or w.dim() != 3:
+            return f"the {name} product's weights are not one [E, ...] tensor"
+        if w.dtype not in _DTYPES:
+            return f"the {name} product's weights are {w.dtype}, not bf16, fp16 or fp32"
+        if w.device.type not in ("cpu", "cuda") and not placed_later:
+            return f"the {name} product's weights are on {w.device.type}, not on cpu or cuda"
+    return None
+
+
+def run_with_own_activation(
+    x: Tensor, stored: Stored, ids: Tensor, router_weights: Tensor | None, gate: Callable[[Tensor], Tensor],
+    norm: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:  # fmt: skip
+    """Our products and top-k sum around an activation (and a norm) that torch runs."""
+    topk, experts = ids.size(1), stored.first.size(0)
+    tf32 = bits.ALLOW_TF32 if torch_allows_tf32(x) else 0
+    m_sizes, gather_indices = route(ids, experts)
+    routed = Routed(m_sizes, gather_indices, topk)
+    flat_ids = ids.reshape(-1)
+    mine = ((flat_ids >= 0) & (flat_ids < experts)).unsqueeze(-1)
+    known_ids = flat_ids.clamp(0, experts - 1)
+    h = first_product(x, stored.first, routed, stored.transposed, tf32)
+    if stored.first_bias is not None:
+        h = h + stored.first_bias[known_ids[routed.gather_indices.long()]]
+    h = gate(h)
+    y = second_product(h.to(stored.second.dtype), stored.second, routed, stored.transposed, tf32)
+    if stored.second_bias is not None:
+        y = y + stored.second_bias[known_ids]
+    if norm is not None:
+        y = norm(y)
+    # A bias or a norm has made something of the zero rows that belong to no expert of ours.
+    y = y.masked_fill(~mine, 0.0)
+    if router_weights is not None and router_weights.dtype not in (torch.float32, y.dtype):
+        router_weights = router_weights.float()
+    return combine(y, router_weights, topk)
+
+
+def run_experts(
+    name: str, x: Tensor, stored: Stored, ids: Tensor, router_weights: Tensor | None, activation: Activation | None,
+    gate: Callable[[Tensor], Tensor], norm: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:  # fmt: skip
+    """The layer [T, H] -> [T, H] of the module called `name`; `gate` is its own code for an activation of None."""
+    if activation is not None and norm is None:
+        return moe_mlp(
+            x, stored.first, stored.second, ids, router_weights, activation, transposed=stored.transposed,
+            gate_up_bias=stored.first_bias, down_bias=stored.second_bias,
+        )  # fmt: skip
+    what = "its norm" if activation is not None else "its activation"
+    say_once(f"{name} runs {what} in torch, between moegemm's products: no kernel has it")
+    return run_with_own_activation(x, stored, ids, router_weights, gate, norm)
+
+
+def stored_in(module: Any) -> Stored:
+    """The weights of a module of transformers' experts interface."""
+    gated = getattr(module, "has_gate", True)
+    biases: tuple[Tensor | None, Tensor | None] = (None, None)
+    if getattr(module, "has_bias", False):
+        biases = (module.gate_up_proj_bias if gated else module.up_proj_bias, module.down_proj_bias)
+    first = module.gate_up_proj if gated else module.up_proj
+    return Stored(first, module.down_proj, *biases, getattr(module, "is_transposed", False))
+
+
+def experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """The forward of an experts module: hidden_states [T, H], top_k_index and top_k_weights [T, topk] -> [T, H]."""
+    gated = getattr(module, "has_gate", True)
+    stored = stored_in(module)
+    reason = why_not(stored)
+    if reason is not None:
+        say_once(f"{type(module).__name__} runs its own eager code: {reason}")
+        eager: Callable[..., Tensor] = inspect.unwrap(type(module).forward)
+        return eager(module, hidden_states, top_k_index, top_k_weights)
+    norm = module.post_expert_norm if getattr(module, "has_post_expert_norm", False) else None
+    out = run_experts(
+        type(module).__name__, hidden_states.to(stored.first.dtype), stored, top_k_index, top_k_weights,
+        activation_of(module, gated), module._apply_gate if gated else module.act_fn, norm,
+    )  # fmt: skip
+    return out.to(hidden_states.dtype)

@@ -1,0 +1,160 @@
+"""Every public call that computes something, forward and backward, as a function of the device alone."""
+
+from collections.abc import Callable
+
+import moegemm
+import torch
+from conftest import FLAGS, make_case
+from raw_calls import RAW, raw_call
+from torch import Tensor
+
+Step = Callable[[], list[Tensor]]
+
+
+def _gradients(out: Tensor, wanted: list[Tensor]) -> list[Tensor]:
+    return [out, *torch.autograd.grad(out.float().square().sum(), wanted)]
+
+
+def _product(flags: str, dtype: torch.dtype) -> Callable[[str], Step]:
+    def build(device: str) -> Step:
+        case = make_case(device, flags, dtype, tokens=48, n=64, k=128)
+        leaves = [t.requires_grad_() for t in (case.X, case.W, case.topk_weights) if t is not None]
+        return lambda: _gradients(moegemm.grouped_gemm(**case.arguments()), leaves)
+
+    return build
+
+
+def _plain(device: str) -> Step:
+    case = make_case(device, topk=1, dtype=torch.bfloat16, n=64, k=128)
+    leaves = [case.X.requires_grad_(), case.W.requires_grad_()]
+    return lambda: _gradients(moegemm.grouped_gemm(case.X, case.W, case.m_sizes, 1), leaves)
+
+
+def _function(device: str) -> Step:
+    case = make_case(device, "permute_x", torch.bfloat16, n=64, k=128)
+    leaves = [case.X.requires_grad_(), case.W.requires_grad_()]
+    call = (2, 1, moegemm.autograd.DEFAULTS)
+    return lambda: _gradients(
+        moegemm.GroupedGemm.apply(case.X, case.W, case.m_sizes, case.gather_indices, None, call), leaves
+    )
+
+
+def _raw(name: str, flags: str) -> Callable[[str], Step]:
+    def build(device: str) -> Step:
+        case = make_case(device, flags, torch.bfloat16, n=64, k=128)
+        dY = torch.randn(case.rows, 64).to(device, torch.bfloat16)
+        out = raw_call(name, case, dY=dY, out_dtype=torch.float32)
+        return lambda: [
+            raw_call(name, case, dY=dY).clone(),
+            raw_call(name, case, dY=dY, out=out).clone(),
+            raw_call(name, case, dY=dY, out_dtype=torch.float32).clone(),
+        ]
+
+    return build
+
+
+def _main_grad(device: str) -> Step:
+    case = make_case(device, "permute_x", torch.bfloat16, n=64, k=128)
+    W = case.W.requires_grad_()
+    W.main_grad = torch.zeros(W.shape, device=device)
+
+    def step() -> list[Tensor]:
+        W.main_grad.zero_()
+        moegemm.grouped_gemm(**case.arguments(), accumulate=True).sum().backward()
+        return [W.main_grad.clone()]
+
+    return step
+
+
+def _routing(device: str) -> Step:
+    ids = torch.randint(-1, 9, (40, 3)).to(device)
+    rows = torch.randn(120, 64).to(device).bfloat16().requires_grad_()
+    weights = torch.rand(40, 3).to(device).requires_grad_()
+
+    def step() -> list[Tensor]:
+        routed = [*moegemm.route(ids, 8, return_inverse=True), *moegemm.route(ids, 8, dtype=torch.int64)]
+        return [*routed, *_gradients(moegemm.combine(rows, weights), [rows, weights])]
+
+    return step
+
+
+def _layer_tensors(device: str, transposed: bool, grad: bool) -> dict[str, Tensor]:
+    E, H, inner, T = 6, 128, 64, 40
+    shapes = {"w_gate_up": (E, 2 * inner, H), "w_down": (E, H, inner)}
+    tensors = {name: torch.randn(shape) * shape[-1] ** -0.5 for name, shape in shapes.items()}
+    if transposed:
+        tensors = {name: t.transpose(1, 2).contiguous() for name, t in tensors.items()}
+    tensors |= {"x": torch.randn(T, H), "gate_up_bias": torch.randn(E, 2 * inner), "down_bias": torch.randn(E, H)}
+    tensors = {name: t.to(device, torch.bfloat16) for name, t in tensors.items()}
+    tensors["router_weights"] = torch.rand(T, 2).to(device)
+    return {name: t.requires_grad_(grad) for name, t in tensors.items()}
+
+
+def _layer(transposed: bool, grad: bool) -> Callable[[str], Step]:
+    def build(device: str) -> Step:
+        tensors = _layer_tensors(device, transposed, grad)
+        ids = torch.randint(-1, 7, (40, 2)).to(device)
+
+        def step() -> list[Tensor]:
+            out = moegemm.moe_mlp(expert_ids=ids, transposed=transposed, **tensors)
+            return _gradients(out, list(tensors.values())) if grad else [out]
+
+        return step
+
+    return build
+
+
+def _layer_main_grads(device: str) -> Step:
+    tensors = _layer_tensors(device, False, True)
+    ids = torch.randint(6, (40, 2)).to(device)
+    weights = [tensors["w_gate_up"], tensors["w_down"]]
+    for w in weights:
+        w.main_grad = torch.zeros(w.shape, device=device)
+
+    def step() -> list[Tensor]:
+        for w in weights:
+            w.main_grad.zero_()
+        moegemm.moe_mlp(expert_ids=ids, accumulate=True, **tensors).sum().backward()
+        return [w.main_grad.clone() for w in weights]
+
+    return step
+
+
+def _lora(device: str) -> Step:
+    tensors = _layer_tensors(device, False, True)
+    ids = torch.randint(6, (40, 2)).to(device)
+    adapters = {
+        name: moegemm.LoraAdapter(6, k, n, 8, dtype=torch.bfloat16, device=device)
+        for name, k, n in (("gate_up", 128, 128), ("down", 64, 128))
+    }
+    leaves = [*tensors.values(), *(p for adapter in adapters.values() for p in adapter.parameters())]
+    return lambda: _gradients(moegemm.lora_moe_mlp(expert_ids=ids, **tensors, **adapters), leaves)
+
+
+def _tangents(device: str) -> Step:
+    case = make_case(device, "permute_y_mul", torch.bfloat16, n=64, k=128)
+    primals = (case.X, case.W, case.topk_weights)
+
+    def product(X: Tensor, W: Tensor, weights: Tensor) -> Tensor:
+        Y = moegemm.grouped_gemm(**{**case.arguments(), "X": X, "W": W, "topk_weights": weights})
+        return moegemm.combine(Y, weights)
+
+    return lambda: list(torch.func.jvp(product, primals, primals))
+
+
+PUBLIC_CALLS: dict[str, Callable[[str], Step]] = {
+    **{f"grouped_gemm {flags} bf16": _product(flags, torch.bfloat16) for flags in FLAGS},
+    **{f"grouped_gemm {flags} fp32": _product(flags, torch.float32) for flags in FLAGS},
+    "grouped_gemm of a plain call": _plain,
+    "GroupedGemm": _function,
+    **{f"{name} {flags}": _raw(name, flags) for name in RAW for flags in FLAGS},
+    "grouped_gemm into main_grad": _main_grad,
+    "route and combine": _routing,
+    "moe_mlp": _layer(False, True),
+    "moe_mlp transposed": _layer(True, True),
+    "moe_mlp inference": _layer(False, False),
+    "moe_mlp inference transposed": _layer(True, False),
+    "moe_mlp into main_grad": _layer_main_grads,
+    "lora_moe_mlp": _lora,
+    "forward-mode derivatives": _tangents,
+}
