@@ -98,9 +98,10 @@ bool Buffer::guards_intact() const {
 }
 
 void* BorrowedMemory::allocate(std::int64_t bytes, Device) {
-  lent_.emplace_back(memory_, static_cast<std::size_t>(bytes));
-  if (bytes > 0) memory_.fill(lent_.back().data(), kPoisonByte, static_cast<std::size_t>(bytes));
-  return lent_.back().data();
+  const auto size = static_cast<std::size_t>(bytes);
+  if (lent_.bytes() < size) lent_ = Buffer(memory_, size);
+  if (size > 0) memory_.fill(lent_.data(), kPoisonByte, size);
+  return lent_.data();
 }
 
 ExecutionContext BorrowedMemory::context() {

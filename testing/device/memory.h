@@ -67,7 +67,7 @@ class Buffer {
   std::size_t guard_ = 0;
 };
 
-/// Lends poisoned memory to calls and keeps it until it is destroyed.
+/// Lends the same memory to one call after another, poisoned each time; calls must not overlap.
 class BorrowedMemory final : public MemorySupport {
  public:
   explicit BorrowedMemory(Memory& memory) : memory_(memory) {}
@@ -77,7 +77,7 @@ class BorrowedMemory final : public MemorySupport {
 
  private:
   Memory& memory_;
-  std::vector<Buffer> lent_;
+  Buffer lent_;
 };
 
 }  // namespace moegemm::testing

@@ -43,7 +43,7 @@ Bytes run_bits(const Target& target, const HostProblem& host, const std::string&
   context.executor = executor;
   try {
     const Plan planned = device.call(options, context);
-    if (planned.kernel_name != kernel && !kernel.empty()) return {};
+    if (planned.product().kernel_name != kernel && !kernel.empty()) return {};
   } catch (const Error& error) {
     const bool refusal = error.kind() == ErrorKind::kNotImplemented ||
                          (!kernel.empty() && error.kind() == ErrorKind::kInvalidValue);

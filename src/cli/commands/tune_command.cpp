@@ -95,7 +95,7 @@ std::vector<std::string> table_row(const TunedProduct& product) {
   const Problem& problem = report.problem;
   std::string time;
   std::string gain;
-  const TuneCandidate* winner = find(report, report.plan.kernel_name);
+  const TuneCandidate* winner = find(report, report.plan.product().kernel_name);
   if (report.measured && winner != nullptr) {
     time = fmt::format("{:.1f}", winner->median_us);
     // The heuristic's kernel comes first.
@@ -104,7 +104,7 @@ std::vector<std::string> table_row(const TunedProduct& product) {
   }
   return {product.op,
           fmt::format("{} x {} x {}", problem.rows, problem.n, problem.k),
-          report.plan.kernel_name,
+          plan_summary(report.plan),
           time,
           gain,
           fmt::format("{:.2f}", report.seconds),

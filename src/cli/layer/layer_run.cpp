@@ -7,6 +7,7 @@
 #include "layer/progress.h"
 #include "layer/tensors/device_memory.h"
 #include "layer/tensors/device_tensor.h"
+#include "layer/tensors/lent_memory.h"
 #include "layer/tensors/random_tensor.h"
 #include "moegemm/ops.h"
 #include "moegemm/routing.h"
@@ -30,6 +31,7 @@ class Layer {
       : spec_(spec),
         memory_(memory),
         progress_(progress),
+        workspace_(memory),
         host_(make_routing(spec.pattern, spec.tokens, spec.topk, spec.experts, spec.seed)),
         expert_ids_(upload(memory, DType::kInt32, host_.expert_ids)),
         weights_(upload(memory, DType::kFloat32, host_.weights)),
@@ -70,6 +72,12 @@ class Layer {
 
   RoutingView routing() const {
     return {m_sizes_.view, gather_indices_.view, weights_.view, spec_.topk};
+  }
+
+  ExecutionContext context() {
+    ExecutionContext context;
+    context.memory = &workspace_;
+    return context;
   }
 
   GemmOptions options(LayerGemm gemm) const {
@@ -243,7 +251,7 @@ class Layer {
       {
         const Tensor y = make_matrix(memory_, spec_.dtype, spec_.rows(), n);
         OpReport& report = measure("forward 1: gather", {&y}, [&] {
-          return forward(x.view, w.view, y.view, routing(), gemm_options);
+          return forward(x.view, w.view, y.view, routing(), gemm_options, context());
         });
         report.flops = product_flops(n, k);
         check_forward(report, y, x_values, w_values, n, k, token_order, expert_order, false);
@@ -251,7 +259,7 @@ class Layer {
       const Tensor dy = random_matrix(dy_values, spec_.rows(), n);
       const Tensor dx = make_matrix(memory_, spec_.dtype, spec_.rows(), k);
       OpReport& report = measure("dX 1: scatter", {&dx}, [&] {
-        return backward_dx(dy.view, w.view, dx.view, routing(), gemm_options);
+        return backward_dx(dy.view, w.view, dx.view, routing(), gemm_options, context());
       });
       report.flops = product_flops(n, k);
       check_dx(report, dx, dy_values, w_values, n, k, expert_order, flat_order);
@@ -260,7 +268,7 @@ class Layer {
     const Tensor dy = random_matrix(dy_values, spec_.rows(), n);
     const Tensor dw = make_stack(memory_, spec_.dtype, spec_.experts, n, k);
     OpReport& report = measure("dW 1: gather", {&dw}, [&] {
-      return backward_dw(dy.view, x.view, dw.view, routing(), gemm_options);
+      return backward_dw(dy.view, x.view, dw.view, routing(), gemm_options, context());
     });
     report.flops = product_flops(n, k);
     check_dw(report, dw, dy_values, n, expert_order, [&](std::int64_t r, std::int64_t col) {
@@ -287,7 +295,7 @@ class Layer {
         GemmOptions multiply = gemm_options;
         multiply.fuse_mul = true;
         OpReport& report = measure("forward 2: multiply, scatter", {&y}, [&] {
-          return forward(x.view, w.view, y.view, routing(), multiply);
+          return forward(x.view, w.view, y.view, routing(), multiply, context());
         });
         report.flops = product_flops(n, k);
         check_forward(report, y, x_values, w_values, n, k, expert_order, flat_order, true);
@@ -296,7 +304,7 @@ class Layer {
       const Tensor dy = random_matrix(dy_values, spec_.rows(), n);
       const Tensor dx = make_matrix(memory_, spec_.dtype, spec_.rows(), k);
       OpReport& report = measure("dX 2: gather", {&dx}, [&] {
-        return backward_dx(dy.view, w.view, dx.view, routing(), gemm_options);
+        return backward_dx(dy.view, w.view, dx.view, routing(), gemm_options, context());
       });
       report.flops = product_flops(n, k);
       check_dx(report, dx, dy_values, w_values, n, k, flat_order, expert_order);
@@ -305,7 +313,7 @@ class Layer {
     const Tensor dy = random_matrix(dy_values, spec_.rows(), n);
     const Tensor dw = make_stack(memory_, spec_.dtype, spec_.experts, n, k);
     OpReport& report = measure("dW 2: gather", {&dw}, [&] {
-      return backward_dw(dy.view, scaled_x.view, dw.view, routing(), gemm_options);
+      return backward_dw(dy.view, scaled_x.view, dw.view, routing(), gemm_options, context());
     });
     report.flops = product_flops(n, k);
     check_dw(report, dw, dy_values, n, flat_order, [&](std::int64_t r, std::int64_t col) {
@@ -373,6 +381,7 @@ class Layer {
   const LayerSpec& spec_;
   DeviceMemory& memory_;
   Progress& progress_;
+  LentMemory workspace_;
   TokenRouting host_;
   Tensor expert_ids_;
   Tensor weights_;

@@ -8,6 +8,7 @@
 
 #include "layer/tensors/device_memory.h"
 #include "layer/tensors/device_tensor.h"
+#include "layer/tensors/lent_memory.h"
 #include "layer/tensors/random_tensor.h"
 #include "moegemm/error.h"
 #include "moegemm/ops.h"
@@ -128,6 +129,9 @@ class LayerTuner {
     LayerSupport support(memory_, op, tuning_);
     ExecutionContext context;
     context.tuning = &support;
+    // Nothing is lent from here: it says that calls will have a workspace, which the support lends.
+    LentMemory workspace(memory_);
+    context.memory = &workspace;
     products_.push_back({op, measure(context)});
     interrupted_ = products_.back().report.interrupted;
   }

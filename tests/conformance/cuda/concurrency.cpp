@@ -21,18 +21,21 @@ struct Lane {
   Lane(const Target& target, Op op, Permutation permutation, std::int64_t scale, std::uint64_t seed)
       : memory(another_cuda_stream()),
         host(build_problem(busy_case(permutation, scale), op, DType::kBFloat16, seed)),
-        problem(*memory, host) {
-    if (auto result = checked_result(target, *memory, host, problem)) expected = *result;
+        problem(*memory, host),
+        lender(*memory) {
+    if (auto result = checked_result(target, *memory, host, problem, lender)) expected = *result;
   }
   bool refused() const { return expected.empty(); }
+  void launch(const Target& target) { relaunch(target, *memory, problem, &lender); }
   void launch_round(const Target& target) {
-    for (int i = 0; i < kLaunchesPerRound; ++i) relaunch(target, *memory, problem);
+    for (int i = 0; i < kLaunchesPerRound; ++i) launch(target);
   }
   bool right() const { return problem.output() == expected; }
 
   std::unique_ptr<Memory> memory;
   HostProblem host;
   DeviceProblem problem;
+  BorrowedMemory lender;
   std::vector<unsigned char> expected;
 };
 
@@ -46,8 +49,8 @@ void expect_two_streams(const Target& target, Op op) {
   if (a.refused() || b.refused()) return skip_refused(target);
   for (int round = 0; round < kRounds; ++round) {
     for (int i = 0; i < kLaunchesPerRound; ++i) {
-      relaunch(target, *a.memory, a.problem);
-      relaunch(target, *b.memory, b.problem);
+      a.launch(target);
+      b.launch(target);
     }
     a.memory->synchronize();
     b.memory->synchronize();
@@ -129,7 +132,7 @@ void expect_many_streams(const Target& target, Op op) {
   }
   for (int round = 0; round < 10; ++round) {
     for (int i = 0; i < kLaunchesPerRound; ++i) {
-      for (auto& lane : lanes) relaunch(target, *lane->memory, lane->problem);
+      for (auto& lane : lanes) lane->launch(target);
     }
     for (std::size_t i = 0; i < lanes.size(); ++i) {
       lanes[i]->memory->synchronize();

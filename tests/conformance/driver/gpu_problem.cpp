@@ -38,8 +38,8 @@ void relaunch(const Target& target, Memory& memory, DeviceProblem& problem, Memo
 
 std::optional<std::vector<unsigned char>> checked_result(const Target& target, Memory& memory,
                                                          const HostProblem& host,
-                                                         DeviceProblem& problem) {
-  BorrowedMemory lender(memory);
+                                                         DeviceProblem& problem,
+                                                         MemorySupport& lender) {
   try {
     relaunch(target, memory, problem, &lender);
   } catch (const Error& error) {

@@ -24,6 +24,7 @@ void relaunch(const Target& target, Memory& memory, DeviceProblem& problem,
 /// leaves the problem to another.
 std::optional<std::vector<unsigned char>> checked_result(const Target& target, Memory& memory,
                                                          const HostProblem& host,
-                                                         DeviceProblem& problem);
+                                                         DeviceProblem& problem,
+                                                         MemorySupport& lender);
 
 }  // namespace moegemm::testing
