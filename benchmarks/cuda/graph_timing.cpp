@@ -5,50 +5,18 @@
 #include <stdexcept>
 #include <string>
 
-#include "cuda/host/error.h"
 #include "testing/device/cuda_graph.h"
 
 namespace moegemm::cuda {
 namespace {
 
-/// Launches of one contender as a graph, with a stopwatch.
-class CapturedCalls {
- public:
-  CapturedCalls(const Launch& launch, int calls)
-      : graph_(warm(launch), [&] {
-          for (int i = 0; i < calls; ++i) launch();
-        }) {
-    check(cudaEventCreate(&begin_), "create an event");
-    check(cudaEventCreate(&end_), "create an event");
-  }
-  ~CapturedCalls() {
-    static_cast<void>(cudaEventDestroy(begin_));
-    static_cast<void>(cudaEventDestroy(end_));
-  }
-  CapturedCalls(const CapturedCalls&) = delete;
-  CapturedCalls& operator=(const CapturedCalls&) = delete;
-
-  float replay_milliseconds() {
-    const cudaStream_t stream = testing::stream_of(gpu());
-    check(cudaEventRecord(begin_, stream), "record");
-    graph_.replay(stream);
-    check(cudaEventRecord(end_, stream), "record");
-    check(cudaEventSynchronize(end_), "wait");
-    float elapsed = 0;
-    check(cudaEventElapsedTime(&elapsed, begin_, end_), "read the time");
-    return elapsed;
-  }
-
- private:
-  /// Loads the kernels, so that replays do not.
-  static testing::Memory& warm(const Launch& launch) {
-    launch();
-    return gpu();
-  }
-
-  testing::CapturedGraph graph_;
-  cudaEvent_t begin_ = nullptr, end_ = nullptr;
-};
+/// Loads the kernels, so that replays do not, and returns the launches as a graph.
+std::unique_ptr<testing::CapturedGraph> capture(const Launch& launch, int calls) {
+  launch();
+  return std::make_unique<testing::CapturedGraph>(gpu(), [&] {
+    for (int i = 0; i < calls; ++i) launch();
+  });
+}
 
 }  // namespace
 
@@ -87,18 +55,17 @@ Launch copy(const testing::Buffer& to, const testing::Buffer& from, std::int64_t
 
 std::vector<double> round_robin_microseconds(const std::vector<Launch>& contenders, int calls,
                                              int rounds) {
-  std::vector<std::unique_ptr<CapturedCalls>> captured;
-  for (const Launch& contender : contenders) {
-    captured.push_back(std::make_unique<CapturedCalls>(contender, calls));
-  }
-  std::vector<std::vector<float>> times(contenders.size());
+  std::vector<std::unique_ptr<testing::CapturedGraph>> captured;
+  for (const Launch& contender : contenders) captured.push_back(capture(contender, calls));
+  std::vector<std::vector<double>> times(contenders.size());
   for (int round = 0; round < rounds; ++round) {
     for (std::size_t i = 0; i < captured.size(); ++i) {
-      times[i].push_back(captured[i]->replay_milliseconds());
+      times[i].push_back(
+          gpu().milliseconds([&] { captured[i]->replay(testing::stream_of(gpu())); }));
     }
   }
   std::vector<double> medians;
-  for (std::vector<float>& of_one : times) {
+  for (std::vector<double>& of_one : times) {
     std::sort(of_one.begin(), of_one.end());
     medians.push_back(1e3 * of_one[of_one.size() / 2] / calls);
   }

@@ -1,11 +1,13 @@
 #include "testing/device/memory.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <new>
 #include <utility>
 
+#include "moegemm/error.h"
 #include "testing/numerics/floats.h"
 
 namespace moegemm::testing {
@@ -38,9 +40,15 @@ class CpuMemory final : public Memory {
     for (std::int64_t kib = 0; meminfo >> key; meminfo.ignore(256, '\n')) {
       if (key == "MemAvailable:" && meminfo >> kib) return kib * 1024;
     }
-    return 0;
+    return INT64_MAX;  // unknown: let the allocation decide
   }
   ExecutionContext context() override { return {}; }
+  double milliseconds(const std::function<void()>& work) override {
+    const auto start = std::chrono::steady_clock::now();
+    work();
+    const auto stop = std::chrono::steady_clock::now();
+    return std::chrono::duration<double, std::milli>(stop - start).count();
+  }
 };
 
 }  // namespace
@@ -48,6 +56,15 @@ class CpuMemory final : public Memory {
 Memory& cpu_memory() {
   static CpuMemory memory;
   return memory;
+}
+
+std::unique_ptr<Memory> open_memory(Device device) {
+  if (device.type == DeviceType::kCpu) return std::make_unique<CpuMemory>();
+#if MOEGEMM_HAS_CUDA
+  return open_cuda_memory(device);
+#else
+  throw Error(ErrorKind::kNotImplemented, "device cuda: this build has no CUDA support");
+#endif
 }
 
 #if !MOEGEMM_HAS_CUDA

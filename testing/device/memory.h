@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,8 +12,9 @@
 
 namespace moegemm::testing {
 
-/// Where a test's tensors live. The same test code serves the CPU and a GPU through this interface;
-/// a failed call throws std::runtime_error.
+/// Memory and clock of the device that tensors live on. The library itself allocates nothing and
+/// takes no time: its callers do, and this is how tests, benchmarks and the program do it on the
+/// CPU and on a GPU. A failed call throws moegemm::Error, or std::bad_alloc.
 class Memory {
  public:
   virtual ~Memory() = default;
@@ -27,13 +29,21 @@ class Memory {
   virtual void synchronize() = 0;
   virtual std::int64_t available_bytes() = 0;
   virtual ExecutionContext context() = 0;
+  /// That the device spends on `work`, which has to be launched with context().
+  virtual double milliseconds(const std::function<void()>& work) = 0;
 };
 
+/// A device by its number, on its default stream; throws moegemm::Error when it cannot be used.
+std::unique_ptr<Memory> open_memory(Device device);
+
 Memory& cpu_memory();
-/// The first CUDA device; nullptr when there is none, and then `why_none` says why.
+/// The first CUDA device with a stream of its own: a kernel launched on the default one then shows
+/// as a wrong result. nullptr when there is none, and then `why_none` says why.
 Memory* cuda_memory(std::string* why_none);
 #if MOEGEMM_HAS_CUDA
-/// The same device with a stream of its own; there must be one.
+/// What open_memory returns for a GPU.
+std::unique_ptr<Memory> open_cuda_memory(Device device);
+/// The same device with one more stream; there must be one.
 std::unique_ptr<Memory> another_cuda_stream();
 #endif
 

@@ -1,28 +1,41 @@
 #include <cuda_runtime_api.h>
 
-#include <stdexcept>
+#include <string>
 
+#include "moegemm/error.h"
 #include "testing/device/memory.h"
 
 namespace moegemm::testing {
 namespace {
 
+constexpr Device kFirst = {DeviceType::kCuda, 0};
+
 void require(cudaError_t status, const char* call) {
   if (status == cudaSuccess) return;
-  throw std::runtime_error(std::string(call) + ": " + cudaGetErrorString(status));
+  throw Error(ErrorKind::kRuntime, std::string(call) + " failed: " + cudaGetErrorString(status) +
+                                       " (" + cudaGetErrorName(status) + ")");
 }
 
-/// Everything is ordered on one stream of its own, not the default one: a kernel launched on the
-/// wrong stream then shows as a wrong result.
+/// Everything is ordered on one stream.
 class CudaMemory final : public Memory {
  public:
-  CudaMemory() {
-    require(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+  enum class Stream { kDefault, kOwn };
+  CudaMemory(Device device, Stream stream) : device_(device) {
+    require(cudaSetDevice(device.index), "cudaSetDevice");
+    if (stream == Stream::kOwn) {
+      require(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+    }
+    require(cudaEventCreate(&start_), "cudaEventCreate");
+    require(cudaEventCreate(&stop_), "cudaEventCreate");
   }
-  ~CudaMemory() override { cudaStreamDestroy(stream_); }
+  ~CudaMemory() override {
+    cudaEventDestroy(start_);
+    cudaEventDestroy(stop_);
+    if (stream_ != nullptr) cudaStreamDestroy(stream_);
+  }
   CudaMemory(const CudaMemory&) = delete;
   CudaMemory& operator=(const CudaMemory&) = delete;
-  Device device() const override { return {DeviceType::kCuda, 0}; }
+  Device device() const override { return device_; }
   void* allocate(std::size_t bytes) override {
     void* data = nullptr;
     require(cudaMalloc(&data, bytes), "cudaMalloc");
@@ -52,9 +65,21 @@ class CudaMemory final : public Memory {
     return static_cast<std::int64_t>(free);
   }
   ExecutionContext context() override { return {.stream = stream_}; }
+  double milliseconds(const std::function<void()>& work) override {
+    require(cudaEventRecord(start_, stream_), "cudaEventRecord");
+    work();
+    require(cudaEventRecord(stop_, stream_), "cudaEventRecord");
+    require(cudaEventSynchronize(stop_), "the timed work");
+    float elapsed = 0;
+    require(cudaEventElapsedTime(&elapsed, start_, stop_), "cudaEventElapsedTime");
+    return elapsed;
+  }
 
  private:
+  Device device_;
   cudaStream_t stream_ = nullptr;
+  cudaEvent_t start_ = nullptr;
+  cudaEvent_t stop_ = nullptr;
 };
 
 }  // namespace
@@ -68,10 +93,16 @@ Memory* cuda_memory(std::string* why_none) {
     return nullptr;
   }
   // Never destroyed: at exit the driver may be gone before a static's destructor runs.
-  static CudaMemory* memory = new CudaMemory;
+  static CudaMemory* memory = new CudaMemory(kFirst, CudaMemory::Stream::kOwn);
   return memory;
 }
 
-std::unique_ptr<Memory> another_cuda_stream() { return std::make_unique<CudaMemory>(); }
+std::unique_ptr<Memory> another_cuda_stream() {
+  return std::make_unique<CudaMemory>(kFirst, CudaMemory::Stream::kOwn);
+}
+
+std::unique_ptr<Memory> open_cuda_memory(Device device) {
+  return std::make_unique<CudaMemory>(device, CudaMemory::Stream::kDefault);
+}
 
 }  // namespace moegemm::testing

@@ -10,10 +10,10 @@
 
 #include "commands/commands.h"
 #include "layer/layer_tune.h"
-#include "layer/tensors/device_memory.h"
 #include "layer_options.h"
 #include "moegemm/error.h"
 #include "report.h"
+#include "testing/device/memory.h"
 
 namespace moegemm::cli {
 namespace {
@@ -173,7 +173,7 @@ int tune(const TuneCommandOptions& options) {
   LayerSpec spec = options.layer->layer();
   spec.pattern = *parse_routing_pattern(options.routing);
   const std::string device_words = describe_device(spec.device);
-  const std::unique_ptr<DeviceMemory> memory = open_device(spec.device);
+  const std::unique_ptr<testing::Memory> memory = testing::open_memory(spec.device);
   require_memory(spec, tuning_bytes(spec), *memory);
   std::vector<TunedProduct> products;
   {

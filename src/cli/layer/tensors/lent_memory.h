@@ -2,9 +2,9 @@
 
 #include <new>
 
-#include "layer/tensors/device_memory.h"
 #include "moegemm/error.h"
 #include "moegemm/memory.h"
+#include "testing/device/memory.h"
 
 namespace moegemm::cli {
 
@@ -12,27 +12,25 @@ namespace moegemm::cli {
 /// is done with it when the next one starts.
 class LentMemory final : public MemorySupport {
  public:
-  explicit LentMemory(DeviceMemory& memory) : memory_(memory) {}
+  explicit LentMemory(testing::Memory& memory) : memory_(memory) {}
 
   void* allocate(std::int64_t bytes, Device) override {
-    if (bytes <= bytes_) return buffer_.get();
-    bytes_ = 0;
-    buffer_.reset();
+    const auto size = static_cast<std::size_t>(bytes);
+    if (size <= buffer_.bytes()) return buffer_.data();
+    buffer_ = {};  // before the larger one is taken
     try {
-      buffer_ = memory_.allocate(bytes);
+      buffer_ = testing::Buffer(memory_, size);
     } catch (const Error&) {
       return nullptr;
     } catch (const std::bad_alloc&) {
       return nullptr;
     }
-    bytes_ = bytes;
-    return buffer_.get();
+    return buffer_.data();
   }
 
  private:
-  DeviceMemory& memory_;
-  DeviceMemory::Buffer buffer_;
-  std::int64_t bytes_ = 0;
+  testing::Memory& memory_;
+  testing::Buffer buffer_;
 };
 
 }  // namespace moegemm::cli
