@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor, nn
+from tqdm import tqdm
 
 try:
     import moegemm
@@ -186,34 +187,6 @@ class Transformer(nn.Module):
         return self.head(self.norm(x)), balance
 
 
-class Progress:
-    """A bar with loss and tokens per second: tqdm's, or a plain line where tqdm is not installed."""
-
-    def __init__(self, name: str, steps: int) -> None:
-        self.name, self.steps, self.done = name, steps, 0
-        try:
-            from tqdm import tqdm
-        except ModuleNotFoundError:
-            self.bar = None
-        else:
-            self.bar = tqdm(total=steps, desc=name, unit="step", mininterval=0.5)
-
-    def step(self, loss: float, tokens_per_second: float) -> None:
-        self.done += 1
-        text = f"loss {loss:.3f}, {tokens_per_second:,.0f} tokens/s"
-        if self.bar is not None:
-            self.bar.set_postfix_str(text, refresh=False)
-            self.bar.update()
-        elif self.done % max(1, self.steps // 20) == 0 or self.done == self.steps:
-            filled = 30 * self.done // self.steps
-            end = "\n" if self.done == self.steps else ""
-            print(f"\r{self.name}: [{'#' * filled:30}] {self.done}/{self.steps} {text}", end=end, flush=True)
-
-    def close(self) -> None:
-        if self.bar is not None:
-            self.bar.close()
-
-
 @dataclass
 class Run:
     """What a training run gave."""
@@ -232,7 +205,7 @@ def train(name: str, experts: type[Experts], text: str, size: Size, steps: int, 
         optimizer, lambda step: min(1.0, (step + 1) / 20) * 0.5 * (1 + math.cos(math.pi * step / max(1, steps)))
     )
     precision = torch.autocast("cuda", dtype=torch.bfloat16) if device == "cuda" else nullcontext()
-    progress = Progress(name, steps)
+    progress = tqdm(total=steps, desc=name, unit="step", mininterval=0.5)
     losses: list[float] = []
     seconds = 0.0
     for _, (ids, targets) in zip(range(steps), batches, strict=False):
@@ -247,7 +220,8 @@ def train(name: str, experts: type[Experts], text: str, size: Size, steps: int, 
         losses.append(loss.item())  # waits for the device, so that the clock is right
         took = time.perf_counter() - start
         seconds += took if len(losses) > 1 else 0.0
-        progress.step(losses[-1], ids.numel() / took)
+        progress.set_postfix_str(f"loss {losses[-1]:.3f}, {ids.numel() / took:,.0f} tokens/s", refresh=False)
+        progress.update()
     progress.close()
     return Run(losses, seconds, size.batch * size.context * max(1, steps - 1))
 

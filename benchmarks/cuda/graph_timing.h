@@ -1,39 +1,35 @@
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstdint>
 #include <functional>
 #include <vector>
 
-#include "cuda/host/error.h"
+#include "testing/device/memory.h"
 
 namespace moegemm::cuda {
 
-/// Device memory, all zero.
-class DeviceMemory {
- public:
-  explicit DeviceMemory(std::int64_t bytes) {
-    check(cudaMalloc(&data_, static_cast<std::size_t>(bytes)), "allocate device memory");
-    check(cudaMemset(data_, 0, static_cast<std::size_t>(bytes)), "clear device memory");
-  }
-  ~DeviceMemory() { static_cast<void>(cudaFree(data_)); }
-  DeviceMemory(const DeviceMemory&) = delete;
-  DeviceMemory& operator=(const DeviceMemory&) = delete;
-  void* get() const { return data_; }
+/// GPU 0, with the stream that everything here is ordered on; throws where there is none.
+testing::Memory& gpu();
 
- private:
-  void* data_ = nullptr;
-};
+/// Memory of the GPU, all zero.
+testing::Buffer zeroed(std::int64_t bytes);
 
-using StreamCall = std::function<void(cudaStream_t)>;
+/// Rows dealt out evenly to experts, and a permutation of rows that no cache can follow.
+std::vector<std::int64_t> even_sizes(std::int64_t rows, std::int64_t experts);
+std::vector<std::int64_t> shuffled(std::int64_t rows);
 
-/// Microseconds of one call of each contender, which take turns: `calls` of one are captured in a
+/// Work on the stream of gpu().
+using Launch = std::function<void()>;
+
+/// A copy of the first `bytes` from one buffer to the other, both of which have to outlive it.
+Launch copy(const testing::Buffer& to, const testing::Buffer& from, std::int64_t bytes);
+
+/// Microseconds of one launch of each contender, which take turns: `calls` of one are captured in a
 /// graph, and the median of its replays counts. No host time is in it.
-std::vector<double> round_robin_microseconds(const std::vector<StreamCall>& contenders, int calls,
+std::vector<double> round_robin_microseconds(const std::vector<Launch>& contenders, int calls,
                                              int rounds = 15);
 
 /// The same for one alone.
-double graph_microseconds(const StreamCall& call, int calls);
+double graph_microseconds(const Launch& launch, int calls);
 
 }  // namespace moegemm::cuda

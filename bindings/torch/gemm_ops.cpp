@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "gemm_rules.h"
-#include "moegemm/routing.h"
 #include "operators.h"
 #include "runtime/execution.h"
 #include "runtime/torch_memory.h"
@@ -34,54 +33,21 @@ void read_config(const Config& numbers, GemmOptions& options) {
   options.config = config;
 }
 
-/// X with its rows scaled by their router weights. On a GPU the tensor cores read dW's operands
-/// from memory as they are, so the multiplication cannot happen on the way: one pass before it.
-Output scaled_rows(const TensorView& x, const RoutingView& routing, const Execution& execution) {
-  Output scaled = allocate({x.shape[0], x.shape[1]}, x.dtype, x.device);
-  Output dots = allocate({x.shape[0]}, DType::kFloat32, x.device);
-  moegemm::scale_rows(x, x, routing, scaled.view, dots.view, {}, execution.context());
-  return scaled;
-}
-
-/// The views of one product, with what they borrow.
-struct Prepared {
-  Prepared(Op op, GemmArguments& arguments)
-      : routing(arguments.routing.readable()),
-        first(arguments.first.readable()),
-        second(arguments.second.readable()),
-        execution(arguments.device(), arguments.shape().flops()) {
-    if (op != Op::kDw || !arguments.options.fuse_mul ||
-        arguments.device().type != DeviceType::kCuda) {
-      return;
-    }
-    scaled = scaled_rows(second, routing, execution);
-    second = scaled->view;
-    arguments.options.fuse_mul = false;
-    routing.topk_weights = {};
-  }
-
-  RoutingView routing;
-  TensorView first;
-  TensorView second;
-  Execution execution;
-  std::optional<Output> scaled;
-};
-
 void run(Op op, GemmArguments& arguments, const TensorView& out) {
-  const Prepared ready(op, arguments);
-  constexpr auto kLibraryCall = [](Op which) {
-    return which == Op::kForward ? &moegemm::forward
-           : which == Op::kDx    ? &backward_dx
-                                 : &backward_dw;
-  };
+  const RoutingView routing = arguments.routing.readable();
+  const TensorView first = arguments.first.readable();
+  const TensorView second = arguments.second.readable();
+  const Execution execution(arguments.device(), arguments.shape().flops());
+  const auto library_call = op == Op::kForward ? &moegemm::forward
+                            : op == Op::kDx    ? &backward_dx
+                                               : &backward_dw;
   TorchMemory memory;
   const auto call = [&](ExecutionContext context) {
     context.memory = &memory;
-    return kLibraryCall(op)(ready.first, ready.second, out, ready.routing, arguments.options,
-                            context);
+    return library_call(first, second, out, routing, arguments.options, context);
   };
-  const Plan plan = arguments.options.autotune ? call(TorchTuning().context(ready.execution))
-                                               : call(ready.execution.context());
+  const Plan plan = arguments.options.autotune ? call(TorchTuning().context(execution))
+                                               : call(execution.context());
   if (!plan.note.empty()) note_once(plan.note, arguments.warn_at_once());
 }
 
@@ -195,12 +161,18 @@ std::string tune(std::int64_t op_number, const Tensor& first, const Tensor& seco
     const Op op = static_cast<Op>(op_number);
     GemmArguments arguments(op, first, second, m_sizes, gather_indices, topk_weights, topk, flags);
     const Output result = allocate_result(op, arguments);
-    const Prepared ready(op, arguments);
+    const RoutingView routing = arguments.routing.readable();
+    const TensorView first_view = arguments.first.readable();
+    const TensorView second_view = arguments.second.readable();
+    const Execution execution(arguments.device(), arguments.shape().flops());
     TorchTuning tuning;
     tuning.budget_seconds = budget_seconds;
+    TorchMemory memory;  // the calls will have it, so that plans may use it
+    ExecutionContext context = tuning.context(execution);
+    context.memory = &memory;
     const auto measure = op == Op::kForward ? &tune_forward : op == Op::kDx ? &tune_dx : &tune_dw;
-    return describe(measure(ready.first, ready.second, result.view, ready.routing,
-                            arguments.options, tuning.context(ready.execution), again));
+    return describe(
+        measure(first_view, second_view, result.view, routing, arguments.options, context, again));
   });
 }
 

@@ -50,7 +50,7 @@ struct PlanCandidate {
 struct PlanExplanation {
   Plan plan;
   MachineLimits limits;
-  CostEstimate cost;                       ///< of the plan's kernel
+  CostEstimate cost;                       ///< of the plan's product; passes are not predicted
   std::vector<PlanCandidate> candidates;   ///< kernels of the plan's backend and op, list order
   std::vector<std::string> not_available;  ///< "sm90: no CUDA device: ...", the backends before it
 };

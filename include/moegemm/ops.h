@@ -55,8 +55,8 @@ struct GemmOptions {
   /// result before fuse_mul scales it, also to that of a row which reads as zeros.
   TensorView bias = {};
   /// Forward and dX whose result stays in expert order: activated rows are all that is stored, half
-  /// as many columns with a gate. Where no kernel applies it to its own results, a pass behind the
-  /// product does (Plan::composed), which on a GPU needs context.memory.
+  /// as many columns with a gate. Where no kernel applies it to its own results, a pass after the
+  /// product does (StepKind::kActivate), which on a GPU needs context.memory.
   std::optional<Activation> activation;
 };
 
@@ -67,8 +67,8 @@ struct ExecutionContext {
   void* stream = nullptr;           ///< cudaStream_t for CUDA tensors
   Executor* executor = nullptr;     ///< threads for CPU tensors; null: default_executor()
   TuningSupport* tuning = nullptr;  ///< lets a call with `autotune` measure; null: it never does
-  MemorySupport* memory = nullptr;  ///< for calls that compose an activation on a GPU; lets dW copy
-                                    ///< permuted rows into order (Plan::gathers_first)
+  MemorySupport* memory = nullptr;  ///< lends Plan::workspace_bytes on a GPU; null: plans do
+                                    ///< without where any kernel can, if need be a slower one
 };
 
 /// Y_e = X_e W_e^T (+ bias_e, activated).  x [T, K] with permute_x, else [M, K]; w [E, N, K]; y [M,
@@ -89,9 +89,13 @@ MOEGEMM_API Plan backward_dw(const TensorView& dy, const TensorView& x, const Te
                              const RoutingView& routing, const GemmOptions& options = {},
                              const ExecutionContext& context = {});
 
-/// The plan that a call with this problem would get, without running it.
+/// The plan that a call with this problem would get, without running it. Its workspace_bytes are
+/// what the call asks of ExecutionContext::memory, if it can: where that memory would only save
+/// time, the call does without it rather than fail. Without `may_use_workspace` it is the plan of a
+/// call whose context.memory is null; workspace_bytes that are left are then needed.
 MOEGEMM_API Plan plan(const Problem& problem,
                       const std::optional<BackendKind>& backend = std::nullopt,
-                      const std::optional<KernelConfig>& config = std::nullopt);
+                      const std::optional<KernelConfig>& config = std::nullopt,
+                      bool may_use_workspace = true);
 
 }  // namespace moegemm

@@ -45,6 +45,7 @@ struct Problem {
   /// every operand of that role.
   int input_alignment = 16;   ///< the two inputs
   int output_alignment = 16;  ///< the output
+  int dy_alignment = 16;      ///< dW: of dY alone, whose partner a pass may replace by a copy
   Device device;
 
   std::int64_t tokens() const { return topk > 0 ? rows / topk : 0; }
@@ -67,13 +68,6 @@ struct Problem {
   /// Columns of Y or dX: the features, or what the activation leaves of them.
   std::int64_t output_columns() const {
     return activation ? activation->activated_columns(features()) : features();
-  }
-  /// The same product without its activation and bias.
-  Problem bare_product() const {
-    Problem bare = *this;
-    bare.bias = false;
-    bare.activation.reset();
-    return bare;
   }
   double flops() const {
     return 2.0 * static_cast<double>(rows) * static_cast<double>(n) * static_cast<double>(k);

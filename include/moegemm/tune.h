@@ -46,7 +46,7 @@ class MOEGEMM_API TuningSupport {
   double budget_seconds = 2;  ///< per problem
 };
 
-/// What became of one kernel.
+/// What became of one kernel, timed with every pass that it takes beside it.
 struct TuneCandidate {
   std::string kernel;
   double predicted_us = 0;  ///< 0: the backend predicts nothing

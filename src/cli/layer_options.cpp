@@ -11,11 +11,11 @@
 #include <system_error>
 #include <vector>
 
-#include "layer/tensors/device_memory.h"
 #include "model_catalogue.h"
 #include "moegemm/config.h"
 #include "moegemm/error.h"
 #include "moegemm/info.h"
+#include "testing/device/memory.h"
 
 namespace moegemm::cli {
 namespace {
@@ -153,7 +153,7 @@ std::string describe_device(Device device) {
   return found[static_cast<std::size_t>(device.index)].name;
 }
 
-void require_memory(const LayerSpec& spec, double needed, const DeviceMemory& memory) {
+void require_memory(const LayerSpec& spec, double needed, testing::Memory& memory) {
   const auto available = static_cast<double>(memory.available_bytes());
   if (needed <= available) return;
   throw Error(ErrorKind::kRuntime,

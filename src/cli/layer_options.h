@@ -15,7 +15,7 @@ CLI::Validator whole_number(std::int64_t least, std::int64_t most);
 std::string describe_device(Device device);
 
 /// Throws when the device has fewer than `needed` bytes, and says what would need fewer.
-void require_memory(const LayerSpec& spec, double needed, const DeviceMemory& memory);
+void require_memory(const LayerSpec& spec, double needed, testing::Memory& memory);
 
 /// The flags that describe a layer, shared by the subcommands that take one.
 class LayerOptions {

@@ -44,9 +44,17 @@ std::string format_table(const std::vector<std::string>& header,
 }
 
 std::string plan_summary(const Plan& plan) {
-  std::string text = fmt::format("{} {}", to_string(plan.backend), plan.kernel_name);
-  if (plan.tile.rows > 0) {
-    text += fmt::format(" {}x{}x{}", plan.tile.rows, plan.tile.cols, plan.tile.depth);
+  std::string text;
+  for (const Step& step : plan.steps) {
+    if (!text.empty()) text += " + ";
+    if (step.kind != StepKind::kProduct) {
+      text += to_string(step.kind);
+      continue;
+    }
+    text += fmt::format("{} {}", to_string(step.backend), step.kernel_name);
+    if (step.tile.rows > 0) {
+      text += fmt::format(" {}x{}x{}", step.tile.rows, step.tile.cols, step.tile.depth);
+    }
   }
   return text;
 }
@@ -55,12 +63,33 @@ std::string to_text(const nlohmann::json& document) {
   return document.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
+nlohmann::json to_json(const Step& step) {
+  nlohmann::json json = {{"kind", to_string(step.kind)},
+                         {"reason", step.reason},
+                         {"workspace_offset", step.workspace_offset}};
+  if (step.kind == StepKind::kProduct) {
+    json.update({{"backend", to_string(step.backend)},
+                 {"kernel", step.kernel_name},
+                 {"tile", to_json(step.tile)},
+                 {"stages", step.stages},
+                 {"grid", step.grid},
+                 {"order", to_string(step.order)},
+                 {"weights_pass_through", step.weights == WeightCaching::kPassThrough}});
+  }
+  return json;
+}
+
 nlohmann::json to_json(const Plan& plan) {
-  return {{"backend", to_string(plan.backend)},
-          {"kernel", plan.kernel_name},
-          {"tile", to_json(plan.tile)},
-          {"stages", plan.stages},
-          {"grid", plan.grid},
+  const Step& product = plan.product();
+  nlohmann::json steps = nlohmann::json::array();
+  for (const Step& step : plan.steps) steps.push_back(to_json(step));
+  return {{"backend", to_string(product.backend)},
+          {"kernel", product.kernel_name},
+          {"tile", to_json(product.tile)},
+          {"stages", product.stages},
+          {"grid", product.grid},
+          {"steps", steps},
+          {"workspace_bytes", plan.workspace_bytes},
           {"source", to_string(plan.source)},
           {"note", plan.note},
           {"text", to_string(plan)}};

@@ -16,7 +16,7 @@ std::string format_table(const std::vector<std::string>& header,
                          const std::vector<std::vector<std::string>>& rows,
                          const std::vector<bool>& right_aligned);
 
-/// "cpu avx512_dot 6x4x32": backend, kernel and tile.
+/// "cpu avx512_dot 6x4x32": backend, kernel and tile, with the passes before and after it.
 std::string plan_summary(const Plan& plan);
 
 /// Names of devices and paths come from outside: what is not UTF-8 is replaced.

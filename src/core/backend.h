@@ -45,15 +45,16 @@ class Backend {
   /// device: ...").
   virtual std::string unavailable(Device device) const = 0;
 
-  /// Every compiled kernel, in a fixed order: Plan::kernel indexes it.
+  /// Every compiled kernel, in a fixed order: Step::kernel indexes it.
   virtual std::span<const KernelInfo> kernels() const = 0;
 
   /// The feasibility predicate, shared by heuristic, tuner and manual configs: empty if `kernel`
   /// runs `problem`, else the reason as a clause ("K = 7 is not a multiple of 8").
   virtual std::string refuse(const Problem& problem, const KernelInfo& kernel) const = 0;
 
-  /// The plan for `problem` with kernel number `kernel`, which must be feasible.
-  virtual Plan plan_with(const Problem& problem, int kernel) const = 0;
+  /// The product of `problem` with kernel number `kernel`, which must be feasible: grid, order of
+  /// tiles and whatever else a launch has to be told.
+  virtual Step plan_with(const Problem& problem, int kernel) const = 0;
 
   /// The kernel that should be fastest; at least one must be feasible. Host facts only, no
   /// allocation worth naming, a few microseconds.
@@ -68,11 +69,17 @@ class Backend {
   /// first copied into order.
   virtual bool gathering_first_is_faster(const Problem&) const { return false; }
 
+  /// Whether dW of `problem`, which multiplies rows by router weights, gets X scaled by a pass
+  /// before it wherever there is memory for that, although some kernel might multiply itself. It
+  /// decides which operand is rounded: all backends of a device give the same answer, so that it
+  /// does not depend on which of them runs the product.
+  virtual bool scales_first(const Problem&) const { return false; }
+
   /// What the problem's device sustains, for predictions; empty: nothing is predicted.
   virtual MachineLimits limits(const Problem&) const { return {}; }
 
-  /// Runs it. Nothing is launched if this throws.
-  virtual void launch(const Plan& plan, const Problem& problem, const Operands& operands,
+  /// Launches a product as its step says. Nothing is launched if this throws.
+  virtual void launch(const Step& step, const Problem& problem, const Operands& operands,
                       const ExecutionContext& context) const = 0;
 };
 
@@ -90,7 +97,7 @@ struct RoutingFault {
 };
 
 /// The memory-bound companions of the products, one implementation per device type. Arguments are
-/// validated by the callers in routing.cpp and dispatch.cpp.
+/// validated by the callers in routing.cpp and before lowering.
 class RowKernels {
  public:
   virtual ~RowKernels() = default;

@@ -31,6 +31,25 @@ TEST(ProgramPlan, GivesTheSixProductsOfTheLayer) {
   for (const auto& entry : plans) EXPECT_NE(entry.at("plan").at("kernel"), "");
 }
 
+TEST(ProgramPlan, GivesEveryLaunchWithItsReason) {
+  const auto document = run_program("plan qwen3-30b-a3b --tokens 64 --json").json();
+  for (const auto& entry : document.at("plans")) {
+    const auto& plan = entry.at("plan");
+    EXPECT_GE(plan.at("workspace_bytes"), 0);
+    ASSERT_GE(plan.at("steps").size(), 1);
+    int products = 0;
+    for (const auto& step : plan.at("steps")) {
+      EXPECT_NE(step.at("reason"), "");
+      if (step.at("kind") != "product") continue;
+      ++products;
+      EXPECT_EQ(step.at("kernel"), plan.at("kernel"));
+      EXPECT_GE(step.at("grid"), 1);
+      EXPECT_NE(step.at("order"), "");
+    }
+    EXPECT_EQ(products, 1);
+  }
+}
+
 TEST(ProgramPlan, NamesTheLimitAndTheFateOfEveryKernel) {
   const auto document = run_program("plan qwen3-30b-a3b --tokens 64 --json").json();
   for (const auto& entry : document.at("plans")) {
@@ -48,7 +67,8 @@ TEST(ProgramPlan, NamesTheLimitAndTheFateOfEveryKernel) {
 TEST(ProgramPlan, TextSaysWhyAKernelLost) {
   const ProgramResult result = run_program("plan demo");
   EXPECT_EQ(result.exit_code, 0);
-  for (const char* text : {"limit  ", "FLOP/s", "B/s", "waves", "chosen: ", "lost: "}) {
+  for (const char* text :
+       {"step 1 ", "because: ", "limit  ", "FLOP/s", "B/s", "waves", "chosen: ", "lost: "}) {
     EXPECT_THAT(result.out, ::testing::HasSubstr(text));
   }
 }

@@ -8,8 +8,8 @@
 
 #include "conformance/row_checks.h"
 #include "conformance/suites.h"
-#include "support/device/device_vector.h"
-#include "support/problem/problem_case.h"
+#include "testing/device/device_vector.h"
+#include "testing/problem/problem_case.h"
 
 namespace moegemm::testing {
 namespace {

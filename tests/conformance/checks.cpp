@@ -5,10 +5,10 @@
 #include <string>
 #include <utility>
 
+#include "conformance/driver/targets.h"
 #include "conformance/suites.h"
 #include "moegemm/error.h"
-#include "support/device/device_problem.h"
-#include "support/targets.h"
+#include "testing/device/device_problem.h"
 
 namespace moegemm::testing {
 namespace {
@@ -120,6 +120,20 @@ void expect_first_fault(const Target& target) {
   expect_words(refusal(target, host), {"m_sizes[33]", "-5"});
 }
 
+/// More rows than a GPU's threads look at in one sweep, more experts than a block has threads.
+void expect_faults_far_back(const Target& target) {
+  ProblemCase spec = checked_case(Permutation::kX);
+  spec.m_sizes.assign(3000, 100);
+  spec.rows = 300'000;
+  HostProblem host = build_problem(spec, Op::kForward, DType::kBFloat16, run_seed());
+  host.gather_indices[299'999] = -1;
+  expect_words(refusal(target, host), {"gather_indices[299999]", "-1"});
+  host.gather_indices[270'000] = 300'000;
+  expect_words(refusal(target, host), {"gather_indices[270000]", "300000"});
+  host.spec.m_sizes[2999] = -2;
+  expect_words(refusal(target, host), {"m_sizes[2999]", "-2"});
+}
+
 void expect_valid_passes(const Target& target, Op op, DType dtype) {
   if (!takes(target, op)) GTEST_SKIP() << target.name() << " has no kernel for " << to_string(op);
   for (const Permutation permutation : {Permutation::kNone, Permutation::kX, Permutation::kY}) {
@@ -166,6 +180,10 @@ void add_check_tests() {
     }
     add_test(target.name() + "/Check", "NamesTheFirstFault",
              [&target] { expect_first_fault(target); });
+    if (!trimmed_run()) {
+      add_test(target.name() + "/Check", "NamesFaultsFarBack",
+               [&target] { expect_faults_far_back(target); });
+    }
     add_test(target.name() + "/Check", "EnvironmentTurnsItOn",
              [&target] { expect_environment_switch(target); });
   }

@@ -6,12 +6,12 @@
 #include <vector>
 
 #include "conformance/cases/cases.h"
+#include "conformance/driver/targets.h"
 #include "conformance/suites.h"
 #include "moegemm/error.h"
 #include "moegemm/info.h"
-#include "support/device/device_problem.h"
-#include "support/numerics/random.h"
-#include "support/targets.h"
+#include "testing/device/device_problem.h"
+#include "testing/numerics/random.h"
 
 /// Kernels that activate their own rows, each by its name and so whether the planner would take it
 /// or not: right, and with the bits of the product with a pass behind it.
@@ -22,7 +22,7 @@ using Bytes = std::vector<unsigned char>;
 
 struct Result {
   std::string kernel;
-  bool composed = false;
+  bool apart = false;  ///< the activation was a pass of its own
   Bytes bits;
 };
 
@@ -36,7 +36,7 @@ std::optional<Result> run_named(const Target& target, const HostProblem& host,
   BorrowedMemory lender(*target.memory);
   Result result{kernel, false, {}};
   try {
-    result.composed = device.call(options, lender.context()).composed;
+    result.apart = device.call(options, lender.context()).has(StepKind::kActivate);
   } catch (const Error& error) {
     const bool refusal =
         error.kind() == ErrorKind::kNotImplemented || error.kind() == ErrorKind::kInvalidValue;
@@ -58,7 +58,7 @@ void expect_fused_conformance(const Target& target, const ProblemCase& problem, 
     if (kernel.backend != target.backend || kernel.op != op) continue;
     std::optional<Result> result = run_named(target, host, kernel.name);
     if (!result) continue;
-    if (!result->composed) {
+    if (!result->apart) {
       fused.push_back(std::move(*result));
     } else if (!apart) {
       apart = std::move(result);

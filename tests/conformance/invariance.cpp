@@ -5,12 +5,12 @@
 #include <string>
 #include <utility>
 
+#include "conformance/driver/targets.h"
 #include "conformance/suites.h"
 #include "moegemm/error.h"
 #include "moegemm/info.h"
-#include "support/device/device_problem.h"
-#include "support/numerics/random.h"
-#include "support/targets.h"
+#include "testing/device/device_problem.h"
+#include "testing/numerics/random.h"
 
 namespace moegemm::testing {
 namespace {
@@ -43,7 +43,7 @@ Bytes run_bits(const Target& target, const HostProblem& host, const std::string&
   context.executor = executor;
   try {
     const Plan planned = device.call(options, context);
-    if (planned.kernel_name != kernel && !kernel.empty()) return {};
+    if (planned.product().kernel_name != kernel && !kernel.empty()) return {};
   } catch (const Error& error) {
     const bool refusal = error.kind() == ErrorKind::kNotImplemented ||
                          (!kernel.empty() && error.kind() == ErrorKind::kInvalidValue);

@@ -1,8 +1,8 @@
 #include <string>
 #include <utility>
 
+#include "conformance/driver/large_problem.h"
 #include "conformance/suites.h"
-#include "support/problem/large_problem.h"
 
 namespace moegemm::testing {
 namespace {

@@ -7,10 +7,10 @@
 #include <set>
 #include <string>
 
+#include "conformance/driver/targets.h"
 #include "conformance/suites.h"
 #include "moegemm/error.h"
 #include "moegemm/info.h"
-#include "support/targets.h"
 
 namespace {
 
@@ -71,6 +71,7 @@ void add_all_tests() {
   add_graph_tests();
   add_concurrency_tests();
   add_layer_tests();
+  add_plan_tests();
   add_stress_tests();
 #endif
   add_large_offset_tests();

@@ -2,10 +2,10 @@
 #include <vector>
 
 #include "conformance/cases/cases.h"
+#include "conformance/driver/run_case.h"
+#include "conformance/driver/targets.h"
 #include "conformance/suites.h"
-#include "support/numerics/random.h"
-#include "support/run_case.h"
-#include "support/targets.h"
+#include "testing/numerics/random.h"
 
 namespace moegemm::testing {
 namespace {

@@ -1,9 +1,9 @@
 #include <string>
 
 #include "conformance/cases/random_case.h"
+#include "conformance/driver/run_case.h"
+#include "conformance/driver/targets.h"
 #include "conformance/suites.h"
-#include "support/run_case.h"
-#include "support/targets.h"
 
 namespace moegemm::testing {
 

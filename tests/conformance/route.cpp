@@ -3,11 +3,11 @@
 #include <limits>
 #include <string>
 
+#include "conformance/driver/targets.h"
 #include "conformance/suites.h"
 #include "moegemm/routing.h"
-#include "support/device/device_vector.h"
-#include "support/numerics/random.h"
-#include "support/targets.h"
+#include "testing/device/device_vector.h"
+#include "testing/numerics/random.h"
 
 namespace moegemm::testing {
 namespace {
@@ -43,6 +43,10 @@ std::vector<RouteCase> route_cases() {
       {"WithoutInverse", 100, 4, 32, Ids::kUniform, 0, false},
       {"OddExpertCount", 999, 3, 129, Ids::kSomeInvalid},
       {"ThousandExperts", 3000, 8, 1024, Ids::kSomeInvalid},
+      // Their counts fill a block's shared memory, and no longer fit it, in one block and in many.
+      {"FourThousandExperts", 3000, 4, 4000, Ids::kSomeInvalid},
+      {"FiveThousandExpertsFewTokens", 513, 4, 5000, Ids::kSomeInvalid},
+      {"SeventyThousandExperts", 20'001, 6, 70'000, Ids::kSomeInvalid},
       {"Layer8192x8Over128", 8192, 8, 128},
       {"Layer8192x10Over512", 8192, 10, 512, Ids::kSomeInvalid},
   };

@@ -7,10 +7,10 @@
 #include <ostream>
 #include <vector>
 
-#include "support/numerics/floats.h"
-#include "support/numerics/random.h"
-#include "support/problem/host_problem.h"
-#include "support/targets.h"
+#include "conformance/driver/targets.h"
+#include "testing/numerics/floats.h"
+#include "testing/numerics/random.h"
+#include "testing/problem/host_problem.h"
 
 /// What the tests of the row kernels share.
 namespace moegemm::testing {
@@ -18,7 +18,7 @@ namespace moegemm::testing {
 inline constexpr double kFp32Roundoff = 0x1p-24;
 
 /// fp32 arithmetic over `length` terms with this sum of squares, then one rounding: the bound of
-/// support/numerics/comparison.h.
+/// testing/numerics/comparison.h.
 inline double sum_bound(DType out, std::int64_t length, double value, double squares) {
   const double computed = 8 * kFp32Roundoff * static_cast<double>(length) * std::sqrt(squares) +
                           kFp32Roundoff * std::fabs(value);
@@ -46,7 +46,11 @@ inline bool expect_close(DType dtype, const std::vector<unsigned char>& bytes, s
   return false;
 }
 
+/// What lies before and between the rows.
 inline void expect_untouched_padding(const HostMatrix& m, const std::vector<unsigned char>& bytes) {
+  for (std::int64_t i = 0; i < m.offset && m.rows > 0; ++i) {
+    ASSERT_TRUE(is_poison(m.dtype, bytes.data(), i)) << "element " << i << " before row 0";
+  }
   for (std::int64_t r = 0; r + 1 < m.rows; ++r) {
     for (std::int64_t c = m.cols; c < m.stride; ++c) {
       ASSERT_TRUE(is_poison(m.dtype, bytes.data(), m.position(r, c))) << Place{"padding", r, c};

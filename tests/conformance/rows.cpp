@@ -2,13 +2,13 @@
 
 #include <string>
 
+#include "conformance/driver/targets.h"
 #include "conformance/row_checks.h"
 #include "conformance/suites.h"
 #include "moegemm/routing.h"
-#include "support/device/device_vector.h"
-#include "support/numerics/random.h"
-#include "support/problem/problem_case.h"
-#include "support/targets.h"
+#include "testing/device/device_vector.h"
+#include "testing/numerics/random.h"
+#include "testing/problem/problem_case.h"
 
 namespace moegemm::testing {
 namespace {
@@ -19,6 +19,7 @@ struct CombineCase {
   std::int64_t topk = 4;
   std::int64_t cols = 64;
   std::int64_t padding = 0;
+  std::int64_t offset = 0;  ///< elements before the first row
   bool fp32_output = false;
   enum class Weights { kNone, kFp32, kSame, kMatrix } weights = Weights::kFp32;
   bool nan_row = false;
@@ -36,6 +37,13 @@ std::vector<CombineCase> combine_cases() {
       {.name = "Strided", .padding = 8},
       {.name = "StridedUnaligned", .cols = 37, .padding = 3},
       {.name = "StridedPacksAndSingleColumns", .cols = 61, .padding = 3},
+      {.name = "Offset", .offset = 8},
+      {.name = "OffsetUnaligned", .offset = 1},
+      {.name = "OffsetUnalignedFp32Output",
+       .cols = 37,
+       .padding = 3,
+       .offset = 1,
+       .fp32_output = true},
       {.name = "NanStaysInItsToken", .nan_row = true},
       {.name = "ManyTokens", .tokens = 3000, .topk = 8, .cols = 128},
       {.name = "WideRows", .tokens = 5, .topk = 2, .cols = 7168},
@@ -53,12 +61,12 @@ void expect_combine(const RowTarget& target, const CombineCase& c, DType dtype) 
   Memory& memory = *target.memory;
   Random random(seed_from(c.name) + run_seed());
   const std::int64_t count = c.tokens * c.topk;
-  HostMatrix rows = random_matrix(dtype, count, c.cols, c.padding, 0, random);
+  HostMatrix rows = random_matrix(dtype, count, c.cols, c.padding, c.offset, random);
   if (c.nan_row) rows.set(2 * c.topk + 1, c.cols / 2, kNan);
   const DType out_dtype = c.fp32_output ? DType::kFloat32 : dtype;
   const DType weights_dtype = c.weights == CombineCase::Weights::kSame ? dtype : DType::kFloat32;
   const std::vector<float> weights = random_weights(weights_dtype, count, random);
-  const HostMatrix out = poisoned_matrix(out_dtype, c.tokens, c.cols, c.padding, 0);
+  const HostMatrix out = poisoned_matrix(out_dtype, c.tokens, c.cols, c.padding, c.offset);
 
   const DeviceMatrix device_rows(memory, rows);
   const DeviceMatrix device_out(memory, out);
@@ -101,13 +109,16 @@ struct ScaleCase {
   std::int64_t cols = 64;
   std::int64_t topk = 2;
   std::int64_t padding = 0;
+  std::int64_t offset = 0;  ///< elements before the first row
   bool with_scaled_x = true;
   bool in_place = false;
   bool fp32_product = false;
+  bool fp32_outputs = false;  ///< scaled and dot; scaled_x has x's dtype
   bool same_weights = false;
   std::vector<std::int64_t> bad_indices = {};
   bool nan_tail = false;
   DType index_dtype = DType::kInt32;
+  DType sizes_dtype = DType::kInt32;
 };
 
 std::vector<ScaleCase> scale_cases() {
@@ -117,10 +128,17 @@ std::vector<ScaleCase> scale_cases() {
       {.name = "WithoutScaledX", .with_scaled_x = false},
       {.name = "InPlace", .in_place = true},
       {.name = "Fp32Product", .fp32_product = true},
+      {.name = "Fp32Outputs", .fp32_outputs = true},
+      {.name = "Fp32ProductAndOutputs", .fp32_product = true, .fp32_outputs = true},
       {.name = "WeightsInXsDtype", .same_weights = true},
       {.name = "Int64Indices", .index_dtype = DType::kInt64},
+      {.name = "Int64Sizes", .m_sizes = {20, -1, 33, 1, 6}, .sizes_dtype = DType::kInt64},
       {.name = "Strided", .padding = 8},
       {.name = "StridedUnaligned", .cols = 37, .padding = 3},
+      {.name = "Offset", .offset = 8},
+      {.name = "OffsetUnaligned", .offset = 1},
+      {.name = "OffsetUnalignedFp32Outputs", .cols = 37, .offset = 1, .fp32_outputs = true},
+      {.name = "ManyExperts", .m_sizes = std::vector<std::int64_t>(300, 7), .rows = 2200},
       {.name = "NanPastTheSegments", .nan_tail = true},
       {.name = "SizesExceedRows", .m_sizes = {30, 100, 7}, .rows = 72},
       {.name = "NegativeSizes", .m_sizes = {-3, 30, -9, 7}, .rows = 72},
@@ -151,21 +169,24 @@ void expect_scale_rows(const RowTarget& target, const ScaleCase& c, DType dtype)
   spec.weights_in_fp32 = !c.same_weights;
   spec.bad_indices = c.bad_indices;
   spec.x_padding = c.padding;
+  spec.base_offset = c.offset;
   HostProblem p = build_problem(spec, Op::kForward, dtype, seed_from(c.name) + run_seed());
   Random random(run_seed());
   const DType product_dtype = c.fp32_product ? DType::kFloat32 : dtype;
-  HostMatrix product = random_matrix(product_dtype, c.rows, c.cols, c.padding, 0, random);
+  HostMatrix product = random_matrix(product_dtype, c.rows, c.cols, c.padding, c.offset, random);
   for (std::int64_t r = p.begins.back(); c.nan_tail && r < c.rows; ++r) {
     p.x.set(r, 0, kNan);
     product.set(r, c.cols - 1, kInf);
   }
 
-  const HostMatrix blank = poisoned_matrix(dtype, c.rows, c.cols, c.padding, 0);
+  const DType out_dtype = c.fp32_outputs ? DType::kFloat32 : dtype;
+  const HostMatrix blank = poisoned_matrix(out_dtype, c.rows, c.cols, c.padding, c.offset);
   const DeviceMatrix device_product(memory, product), device_x(memory, p.x);
   const DeviceMatrix device_scaled(memory, c.in_place ? product : blank);
-  const DeviceMatrix device_scaled_x(memory, blank);
-  const DeviceVector device_dot(memory, dtype, c.rows);
-  const DeviceVector sizes(memory, DType::kInt32, c.m_sizes);
+  const HostMatrix blank_x = poisoned_matrix(dtype, c.rows, c.cols, c.padding, c.offset);
+  const DeviceMatrix device_scaled_x(memory, blank_x);
+  const DeviceVector device_dot(memory, out_dtype, c.rows);
+  const DeviceVector sizes(memory, c.sizes_dtype, c.m_sizes);
   const DeviceVector indices(memory, c.index_dtype, p.gather_indices);
   const DeviceVector weights(memory, p.weights_dtype, p.topk_weights);
   const RoutingView routing{sizes.view(), indices.view(), weights.view(), c.topk};
@@ -190,7 +211,7 @@ void expect_scale_rows(const RowTarget& target, const ScaleCase& c, DType dtype)
         return;
       }
       if (c.with_scaled_x &&
-          !expect_close(dtype, scaled_x, blank.position(r, col), weight * x,
+          !expect_close(dtype, scaled_x, blank_x.position(r, col), weight * x,
                         sum_bound(dtype, 1, weight * x, 0), {"scaled_x", r, col})) {
         return;
       }
@@ -201,13 +222,13 @@ void expect_scale_rows(const RowTarget& target, const ScaleCase& c, DType dtype)
     }
   }
   for (std::int64_t i = 0; i < c.rows; ++i) {
-    if (!expect_close(dtype, dot, i, dots[i], sum_bound(dtype, c.cols, dots[i], squares[i]),
+    if (!expect_close(out_dtype, dot, i, dots[i], sum_bound(out_dtype, c.cols, dots[i], squares[i]),
                       {"dot", i, 0})) {
       return;
     }
   }
   if (!c.in_place) expect_untouched_padding(blank, scaled);
-  expect_untouched_padding(blank, scaled_x);
+  expect_untouched_padding(blank_x, scaled_x);
   EXPECT_TRUE(device_scaled.guards_intact() && device_scaled_x.guards_intact() &&
               device_dot.guards_intact());
 }

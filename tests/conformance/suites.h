@@ -18,6 +18,7 @@ void add_fused_activation_tests();
 void add_graph_tests();
 void add_concurrency_tests();
 void add_layer_tests();
+void add_plan_tests();  ///< plans of several steps, with memory for them and without
 void add_stress_tests();
 
 }  // namespace moegemm::testing

@@ -49,13 +49,22 @@ std::string describe(const TuneReport& report) {
                           {"launches", candidate.launches},
                           {"outcome", candidate.outcome}});
   }
-  return nlohmann::json{
-      {"problem", to_string(report.problem)},    {"kernel", report.plan.kernel_name},
-      {"source", to_string(report.plan.source)}, {"seconds", report.seconds},
-      {"operand_sets", report.operand_sets},     {"flushed", report.flushed},
-      {"memory_bytes", report.memory_bytes},     {"measured", report.measured},
-      {"interrupted", report.interrupted},       {"why_not", report.why_not},
-      {"not_saved", report.not_saved},           {"candidates", candidates}}
+  nlohmann::json steps = nlohmann::json::array();
+  for (const Step& step : report.plan.steps) steps.push_back(to_string(step));
+  return nlohmann::json{{"problem", to_string(report.problem)},
+                        {"kernel", report.plan.product().kernel_name},
+                        {"steps", steps},
+                        {"workspace_bytes", report.plan.workspace_bytes},
+                        {"source", to_string(report.plan.source)},
+                        {"seconds", report.seconds},
+                        {"operand_sets", report.operand_sets},
+                        {"flushed", report.flushed},
+                        {"memory_bytes", report.memory_bytes},
+                        {"measured", report.measured},
+                        {"interrupted", report.interrupted},
+                        {"why_not", report.why_not},
+                        {"not_saved", report.not_saved},
+                        {"candidates", candidates}}
       .dump();
 }
 

@@ -30,6 +30,7 @@ from moegemm.bench.cases import (
     read_catalogue,
     small_gradients,
 )
+from moegemm.bench.progress import Progress
 from moegemm.bench.record import add_render_option, read_to_render, write_json
 
 # Less than two minutes with starting and drawing.
@@ -291,12 +292,13 @@ def measure_planner(options: argparse.Namespace, root: Path) -> int:
         unreached = 0
         for place, models, tokens in tables:
             wanted = [c for c in planner.cases_of(models, tokens) if c.op in options.ops]
-            keep = planner_keeper(place["cases"], len(wanted), lambda: write_json(record, options.out, options.stem))
             done = {(c["model"], c["tokens"], "random", c["op"]) for c in place["cases"]}
             cases = [case for case in wanted if case.key not in done]
-            unreached += planner.measure(
-                cases, options.device, DTYPES[options.dtype], options.budget, begin + options.seconds, keep
-            )
+            with Progress(len(wanted), len(place["cases"])) as progress:
+                keep = planner_keeper(place["cases"], progress, lambda: write_json(record, options.out, options.stem))
+                unreached += planner.measure(
+                    cases, options.device, DTYPES[options.dtype], options.budget, begin + options.seconds, keep
+                )
         if unreached:
             print(f"{unreached} cases not measured: --seconds is used up (--append continues)", file=sys.stderr)
     except KeyboardInterrupt:
@@ -310,16 +312,14 @@ def measure_planner(options: argparse.Namespace, root: Path) -> int:
     return 0
 
 
-def planner_keeper(entries: list[dict[str, Any]], total: int, write: Callable[[], None]) -> Callable[..., None]:
+def planner_keeper(entries: list[dict[str, Any]], progress: Progress, write: Callable[[], None]) -> Callable[..., None]:
     """Takes entries, tells how far it is, and writes the record now and then."""
 
     def keep(entry: dict[str, Any]) -> None:
         entries.append(entry)
         words = "one kernel" if entry["only_kernel"] else f"{entry['reached']:.3f} with {entry['heuristic']}"
         words = entry.get("skipped", words)
-        line = f"[{len(entries)}/{total}] {entry['model']} T={entry['tokens']} {entry['op']}: {words}"
-        end, start = ("", "\r\033[K") if sys.stderr.isatty() else ("\n", "")
-        print(start + line[:150], end=end, file=sys.stderr, flush=True)
+        progress.step(f"{entry['model']} T={entry['tokens']} {entry['op']}: {words}")
         if len(entries) % 20 == 0:
             write()
 

@@ -1,7 +1,6 @@
 """The measuring loop: case after case until the list or the time is used up."""
 
 import gc
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from moegemm.bench.cases import Case
 from moegemm.bench.contenders import Contender, KernelList, KernelReplacedError
 from moegemm.bench.operands import Operands, bytes_needed, make_operands, make_weights
 from moegemm.bench.peers import Peers
+from moegemm.bench.progress import Progress
 from moegemm.bench.timing import Clock, spread
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -35,28 +35,6 @@ class Settings:
     deadline: float  # of time.monotonic()
 
 
-class Progress:
-    """A bar that rewrites its line on a terminal, one line per case elsewhere."""
-
-    def __init__(self, total: int) -> None:
-        self._total, self._done = total, 0
-        self._terminal = sys.stderr.isatty()
-
-    def step(self, case: Case, outcome: str) -> None:
-        self._done += 1
-        counted = f"[{self._done:{len(str(self._total))}d}/{self._total}]"
-        if self._terminal:
-            filled = 24 * self._done // self._total
-            bar = "#" * filled + "." * (24 - filled)
-            print(f"\r\033[K{counted} {bar} {case}: {outcome}"[:150], end="", file=sys.stderr, flush=True)
-        else:
-            print(f"{counted} {case}: {outcome}", file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        if self._terminal:
-            print(file=sys.stderr)
-
-
 class Measurement:
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._settings = settings
@@ -68,21 +46,18 @@ class Measurement:
 
     def run(self, cases: Sequence[Case], keep: Callable[[dict[str, Any]], None]) -> int:
         """Hands each finished case to `keep`; returns how many cases the time did not reach."""
-        progress = Progress(len(cases))
         slowest = 0.0
-        try:
+        with Progress(len(cases)) as progress:
             for done, case in enumerate(cases):
                 begin = time.monotonic()
                 if begin + slowest > self._settings.deadline:
                     return len(cases) - done
                 entry = self.measure(case)
                 keep(entry)
-                progress.step(case, outcome(entry))
+                progress.step(f"{case}: {outcome(entry)}")
                 slowest = max(slowest, time.monotonic() - begin)
                 if entry.get("device_lost"):
                     raise DeviceLostError(f"{case}: the GPU cannot be used any more")
-        finally:
-            progress.end()
         return 0
 
     def measure(self, case: Case) -> dict[str, Any]:

@@ -8,7 +8,6 @@ nor during CUDA graph capture, nor with MOEGEMM_AUTOTUNE=0 in the environment.
 import ctypes
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
@@ -34,8 +33,6 @@ _Callback: Any = ctypes.CFUNCTYPE(
 )
 
 REDRAW_SECONDS = 0.05
-BAR_CELLS = 20
-LINE_LIMIT = 150
 
 
 class Bar:
@@ -43,27 +40,29 @@ class Bar:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._drawn_at = 0.0
-        self.shown = False
+        self._drawn: Any = None
 
     def draw(
         self, problem: str, kernel: str, number: int, count: int, best: str, best_us: float, done: float, left: float
     ) -> None:
-        now = time.monotonic()
-        if not self._stream.isatty() or now - self._drawn_at < REDRAW_SECONDS:
+        if not self._stream.isatty():
             return
-        self._drawn_at = now
-        self.shown = True
-        filled = int(BAR_CELLS * done)
-        bar = "#" * filled + "." * (BAR_CELLS - filled)
+        if self._drawn is None:
+            from tqdm import tqdm  # here: most processes never show a bar, and import moegemm stays quick
+
+            self._drawn = tqdm(
+                total=1.0, bar_format="[{bar:20}] {desc}", file=self._stream, leave=False, dynamic_ncols=True,
+                mininterval=REDRAW_SECONDS, miniters=0,
+            )  # fmt: skip
         found = f"{best} {best_us:.1f} us" if best else "-"
-        line = f"[{bar}] {problem}: {number}/{count} {kernel}; best {found}; {left:.1f} s left"
-        print(f"\r\033[K{line[:LINE_LIMIT]}", end="", file=self._stream, flush=True)
+        line = f"{problem}: {number}/{count} {kernel}; best {found}; {left:.1f} s left"
+        self._drawn.set_description_str(line, refresh=False)
+        self._drawn.update(done - self._drawn.n)
 
     def erase(self) -> None:
-        if self.shown:
-            print("\r\033[K", end="", file=self._stream, flush=True)
-        self.shown = False
+        drawn, self._drawn = self._drawn, None
+        if drawn is not None:
+            drawn.close()
 
 
 class OfThread(threading.local):

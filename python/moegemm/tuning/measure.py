@@ -27,11 +27,11 @@ def tune(
     """Measures the kernels for a product and, with `backward`, for its two gradients, and remembers the fastest for
     calls with autotune=True. The arguments are those of grouped_gemm; no tensor and no random state is changed.
 
-    Returns one report per product: problem, kernel, seconds, measured, why_not (why nothing was), not_saved (why it is
-    kept in this process only), memory_bytes that the measurement borrowed, and candidates with their median
-    microseconds and what became of them. `budget` is in seconds per product. What is known is measured only `again`.
-    `progress` gets a dict before each launch and ends the measurement by returning False. Ctrl-C and what `progress`
-    raises end it too; what was found is kept. Calls that `progress` makes measure nothing.
+    Returns one report per product: problem, kernel, steps (every launch of its plan), seconds, measured, why_not (why
+    nothing was), not_saved (why it is kept in this process only), memory_bytes that the measurement borrowed, and
+    candidates with their median microseconds and what became of them. `budget` is in seconds per product. What is known
+    is measured only `again`. `progress` gets a dict before each launch and ends the measurement by returning False.
+    Ctrl-C and what `progress` raises end it too; what was found is kept. Calls that `progress` makes measure nothing.
 
     >>> import torch, moegemm
     >>> X, W = torch.randn(6, 16), torch.randn(4, 8, 16)

@@ -53,10 +53,23 @@ std::string limit_text(const PlanExplanation& explained) {
   return text;
 }
 
+/// Every launch in its order, and why it is there.
+void print_steps(const Plan& plan) {
+  int number = 0;
+  for (const Step& step : plan.steps) {
+    fmt::print("  step {} {}\n         because: {}\n", ++number, to_string(step), step.reason);
+  }
+  if (!plan.note.empty()) fmt::print("  note   {}\n", plan.note);
+  if (plan.workspace_bytes > 0) {
+    fmt::print("  memory {} of workspace\n",
+               amount(static_cast<double>(plan.workspace_bytes), "B"));
+  }
+}
+
 void print_product(const std::string& op, const Problem& problem,
                    const PlanExplanation& explained) {
   fmt::print("{}: {}\n", op, to_string(problem));
-  fmt::print("  plan   {}\n", to_string(explained.plan));
+  print_steps(explained.plan);
   fmt::print("  limit  {}\n", limit_text(explained));
   for (const std::string& backend : explained.not_available) fmt::print("  not    {}\n", backend);
   std::vector<std::vector<std::string>> rows;
@@ -155,8 +168,9 @@ int print_plans(const PlanOptions& options) {
 Command add_plan_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "plan",
-      "Show which kernel each product of a layer would get, what limits it and why every other\n"
-      "kernel lost or cannot run it, without running anything.");
+      "Show the launches that each product of a layer would take and the reason of each, what\n"
+      "limits the product and why every other kernel lost or cannot run it, without running\n"
+      "anything.");
   auto options = std::make_shared<PlanOptions>();
   options->layer = std::make_unique<LayerOptions>(*command);
   CLI::Option* gpu = command

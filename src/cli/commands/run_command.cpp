@@ -9,10 +9,10 @@
 #include "commands/commands.h"
 #include "layer/layer_run.h"
 #include "layer/progress.h"
-#include "layer/tensors/device_memory.h"
 #include "layer_options.h"
 #include "moegemm/info.h"
 #include "report.h"
+#include "testing/device/memory.h"
 
 namespace moegemm::cli {
 namespace {
@@ -92,7 +92,7 @@ int run(const RunOptions& options) {
   if (options.tolerance >= 0) spec.tolerance = options.tolerance;
 
   const std::string device_words = describe_device(spec.device);
-  const std::unique_ptr<DeviceMemory> memory = open_device(spec.device);
+  const std::unique_ptr<testing::Memory> memory = testing::open_memory(spec.device);
   require_memory(spec, layer_bytes(spec), *memory);
   std::vector<OpReport> reports;
   {

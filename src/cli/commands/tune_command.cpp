@@ -10,10 +10,10 @@
 
 #include "commands/commands.h"
 #include "layer/layer_tune.h"
-#include "layer/tensors/device_memory.h"
 #include "layer_options.h"
 #include "moegemm/error.h"
 #include "report.h"
+#include "testing/device/memory.h"
 
 namespace moegemm::cli {
 namespace {
@@ -95,7 +95,7 @@ std::vector<std::string> table_row(const TunedProduct& product) {
   const Problem& problem = report.problem;
   std::string time;
   std::string gain;
-  const TuneCandidate* winner = find(report, report.plan.kernel_name);
+  const TuneCandidate* winner = find(report, report.plan.product().kernel_name);
   if (report.measured && winner != nullptr) {
     time = fmt::format("{:.1f}", winner->median_us);
     // The heuristic's kernel comes first.
@@ -104,7 +104,7 @@ std::vector<std::string> table_row(const TunedProduct& product) {
   }
   return {product.op,
           fmt::format("{} x {} x {}", problem.rows, problem.n, problem.k),
-          report.plan.kernel_name,
+          plan_summary(report.plan),
           time,
           gain,
           fmt::format("{:.2f}", report.seconds),
@@ -173,7 +173,7 @@ int tune(const TuneCommandOptions& options) {
   LayerSpec spec = options.layer->layer();
   spec.pattern = *parse_routing_pattern(options.routing);
   const std::string device_words = describe_device(spec.device);
-  const std::unique_ptr<DeviceMemory> memory = open_device(spec.device);
+  const std::unique_ptr<testing::Memory> memory = testing::open_memory(spec.device);
   require_memory(spec, tuning_bytes(spec), *memory);
   std::vector<TunedProduct> products;
   {

@@ -5,11 +5,13 @@
 #include <functional>
 
 #include "layer/progress.h"
-#include "layer/tensors/device_memory.h"
 #include "layer/tensors/device_tensor.h"
+#include "layer/tensors/lent_memory.h"
 #include "layer/tensors/random_tensor.h"
 #include "moegemm/ops.h"
 #include "moegemm/routing.h"
+#include "testing/device/memory.h"
+#include "testing/numerics/floats.h"
 
 namespace moegemm::cli {
 namespace {
@@ -19,17 +21,18 @@ constexpr std::int64_t kSampledRows = 16;
 
 using Tensor = DeviceTensor;
 
-void poison(DeviceMemory& memory, const Tensor& tensor) {
-  memory.poison(tensor.buffer.get(), tensor.view.numel() * size_bytes(tensor.view.dtype));
+void poison(testing::Memory& memory, const Tensor& tensor) {
+  memory.fill(tensor.buffer.data(), testing::kPoisonByte, tensor.buffer.bytes());
 }
 
 /// Runs the operations of one layer and remembers what they reported.
 class Layer {
  public:
-  Layer(const LayerSpec& spec, DeviceMemory& memory, Progress& progress)
+  Layer(const LayerSpec& spec, testing::Memory& memory, Progress& progress)
       : spec_(spec),
         memory_(memory),
         progress_(progress),
+        workspace_(memory),
         host_(make_routing(spec.pattern, spec.tokens, spec.topk, spec.experts, spec.seed)),
         expert_ids_(upload(memory, DType::kInt32, host_.expert_ids)),
         weights_(upload(memory, DType::kFloat32, host_.weights)),
@@ -64,12 +67,18 @@ class Layer {
 
   void fill(const char* what, const RandomTensor& values, const Tensor& tensor,
             std::int64_t count) {
-    values.fill(memory_, tensor.buffer.get(), count,
+    values.fill(memory_, tensor.buffer.data(), count,
                 [&](int chunk, int chunks) { progress_.phase(what, chunk, chunks); });
   }
 
   RoutingView routing() const {
     return {m_sizes_.view, gather_indices_.view, weights_.view, spec_.topk};
+  }
+
+  ExecutionContext context() {
+    ExecutionContext context;
+    context.memory = &workspace_;
+    return context;
   }
 
   GemmOptions options(LayerGemm gemm) const {
@@ -91,7 +100,7 @@ class Layer {
     std::vector<double> times;
     for (int i = 0; i < spec_.repeat; ++i) {
       progress_.phase(op + ", run", i + 1, spec_.repeat);
-      times.push_back(memory_.time_ms([&] { work(); }));
+      times.push_back(memory_.milliseconds([&] { work(); }));
     }
     progress_.phase(op + ", check", 1, 1);
     std::sort(times.begin(), times.end());
@@ -201,11 +210,11 @@ class Layer {
   void route_tokens() {
     const std::int64_t workspace_bytes =
         route_workspace_bytes(spec_.rows(), spec_.experts, memory_.device());
-    const DeviceMemory::Buffer workspace = memory_.allocate(workspace_bytes);
-    const TensorView ids = TensorView::matrix(expert_ids_.buffer.get(), DType::kInt32, spec_.tokens,
-                                              spec_.topk, 0, memory_.device());
+    const testing::Buffer workspace(memory_, static_cast<std::size_t>(workspace_bytes));
+    const TensorView ids = TensorView::matrix(expert_ids_.buffer.data(), DType::kInt32,
+                                              spec_.tokens, spec_.topk, 0, memory_.device());
     OpReport& report = measure("route", {&m_sizes_, &gather_indices_}, [&] {
-      route(ids, spec_.experts, m_sizes_.view, gather_indices_.view, {}, workspace.get());
+      route(ids, spec_.experts, m_sizes_.view, gather_indices_.view, {}, workspace.data());
       return std::nullopt;
     });
     // Integers: every one of them, exactly.
@@ -217,8 +226,7 @@ class Layer {
   void compare_integers(CheckResult& check, const char* name, const Tensor& tensor,
                         const std::vector<std::int32_t>& expected) {
     std::vector<std::int32_t> got(expected.size());
-    memory_.copy_out(got.data(), tensor.buffer.get(),
-                     static_cast<std::int64_t>(got.size() * sizeof(std::int32_t)));
+    memory_.copy_out(got.data(), tensor.buffer.data(), got.size() * sizeof(std::int32_t));
     const auto [wrong, right] = std::mismatch(got.begin(), got.end(), expected.begin());
     if (wrong == got.end() || !check.fault.empty()) return;
     check.error = 1;
@@ -243,7 +251,7 @@ class Layer {
       {
         const Tensor y = make_matrix(memory_, spec_.dtype, spec_.rows(), n);
         OpReport& report = measure("forward 1: gather", {&y}, [&] {
-          return forward(x.view, w.view, y.view, routing(), gemm_options);
+          return forward(x.view, w.view, y.view, routing(), gemm_options, context());
         });
         report.flops = product_flops(n, k);
         check_forward(report, y, x_values, w_values, n, k, token_order, expert_order, false);
@@ -251,7 +259,7 @@ class Layer {
       const Tensor dy = random_matrix(dy_values, spec_.rows(), n);
       const Tensor dx = make_matrix(memory_, spec_.dtype, spec_.rows(), k);
       OpReport& report = measure("dX 1: scatter", {&dx}, [&] {
-        return backward_dx(dy.view, w.view, dx.view, routing(), gemm_options);
+        return backward_dx(dy.view, w.view, dx.view, routing(), gemm_options, context());
       });
       report.flops = product_flops(n, k);
       check_dx(report, dx, dy_values, w_values, n, k, expert_order, flat_order);
@@ -260,7 +268,7 @@ class Layer {
     const Tensor dy = random_matrix(dy_values, spec_.rows(), n);
     const Tensor dw = make_stack(memory_, spec_.dtype, spec_.experts, n, k);
     OpReport& report = measure("dW 1: gather", {&dw}, [&] {
-      return backward_dw(dy.view, x.view, dw.view, routing(), gemm_options);
+      return backward_dw(dy.view, x.view, dw.view, routing(), gemm_options, context());
     });
     report.flops = product_flops(n, k);
     check_dw(report, dw, dy_values, n, expert_order, [&](std::int64_t r, std::int64_t col) {
@@ -287,7 +295,7 @@ class Layer {
         GemmOptions multiply = gemm_options;
         multiply.fuse_mul = true;
         OpReport& report = measure("forward 2: multiply, scatter", {&y}, [&] {
-          return forward(x.view, w.view, y.view, routing(), multiply);
+          return forward(x.view, w.view, y.view, routing(), multiply, context());
         });
         report.flops = product_flops(n, k);
         check_forward(report, y, x_values, w_values, n, k, expert_order, flat_order, true);
@@ -296,7 +304,7 @@ class Layer {
       const Tensor dy = random_matrix(dy_values, spec_.rows(), n);
       const Tensor dx = make_matrix(memory_, spec_.dtype, spec_.rows(), k);
       OpReport& report = measure("dX 2: gather", {&dx}, [&] {
-        return backward_dx(dy.view, w.view, dx.view, routing(), gemm_options);
+        return backward_dx(dy.view, w.view, dx.view, routing(), gemm_options, context());
       });
       report.flops = product_flops(n, k);
       check_dx(report, dx, dy_values, w_values, n, k, flat_order, expert_order);
@@ -305,7 +313,7 @@ class Layer {
     const Tensor dy = random_matrix(dy_values, spec_.rows(), n);
     const Tensor dw = make_stack(memory_, spec_.dtype, spec_.experts, n, k);
     OpReport& report = measure("dW 2: gather", {&dw}, [&] {
-      return backward_dw(dy.view, scaled_x.view, dw.view, routing(), gemm_options);
+      return backward_dw(dy.view, scaled_x.view, dw.view, routing(), gemm_options, context());
     });
     report.flops = product_flops(n, k);
     check_dw(report, dw, dy_values, n, flat_order, [&](std::int64_t r, std::int64_t col) {
@@ -333,9 +341,7 @@ class Layer {
                         const Tensor& scaled_x) {
     const std::int64_t k = spec_.intermediate;
     const Tensor scaled = make_matrix(memory_, spec_.dtype, spec_.rows(), k);
-    Tensor dot{memory_.allocate(spec_.rows() * size_bytes(DType::kFloat32)), {}};
-    dot.view =
-        TensorView::vector(dot.buffer.get(), DType::kFloat32, spec_.rows(), memory_.device());
+    const Tensor dot = make_vector(memory_, DType::kFloat32, spec_.rows());
     OpReport& report = measure("scale rows", {&scaled, &dot, &scaled_x}, [&] {
       scale_rows(product.view, x.view, routing(), scaled.view, dot.view, scaled_x.view);
       return std::nullopt;
@@ -344,7 +350,7 @@ class Layer {
     Comparison scaled_comparison(spec_.dtype, spec_.tolerance);
     Comparison dot_comparison(DType::kFloat32, std::nullopt);
     std::vector<float> dots(static_cast<std::size_t>(spec_.rows()));
-    memory_.copy_out(dots.data(), dot.buffer.get(), spec_.rows() * size_bytes(DType::kFloat32));
+    memory_.copy_out(dots.data(), dot.buffer.data(), dot.buffer.bytes());
     for (const std::int64_t r : spread(spec_.rows(), kSampledRows)) {
       const std::vector<double> product_row = read_row(memory_, product.view, r);
       const std::vector<double> scaled_row = read_row(memory_, scaled.view, r);
@@ -371,8 +377,9 @@ class Layer {
   }
 
   const LayerSpec& spec_;
-  DeviceMemory& memory_;
+  testing::Memory& memory_;
   Progress& progress_;
+  LentMemory workspace_;
   TokenRouting host_;
   Tensor expert_ids_;
   Tensor weights_;
@@ -422,7 +429,8 @@ double layer_bytes(const LayerSpec& spec) {
   return elements * static_cast<double>(size_bytes(spec.dtype)) + rows * 64;
 }
 
-std::vector<OpReport> run_layer(const LayerSpec& spec, DeviceMemory& memory, Progress& progress) {
+std::vector<OpReport> run_layer(const LayerSpec& spec, testing::Memory& memory,
+                                Progress& progress) {
   return Layer(spec, memory, progress).run();
 }
 

@@ -12,9 +12,12 @@
 #include "moegemm/problem.h"
 #include "moegemm/tensor.h"
 
+namespace moegemm::testing {
+class Memory;
+}
+
 namespace moegemm::cli {
 
-class DeviceMemory;
 class Progress;
 
 /// One MoE layer and how to run it.
@@ -61,6 +64,6 @@ inline constexpr int kLayerOps = 10;
 /// Routes, runs and checks every operation of the layer's forward and backward pass. The activation
 /// between the two products is not part of the library, so each product has random inputs of its
 /// own; outputs are poisoned first.
-std::vector<OpReport> run_layer(const LayerSpec& spec, DeviceMemory& memory, Progress& progress);
+std::vector<OpReport> run_layer(const LayerSpec& spec, testing::Memory& memory, Progress& progress);
 
 }  // namespace moegemm::cli

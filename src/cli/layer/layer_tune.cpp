@@ -6,18 +6,19 @@
 #include <new>
 #include <utility>
 
-#include "layer/tensors/device_memory.h"
 #include "layer/tensors/device_tensor.h"
+#include "layer/tensors/lent_memory.h"
 #include "layer/tensors/random_tensor.h"
 #include "moegemm/error.h"
 #include "moegemm/ops.h"
+#include "testing/device/memory.h"
 
 namespace moegemm::cli {
 namespace {
 
 /// Random values that repeat: a product's speed depends on the data being random (zeros draw less
 /// power), not on it being all different, and a large layer has billions of weights.
-void fill_repeating(DeviceMemory& memory, const DeviceTensor& tensor, std::uint64_t seed) {
+void fill_repeating(testing::Memory& memory, const DeviceTensor& tensor, std::uint64_t seed) {
   constexpr std::int64_t kPeriod = 1 << 22;
   const DType dtype = tensor.view.dtype;
   const std::int64_t count = tensor.view.numel();
@@ -36,20 +37,20 @@ void fill_repeating(DeviceMemory& memory, const DeviceTensor& tensor, std::uint6
 /// Lends memory of the program to one measurement.
 class LayerSupport final : public TuningSupport {
  public:
-  LayerSupport(DeviceMemory& memory, const std::string& op, const LayerTuning& tuning)
+  LayerSupport(testing::Memory& memory, const std::string& op, const LayerTuning& tuning)
       : memory_(memory), op_(op), tuning_(tuning) {
     budget_seconds = tuning.budget_seconds;
   }
 
   void* allocate(std::int64_t bytes, Device) override {
     try {
-      buffers_.push_back(memory_.allocate(bytes));
+      buffers_.emplace_back(memory_, static_cast<std::size_t>(bytes));
     } catch (const Error&) {
       return nullptr;
     } catch (const std::bad_alloc&) {
       return nullptr;
     }
-    return buffers_.back().get();
+    return buffers_.back().data();
   }
 
   bool progress(const TuneProgress& now) override {
@@ -57,15 +58,15 @@ class LayerSupport final : public TuningSupport {
   }
 
  private:
-  DeviceMemory& memory_;
+  testing::Memory& memory_;
   const std::string& op_;
   const LayerTuning& tuning_;
-  std::list<DeviceMemory::Buffer> buffers_;
+  std::list<testing::Buffer> buffers_;
 };
 
 class LayerTuner {
  public:
-  LayerTuner(const LayerSpec& spec, DeviceMemory& memory, const LayerTuning& tuning)
+  LayerTuner(const LayerSpec& spec, testing::Memory& memory, const LayerTuning& tuning)
       : spec_(spec), memory_(memory), tuning_(tuning) {
     const TokenRouting routing =
         make_routing(spec.pattern, spec.tokens, spec.topk, spec.experts, spec.seed);
@@ -128,12 +129,15 @@ class LayerTuner {
     LayerSupport support(memory_, op, tuning_);
     ExecutionContext context;
     context.tuning = &support;
+    // Nothing is lent from here: it says that calls will have a workspace, which the support lends.
+    LentMemory workspace(memory_);
+    context.memory = &workspace;
     products_.push_back({op, measure(context)});
     interrupted_ = products_.back().report.interrupted;
   }
 
   const LayerSpec& spec_;
-  DeviceMemory& memory_;
+  testing::Memory& memory_;
   const LayerTuning& tuning_;
   DeviceTensor m_sizes_;
   DeviceTensor gather_indices_;
@@ -144,7 +148,7 @@ class LayerTuner {
 
 }  // namespace
 
-std::vector<TunedProduct> tune_layer(const LayerSpec& spec, DeviceMemory& memory,
+std::vector<TunedProduct> tune_layer(const LayerSpec& spec, testing::Memory& memory,
                                      const LayerTuning& tuning) {
   return LayerTuner(spec, memory, tuning).run();
 }

@@ -7,9 +7,11 @@
 #include "layer/layer_run.h"
 #include "moegemm/tune.h"
 
-namespace moegemm::cli {
+namespace moegemm::testing {
+class Memory;
+}
 
-class DeviceMemory;
+namespace moegemm::cli {
 
 struct TunedProduct {
   std::string op;  ///< "forward 1"
@@ -24,7 +26,7 @@ struct LayerTuning {
 };
 
 /// Measures the six products of a layer on random operands and remembers the fastest kernels.
-std::vector<TunedProduct> tune_layer(const LayerSpec& spec, DeviceMemory& memory,
+std::vector<TunedProduct> tune_layer(const LayerSpec& spec, testing::Memory& memory,
                                      const LayerTuning& tuning);
 
 /// Device memory that `tune_layer` needs at its peak.

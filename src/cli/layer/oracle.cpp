@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "layer/tensors/device_memory.h"
 #include "layer/tensors/random_tensor.h"
+#include "testing/device/memory.h"
 
 namespace moegemm::cli {
 namespace {
@@ -80,7 +80,7 @@ std::vector<std::int64_t> spread(std::int64_t extent, std::int64_t count) {
   return positions;
 }
 
-std::vector<double> read_row(DeviceMemory& memory, const TensorView& matrix, std::int64_t row) {
+std::vector<double> read_row(testing::Memory& memory, const TensorView& matrix, std::int64_t row) {
   const std::int64_t cols = matrix.shape[static_cast<std::size_t>(matrix.rank - 1)];
   const std::int64_t row_bytes = matrix.row_stride * size_bytes(matrix.dtype);
   std::vector<std::byte> bytes(static_cast<std::size_t>(cols * size_bytes(matrix.dtype)));
@@ -93,7 +93,7 @@ std::vector<double> read_row(DeviceMemory& memory, const TensorView& matrix, std
   return values;
 }
 
-CheckResult check_products(DeviceMemory& memory, const TensorView& out,
+CheckResult check_products(testing::Memory& memory, const TensorView& out,
                            const std::vector<OracleRow>& rows, std::optional<double> tolerance) {
   // About a quarter of a second of double-precision products per operation.
   constexpr std::int64_t kProductBudget = std::int64_t{1} << 25;

@@ -8,9 +8,11 @@
 
 #include "moegemm/tensor.h"
 
-namespace moegemm::cli {
+namespace moegemm::testing {
+class Memory;
+}
 
-class DeviceMemory;
+namespace moegemm::cli {
 
 /// What comparing one output with the oracle found.
 struct CheckResult {
@@ -57,10 +59,10 @@ std::vector<std::int64_t> spread(std::int64_t extent, std::int64_t count);
 
 /// Recomputes rows of the device matrix `out` in double precision: every column when that is cheap,
 /// else evenly spread ones.
-CheckResult check_products(DeviceMemory& memory, const TensorView& out,
+CheckResult check_products(testing::Memory& memory, const TensorView& out,
                            const std::vector<OracleRow>& rows, std::optional<double> tolerance);
 
 /// Row `row` of a device matrix, as doubles.
-std::vector<double> read_row(DeviceMemory& memory, const TensorView& matrix, std::int64_t row);
+std::vector<double> read_row(testing::Memory& memory, const TensorView& matrix, std::int64_t row);
 
 }  // namespace moegemm::cli

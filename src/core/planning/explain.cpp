@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "core/planning/cost.h"
+#include "core/planning/passes.h"
 #include "core/planning/planner.h"
 #include "core/refusal.h"
 #include "core/registry.h"
@@ -58,17 +59,18 @@ PlanExplanation explain(const Problem& asked, const std::optional<BackendKind>& 
   validate(asked);
   if (config) validate(*config, asked);
   const Planned planned = plan_problem(asked, backend, config, autotune);
-  const Problem problem = planned.plan.composed ? asked.bare_product() : asked;
+  const Problem problem = product_of(planned.plan, asked);
+  const int chosen = planned.plan.product().kernel;
   PlanExplanation result;
   result.plan = planned.plan;
   result.limits = planned.backend->limits(problem);
   const auto kernels = planned.backend->kernels();
-  result.cost = estimate_cost(problem, kernels[planned.plan.kernel], result.limits);
+  result.cost = estimate_cost(problem, kernels[chosen], result.limits);
   for (int i = 0; i < static_cast<int>(kernels.size()); ++i) {
     if (kernels[i].op != problem.op) continue;
     PlanCandidate candidate;
     candidate.kernel = kernels[i];
-    candidate.chosen = i == planned.plan.kernel;
+    candidate.chosen = i == chosen;
     candidate.refused = planned.backend->refuse(problem, kernels[i]);
     if (candidate.refused.empty()) {
       candidate.cost = estimate_cost(problem, kernels[i], result.limits);

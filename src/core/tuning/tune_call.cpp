@@ -8,8 +8,10 @@
 #include <utility>
 
 #include "core/planning/cost.h"
+#include "core/planning/passes.h"
 #include "core/process/environment.h"
 #include "core/refusal.h"
+#include "core/run.h"
 #include "core/tuning/cache/store.h"
 
 namespace moegemm {
@@ -72,7 +74,7 @@ std::string why_not_now(const Problem& problem, const ExecutionContext& context)
 /// The heuristic's kernel stays, for `report.why_not`, until somebody spends more than `budget` on
 /// it.
 void settle(const Backend& backend, const TuneReport& report, double budget) {
-  const std::string& kernel = report.plan.kernel_name;
+  const std::string& kernel = report.plan.product().kernel_name;
   tuning_store().settle(tuning_key(report.problem, backend),
                         {{kernel, 0, kernel, 0}, report.why_not, budget});
   process_planner().forget_plans();
@@ -83,7 +85,7 @@ void remember(const Backend& backend, TuneReport& report) {
                                       [](const TuneCandidate& c) { return c.launches > 0; });
   const auto winner = std::find_if(
       report.candidates.begin(), report.candidates.end(),
-      [&](const auto& candidate) { return candidate.kernel == report.plan.kernel_name; });
+      [&](const auto& candidate) { return candidate.kernel == report.plan.product().kernel_name; });
   report.not_saved = tuning_store().put(
       {{tuning_key(report.problem, backend),
         {winner->kernel, winner->median_us, heuristic->kernel, heuristic->median_us}}});
@@ -99,21 +101,25 @@ TuneReport measure_call(const Planned& planned, const Call& call, const Executio
   report.why_not = why_not_now(call.problem, context);
   if (!report.why_not.empty()) return report;
 
-  TuneField field = choose_field(backend, call.problem);
-  if (field.kernels.size() < 2) {
+  const WorkspaceUse use = workspace_use(call.problem, context);
+  const Plan first = plan_problem(call.problem, backend.kind(), {}, false, use).plan;
+  TuneField field = choose_field(backend, call.problem, first.product().kernel, use);
+  if (field.plans.size() < 2) {
     report.candidates = std::move(field.candidates);
     report.why_not = "there is no other kernel to compare with";
     settle(backend, report, std::numeric_limits<double>::infinity());
     return report;
   }
   const Device device = call.problem.device;
-  auto rotation = OperandRotation::borrow(call, cache_sizes(device), context, *context.tuning);
+  auto rotation = OperandRotation::borrow(call, field.workspace_bytes(), cache_sizes(device),
+                                          context, *context.tuning);
   if (!rotation) {
     report.why_not = "there is no memory for the outputs of timed launches";
     return report;
   }
   const auto stopwatch = make_stopwatch(device, context, rotation->flush());
   report = measure(backend, call.problem, std::move(field), *rotation, *stopwatch, context);
+  if (!report.measured) report.plan = first;
   if (report.measured) {
     remember(backend, report);
   } else if (!report.interrupted) {
@@ -140,26 +146,22 @@ std::optional<TuneReport> known(const Planned& planned, const Problem& problem, 
   return report;
 }
 
-TuneReport tune(Call call, const GemmOptions& options, const ExecutionContext& context,
+TuneReport tune(const Call& call, const GemmOptions& options, const ExecutionContext& context,
                 bool again) {
   if (context.tuning == nullptr) {
     refuse_value("context.tuning is null; a measurement needs the memory that it lends");
   }
   if (options.config) refuse_value("options.config is given; there is nothing left to measure");
+  const WorkspaceUse use = workspace_use(call.problem, context);
   if (measuring) {
     TuneReport report;
     report.problem = call.problem;
-    report.plan = plan_problem(call.problem, options.backend, {}, true).plan;
+    report.plan = plan_problem(call.problem, options.backend, {}, true, use).plan;
     report.why_not = why_not_now(call.problem, context);
     return report;
   }
   Turn turn(*context.tuning);
-  Planned planned = plan_problem(call.problem, options.backend, {}, true);
-  if (planned.plan.composed) {
-    // There is a choice for the product only.
-    call = composed_product(call);
-    planned = plan_problem(call.problem, options.backend, {}, true);
-  }
+  const Planned planned = plan_problem(call.problem, options.backend, {}, true, use);
   if (!again) {
     if (auto report = known(planned, call.problem, turn.budget_seconds)) return *std::move(report);
   }
@@ -170,42 +172,51 @@ TuneReport tune(Call call, const GemmOptions& options, const ExecutionContext& c
 
 }  // namespace
 
-TuneField choose_field(const Backend& backend, const Problem& problem) {
+std::int64_t TuneField::workspace_bytes() const {
+  std::int64_t most = 0;
+  for (const Plan& plan : plans) most = std::max(most, plan.workspace_bytes);
+  return most;
+}
+
+TuneField choose_field(const Backend& backend, const Problem& problem, int first,
+                       WorkspaceUse workspace) {
   struct Runner {
-    int kernel;
+    Plan plan;
     double us;
   };
   const auto kernels = backend.kernels();
-  const MachineLimits limits = backend.limits(problem);
-  const int first = backend.choose(problem);
   std::vector<Runner> feasible;
   TuneField field;
   std::vector<TuneCandidate> left_out;
   for (int i = 0; i < static_cast<int>(kernels.size()); ++i) {
     if (kernels[i].op != problem.op) continue;
-    const std::string refusal = backend.refuse(problem, kernels[i]);
-    if (refusal.empty()) {
-      feasible.push_back({i, estimate_cost(problem, kernels[i], limits).total_us});
+    std::string refusal;
+    std::optional<Plan> plan = lower_with_kernel(problem, backend, i, workspace, refusal);
+    if (plan) {
+      const Problem product = product_of(*plan, problem);
+      const double us = estimate_cost(product, kernels[i], backend.limits(product)).total_us;
+      feasible.push_back({*std::move(plan), us});
     } else {
       left_out.push_back({kernels[i].name, 0, 0, 0, "refused: " + refusal});
     }
   }
+  const auto is_first = [&](const Runner& runner) { return runner.plan.product().kernel == first; };
   std::stable_sort(feasible.begin(), feasible.end(), [&](const Runner& a, const Runner& b) {
-    if ((a.kernel == first) != (b.kernel == first)) return a.kernel == first;
+    if (is_first(a) != is_first(b)) return is_first(a);
     return a.us < b.us;
   });
   double least = feasible.front().us;
   for (const Runner& runner : feasible) least = std::min(least, runner.us);
-  for (const Runner& runner : feasible) {
-    const KernelInfo& kernel = kernels[runner.kernel];
-    if (runner.kernel != first && runner.us > kPruneFactor * least) {
+  for (Runner& runner : feasible) {
+    const std::string& kernel = runner.plan.product().kernel_name;
+    if (!is_first(runner) && runner.us > kPruneFactor * least) {
       left_out.push_back(
-          {kernel.name, runner.us, 0, 0,
+          {kernel, runner.us, 0, 0,
            join("pruned: predicted to take ", runner.us / least, " times as long as the best")});
       continue;
     }
-    field.kernels.push_back(runner.kernel);
-    field.candidates.push_back({kernel.name, runner.us, 0, 0, {}});
+    field.candidates.push_back({kernel, runner.us, 0, 0, {}});
+    field.plans.push_back(std::move(runner.plan));
   }
   field.candidates.insert(field.candidates.end(), left_out.begin(), left_out.end());
   return field;
@@ -214,18 +225,21 @@ TuneField choose_field(const Backend& backend, const Problem& problem) {
 TuneReport measure(const Backend& backend, const Problem& problem, TuneField field,
                    OperandRotation& rotation, Stopwatch& stopwatch,
                    const ExecutionContext& context) {
-  std::vector<Plan> plans;
+  std::vector<Planned> plans;
   std::vector<std::string> names;
-  for (const int kernel : field.kernels) {
-    plans.push_back(backend.plan_with(problem, kernel));
-    names.push_back(plans.back().kernel_name);
+  for (const Plan& plan : field.plans) {
+    plans.push_back({&backend, plan});
+    names.push_back(plan.product().kernel_name);
   }
   RaceRules rules;
   rules.budget_seconds = context.tuning->budget_seconds;
   const std::string nobody;
   const RaceResult result = race(
-      names, [&](int i) { backend.launch(plans[i], problem, rotation.next(), context); }, stopwatch,
-      rules,
+      names,
+      [&](int i) {
+        run_steps(plans[i], {problem, rotation.next()}, rotation.workspace(), context);
+      },
+      stopwatch, rules,
       [&](const RaceView& view) {
         const bool found = view.best >= 0;
         return context.tuning->progress(
@@ -246,7 +260,7 @@ TuneReport measure(const Backend& backend, const Problem& problem, TuneField fie
                                    [](const RaceEntrant& e) { return !e.us.empty(); });
   report.measured = timed >= (result.interrupted ? 2 : 1);
   const int winner = report.measured ? result.winner : 0;
-  report.plan = plans[winner];
+  report.plan = plans[winner].plan;
   report.plan.source = report.measured ? PlanSource::kTuned : PlanSource::kHeuristic;
   for (std::size_t i = 0; i < result.entrants.size(); ++i) {
     const RaceEntrant& entrant = result.entrants[i];
@@ -267,7 +281,8 @@ Planned tune_unknown(const Call& call, const GemmOptions& options,
   if (why_not_now(call.problem, context).empty()) {
     static_cast<void>(tune(call, options, context, false));
   }
-  return plan_problem(call.problem, options.backend, options.config, true);
+  return plan_problem(call.problem, options.backend, options.config, true,
+                      workspace_use(call.problem, context));
 }
 
 TuneReport tune_forward(const TensorView& x, const TensorView& w, const TensorView& y,

@@ -12,16 +12,20 @@
 
 namespace moegemm {
 
-/// The kernels of a backend that are worth timing for a problem, the heuristic's first, then by
-/// predicted time.
+/// The plans that are worth timing for a problem, one for each kernel of a backend: kernel number
+/// `first`, the heuristic's, then by predicted time of the product.
 struct TuneField {
-  std::vector<int> kernels;               ///< positions in the backend's list
+  std::vector<Plan> plans;
   std::vector<TuneCandidate> candidates;  ///< the same order; behind them, those left out and why
-};
-TuneField choose_field(const Backend& backend, const Problem& problem);
 
-/// Times the field on the operands of `rotation`, a launch on each set in turn, and says what
-/// became of each kernel.
+  /// The most that any of them takes.
+  std::int64_t workspace_bytes() const;
+};
+TuneField choose_field(const Backend& backend, const Problem& problem, int first,
+                       WorkspaceUse workspace);
+
+/// Times whole plans on the operands of `rotation`, a run on each set in turn, and says what became
+/// of each kernel.
 TuneReport measure(const Backend& backend, const Problem& problem, TuneField field,
                    OperandRotation& rotation, Stopwatch& stopwatch,
                    const ExecutionContext& context);

@@ -6,6 +6,27 @@
 #include "core/types/hashing.h"
 
 namespace moegemm {
+namespace {
+
+std::uint64_t word(int high, int low) {
+  return static_cast<std::uint64_t>(static_cast<std::uint32_t>(high)) << 32 |
+         static_cast<std::uint32_t>(low);
+}
+
+std::size_t fold_step(std::size_t hash, const Step& step) {
+  const std::uint64_t small =
+      static_cast<std::uint64_t>(step.kind) << 24 | static_cast<std::uint64_t>(step.backend) << 16 |
+      static_cast<std::uint64_t>(step.order) << 8 | static_cast<std::uint64_t>(step.weights);
+  hash = fold_hash(hash, small);
+  hash = fold_hash(hash, word(step.kernel, step.stages));
+  hash = fold_hash(hash, word(step.tile.rows, step.tile.cols));
+  hash = fold_hash(hash, word(step.tile.depth, step.grid));
+  hash = fold_hash(hash, static_cast<std::uint64_t>(step.workspace_offset));
+  hash = fold_hash(hash, std::hash<std::string>{}(step.kernel_name));
+  return fold_hash(hash, std::hash<std::string>{}(step.reason));
+}
+
+}  // namespace
 
 const char* to_string(PlanSource source) {
   switch (source) {
@@ -19,28 +40,61 @@ const char* to_string(PlanSource source) {
   return "?";
 }
 
+const char* to_string(StepKind kind) {
+  switch (kind) {
+    case StepKind::kProduct:
+      return "product";
+    case StepKind::kScaleX:
+      return "scale X";
+    case StepKind::kGatherX:
+      return "gather X";
+    case StepKind::kGatherDy:
+      return "gather dY";
+    case StepKind::kActivate:
+      return "activate";
+  }
+  return "?";
+}
+
+const char* to_string(TileOrder order) {
+  switch (order) {
+    case TileOrder::kByExpert:
+      return "by expert";
+    case TileOrder::kFullTilesFirst:
+      return "full tiles first";
+    case TileOrder::kAlongColumns:
+      return "along columns";
+    case TileOrder::kAlongRows:
+      return "along rows";
+  }
+  return "?";
+}
+
+std::string to_string(const Step& step) {
+  if (step.kind != StepKind::kProduct) return to_string(step.kind);
+  std::string text =
+      join(to_string(step.backend), "/", step.kernel_name, " tile ", step.tile.rows, "x",
+           step.tile.cols, "x", step.tile.depth, " stages ", step.stages, " grid ", step.grid);
+  if (step.order != TileOrder::kByExpert) text += join(" tiles ", to_string(step.order));
+  if (step.weights == WeightCaching::kPassThrough) text += " weights pass through L2";
+  return text;
+}
+
 std::string to_string(const Plan& plan) {
-  std::string text = join(to_string(plan.backend), "/", plan.kernel_name, " tile ", plan.tile.rows,
-                          "x", plan.tile.cols, "x", plan.tile.depth, " stages ", plan.stages,
-                          " grid ", plan.grid, " (", to_string(plan.source), ")");
-  if (plan.gathers_first) text += ", after its rows are gathered";
-  if (plan.composed) text += ", then the activation";
+  std::string text;
+  for (const Step& step : plan.steps) {
+    text += join(text.empty() ? "" : ", then ", to_string(step));
+  }
+  text += join(" (", to_string(plan.source), ")");
+  if (plan.workspace_bytes > 0) text += join(", workspace ", plan.workspace_bytes, " bytes");
   if (!plan.note.empty()) text += ": " + plan.note;
   return text;
 }
 
 std::size_t hash_value(const Plan& plan) {
-  const auto word = [](int high, int low) {
-    return static_cast<std::uint64_t>(static_cast<std::uint32_t>(high)) << 32 |
-           static_cast<std::uint32_t>(low);
-  };
-  std::size_t hash = fold_hash(static_cast<std::size_t>(plan.backend),
-                               static_cast<std::uint64_t>(plan.source) * 4 +
-                                   (plan.composed ? 2 : 0) + (plan.gathers_first ? 1 : 0));
-  hash = fold_hash(hash, word(plan.kernel, plan.stages));
-  hash = fold_hash(hash, word(plan.tile.rows, plan.tile.cols));
-  hash = fold_hash(hash, word(plan.tile.depth, plan.grid));
-  hash = fold_hash(hash, std::hash<std::string>{}(plan.kernel_name));
+  std::size_t hash = fold_hash(static_cast<std::size_t>(plan.source),
+                               static_cast<std::uint64_t>(plan.workspace_bytes));
+  for (const Step& step : plan.steps) hash = fold_step(hash, step);
   return fold_hash(hash, std::hash<std::string>{}(plan.note));
 }
 

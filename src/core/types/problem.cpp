@@ -65,6 +65,7 @@ std::string to_string(const Problem& problem) {
   if (problem.input_alignment != 16 || problem.output_alignment != 16) {
     text += join(" align=", problem.input_alignment, "/", problem.output_alignment);
   }
+  if (problem.dy_alignment != 16) text += join(" dY align=", problem.dy_alignment);
   return text + " on " + to_string(problem.device);
 }
 
@@ -86,6 +87,7 @@ std::size_t hash_value(const Problem& problem) {
   append(problem.weights_dtype, 3);
   append(problem.input_alignment, 5);
   append(problem.output_alignment, 5);
+  append(problem.dy_alignment, 5);
   append(problem.device.type, 1);
   append(problem.device.index, 16);
   append(problem.bias, 1);

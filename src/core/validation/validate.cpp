@@ -104,6 +104,7 @@ class Describer {
     problem.dtype = lead.view.dtype;
     problem.device = lead.view.device;
     problem.input_alignment = alignment_bytes(lead.view);
+    if (op == Op::kDw) problem.dy_alignment = problem.input_alignment;
 
     const Argument m_sizes{"m_sizes", routing.m_sizes};
     require_tensor(m_sizes, {1});
@@ -301,20 +302,6 @@ Call describe_dw(const TensorView& dy_view, const TensorView& x_view, const Tens
   call.operands.x = x_view.data;
   call.operands.x_stride = x_view.row_stride;
   return call.finish(x, dw, options);
-}
-
-Call composed_product(const Call& call) {
-  Call product{call.problem.bare_product(), call.operands};
-  const std::int64_t columns = call.problem.features();
-  product.problem.out_dtype = call.problem.dtype;
-  product.problem.output_alignment = 16;  // rows of whole vectors are dense and aligned
-  while (columns * size_bytes(call.problem.dtype) % product.problem.output_alignment != 0) {
-    product.problem.output_alignment /= 2;
-  }
-  product.operands.bias = nullptr;
-  product.operands.out = nullptr;
-  product.operands.out_stride = columns;
-  return product;
 }
 
 void validate(const Problem& problem) {

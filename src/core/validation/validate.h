@@ -23,10 +23,6 @@ Call describe_dx(const TensorView& dy, const TensorView& w, const TensorView& dx
 Call describe_dw(const TensorView& dy, const TensorView& x, const TensorView& dw,
                  const RoutingView& routing, const GemmOptions& options);
 
-/// The product in front of an activation that a pass of its own applies: dense rows of the inputs'
-/// dtype, without the bias. Where it is stored is left open.
-Call composed_product(const Call& call);
-
 /// A Problem that was written by hand instead of described from tensors.
 void validate(const Problem& problem);
 /// A kernel asked for by hand: what the hardware's bulk copies cannot do is refused.

@@ -1,6 +1,6 @@
 #include <array>
 
-#include "core/planning/kernel_plan.h"
+#include "core/planning/kernel_step.h"
 #include "core/refusal.h"
 #include "core/registry.h"
 #include "cpu/reference/products.h"
@@ -31,13 +31,13 @@ class ReferenceBackend final : public Backend {
     return join(kernel.name, " computes ", to_string(kernel.op));
   }
 
-  Plan plan_with(const Problem&, int kernel) const override {
-    return kernel_plan(kernels()[kernel], kernel, 1);
+  Step plan_with(const Problem&, int kernel) const override {
+    return kernel_step(kernels()[kernel], kernel, 1);
   }
 
   int choose(const Problem& problem) const override { return static_cast<int>(problem.op); }
 
-  void launch(const Plan&, const Problem& problem, const Operands& operands,
+  void launch(const Step&, const Problem& problem, const Operands& operands,
               const ExecutionContext&) const override {
     switch (problem.op) {
       case Op::kForward:

@@ -1,7 +1,7 @@
 #include <array>
 #include <vector>
 
-#include "core/planning/kernel_plan.h"
+#include "core/planning/kernel_step.h"
 #include "core/refusal.h"
 #include "core/registry.h"
 #include "cpu/parallel.h"
@@ -71,8 +71,8 @@ class CpuBackend final : public Backend {
     return {};
   }
 
-  Plan plan_with(const Problem&, int kernel) const override {
-    return kernel_plan(kernels()[kernel], kernel, default_executor().concurrency());
+  Step plan_with(const Problem&, int kernel) const override {
+    return kernel_step(kernels()[kernel], kernel, default_executor().concurrency());
   }
 
   int choose(const Problem& problem) const override {
@@ -102,10 +102,10 @@ class CpuBackend final : public Backend {
     return limits;
   }
 
-  void launch(const Plan& plan, const Problem& problem, const Operands& operands,
+  void launch(const Step& step, const Problem& problem, const Operands& operands,
               const ExecutionContext& context) const override {
     const KernelTable& table = kernels_of(instruction_set());
-    switch (plan.kernel) {
+    switch (step.kernel) {
       case kForwardDot:
         return run_forward(table, problem, operands, context);
       case kDxAdaptive:
@@ -120,7 +120,7 @@ class CpuBackend final : public Backend {
         return run_dw(table, true, problem, operands, context);
     }
     throw Error(ErrorKind::kRuntime,
-                join("the plan asks for kernel ", plan.kernel, " of the cpu backend, which has ",
+                join("the plan asks for kernel ", step.kernel, " of the cpu backend, which has ",
                      static_cast<int>(kKernels)));
   }
 

@@ -62,21 +62,21 @@ std::string to_string(const dim3& extent) {
   return std::to_string(extent.x) + "x" + std::to_string(extent.y) + "x" + std::to_string(extent.z);
 }
 
-[[noreturn]] void throw_failure(const LaunchSpec& spec, cudaError_t status, const Plan* plan) {
+[[noreturn]] void throw_failure(const LaunchSpec& spec, cudaError_t status, const Step* step) {
   static_cast<void>(cudaGetLastError());
   throw Error(ErrorKind::kRuntime,
               "could not launch CUDA kernel " + std::string(spec.name) + " (grid " +
                   to_string(spec.grid) + ", block " + to_string(spec.block) + ", " +
                   std::to_string(spec.dynamic_smem_bytes) + " bytes of dynamic shared memory" +
-                  (plan ? ", plan " + moegemm::to_string(*plan) : std::string()) +
+                  (step ? ", planned as " + moegemm::to_string(*step) : std::string()) +
                   "): " + describe(status));
 }
 
 }  // namespace
 
-void launch(const LaunchSpec& spec, void** args, cudaStream_t stream, const Plan& plan) {
+void launch(const LaunchSpec& spec, void** args, cudaStream_t stream, const Step& step) {
   if (const auto status = try_launch(spec, args, stream); status != cudaSuccess) {
-    throw_failure(spec, status, &plan);
+    throw_failure(spec, status, &step);
   }
 }
 

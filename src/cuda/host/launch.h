@@ -20,9 +20,9 @@ struct LaunchSpec {
 /// Launches on the current device, which must be the stream's. `args` points to the kernel's
 /// parameters in order. The first launch of a function on a device loads it and raises its dynamic
 /// shared-memory limit to all that the device has; that is allowed during stream capture.
-/// Throws Error(kRuntime) with the kernel, the plan and the CUDA error; nothing was launched then,
-/// and the runtime's last-error slot is clean. The plan is turned into text only then.
-void launch(const LaunchSpec& spec, void** args, cudaStream_t stream, const Plan& plan);
+/// Throws Error(kRuntime) with the kernel, the step and the CUDA error; nothing was launched then,
+/// and the runtime's last-error slot is clean. The step is turned into text only then.
+void launch(const LaunchSpec& spec, void** args, cudaStream_t stream, const Step& step);
 
 /// The same for kernels that no plan chose.
 void launch(const LaunchSpec& spec, void** args, cudaStream_t stream);

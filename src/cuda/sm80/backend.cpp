@@ -3,7 +3,6 @@
 #include <string>
 #include <vector>
 
-#include "core/planning/kernel_plan.h"
 #include "core/registry.h"
 #include "cuda/host/device_facts.h"
 #include "cuda/sm80/plan/compiled_kernel.h"
@@ -48,16 +47,19 @@ class Sm80Backend final : public Backend {
     return "is not a kernel of this backend";
   }
 
-  Plan plan_with(const Problem& problem, int kernel) const override {
+  Step plan_with(const Problem& problem, int kernel) const override {
     const CompiledKernel& compiled = kernels_[static_cast<std::size_t>(kernel)];
-    return kernel_plan(
+    return cuda::kernel_step(
         compiled.info, kernel,
-        cuda::sm80::grid(compiled, problem, *cuda::device_facts(problem.device.index)));
+        cuda::sm80::policy(compiled, problem, *cuda::device_facts(problem.device.index)));
   }
 
   int choose(const Problem& problem) const override {
     return cuda::sm80::choose(kernels_, problem, *cuda::device_facts(problem.device.index));
   }
+
+  /// Its kernels multiply dY on the way; what has memory has X scaled, as before sm90's kernels.
+  bool scales_first(const Problem&) const override { return true; }
 
   MachineLimits limits(const Problem& problem) const override {
     const DeviceFacts* facts = cuda::device_facts(problem.device.index);
@@ -72,15 +74,15 @@ class Sm80Backend final : public Backend {
     return limits;
   }
 
-  void launch(const Plan& plan, const Problem& problem, const Operands& operands,
+  void launch(const Step& step, const Problem& problem, const Operands& operands,
               const ExecutionContext& context) const override {
     const cuda::DeviceGuard guard(problem.device.index);
-    const CompiledKernel& kernel = kernels_[static_cast<std::size_t>(plan.kernel)];
+    const CompiledKernel& kernel = kernels_[static_cast<std::size_t>(step.kernel)];
     const auto stream = static_cast<cudaStream_t>(context.stream);
     if (problem.op == Op::kDw) {
-      cuda::sm80::launch_weights(kernel, plan, problem, operands, stream);
+      cuda::sm80::launch_weights(kernel, step, problem, operands, stream);
     } else {
-      cuda::sm80::launch_rows(kernel, plan, problem, operands, stream);
+      cuda::sm80::launch_rows(kernel, step, problem, operands, stream);
     }
   }
 

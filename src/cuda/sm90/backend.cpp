@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "core/planning/kernel_plan.h"
 #include "core/registry.h"
 #include "cuda/host/device_facts.h"
 #include "cuda/sm90/heuristic.h"
@@ -63,10 +62,11 @@ class Sm90Backend final : public Backend {
     return "is not a kernel of this backend";
   }
 
-  Plan plan_with(const Problem& problem, int kernel) const override {
+  Step plan_with(const Problem& problem, int kernel) const override {
     const KernelEntry& entry = entries_.at(static_cast<std::size_t>(kernel));
-    return kernel_plan(entry.info, kernel,
-                       entry.grid(entry, problem, *cuda::device_facts(problem.device.index)));
+    return cuda::kernel_step(
+        entry.info, kernel,
+        entry.policy(entry, problem, *cuda::device_facts(problem.device.index)));
   }
 
   int choose(const Problem& problem) const override {
@@ -83,6 +83,9 @@ class Sm90Backend final : public Backend {
     return cuda::sm90::gathering_first_is_faster(problem);
   }
 
+  /// The tensor cores read dW's operands from shared memory as TMA has put them there.
+  bool scales_first(const Problem&) const override { return true; }
+
   MachineLimits limits(const Problem& problem) const override {
     const DeviceFacts* facts = cuda::device_facts(problem.device.index);
     if (!facts) return {};
@@ -97,11 +100,11 @@ class Sm90Backend final : public Backend {
     return limits;
   }
 
-  void launch(const Plan& plan, const Problem& problem, const Operands& operands,
+  void launch(const Step& step, const Problem& problem, const Operands& operands,
               const ExecutionContext& context) const override {
     const cuda::DeviceGuard guard(problem.device.index);
-    const KernelEntry& entry = entries_.at(static_cast<std::size_t>(plan.kernel));
-    entry.launch(entry, plan, problem, operands, static_cast<cudaStream_t>(context.stream));
+    const KernelEntry& entry = entries_.at(static_cast<std::size_t>(step.kernel));
+    entry.launch(entry, step, problem, operands, static_cast<cudaStream_t>(context.stream));
   }
 
  private:

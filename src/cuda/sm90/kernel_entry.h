@@ -7,6 +7,7 @@
 
 #include "core/backend.h"
 #include "cuda/host/device_facts.h"
+#include "cuda/host/launch_policy.h"
 
 namespace moegemm::cuda::sm90 {
 
@@ -14,12 +15,13 @@ namespace moegemm::cuda::sm90 {
 /// dtype (bf16, fp16) and the way rows are loaded (TMA or gathered) are variants inside an entry.
 struct KernelEntry {
   KernelInfo info;
-  /// Threads blocks in the grid for this problem.
-  int (*grid)(const KernelEntry& entry, const Problem& problem, const DeviceFacts& facts);
+  /// What a launch for this problem is told: the grid, the order of tiles, the cache policy.
+  LaunchPolicy (*policy)(const KernelEntry& entry, const Problem& problem,
+                         const DeviceFacts& facts);
   /// Empty if it can run; else the reason as a clause. Alignment, dtype and size rules that hold
   /// for every Hopper kernel are checked by the backend before.
   std::string (*refuse)(const KernelEntry& entry, const Problem& problem, const DeviceFacts& facts);
-  void (*launch)(const KernelEntry& entry, const Plan& plan, const Problem& problem,
+  void (*launch)(const KernelEntry& entry, const Step& step, const Problem& problem,
                  const Operands& operands, cudaStream_t stream);
   /// Position in its family's table of compiled functions.
   int family_index;

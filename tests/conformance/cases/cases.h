@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "support/problem/problem_case.h"
+#include "testing/problem/problem_case.h"
 
 /// The one list of cases, in order of subject. Every backend runs all of them for each product and
 /// dtype. Shapes stay small: what matters is which edges they touch.

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "support/numerics/random.h"
+#include "testing/numerics/random.h"
 
 namespace moegemm::testing {
 namespace {

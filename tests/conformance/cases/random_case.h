@@ -1,7 +1,7 @@
 #pragma once
 
-#include "support/numerics/random.h"
-#include "support/problem/problem_case.h"
+#include "testing/numerics/random.h"
+#include "testing/problem/problem_case.h"
 
 namespace moegemm::testing {
 

@@ -1,12 +1,14 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 
+#include "conformance/driver/gpu_problem.h"
 #include "conformance/suites.h"
-#include "support/device/cuda_graph.h"
-#include "support/device/gpu_problem.h"
+#include "cuda/host/tile_counters.h"
+#include "testing/device/cuda_graph.h"
 
 namespace moegemm::testing {
 namespace {
@@ -19,18 +21,21 @@ struct Lane {
   Lane(const Target& target, Op op, Permutation permutation, std::int64_t scale, std::uint64_t seed)
       : memory(another_cuda_stream()),
         host(build_problem(busy_case(permutation, scale), op, DType::kBFloat16, seed)),
-        problem(*memory, host) {
-    if (auto result = checked_result(target, *memory, host, problem)) expected = *result;
+        problem(*memory, host),
+        lender(*memory) {
+    if (auto result = checked_result(target, *memory, host, problem, lender)) expected = *result;
   }
   bool refused() const { return expected.empty(); }
+  void launch(const Target& target) { relaunch(target, *memory, problem, &lender); }
   void launch_round(const Target& target) {
-    for (int i = 0; i < kLaunchesPerRound; ++i) relaunch(target, *memory, problem);
+    for (int i = 0; i < kLaunchesPerRound; ++i) launch(target);
   }
   bool right() const { return problem.output() == expected; }
 
   std::unique_ptr<Memory> memory;
   HostProblem host;
   DeviceProblem problem;
+  BorrowedMemory lender;
   std::vector<unsigned char> expected;
 };
 
@@ -44,8 +49,8 @@ void expect_two_streams(const Target& target, Op op) {
   if (a.refused() || b.refused()) return skip_refused(target);
   for (int round = 0; round < kRounds; ++round) {
     for (int i = 0; i < kLaunchesPerRound; ++i) {
-      relaunch(target, *a.memory, a.problem);
-      relaunch(target, *b.memory, b.problem);
+      a.launch(target);
+      b.launch(target);
     }
     a.memory->synchronize();
     b.memory->synchronize();
@@ -127,7 +132,7 @@ void expect_many_streams(const Target& target, Op op) {
   }
   for (int round = 0; round < 10; ++round) {
     for (int i = 0; i < kLaunchesPerRound; ++i) {
-      for (auto& lane : lanes) relaunch(target, *lane->memory, lane->problem);
+      for (auto& lane : lanes) lane->launch(target);
     }
     for (std::size_t i = 0; i < lanes.size(); ++i) {
       lanes[i]->memory->synchronize();
@@ -136,9 +141,47 @@ void expect_many_streams(const Target& target, Op op) {
   }
 }
 
+/// Launches that may overlap draw their tiles from counters of their own: each stream from one that
+/// it keeps, each captured launch from one that nobody else gets.
+void expect_tile_counters_apart() {
+  constexpr int kStreams = 4, kCaptured = 3, kCalls = 200;
+  std::set<cuda::TileCounter*> counters;
+  const std::unique_ptr<Memory> capturing = another_cuda_stream();
+  const CapturedGraph graph(*capturing, [&] {
+    for (int i = 0; i < kCaptured; ++i) {
+      counters.insert(cuda::acquire_tile_counter(0, stream_of(*capturing)));
+    }
+  });
+  EXPECT_EQ(counters.size(), kCaptured) << "captured launches share a counter";
+  std::vector<std::unique_ptr<Memory>> streams;
+  for (int t = 0; t < kStreams; ++t) streams.push_back(another_cuda_stream());
+  std::vector<std::set<cuda::TileCounter*>> used(kStreams);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kStreams; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < kCalls; ++i) {
+        used[t].insert(cuda::acquire_tile_counter(0, stream_of(*streams[t])));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& of_stream : used) {
+    EXPECT_EQ(of_stream.size(), 1u) << "a stream changed its counter";
+    counters.insert(of_stream.begin(), of_stream.end());
+  }
+  counters.insert(cuda::acquire_tile_counter(0, stream_of(*capturing)));
+  EXPECT_EQ(counters.size(), kCaptured + kStreams + 1)
+      << "launches that may overlap share a counter";
+  EXPECT_FALSE(counters.contains(nullptr));
+}
+
 }  // namespace
 
 void add_concurrency_tests() {
+  if (!gpu_targets().empty()) {
+    add_test("cuda/Concurrency", "LaunchesThatMayOverlapShareNoTileCounter",
+             expect_tile_counters_apart);
+  }
   for (const Target& target : gpu_targets()) {
     for (const Op op : {Op::kForward, Op::kDx, Op::kDw}) {
       const std::string suite = target.name() + "/Concurrency";

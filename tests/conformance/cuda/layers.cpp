@@ -1,10 +1,10 @@
 #include <string>
 #include <utility>
 
+#include "conformance/driver/gpu_problem.h"
+#include "conformance/driver/large_problem.h"
 #include "conformance/suites.h"
-#include "support/device/gpu_problem.h"
-#include "support/numerics/random.h"
-#include "support/problem/large_problem.h"
+#include "testing/numerics/random.h"
 
 namespace moegemm::testing {
 namespace {

@@ -5,9 +5,9 @@
 #include <string_view>
 
 #include "conformance/cases/random_case.h"
+#include "conformance/driver/gpu_problem.h"
 #include "conformance/suites.h"
-#include "support/device/gpu_problem.h"
-#include "support/numerics/random.h"
+#include "testing/numerics/random.h"
 
 namespace moegemm::testing {
 namespace {
@@ -32,9 +32,9 @@ void stress(const Target& target) {
     spec.accumulate = false;  // each run starts from poison
     const HostProblem host = build_problem(spec, drawn.op, drawn.dtype, seed);
     DeviceProblem problem(*target.memory, host);
-    const auto first = checked_result(target, *target.memory, host, problem);
-    if (!first) continue;
     BorrowedMemory lender(*target.memory);
+    const auto first = checked_result(target, *target.memory, host, problem, lender);
+    if (!first) continue;
     relaunch(target, *target.memory, problem, &lender);
     target.memory->synchronize();
     ASSERT_EQ(hash_of(problem.output()), hash_of(*first)) << "two runs differ";

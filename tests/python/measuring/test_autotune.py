@@ -57,6 +57,7 @@ def test_problem_is_measured_once_per_bucket_and_kept_in_the_file(cache_folder):
     reports = moegemm.tune(case.X, case.W, case.m_sizes, case.topk, budget=AMPLE)
     assert [r["problem"].split()[0] for r in reports] == ["forward", "dX", "dW"]
     assert [r["measured"] for r in reports] == [False, True, True]  # one forward kernel on the CPU
+    assert all(len(r["steps"]) == 1 and r["kernel"] in r["steps"][0] for r in reports)  # no pass on the CPU
     again = moegemm.tune(case.X, case.W, case.m_sizes, case.topk, budget=AMPLE)
     assert not any(r["measured"] for r in again)
     other = make_case(tokens=15, dtype=torch.bfloat16)  # the same bucket: up to 16

@@ -6,7 +6,7 @@
 #include <limits>
 #include <memory>
 
-#include "layer/tensors/device_memory.h"
+#include "testing/device/memory.h"
 
 namespace moegemm::cli {
 namespace {
@@ -65,7 +65,7 @@ class CheckProducts : public ::testing::Test {
                           std::nullopt);
   }
 
-  std::unique_ptr<DeviceMemory> memory_ = open_device({});
+  std::unique_ptr<testing::Memory> memory_ = testing::open_memory({});
   float out_[3] = {2, 4, 6};
 };
 

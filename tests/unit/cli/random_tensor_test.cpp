@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "layer/tensors/device_memory.h"
+#include "testing/device/memory.h"
 
 namespace moegemm::cli {
 namespace {
@@ -40,7 +40,7 @@ TEST(RoundTo, Fp16EndsOfTheRange) {
 class RandomTensorTypes : public ::testing::TestWithParam<DType> {};
 
 TEST_P(RandomTensorTypes, FillWritesTheElementsThatAtNames) {
-  const auto memory = open_device({});
+  const auto memory = testing::open_memory({});
   const RandomTensor tensor(5, GetParam(), 0.5F);
   std::vector<std::byte> bytes(static_cast<std::size_t>(1001 * size_bytes(GetParam())));
   tensor.fill(*memory, bytes.data(), 1001);

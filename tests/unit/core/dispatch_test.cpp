@@ -38,14 +38,16 @@ class Dispatch : public ::testing::Test {
 TEST_F(Dispatch, RunsAndReturnsThePlan) {
   run();
   EXPECT_EQ(y, (std::vector<float>{12, 11, 13, 10}));
-  EXPECT_EQ(plan.backend, BackendKind::kCpu);
-  EXPECT_FALSE(plan.kernel_name.empty());
+  ASSERT_EQ(plan.steps.size(), 1u);
+  EXPECT_EQ(plan.product().backend, BackendKind::kCpu);
+  EXPECT_FALSE(plan.product().kernel_name.empty());
+  EXPECT_EQ(plan.workspace_bytes, 0);
 }
 
 TEST_F(Dispatch, RunsTheForcedBackend) {
   options.backend = BackendKind::kReference;
   run();
-  EXPECT_EQ(plan.backend, BackendKind::kReference);
+  EXPECT_EQ(plan.product().backend, BackendKind::kReference);
 }
 
 TEST_F(Dispatch, BadRoutingDataIsNoErrorWithoutCheck) {

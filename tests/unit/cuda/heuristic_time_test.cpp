@@ -104,8 +104,8 @@ TEST(HeuristicTime, HopperKernelIsChosenInUnderFiveMicroseconds) {
   }
   expect_under_five_microseconds([&](const Problem& problem) {
     const int chosen = sm90::choose(kernels, problem, kH200);
-    // The grid belongs to the plan.
-    return chosen < 0 ? -1 : kernels[chosen].grid(kernels[chosen], problem, kH200);
+    // Grid, order of tiles and cache policy belong to the plan.
+    return chosen < 0 ? -1 : kernels[chosen].policy(kernels[chosen], problem, kH200).grid;
   });
 }
 
@@ -114,7 +114,7 @@ TEST(HeuristicTime, Sm80KernelIsChosenInUnderFiveMicroseconds) {
   for (const DeviceFacts* facts : {&kA100, &kH200}) {
     expect_under_five_microseconds([&](const Problem& problem) {
       const int chosen = sm80::choose(kernels, problem, *facts);
-      return chosen < 0 ? -1 : sm80::grid(kernels[chosen], problem, *facts);
+      return chosen < 0 ? -1 : sm80::policy(kernels[chosen], problem, *facts).grid;
     });
   }
 }

@@ -1,18 +1,32 @@
 #include "layer/tensors/device_tensor.h"
 
 namespace moegemm::cli {
+namespace {
 
-DeviceTensor make_matrix(DeviceMemory& memory, DType dtype, std::int64_t rows, std::int64_t cols) {
-  DeviceTensor tensor{memory.allocate(rows * cols * size_bytes(dtype)), {}};
-  tensor.view = TensorView::matrix(tensor.buffer.get(), dtype, rows, cols, 0, memory.device());
+testing::Buffer allocate(testing::Memory& memory, DType dtype, std::int64_t elements) {
+  return {memory, static_cast<std::size_t>(elements * size_bytes(dtype))};
+}
+
+}  // namespace
+
+DeviceTensor make_vector(testing::Memory& memory, DType dtype, std::int64_t count) {
+  DeviceTensor tensor{allocate(memory, dtype, count), {}};
+  tensor.view = TensorView::vector(tensor.buffer.data(), dtype, count, memory.device());
   return tensor;
 }
 
-DeviceTensor make_stack(DeviceMemory& memory, DType dtype, std::int64_t count, std::int64_t rows,
+DeviceTensor make_matrix(testing::Memory& memory, DType dtype, std::int64_t rows,
+                         std::int64_t cols) {
+  DeviceTensor tensor{allocate(memory, dtype, rows * cols), {}};
+  tensor.view = TensorView::matrix(tensor.buffer.data(), dtype, rows, cols, 0, memory.device());
+  return tensor;
+}
+
+DeviceTensor make_stack(testing::Memory& memory, DType dtype, std::int64_t count, std::int64_t rows,
                         std::int64_t cols) {
-  DeviceTensor tensor{memory.allocate(count * rows * cols * size_bytes(dtype)), {}};
+  DeviceTensor tensor{allocate(memory, dtype, count * rows * cols), {}};
   tensor.view =
-      TensorView::stack(tensor.buffer.get(), dtype, count, rows, cols, 0, memory.device());
+      TensorView::stack(tensor.buffer.data(), dtype, count, rows, cols, 0, memory.device());
   return tensor;
 }
 

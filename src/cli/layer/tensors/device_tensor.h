@@ -3,30 +3,31 @@
 #include <cstdint>
 #include <vector>
 
-#include "layer/tensors/device_memory.h"
 #include "moegemm/tensor.h"
+#include "testing/device/memory.h"
 
 namespace moegemm::cli {
 
 /// Device memory and the view of it.
 struct DeviceTensor {
-  DeviceMemory::Buffer buffer;
+  testing::Buffer buffer;
   TensorView view;
 };
 
+/// [count], uninitialised.
+DeviceTensor make_vector(testing::Memory& memory, DType dtype, std::int64_t count);
 /// [rows, cols], uninitialised.
-DeviceTensor make_matrix(DeviceMemory& memory, DType dtype, std::int64_t rows, std::int64_t cols);
+DeviceTensor make_matrix(testing::Memory& memory, DType dtype, std::int64_t rows,
+                         std::int64_t cols);
 /// [count, rows, cols], uninitialised.
-DeviceTensor make_stack(DeviceMemory& memory, DType dtype, std::int64_t count, std::int64_t rows,
+DeviceTensor make_stack(testing::Memory& memory, DType dtype, std::int64_t count, std::int64_t rows,
                         std::int64_t cols);
 
 /// A vector with these values, whose type must be that of `dtype`.
 template <typename T>
-DeviceTensor upload(DeviceMemory& memory, DType dtype, const std::vector<T>& values) {
-  const auto count = static_cast<std::int64_t>(values.size());
-  DeviceTensor tensor{memory.allocate(count * size_bytes(dtype)), {}};
-  tensor.view = TensorView::vector(tensor.buffer.get(), dtype, count, memory.device());
-  memory.copy_in(tensor.buffer.get(), values.data(), count * size_bytes(dtype));
+DeviceTensor upload(testing::Memory& memory, DType dtype, const std::vector<T>& values) {
+  DeviceTensor tensor = make_vector(memory, dtype, static_cast<std::int64_t>(values.size()));
+  tensor.buffer.upload(values.data());
   return tensor;
 }
 

@@ -6,8 +6,8 @@
 #include <cstring>
 #include <vector>
 
-#include "layer/tensors/device_memory.h"
 #include "moegemm/executor.h"
+#include "testing/device/memory.h"
 
 namespace moegemm::cli {
 namespace {
@@ -116,7 +116,7 @@ float RandomTensor::at(std::int64_t index) const {
   return round_to(dtype_, amplitude_ * unit);
 }
 
-void RandomTensor::fill(DeviceMemory& memory, void* data, std::int64_t count,
+void RandomTensor::fill(testing::Memory& memory, void* data, std::int64_t count,
                         const std::function<void(int chunk, int chunks)>& told) const {
   // 16 Mi elements: 64 MiB of staging at most, long enough that a chunk's fork and join vanish.
   constexpr std::int64_t kChunk = std::int64_t{1} << 24;

@@ -5,9 +5,11 @@
 
 #include "moegemm/tensor.h"
 
-namespace moegemm::cli {
+namespace moegemm::testing {
+class Memory;
+}
 
-class DeviceMemory;
+namespace moegemm::cli {
 
 /// The float nearest to `value` among those `dtype` can hold (ties to even, as the hardware
 /// rounds).
@@ -29,7 +31,7 @@ class RandomTensor {
 
   /// Writes elements [0, count) to device memory, in parallel on the host's threads. `told` gets
   /// the number of each chunk of them, from 1, and how many there are.
-  void fill(DeviceMemory& memory, void* data, std::int64_t count,
+  void fill(testing::Memory& memory, void* data, std::int64_t count,
             const std::function<void(int chunk, int chunks)>& told = {}) const;
 
  private:

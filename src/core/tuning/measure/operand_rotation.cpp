@@ -71,7 +71,9 @@ std::int64_t experts_in_use(const Call& call, const ExecutionContext& context) {
 
 }  // namespace
 
-std::optional<OperandRotation> OperandRotation::borrow(const Call& call, const CacheSizes& caches,
+std::optional<OperandRotation> OperandRotation::borrow(const Call& call,
+                                                       std::int64_t workspace_bytes,
+                                                       const CacheSizes& caches,
                                                        const ExecutionContext& context,
                                                        TuningSupport& support) {
   const Device device = call.problem.device;
@@ -87,6 +89,8 @@ std::optional<OperandRotation> OperandRotation::borrow(const Call& call, const C
   Operands first = call.operands;
   first.out = lend(output.span);
   if (first.out == nullptr) return std::nullopt;
+  if (workspace_bytes > 0) rotation.workspace_ = lend(workspace_bytes);
+  if (workspace_bytes > 0 && rotation.workspace_ == nullptr) return std::nullopt;
   rotation.sets_.push_back(first);
 
   std::int64_t set_bytes = aligned(output.span);

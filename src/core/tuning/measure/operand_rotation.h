@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -21,14 +22,18 @@ constexpr std::int64_t kMostCopied = 4;
 /// touches more than the caches hold needs no second set.
 class OperandRotation {
  public:
-  /// Null when there is not even memory for one output. Reads m_sizes, which waits for the device:
-  /// experts without rows touch no weights.
-  static std::optional<OperandRotation> borrow(const Call& call, const CacheSizes& caches,
+  /// Nothing when there is not even memory for one output and the workspace. Reads m_sizes, which
+  /// waits for the device: experts without rows touch no weights. The workspace of the plans is one
+  /// for all sets, as it is for the calls of a layer.
+  static std::optional<OperandRotation> borrow(const Call& call, std::int64_t workspace_bytes,
+                                               const CacheSizes& caches,
                                                const ExecutionContext& context,
                                                TuningSupport& support);
 
   /// The set of the next launch.
   const Operands& next();
+
+  std::byte* workspace() const { return workspace_; }
 
   int sets() const { return static_cast<int>(sets_.size()); }
   /// Not null when there is no memory for the copies that it takes: this is to be overwritten
@@ -42,6 +47,7 @@ class OperandRotation {
 
   std::vector<Operands> sets_;
   std::size_t next_ = 0;
+  std::byte* workspace_ = nullptr;
   void* flush_ = nullptr;
   std::int64_t memory_bytes_ = 0;
 };

@@ -6,7 +6,9 @@
 
 #include "cuda/host/loading.h"
 #include "cuda/sm80/plan/instance.h"
+#include "cuda/sm80/row/row_tiles.h"
 #include "cuda/sm80/tile/shared_layout.h"
+#include "cuda/sm80/weight/weight_tiles.h"
 
 namespace moegemm::cuda::sm80 {
 namespace {
@@ -140,9 +142,23 @@ int resident_blocks(const CompiledKernel& kernel, const Problem& problem,
                                                    1, kernel.blocks_per_multiprocessor));
 }
 
-int grid(const CompiledKernel& kernel, const Problem& problem, const DeviceFacts& facts) {
+LaunchPolicy policy(const CompiledKernel& kernel, const Problem& problem,
+                    const DeviceFacts& facts) {
   const int most = facts.multiprocessors * resident_blocks(kernel, problem, facts);
-  return static_cast<int>(std::clamp<std::int64_t>(most_tiles(kernel, problem), 1, most));
+  LaunchPolicy policy;
+  policy.grid = static_cast<int>(std::clamp<std::int64_t>(most_tiles(kernel, problem), 1, most));
+  const std::int64_t rows = problem.rows / std::max<std::int64_t>(problem.experts, 1);
+  const std::int64_t element_bytes = size_bytes(problem.dtype);
+  if (problem.op == Op::kDw) {
+    const bool along_k = k_tiles_first(rows, problem.n, problem.k, element_bytes, facts.l2_bytes);
+    policy.order = along_k ? TileOrder::kAlongColumns : TileOrder::kAlongRows;
+  } else {
+    const std::int64_t depth = problem.op == Op::kForward ? problem.k : problem.n;
+    if (full_tiles_first(rows, depth, element_bytes, facts.l2_bytes)) {
+      policy.order = TileOrder::kFullTilesFirst;
+    }
+  }
+  return policy;
 }
 
 std::string refuse(const CompiledKernel& kernel, const Problem& problem, const DeviceFacts& facts) {

@@ -7,6 +7,7 @@
 
 #include "core/backend.h"
 #include "cuda/host/device_facts.h"
+#include "cuda/host/launch_policy.h"
 #include "cuda/sm80/tile/block_shape.h"
 
 namespace moegemm::cuda::sm80 {
@@ -38,17 +39,17 @@ std::int64_t most_tiles(const CompiledKernel& kernel, const Problem& problem);
 /// Thread blocks of this kernel that a multiprocessor runs at the same time.
 int resident_blocks(const CompiledKernel& kernel, const Problem& problem, const DeviceFacts& facts);
 
-/// Thread blocks: as many as run at the same time, or as there are tiles.
-int grid(const CompiledKernel& kernel, const Problem& problem, const DeviceFacts& facts);
+/// What a launch is told. Thread blocks: as many as run at the same time, or as there are tiles.
+LaunchPolicy policy(const CompiledKernel& kernel, const Problem& problem, const DeviceFacts& facts);
 
 /// The feasibility predicate of one kernel; empty if it runs the problem.
 std::string refuse(const CompiledKernel& kernel, const Problem& problem, const DeviceFacts& facts);
 
 /// Forward and dX.
-void launch_rows(const CompiledKernel& kernel, const Plan& plan, const Problem& problem,
+void launch_rows(const CompiledKernel& kernel, const Step& step, const Problem& problem,
                  const Operands& operands, cudaStream_t stream);
 /// dW.
-void launch_weights(const CompiledKernel& kernel, const Plan& plan, const Problem& problem,
+void launch_weights(const CompiledKernel& kernel, const Step& step, const Problem& problem,
                     const Operands& operands, cudaStream_t stream);
 
 }  // namespace moegemm::cuda::sm80

@@ -16,19 +16,19 @@ RoutingParams make_routing(const Problem& problem, const Operands& operands) {
           .weights_are_fp32 = problem.weights_dtype == DType::kFloat32};
 }
 
-void launch_kernel(const CompiledKernel& kernel, const Plan& plan, const Problem& problem,
+void launch_kernel(const CompiledKernel& kernel, const Step& step, const Problem& problem,
                    RoutingParams& routing, void* params, cudaStream_t stream) {
   routing.counter =
-      acquire_tile_counter(problem.device.index, stream, most_tiles(kernel, problem), plan.grid);
+      acquire_tile_counter(problem.device.index, stream, most_tiles(kernel, problem), step.grid);
   LaunchSpec spec;
   spec.function = kernel.function(problem.dtype);
   spec.name = kernel.info.name.c_str();
-  spec.grid = dim3(static_cast<unsigned>(plan.grid));
+  spec.grid = dim3(static_cast<unsigned>(step.grid));
   spec.block = dim3(static_cast<unsigned>(kernel.threads));
   spec.dynamic_smem_bytes = static_cast<int>(kernel.smem_bytes(problem.experts));
   spec.device = problem.device.index;
   void* args[] = {params};
-  launch(spec, args, stream, plan);
+  launch(spec, args, stream, step);
 }
 
 }  // namespace moegemm::cuda::sm80

@@ -9,7 +9,7 @@ RoutingParams make_routing(const Problem& problem, const Operands& operands);
 
 /// Launches the kernel with `params`, a struct that starts with RoutingParams `routing`, whose tile
 /// counter is set here.
-void launch_kernel(const CompiledKernel& kernel, const Plan& plan, const Problem& problem,
+void launch_kernel(const CompiledKernel& kernel, const Step& step, const Problem& problem,
                    RoutingParams& routing, void* params, cudaStream_t stream);
 
 }  // namespace moegemm::cuda::sm80

@@ -1,14 +1,11 @@
-#include <algorithm>
-
 #include "cuda/sm80/plan/launch_kernel.h"
 #include "cuda/sm80/plan/pitch.h"
 #include "cuda/sm80/row/row_gemm_params.h"
-#include "cuda/sm80/row/row_tiles.h"
 
 namespace moegemm::cuda::sm80 {
 namespace {
 
-RowGemmParams make_params(const Problem& problem, const Operands& operands) {
+RowGemmParams make_params(const Step& step, const Problem& problem, const Operands& operands) {
   const std::int64_t element_bytes = size_bytes(problem.dtype);
   const bool forward = problem.op == Op::kForward;
   RowGemmParams params = {};
@@ -27,19 +24,17 @@ RowGemmParams make_params(const Problem& problem, const Operands& operands) {
   params.depth = static_cast<int>(forward ? problem.k : problem.n);
   params.gather = problem.gathers();
   params.scatter = problem.scatters();
-  params.full_first =
-      full_tiles_first(problem.rows / std::max<std::int64_t>(problem.experts, 1), params.depth,
-                       element_bytes, device_facts(problem.device.index)->l2_bytes);
+  params.full_first = step.order == TileOrder::kFullTilesFirst;
   return params;
 }
 
 }  // namespace
 
-void launch_rows(const CompiledKernel& kernel, const Plan& plan, const Problem& problem,
+void launch_rows(const CompiledKernel& kernel, const Step& step, const Problem& problem,
                  const Operands& operands, cudaStream_t stream) {
   if (problem.rows == 0) return;
-  RowGemmParams params = make_params(problem, operands);
-  launch_kernel(kernel, plan, problem, params, &params, stream);
+  RowGemmParams params = make_params(step, problem, operands);
+  launch_kernel(kernel, step, problem, params, &params, stream);
 }
 
 }  // namespace moegemm::cuda::sm80

@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "cuda/sm80/plan/launch_kernel.h"
 #include "cuda/sm80/plan/pitch.h"
 #include "cuda/sm80/weight/weight_gemm_params.h"
@@ -7,17 +5,14 @@
 namespace moegemm::cuda::sm80 {
 namespace {
 
-WeightTiling make_tiling(const CompiledKernel& kernel, const Problem& problem) {
-  const TileShape& tile = kernel.info.tile;
-  const std::int64_t rows = problem.rows / std::max<std::int64_t>(problem.experts, 1);
+WeightTiling make_tiling(const Step& step, const Problem& problem) {
+  const TileShape& tile = step.tile;
   return {static_cast<int>((problem.n + tile.rows - 1) / tile.rows),
           static_cast<int>((problem.k + tile.cols - 1) / tile.cols),
-          k_tiles_first(rows, problem.n, problem.k, size_bytes(problem.dtype),
-                        device_facts(problem.device.index)->l2_bytes)};
+          step.order == TileOrder::kAlongColumns};
 }
 
-WeightGemmParams make_params(const CompiledKernel& kernel, const Problem& problem,
-                             const Operands& operands) {
+WeightGemmParams make_params(const Step& step, const Problem& problem, const Operands& operands) {
   WeightGemmParams params = {};
   static_cast<RoutingParams&>(params) = make_routing(problem, operands);
   params.dy = static_cast<const std::byte*>(operands.dy);
@@ -28,7 +23,7 @@ WeightGemmParams make_params(const CompiledKernel& kernel, const Problem& proble
                 problem.out_dtype == DType::kFloat32, problem.accumulate};
   params.expert_stride = problem.n * operands.out_stride;
   params.n = static_cast<int>(problem.n);
-  params.tiling = make_tiling(kernel, problem);
+  params.tiling = make_tiling(step, problem);
   params.indexed = problem.permutation != Permutation::kNone;
   params.gather_dy = problem.gathers_dy();
   params.gather_x = problem.gathers_x();
@@ -37,11 +32,11 @@ WeightGemmParams make_params(const CompiledKernel& kernel, const Problem& proble
 
 }  // namespace
 
-void launch_weights(const CompiledKernel& kernel, const Plan& plan, const Problem& problem,
+void launch_weights(const CompiledKernel& kernel, const Step& step, const Problem& problem,
                     const Operands& operands, cudaStream_t stream) {
   if (problem.experts == 0 || problem.n == 0 || problem.k == 0) return;
-  WeightGemmParams params = make_params(kernel, problem, operands);
-  launch_kernel(kernel, plan, problem, params, &params, stream);
+  WeightGemmParams params = make_params(step, problem, operands);
+  launch_kernel(kernel, step, problem, params, &params, stream);
 }
 
 }  // namespace moegemm::cuda::sm80

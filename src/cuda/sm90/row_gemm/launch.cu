@@ -108,10 +108,15 @@ std::int64_t most_tiles(const CompiledRowGemm& kernel, const Problem& problem) {
   return row_tiles * ((features + kernel.features - 1) / kernel.features);
 }
 
-int grid(const KernelEntry& entry, const Problem& problem, const DeviceFacts& facts) {
+LaunchPolicy policy(const KernelEntry& entry, const Problem& problem, const DeviceFacts& facts) {
   const CompiledRowGemm& kernel = all_compiled()[entry.family_index];
-  return static_cast<int>(
+  LaunchPolicy policy;
+  policy.grid = static_cast<int>(
       std::clamp<std::int64_t>(most_tiles(kernel, problem), 1, facts.multiprocessors));
+  if (weights_pass_through_l2(problem, entry.info.tile, facts.l2_bytes)) {
+    policy.weights = WeightCaching::kPassThrough;
+  }
+  return policy;
 }
 
 std::string refuse(const KernelEntry& entry, const Problem& problem, const DeviceFacts& facts) {
@@ -207,15 +212,13 @@ CUtensorMap rows_map(const Problem& problem, const RowProblem& rows, int box_row
   return encode(spec);
 }
 
-RowGemmParams make_params(const CompiledRowGemm& kernel, const Problem& problem,
+RowGemmParams make_params(const CompiledRowGemm& kernel, const Step& step, const Problem& problem,
                           const Operands& operands) {
   const RowProblem rows = row_problem(problem, operands);
   RowGemmParams params = {};
   params.weights_map = weights_map(kernel, problem, operands);
   params.weights_in_slabs = weights_in_slabs(problem);
-  params.weights_pass_through =
-      weights_pass_through_l2(problem, {kernel.rows, kernel.features, kDepth},
-                              device_facts(problem.device.index)->l2_bytes);
+  params.weights_pass_through = step.weights == WeightCaching::kPassThrough;
   if (!problem.gathers()) {
     for (int box = 0; box < kernel.boxes; ++box) {
       params.rows_maps[box] = rows_map(problem, rows, kernel.box_rows(box));
@@ -251,14 +254,14 @@ RowGemmParams make_params(const CompiledRowGemm& kernel, const Problem& problem,
   return params;
 }
 
-void launch_entry(const KernelEntry& entry, const Plan& plan, const Problem& problem,
+void launch_entry(const KernelEntry& entry, const Step& step, const Problem& problem,
                   const Operands& operands, cudaStream_t stream) {
   if (problem.rows == 0) return;
   const CompiledRowGemm& kernel = all_compiled()[entry.family_index];
   const DeviceFacts& facts = *device_facts(problem.device.index);
-  RowGemmParams params = make_params(kernel, problem, operands);
+  RowGemmParams params = make_params(kernel, step, problem, operands);
   params.counter =
-      acquire_tile_counter(problem.device.index, stream, most_tiles(kernel, problem), plan.grid);
+      acquire_tile_counter(problem.device.index, stream, most_tiles(kernel, problem), step.grid);
   const std::int64_t smem_bytes = kernel.smem_bytes(problem.experts, needs_row_info(problem));
   const int more_words =
       params.scatter
@@ -269,12 +272,12 @@ void launch_entry(const KernelEntry& entry, const Plan& plan, const Problem& pro
   LaunchSpec spec;
   spec.function = kernel.function(problem);
   spec.name = entry.info.name.c_str();
-  spec.grid = dim3(static_cast<unsigned>(plan.grid));
+  spec.grid = dim3(static_cast<unsigned>(step.grid));
   spec.block = dim3((1 + kConsumers) * kWarpgroupThreads);
   spec.dynamic_smem_bytes = static_cast<int>(smem_bytes) + 4 * more_words;
   spec.device = problem.device.index;
   void* args[] = {&params};
-  launch(spec, args, stream, plan);
+  launch(spec, args, stream, step);
 }
 
 KernelEntry make_entry(const CompiledRowGemm& kernel, int index) {
@@ -287,7 +290,7 @@ KernelEntry make_entry(const CompiledRowGemm& kernel, int index) {
   entry.info.op = kernel.op;
   entry.info.tile = {kernel.rows, kernel.features, kDepth};
   entry.info.stages = kernel.stages;
-  entry.grid = grid;
+  entry.policy = policy;
   entry.refuse = refuse;
   entry.launch = launch_entry;
   entry.family_index = index;

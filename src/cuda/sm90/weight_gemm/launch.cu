@@ -87,7 +87,7 @@ bool k_tiles_first(const Problem& problem, std::int64_t l2_bytes) {
 }
 
 WeightTiling make_tiling(const CompiledWeightGemm& kernel, const Problem& problem,
-                         std::int64_t l2_bytes) {
+                         TileOrder order) {
   WeightTiling tiling;
   tiling.a_is_x = a_side_is_x(problem.gathers_x(), problem.gathers_dy(), problem.n, problem.k,
                               kernel.a_cols, kernel.b_cols);
@@ -95,7 +95,7 @@ WeightTiling make_tiling(const CompiledWeightGemm& kernel, const Problem& proble
   tiling.b_cols = static_cast<int>(tiling.a_is_x ? problem.n : problem.k);
   tiling.a_tiles = static_cast<int>(tiles(tiling.a_cols, kernel.a_cols));
   tiling.b_tiles = static_cast<int>(tiles(tiling.b_cols, kernel.b_cols));
-  tiling.a_fastest = k_tiles_first(problem, l2_bytes) == tiling.a_is_x;
+  tiling.a_fastest = (order == TileOrder::kAlongColumns) == tiling.a_is_x;
   return tiling;
 }
 
@@ -140,10 +140,10 @@ CUtensorMap output_map(const Problem& problem, const Operands& operands) {
   return encode(spec);
 }
 
-WeightGemmParams make_params(const CompiledWeightGemm& kernel, const Problem& problem,
-                             const Operands& operands, const DeviceFacts& facts) {
+WeightGemmParams make_params(const CompiledWeightGemm& kernel, const Step& step,
+                             const Problem& problem, const Operands& operands) {
   WeightGemmParams params = {};
-  params.tiling = make_tiling(kernel, problem, facts.l2_bytes);
+  params.tiling = make_tiling(kernel, problem, step.order);
   const bool a_is_x = params.tiling.a_is_x;
   const void* a = a_is_x ? operands.x : operands.dy;
   const std::int64_t a_stride = a_is_x ? operands.x_stride : operands.dy_stride;
@@ -186,9 +186,13 @@ void store_zeros(const Problem& problem, const Operands& operands, cudaStream_t 
         "set dW to zero");
 }
 
-int grid(const KernelEntry& entry, const Problem& problem, const DeviceFacts& facts) {
+LaunchPolicy policy(const KernelEntry& entry, const Problem& problem, const DeviceFacts& facts) {
   const std::int64_t work = total_tiles(compiled_at(entry.family_index), problem);
-  return static_cast<int>(std::clamp<std::int64_t>(work, 1, facts.multiprocessors));
+  LaunchPolicy policy;
+  policy.grid = static_cast<int>(std::clamp<std::int64_t>(work, 1, facts.multiprocessors));
+  policy.order =
+      k_tiles_first(problem, facts.l2_bytes) ? TileOrder::kAlongColumns : TileOrder::kAlongRows;
+  return policy;
 }
 
 std::string refuse(const KernelEntry& entry, const Problem& problem, const DeviceFacts& facts) {
@@ -207,7 +211,7 @@ std::string refuse(const KernelEntry& entry, const Problem& problem, const Devic
   if (problem.gathers() && problem.far_rows) {
     return "gathers from at most 64 GiB, the permuted operand spans more";
   }
-  if (problem.multiply) return "dW with fused multiply: scale the rows first (scale_rows)";
+  if (problem.multiply) return "leaves the multiplication by router weights to a pass before it";
   if (problem.k % 8 != 0) return "K = " + std::to_string(problem.k) + " is not a multiple of 8";
   if (problem.n % 8 != 0) return "N = " + std::to_string(problem.n) + " is not a multiple of 8";
   if (problem.input_alignment < 16 || problem.output_alignment < 16) {
@@ -229,26 +233,25 @@ std::string refuse(const KernelEntry& entry, const Problem& problem, const Devic
   return {};
 }
 
-void launch_entry(const KernelEntry& entry, const Plan& plan, const Problem& problem,
+void launch_entry(const KernelEntry& entry, const Step& step, const Problem& problem,
                   const Operands& operands, cudaStream_t stream) {
   if (problem.experts == 0 || problem.n == 0 || problem.k == 0) return;
   if (problem.rows == 0) return store_zeros(problem, operands, stream);
   const CompiledWeightGemm& kernel = compiled_at(entry.family_index);
-  const DeviceFacts& facts = *device_facts(problem.device.index);
-  WeightGemmParams params = make_params(kernel, problem, operands, facts);
+  WeightGemmParams params = make_params(kernel, step, problem, operands);
   params.counter =
-      acquire_tile_counter(problem.device.index, stream, total_tiles(kernel, problem), plan.grid);
+      acquire_tile_counter(problem.device.index, stream, total_tiles(kernel, problem), step.grid);
   LaunchSpec spec;
   spec.function =
       kernel.functions[problem.dtype == DType::kFloat16][problem.out_dtype == DType::kFloat32];
   spec.name = entry.info.name.c_str();
-  spec.grid = dim3(static_cast<unsigned>(plan.grid));
+  spec.grid = dim3(static_cast<unsigned>(step.grid));
   spec.block = dim3(kWeightGemmThreads);
   spec.dynamic_smem_bytes =
       kernel.smem_bytes + static_cast<int>(problem.experts) * kSmemBytesPerExpert;
   spec.device = problem.device.index;
   void* args[] = {&params};
-  launch(spec, args, stream, plan);
+  launch(spec, args, stream, step);
 }
 
 KernelEntry make_entry(int a_cols, int b_cols, int rows, int stages, int family_index) {
@@ -259,7 +262,7 @@ KernelEntry make_entry(int a_cols, int b_cols, int rows, int stages, int family_
   entry.info.op = Op::kDw;
   entry.info.tile = {a_cols, b_cols, rows};
   entry.info.stages = stages;
-  entry.grid = grid;
+  entry.policy = policy;
   entry.refuse = refuse;
   entry.launch = launch_entry;
   entry.family_index = family_index;

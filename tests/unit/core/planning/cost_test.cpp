@@ -81,7 +81,7 @@ TEST(Explain, EveryKernelOfTheOpIsThereWithAReasonAndOneIsChosen) {
       EXPECT_NE(candidate.remark, "");
       if (!candidate.chosen) continue;
       ++chosen;
-      EXPECT_EQ(candidate.kernel.name, explained.plan.kernel_name);
+      EXPECT_EQ(candidate.kernel.name, explained.plan.product().kernel_name);
     }
     EXPECT_EQ(chosen, 1);
   }

@@ -4,71 +4,22 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <chrono>
 #include <thread>
 #include <vector>
 
-#include "core/refusal.h"
 #include "core/registry.h"
 #include "moegemm/moegemm.h"
 #include "unit/core/expect_refusal.h"
+#include "unit/core/planning/fake_backend.h"
 #include "unit/core/scoped_environment.h"
 
 namespace moegemm {
 namespace {
 
 using testing::expect_refusal;
+using testing::FakeBackend;
 using testing::ScopedEnvironment;
-
-/// A backend that never runs: it has the kernels it is given and refuses N below `min_n`.
-class FakeBackend final : public Backend {
- public:
-  FakeBackend(BackendKind kind, std::vector<KernelInfo> kernels)
-      : kind_(kind), kernels_(std::move(kernels)) {}
-
-  BackendKind kind() const override { return kind_; }
-  std::string unavailable(Device) const override { return unavailable_reason; }
-  std::span<const KernelInfo> kernels() const override { return kernels_; }
-  std::string refuse(const Problem& problem, const KernelInfo& kernel) const override {
-    if (kernel.op != problem.op) return join(kernel.name, " computes ", to_string(kernel.op));
-    if (problem.activation && kernel.name != fusing_kernel) return "applies no activation";
-    if (problem.n < kernel.tile.cols) return join("N = ", problem.n, " is too narrow");
-    return {};
-  }
-  Plan plan_with(const Problem&, int kernel) const override {
-    ++plans_made;
-    Plan plan;
-    plan.backend = kind_;
-    plan.kernel = kernel;
-    plan.kernel_name = kernels_[kernel].name;
-    plan.tile = kernels_[kernel].tile;
-    plan.stages = kernels_[kernel].stages;
-    return plan;
-  }
-  int choose(const Problem& problem) const override {
-    for (std::size_t i = 0; i < kernels_.size(); ++i) {
-      if (refuse(problem, kernels_[i]).empty()) return static_cast<int>(i);
-    }
-    ADD_FAILURE() << "choose was called with nothing feasible";
-    return 0;
-  }
-  void launch(const Plan&, const Problem&, const Operands&,
-              const ExecutionContext&) const override {}
-
-  bool fusing_is_faster(const Problem&) const override { return fuses_faster; }
-  bool gathering_first_is_faster(const Problem&) const override { return gathers_first; }
-
-  std::string unavailable_reason;
-  std::string fusing_kernel;
-  bool fuses_faster = true;
-  bool gathers_first = false;
-  mutable std::atomic<int> plans_made = 0;
-
- private:
-  BackendKind kind_;
-  std::vector<KernelInfo> kernels_;
-};
 
 class PlannerTest : public ::testing::Test {
  protected:
@@ -103,65 +54,9 @@ class PlannerTest : public ::testing::Test {
 TEST_F(PlannerTest, TakesTheFirstBackendAndItsHeuristicChoice) {
   const Planned planned = planner.plan(problem, {}, {});
   EXPECT_EQ(planned.backend, &fast);
-  EXPECT_EQ(planned.plan.kernel_name, "fast_64");
+  EXPECT_EQ(planned.plan.product().kernel_name, "fast_64");
   EXPECT_EQ(planned.plan.source, PlanSource::kHeuristic);
   EXPECT_EQ(planned.plan.note, "");
-}
-
-TEST_F(PlannerTest, AnActivationThatNoKernelAppliesIsComposed) {
-  problem.activation = Activation{};
-  const Planned planned = planner.plan(problem, {}, {});
-  EXPECT_EQ(planned.backend, &fast);
-  EXPECT_EQ(planned.plan.kernel_name, "fast_64");
-  EXPECT_TRUE(planned.plan.composed);
-}
-
-TEST_F(PlannerTest, AKernelThatAppliesTheActivationIsTaken) {
-  problem.activation = Activation{};
-  fast.fusing_kernel = "fast_128";
-  const Planned planned = planner.plan(problem, {}, {});
-  EXPECT_EQ(planned.plan.kernel_name, "fast_128");
-  EXPECT_FALSE(planned.plan.composed);
-}
-
-TEST_F(PlannerTest, ALesserBackendsFusionDoesNotMakeUpForItsProduct) {
-  problem.activation = Activation{};
-  plain.fusing_kernel = "plain";
-  const Planned planned = planner.plan(problem, {}, {});
-  EXPECT_EQ(planned.backend, &fast);
-  EXPECT_TRUE(planned.plan.composed);
-  EXPECT_FALSE(planner.plan(problem, BackendKind::kReference, {}).plan.composed);
-}
-
-TEST_F(PlannerTest, ComposesWhereThatIsFasterUnlessAKernelIsAskedFor) {
-  problem.activation = Activation{};
-  fast.fusing_kernel = "fast_128";
-  fast.fuses_faster = false;
-  EXPECT_TRUE(planner.plan(problem, {}, {}).plan.composed);
-  KernelConfig config;
-  config.kernel = "fast_128";
-  EXPECT_FALSE(planner.plan(problem, {}, config).plan.composed);
-  config.kernel = "fast_64";
-  const Planned composed = planner.plan(problem, {}, config);
-  EXPECT_TRUE(composed.plan.composed);
-  EXPECT_EQ(composed.plan.kernel_name, "fast_64");
-}
-
-TEST_F(PlannerTest, GathersTheRowsOfDwFirstWhereThatIsFaster) {
-  problem.permutation = Permutation::kX;
-  problem.op = Op::kDw;
-  EXPECT_FALSE(planner.plan(problem, {}, {}).plan.gathers_first);
-  planner.forget_plans();
-  fast.gathers_first = true;
-  EXPECT_TRUE(planner.plan(problem, {}, {}).plan.gathers_first);
-  KernelConfig config;
-  config.kernel = "fast_dw";
-  EXPECT_FALSE(planner.plan(problem, {}, config).plan.gathers_first);
-  problem.permutation = Permutation::kNone;
-  EXPECT_FALSE(planner.plan(problem, {}, {}).plan.gathers_first);
-  problem.permutation = Permutation::kX;
-  problem.op = Op::kForward;
-  EXPECT_FALSE(planner.plan(problem, {}, {}).plan.gathers_first);
 }
 
 TEST_F(PlannerTest, FallsToTheNextBackendWhenTheFirstIsUnavailable) {
@@ -207,21 +102,21 @@ TEST_F(PlannerTest, BackendWithoutAKernelForTheOpSaysSo) {
 
 TEST_F(PlannerTest, ManualConfigThatExistsRunsExactlyThatKernel) {
   const Plan plan = planner.plan(problem, {}, tile(128, 128, 32, 4)).plan;
-  EXPECT_EQ(plan.kernel_name, "fast_128");
+  EXPECT_EQ(plan.product().kernel_name, "fast_128");
   EXPECT_EQ(plan.source, PlanSource::kManual);
   EXPECT_EQ(plan.note, "");
 }
 
 TEST_F(PlannerTest, ZeroExtentsMatchAnything) {
   const Plan plan = planner.plan(problem, {}, tile(128, 0, 0)).plan;
-  EXPECT_EQ(plan.kernel_name, "fast_128");
+  EXPECT_EQ(plan.product().kernel_name, "fast_128");
   EXPECT_EQ(plan.note, "");
-  EXPECT_EQ(planner.plan(problem, {}, KernelConfig{}).plan.kernel_name, "fast_64");
+  EXPECT_EQ(planner.plan(problem, {}, KernelConfig{}).plan.product().kernel_name, "fast_64");
 }
 
 TEST_F(PlannerTest, ManualConfigThatDoesNotExistRunsTheNearestAndNamesBoth) {
   const Plan plan = planner.plan(problem, {}, tile(100, 120, 32, 4)).plan;
-  EXPECT_EQ(plan.kernel_name, "fast_128");
+  EXPECT_EQ(plan.product().kernel_name, "fast_128");
   EXPECT_EQ(plan.source, PlanSource::kManual);
   EXPECT_EQ(plan.note,
             "asked for tile 100x120x32 stages 4; the nearest kernel is fast_128 with tile "
@@ -231,7 +126,7 @@ TEST_F(PlannerTest, ManualConfigThatDoesNotExistRunsTheNearestAndNamesBoth) {
 TEST_F(PlannerTest, NearestNeverIsAnInfeasibleKernel) {
   // fast_wide would match, but N = 1024 is too narrow for it.
   const Plan plan = planner.plan(problem, {}, tile(64, 2048, 32, 4)).plan;
-  EXPECT_EQ(plan.kernel_name, "fast_128");
+  EXPECT_EQ(plan.product().kernel_name, "fast_128");
   EXPECT_NE(plan.note, "");
 }
 
@@ -288,15 +183,16 @@ TEST_F(PlannerTest, AutotuneTakesTheMeasuredKernelWhereThereIsOne) {
       << "plans are remembered until they are forgotten";
   tuned.forget_plans();
   const Plan plan = tuned.plan(problem, {}, {}, true).plan;
-  EXPECT_EQ(plan.kernel_name, "fast_128");
+  EXPECT_EQ(plan.product().kernel_name, "fast_128");
   EXPECT_EQ(plan.source, PlanSource::kTuned);
-  EXPECT_EQ(tuned.plan(problem, {}, {}).plan.kernel_name, "fast_64") << "without autotune";
+  EXPECT_EQ(tuned.plan(problem, {}, {}).plan.product().kernel_name, "fast_64")
+      << "without autotune";
   EXPECT_EQ(tuned.plan(problem, {}, tile(64, 64, 32, 2), true).plan.source, PlanSource::kManual);
 }
 
 TEST_F(PlannerTest, MeasuredKernelThatCannotRunThisProblemIsPassedOver) {
   Planner tuned(backends, [](const Problem&, const Backend&) { return "fast_wide"; });
-  EXPECT_EQ(tuned.plan(problem, {}, {}, true).plan.kernel_name, "fast_64");
+  EXPECT_EQ(tuned.plan(problem, {}, {}, true).plan.product().kernel_name, "fast_64");
   Planner foreign(backends, [](const Problem&, const Backend&) { return "of another library"; });
   EXPECT_EQ(foreign.plan(problem, {}, {}, true).plan.source, PlanSource::kHeuristic);
 }
@@ -347,7 +243,7 @@ TEST_F(PlannerTest, ManyThreadsPlanAtOnce) {
     threads.emplace_back([this, mine = problem]() mutable {
       for (int rows = 0; rows < 6000; ++rows) {
         mine.rows = rows;
-        if (planner.plan(mine, BackendKind::kReference, {}).plan.kernel_name != "plain") {
+        if (planner.plan(mine, BackendKind::kReference, {}).plan.product().kernel_name != "plain") {
           ADD_FAILURE();
         }
       }
@@ -379,8 +275,8 @@ TEST_F(PlannerTest, CachedLookupTakesWellUnderTwoMicroseconds) {
 
 TEST_F(PlannerTest, EnvironmentForcesTheBackendOfPublicPlans) {
   const ScopedEnvironment forced("MOEGEMM_BACKEND", "reference");
-  EXPECT_EQ(plan(problem).backend, BackendKind::kReference);
-  EXPECT_EQ(plan(problem, BackendKind::kCpu).backend, BackendKind::kCpu)
+  EXPECT_EQ(plan(problem).product().backend, BackendKind::kReference);
+  EXPECT_EQ(plan(problem, BackendKind::kCpu).product().backend, BackendKind::kCpu)
       << "an argument outranks the environment";
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstring>
 #include <fstream>
@@ -13,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/planning/kernel_step.h"
 #include "core/refusal.h"
 #include "core/registry.h"
 #include "core/tuning/cache/kernel_sources.h"
@@ -43,18 +45,15 @@ class ThreeKernels final : public Backend {
     if (kernel.name == "odd" && problem.n % 2 == 0) return "N is even";
     return {};
   }
-  Plan plan_with(const Problem&, int kernel) const override {
-    Plan plan;
-    plan.kernel = kernel;
-    plan.kernel_name = list[kernel].name;
-    return plan;
+  Step plan_with(const Problem&, int kernel) const override {
+    return kernel_step(list[kernel], kernel, 1);
   }
   int choose(const Problem&) const override { return 1; }
   MachineLimits limits(const Problem&) const override { return machine; }
-  void launch(const Plan& plan, const Problem&, const Operands& operands,
+  void launch(const Step& step, const Problem&, const Operands& operands,
               const ExecutionContext&) const override {
     launched.push_back(operands);
-    if (stopwatch != nullptr) stopwatch->next_us = us.at(plan.kernel_name);
+    if (stopwatch != nullptr) stopwatch->next_us = us.at(step.kernel_name);
   }
 
   MachineLimits machine;
@@ -90,9 +89,17 @@ class TuneTest : public ::testing::Test {
 
   TuneReport run(const std::map<std::string, double>& us, std::int64_t cache_bytes = 1) {
     backend.us = us;
-    auto rotation = OperandRotation::borrow(call, {2 * cache_bytes, cache_bytes}, context, support);
-    return measure(backend, call.problem, choose_field(backend, call.problem), *rotation, stopwatch,
-                   context);
+    const TuneField field = choose();
+    auto rotation = OperandRotation::borrow(call, field.workspace_bytes(),
+                                            {2 * cache_bytes, cache_bytes}, context, support);
+    return measure(backend, call.problem, field, *rotation, stopwatch, context);
+  }
+
+  TuneField choose(WorkspaceUse workspace = WorkspaceUse::kFree) const {
+    const std::array<const Backend*, 1> only = {&backend};
+    const Plan first =
+        lower(call.problem, {std::nullopt, std::nullopt, false, workspace}, only, {}).plan;
+    return choose_field(backend, call.problem, first.product().kernel, workspace);
   }
 
   static const TuneCandidate& find(const TuneReport& report, const std::string& name) {
@@ -114,9 +121,9 @@ class TuneTest : public ::testing::Test {
 };
 
 TEST_F(TuneTest, FieldHasTheHeuristicsKernelFirstAndTheRefusedWithTheirReason) {
-  const TuneField field = choose_field(backend, call.problem);
-  ASSERT_EQ(field.kernels.size(), 3u);
-  EXPECT_EQ(field.kernels.front(), 1);
+  const TuneField field = choose();
+  ASSERT_EQ(field.plans.size(), 3u);
+  EXPECT_EQ(field.plans.front().product().kernel, 1);
   ASSERT_EQ(field.candidates.size(), 4u);
   EXPECT_EQ(field.candidates.back().kernel, "odd");
   EXPECT_EQ(field.candidates.back().outcome, "refused: N is even");
@@ -127,15 +134,15 @@ TEST_F(TuneTest, CostModelPrunesTheHopeless) {
   call.problem.rows = 65536;
   call.problem.n = 64;  // a tile of 1024 columns pads it sixteenfold
   call.problem.k = 4096;
-  const TuneField field = choose_field(backend, call.problem);
-  EXPECT_THAT(field.kernels, ::testing::Not(::testing::Contains(0)));
+  const TuneField field = choose();
+  for (const Plan& plan : field.plans) EXPECT_NE(plan.product().kernel, 0);
   EXPECT_THAT(field.candidates.back().outcome, HasSubstr("pruned: predicted"));
 }
 
 TEST_F(TuneTest, FastestKernelIsReported) {
   const TuneReport report = run({{"huge", 500}, {"default", 100}, {"other", 80}});
   EXPECT_TRUE(report.measured);
-  EXPECT_EQ(report.plan.kernel_name, "other");
+  EXPECT_EQ(report.plan.product().kernel_name, "other");
   EXPECT_EQ(report.plan.source, PlanSource::kTuned);
   EXPECT_EQ(find(report, "other").outcome, "fastest");
   EXPECT_EQ(find(report, "huge").outcome, "given up: too slow");
@@ -176,7 +183,7 @@ TEST_F(TuneTest, InterruptionAfterTwoKernelsKeepsTheBetter) {
   const TuneReport report = run({{"huge", 80}, {"default", 100}, {"other", 500}});
   EXPECT_TRUE(report.interrupted);
   EXPECT_TRUE(report.measured);
-  EXPECT_EQ(report.plan.kernel_name, "huge");
+  EXPECT_EQ(report.plan.product().kernel_name, "huge");
   EXPECT_EQ(find(report, "other").outcome, "not reached");
 }
 
@@ -185,7 +192,7 @@ TEST_F(TuneTest, InterruptionBeforeAnyComparisonDecidesNothing) {
   const TuneReport report = run({{"huge", 500}, {"default", 100}, {"other", 80}});
   EXPECT_TRUE(report.interrupted);
   EXPECT_FALSE(report.measured);
-  EXPECT_EQ(report.plan.kernel_name, "default");
+  EXPECT_EQ(report.plan.product().kernel_name, "default");
   EXPECT_EQ(report.plan.source, PlanSource::kHeuristic);
 }
 
@@ -291,7 +298,7 @@ TEST_F(TuneOnCpuTest, CallMeasuresAnUnknownProblemAndThenUsesTheResult) {
   EXPECT_EQ(call(), first);
   EXPECT_EQ(support.calls, calls);
   ASSERT_EQ(tuning_cache_entries().size(), 1u);
-  EXPECT_EQ(tuning_cache_entries()[0].kernel, first.kernel_name);
+  EXPECT_EQ(tuning_cache_entries()[0].kernel, first.product().kernel_name);
   const std::vector<float> tuned = dx;
   options.autotune = false;
   EXPECT_EQ(call().source, PlanSource::kHeuristic) << "a plain call never asks the cache";
@@ -302,11 +309,11 @@ TEST_F(TuneOnCpuTest, AnotherProcessFindsItInTheFile) {
   const Plan plan = call();
   const TunedRecords stored = read_tuning_file(tuning_cache_path());
   ASSERT_EQ(stored.size(), 1u);
-  EXPECT_EQ(stored.begin()->second.kernel, plan.kernel_name);
+  EXPECT_EQ(stored.begin()->second.kernel, plan.product().kernel_name);
   EXPECT_EQ(stored.begin()->first.version, version());
 }
 
-TEST_F(TuneOnCpuTest, OfAComposedActivationTheProductIsMeasured) {
+TEST_F(TuneOnCpuTest, AnActivationIsMeasuredWithTheProduct) {
   options.activation.emplace();
   std::vector<float> activated(kRows * kK / 2);
   const auto view = TensorView::matrix(activated.data(), DType::kFloat32, kRows, kK / 2);
@@ -315,8 +322,11 @@ TEST_F(TuneOnCpuTest, OfAComposedActivationTheProductIsMeasured) {
   const int calls = support.calls;
   const Plan plan = backward_dx(dy_view(), w_view(), view, routing(), options, context);
   EXPECT_EQ(support.calls, calls) << "the call uses what was measured ahead of it";
-  EXPECT_EQ(plan.kernel_name, report.plan.kernel_name);
-  EXPECT_EQ(report.problem.activation.has_value(), !plan.composed);
+  EXPECT_EQ(plan, report.plan) << "the plan that was measured is the plan that runs";
+  EXPECT_TRUE(plan.has(StepKind::kActivate));
+  EXPECT_EQ(plan.source, PlanSource::kTuned);
+  EXPECT_TRUE(report.problem.activation.has_value());
+  EXPECT_GE(report.memory_bytes, plan.workspace_bytes);
 }
 
 TEST_F(TuneOnCpuTest, WithoutSupportNothingIsMeasured) {
@@ -380,7 +390,7 @@ TEST_F(TuneOnCpuTest, WarmUpThatUsesUpTheBudgetSettlesOnTheHeuristicsKernelAndSa
   EXPECT_FALSE(report.measured);
   EXPECT_THAT(report.why_not, HasSubstr("the whole budget of 1e-09 s"));
   const int calls = support.calls;
-  EXPECT_EQ(call().kernel_name, report.plan.kernel_name);
+  EXPECT_EQ(call().product().kernel_name, report.plan.product().kernel_name);
   EXPECT_EQ(tune().why_not, report.why_not) << "not: known already";
   EXPECT_EQ(support.calls, calls) << "later calls do not measure again";
   EXPECT_TRUE(tuning_cache_entries().empty());

@@ -3,23 +3,38 @@
 #include <gtest/gtest.h>
 
 #include <unordered_set>
+#include <vector>
 
 namespace moegemm {
 namespace {
 
-Plan example() {
+Step product() {
+  Step step;
+  step.backend = BackendKind::kSm90;
+  step.kernel = 7;
+  step.kernel_name = "dw";
+  step.tile = {128, 256, 64};
+  step.stages = 4;
+  step.grid = 132;
+  step.reason = "it is the only one";
+  return step;
+}
+
+Step pass(StepKind kind, std::int64_t offset) {
+  Step step;
+  step.kind = kind;
+  step.workspace_offset = offset;
+  return step;
+}
+
+Plan example(const Step& step = product()) {
   Plan plan;
-  plan.backend = BackendKind::kSm90;
-  plan.kernel = 7;
-  plan.kernel_name = "fwd_gather";
-  plan.tile = {128, 256, 64};
-  plan.stages = 4;
-  plan.grid = 132;
+  plan.steps = Steps({step});
   return plan;
 }
 
 TEST(Plan, PrintsBackendKernelTileStagesGridAndSource) {
-  EXPECT_EQ(to_string(example()), "sm90/fwd_gather tile 128x256x64 stages 4 grid 132 (heuristic)");
+  EXPECT_EQ(to_string(example()), "sm90/dw tile 128x256x64 stages 4 grid 132 (heuristic)");
 }
 
 TEST(Plan, PrintsItsNote) {
@@ -27,36 +42,72 @@ TEST(Plan, PrintsItsNote) {
   plan.source = PlanSource::kManual;
   plan.note = "asked for something else";
   EXPECT_EQ(to_string(plan),
-            "sm90/fwd_gather tile 128x256x64 stages 4 grid 132 (manual): asked for something else");
+            "sm90/dw tile 128x256x64 stages 4 grid 132 (manual): asked for something else");
 }
 
-TEST(Plan, PrintsThatItsRowsAreGatheredFirst) {
-  Plan plan = example();
-  plan.gathers_first = true;
-  EXPECT_EQ(to_string(plan),
-            "sm90/fwd_gather tile 128x256x64 stages 4 grid 132 (heuristic), after its rows are "
-            "gathered");
+TEST(Plan, PrintsEveryStepAndItsWorkspace) {
+  Plan plan;
+  plan.steps = Steps({pass(StepKind::kScaleX, 0), pass(StepKind::kGatherDy, 512), product(),
+                      pass(StepKind::kActivate, -1)});
+  plan.workspace_bytes = 1024;
+  EXPECT_EQ(
+      to_string(plan),
+      "scale X, then gather dY, then sm90/dw tile 128x256x64 stages 4 grid 132, then activate "
+      "(heuristic), workspace 1024 bytes");
+  EXPECT_EQ(plan.product().kernel_name, "dw");
+  EXPECT_TRUE(plan.has(StepKind::kGatherDy));
+  EXPECT_FALSE(plan.has(StepKind::kGatherX));
+}
+
+TEST(Plan, PrintsOrderOfTilesAndCachePolicyWhereTheyAreNotTheUsualOnes) {
+  Step step = product();
+  step.order = TileOrder::kAlongRows;
+  step.weights = WeightCaching::kPassThrough;
+  EXPECT_EQ(to_string(step),
+            "sm90/dw tile 128x256x64 stages 4 grid 132 tiles along rows weights pass through L2");
+}
+
+TEST(Plan, CopiesShareTheirSteps) {
+  const Plan plan = example();
+  const Plan copy = plan;
+  EXPECT_EQ(copy.steps.begin(), plan.steps.begin());
+  EXPECT_EQ(copy, plan);
 }
 
 TEST(Plan, EveryFieldCountsForEqualityAndHash) {
-  std::unordered_set<Plan> plans = {example()};
-  const auto add = [&plans](auto change) {
+  std::unordered_set<Plan> plans = {example(), Plan{}};
+  std::size_t count = 2;
+  const auto add_step = [&](auto change) {
+    Step step = product();
+    change(step);
+    plans.insert(example(step));
+    ++count;
+  };
+  add_step([](Step& s) { s.kind = StepKind::kGatherX; });
+  add_step([](Step& s) { s.backend = BackendKind::kSm80; });
+  add_step([](Step& s) { s.kernel = 8; });
+  add_step([](Step& s) { s.kernel_name = "fwd"; });
+  add_step([](Step& s) { s.tile.rows = 64; });
+  add_step([](Step& s) { s.tile.cols = 128; });
+  add_step([](Step& s) { s.tile.depth = 32; });
+  add_step([](Step& s) { s.stages = 3; });
+  add_step([](Step& s) { s.grid = 131; });
+  add_step([](Step& s) { s.order = TileOrder::kFullTilesFirst; });
+  add_step([](Step& s) { s.weights = WeightCaching::kPassThrough; });
+  add_step([](Step& s) { s.workspace_offset = 0; });
+  add_step([](Step& s) { s.reason = "another one"; });
+  const auto add = [&](auto change) {
     Plan plan = example();
     change(plan);
     plans.insert(plan);
+    ++count;
   };
-  add([](Plan& p) { p.backend = BackendKind::kSm80; });
-  add([](Plan& p) { p.gathers_first = true; });
-  add([](Plan& p) { p.kernel = 8; });
-  add([](Plan& p) { p.kernel_name = "fwd"; });
-  add([](Plan& p) { p.tile.rows = 64; });
-  add([](Plan& p) { p.tile.cols = 128; });
-  add([](Plan& p) { p.tile.depth = 32; });
-  add([](Plan& p) { p.stages = 3; });
-  add([](Plan& p) { p.grid = 131; });
+  add([](Plan& p) { p.steps = Steps({product(), product()}); });
+  add([](Plan& p) { p.workspace_bytes = 256; });
   add([](Plan& p) { p.source = PlanSource::kTuned; });
   add([](Plan& p) { p.note = "why"; });
-  EXPECT_EQ(plans.size(), 12u);
+  EXPECT_EQ(plans.size(), count);
+  EXPECT_EQ(example(), example());
   EXPECT_EQ(hash_value(example()), hash_value(example()));
 }
 

@@ -17,15 +17,15 @@ const LaunchSpec kFailing = {reinterpret_cast<const void*>(&not_a_kernel), "not_
                              dim3(2, 3), dim3(128), 4096};
 
 TEST(Launch, FailureNamesKernelPlanAndCudaError) {
-  Plan plan;
-  plan.kernel_name = "a_planned_kernel";
+  Step step;
+  step.kernel_name = "a_planned_kernel";
   try {
-    launch(kFailing, nullptr, nullptr, plan);
+    launch(kFailing, nullptr, nullptr, step);
     FAIL() << "no exception";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kRuntime);
     EXPECT_THAT(error.what(), HasSubstr("not_a_kernel"));
-    EXPECT_THAT(error.what(), HasSubstr(to_string(plan)));
+    EXPECT_THAT(error.what(), HasSubstr(to_string(step)));
     EXPECT_THAT(error.what(), HasSubstr("grid 2x3x1, block 128x1x1"));
     EXPECT_THAT(error.what(), HasSubstr("cudaError"));
   }

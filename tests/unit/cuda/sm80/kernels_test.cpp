@@ -134,11 +134,11 @@ TEST(Sm80Kernels, Tf32IsAllOrNothing) {
 TEST(Sm80Kernels, TheGridHoldsWhatRunsAtTheSameTime) {
   const Problem problem = layer(Op::kForward, DType::kBFloat16, 128, 65536);
   const CompiledKernel* kernel = choose(problem, kAmpere);
-  EXPECT_EQ(grid(*kernel, problem, kConsumer), 100);
-  EXPECT_EQ(grid(*kernel, problem, kAmpere), 100 * kernel->blocks_per_multiprocessor);
+  EXPECT_EQ(policy(*kernel, problem, kConsumer).grid, 100);
+  EXPECT_EQ(policy(*kernel, problem, kAmpere).grid, 100 * kernel->blocks_per_multiprocessor);
   Problem small = layer(Op::kForward, DType::kBFloat16, 1, 1);
   small.n = 8;
-  EXPECT_EQ(grid(*kernel, small, kAmpere), 1);
+  EXPECT_EQ(policy(*kernel, small, kAmpere).grid, 1);
 }
 
 TEST(Sm80Kernels, TooManyExpertsAreRefusedWithTheirNumber) {
@@ -199,6 +199,17 @@ TEST(Sm80WeightTiles, CoverEveryTileOfEveryExpertOnce) {
     }
     EXPECT_EQ(seen.size(), 60u);
   }
+}
+
+TEST(Sm80Kernels, OrderOfTilesIsPlanned) {
+  const auto order = [](const Problem& problem) {
+    return policy(*choose(problem, kAmpere), problem, kAmpere).order;
+  };
+  // 6 MiB of L2: 256 rows of 2048 elements are 1 MiB, 1024 rows 4 MiB.
+  EXPECT_EQ(order(layer(Op::kForward, DType::kBFloat16, 8, 8 * 256)), TileOrder::kByExpert);
+  EXPECT_EQ(order(layer(Op::kForward, DType::kBFloat16, 8, 8 * 1024)), TileOrder::kFullTilesFirst);
+  EXPECT_EQ(order(layer(Op::kDw, DType::kBFloat16, 8, 8 * 256)), TileOrder::kAlongColumns);
+  EXPECT_EQ(order(layer(Op::kDw, DType::kBFloat16, 8, 8 * 1024)), TileOrder::kAlongRows);
 }
 
 TEST(Sm80ComputeCapability, TheOldestArchitectureAndEverythingNewerRuns) {

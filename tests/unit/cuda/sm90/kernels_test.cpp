@@ -125,6 +125,32 @@ TEST(Sm90Kernels, BiasesOfGatheredRowsAreAddedByCooperativeAndSmallTiles) {
   EXPECT_EQ(takers(problem), (Tiles{{256, 192}, {128, 64}}));
 }
 
+TEST(Sm90Kernels, CachePolicyOfWeightsIsPlanned) {
+  DeviceFacts facts = hopper();
+  facts.l2_bytes = 50 << 20;
+  const Problem problem = first_product(Permutation::kX);
+  for (const KernelEntry& entry : row_gemm_kernels()) {
+    const bool tall = entry.info.tile.rows == 192;
+    if (entry.info.op != Op::kForward || (!tall && entry.info.tile.rows > 64)) continue;
+    EXPECT_EQ(entry.policy(entry, problem, facts).weights,
+              tall ? WeightCaching::kPassThrough : WeightCaching::kKeep)
+        << entry.info.name;
+  }
+}
+
+TEST(Sm90Kernels, OrderOfTheTilesOfDwIsPlanned) {
+  DeviceFacts facts = hopper();
+  facts.l2_bytes = 50 << 20;
+  Problem problem = first_product(Permutation::kX);
+  problem.op = Op::kDw;
+  const KernelEntry& entry = weight_gemm_kernels().front();
+  EXPECT_EQ(entry.policy(entry, problem, facts).order, TileOrder::kAlongColumns);
+  problem.rows = problem.experts * 8192;  // 32 MiB of an expert's X are more than L2 keeps
+  EXPECT_EQ(entry.policy(entry, problem, facts).order, TileOrder::kAlongRows);
+  std::swap(problem.n, problem.k);
+  EXPECT_EQ(entry.policy(entry, problem, facts).order, TileOrder::kAlongColumns);
+}
+
 std::string weight_refusal(const Problem& problem) {
   const KernelEntry& entry = weight_gemm_kernels().front();
   return entry.refuse(entry, problem, hopper());

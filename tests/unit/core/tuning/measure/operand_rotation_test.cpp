@@ -42,7 +42,7 @@ class OperandRotationTest : public ::testing::Test {
   }
 
   std::optional<OperandRotation> borrow(std::int64_t cache_bytes) {
-    return OperandRotation::borrow(call, {2 * cache_bytes, cache_bytes}, {}, support);
+    return OperandRotation::borrow(call, 0, {2 * cache_bytes, cache_bytes}, {}, support);
   }
   /// X [8, 16], three of four W_e [32, 16], Y [16, 32], sizes, indices and weights.
   static constexpr std::int64_t kTouched = 4 * (8 * 16 + 3 * 32 * 16 + 16 * 32 + 4 + 16 + 16);

@@ -1,0 +1,307 @@
+#include "core/planning/lower.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <utility>
+#include <vector>
+
+#include "core/planning/passes.h"
+#include "core/refusal.h"
+
+namespace moegemm {
+namespace {
+
+/// A plan whose product has no kernel yet.
+class Draft {
+ public:
+  explicit Draft(const Problem& problem) : product_(problem) {}
+
+  /// What is left for the product.
+  const Problem& product() const { return product_; }
+  std::int64_t workspace_bytes() const { return workspace_bytes_; }
+  bool has_pass() const { return !before_.empty() || !after_.empty(); }
+
+  Draft& add(StepKind pass, std::string reason) {
+    Step step;
+    step.kind = pass;
+    step.reason = std::move(reason);
+    if (pass == StepKind::kActivate) {
+      product_offset_ = workspace_bytes_;
+    } else {
+      step.workspace_offset = workspace_bytes_;
+    }
+    workspace_bytes_ += moegemm::workspace_bytes(pass, product_);
+    product_ = product_beside(pass, product_);
+    (pass == StepKind::kActivate ? after_ : before_).push_back(std::move(step));
+    return *this;
+  }
+
+  Plan finish(Step product, PlanSource source) && {
+    product.workspace_offset = product_offset_;
+    before_.push_back(std::move(product));
+    std::move(after_.begin(), after_.end(), std::back_inserter(before_));
+    Plan plan;
+    plan.steps = Steps(std::move(before_));
+    plan.workspace_bytes = workspace_bytes_;
+    plan.source = source;
+    return plan;
+  }
+
+ private:
+  Problem product_;
+  std::vector<Step> before_;
+  std::vector<Step> after_;
+  std::int64_t workspace_bytes_ = 0;
+  std::int64_t product_offset_ = -1;
+};
+
+/// A problem in one or two forms, the better one first: as a kernel that does all of it, and with a
+/// pass beside the product.
+struct Forms {
+  std::optional<Draft> first;
+  std::optional<Draft> second;
+};
+
+bool runs(const Backend& backend, const Problem& problem) {
+  const auto kernels = backend.kernels();
+  return std::any_of(kernels.begin(), kernels.end(), [&](const KernelInfo& kernel) {
+    return backend.refuse(problem, kernel).empty();
+  });
+}
+
+Forms forms_of(const Problem& problem, const Backend& backend, WorkspaceUse workspace) {
+  const Draft whole(problem);
+  if (problem.activation) {
+    // Both have the same bits.
+    const bool fused_first = workspace != WorkspaceUse::kFree || backend.fusing_is_faster(problem);
+    const Draft apart = Draft(problem).add(
+        StepKind::kActivate, fused_first ? "the kernel does not activate its own results"
+                                         : "faster than a kernel that activates its own results");
+    return fused_first ? Forms{whole, apart} : Forms{apart, whole};
+  }
+  if (problem.op == Op::kDw && problem.multiply) {
+    const bool scaled_first = workspace != WorkspaceUse::kAvoid && backend.scales_first(problem);
+    const Draft scaled = Draft(problem).add(
+        StepKind::kScaleX, scaled_first ? "tensor cores read their operands as memory has them"
+                                        : "the kernel multiplies no rows by router weights");
+    return scaled_first ? Forms{scaled, whole} : Forms{whole, scaled};
+  }
+  return {whole, std::nullopt};
+}
+
+/// Why a backend cannot run this problem with any of its kernels; empty if it can. The reason of a
+/// kernel for the same op says more than "this one computes dW".
+std::string why_not(const Backend& backend, const Problem& problem) {
+  std::string reason = join("it has no kernel for ", to_string(problem.op));
+  for (const KernelInfo& kernel : backend.kernels()) {
+    std::string refusal = backend.refuse(problem, kernel);
+    if (refusal.empty()) return {};
+    if (kernel.op == problem.op) reason = std::move(refusal);
+  }
+  return reason;
+}
+
+/// How far a kernel is from what was asked, in doublings summed over the extents that were given.
+double distance(const KernelConfig& wanted, const KernelInfo& kernel) {
+  const auto doublings = [](int asked, int have) {
+    return asked == 0 ? 0.0 : std::abs(std::log2(static_cast<double>(asked) / std::max(have, 1)));
+  };
+  return doublings(wanted.block_rows, kernel.tile.rows) +
+         doublings(wanted.block_cols, kernel.tile.cols) +
+         doublings(wanted.block_depth, kernel.tile.depth) + doublings(wanted.stages, kernel.stages);
+}
+
+Plan with_kernel(Draft draft, const Backend& backend, int kernel, PlanSource source,
+                 std::string reason) {
+  Step product = backend.plan_with(draft.product(), kernel);
+  product.reason = std::move(reason);
+  return std::move(draft).finish(std::move(product), source);
+}
+
+Plan with_nearest(Draft draft, const Backend& backend, const KernelConfig& config) {
+  // The heuristic's kernel comes first: it stays unless another one is strictly nearer.
+  const Problem product = draft.product();
+  const auto kernels = backend.kernels();
+  int nearest = backend.choose(product);
+  double nearest_distance = distance(config, kernels[nearest]);
+  for (std::size_t i = 0; i < kernels.size() && nearest_distance > 0; ++i) {
+    const double candidate = distance(config, kernels[i]);
+    if (candidate < nearest_distance && backend.refuse(product, kernels[i]).empty()) {
+      nearest = static_cast<int>(i);
+      nearest_distance = candidate;
+    }
+  }
+  Plan plan = with_kernel(std::move(draft), backend, nearest, PlanSource::kManual,
+                          nearest_distance > 0 ? "nearest to what was asked for" : "asked for");
+  if (nearest_distance > 0) {
+    const KernelInfo& kernel = kernels[nearest];
+    plan.note = join("asked for ", to_string(config), "; the nearest kernel is ", kernel.name,
+                     " with tile ", kernel.tile.rows, "x", kernel.tile.cols, "x", kernel.tile.depth,
+                     " stages ", kernel.stages);
+  }
+  return plan;
+}
+
+int position_of(const Backend& backend, const std::string& name) {
+  const auto kernels = backend.kernels();
+  const auto found = std::find_if(kernels.begin(), kernels.end(),
+                                  [&](const KernelInfo& kernel) { return kernel.name == name; });
+  return found == kernels.end() ? -1 : static_cast<int>(found - kernels.begin());
+}
+
+/// The better form that this kernel runs.
+std::optional<Draft> form_for(const Problem& problem, const Backend& backend, int kernel,
+                              WorkspaceUse workspace, std::string& why_not) {
+  // What is faster has been decided by whoever names the kernel.
+  if (problem.activation) workspace = WorkspaceUse::kNeeded;
+  Forms forms = forms_of(problem, backend, workspace);
+  const KernelInfo& info = backend.kernels()[kernel];
+  for (std::optional<Draft>* form : {&forms.first, &forms.second}) {
+    if (!*form) continue;
+    std::string reason = backend.refuse((*form)->product(), info);
+    if (reason.empty()) return std::move(*form);
+    // What is wrong with the bare product says more than what the kernel leaves to a pass.
+    if (why_not.empty() || (*form)->has_pass()) why_not = std::move(reason);
+  }
+  return std::nullopt;
+}
+
+/// dW after a copy of its permuted operand into order, where that is faster.
+Draft gathering_first(Draft draft, const Backend& backend, WorkspaceUse workspace) {
+  const Problem& product = draft.product();
+  if (workspace != WorkspaceUse::kFree || product.op != Op::kDw || !product.gathers() ||
+      !backend.gathering_first_is_faster(product)) {
+    return draft;
+  }
+  const StepKind pass = gathering_pass(product);
+  if (!runs(backend, product_beside(pass, product))) return draft;
+  return draft.add(pass, "the product gains more from rows in order than the copy takes");
+}
+
+/// The kernel for a draft that `backend` runs.
+Plan with_best(const Problem& problem, Draft draft, const Backend& backend,
+               const PlanRequest& request, const TunedKernel& tuned) {
+  if (request.config) return with_nearest(std::move(draft), backend, *request.config);
+  PlanSource source = PlanSource::kHeuristic;
+  if (request.autotune && tuned) {
+    const int kernel = position_of(backend, tuned(problem, backend));
+    std::string ignored;
+    if (kernel >= 0) {
+      std::optional<Plan> plan =
+          lower_with_kernel(problem, backend, kernel, request.workspace, ignored);
+      // One that wants memory which the caller has not got may be as fast as it likes.
+      const bool affordable = plan && (request.workspace == WorkspaceUse::kFree ||
+                                       plan->workspace_bytes <= draft.workspace_bytes());
+      if (affordable) {
+        plan->source = PlanSource::kTuned;
+        return *std::move(plan);
+      }
+      // A bucket holds many problems: what won for one of them may not run another. Nothing is left
+      // to be measured.
+      source = PlanSource::kTuned;
+    }
+  }
+  draft = gathering_first(std::move(draft), backend, request.workspace);
+  const int kernel = backend.choose(draft.product());
+  return with_kernel(std::move(draft), backend, kernel, source,
+                     "first of those that run it, by measured borders");
+}
+
+void add_reason(std::string& reasons, const Backend& backend, const std::string& reason) {
+  reasons += join(reasons.empty() ? "" : "; ", to_string(backend.kind()), ": ", reason);
+}
+
+Planned lower_named(const Problem& problem, const PlanRequest& request,
+                    std::span<const Backend* const> backends) {
+  const std::string& name = request.config->kernel;
+  std::string reasons;
+  for (const Backend* backend : backends) {
+    if (request.backend && backend->kind() != *request.backend) continue;
+    const int kernel = position_of(*backend, name);
+    if (kernel < 0) continue;
+    std::string reason = backend->unavailable(problem.device);
+    if (reason.empty()) {
+      std::optional<Draft> draft = form_for(problem, *backend, kernel, request.workspace, reason);
+      if (draft) {
+        return {backend,
+                with_kernel(*std::move(draft), *backend, kernel, PlanSource::kManual, "asked for")};
+      }
+    }
+    add_reason(reasons, *backend, reason);
+  }
+  if (reasons.empty()) {
+    refuse_value("config.kernel is '", name, "'; no ",
+                 request.backend ? to_string(*request.backend) : "compiled",
+                 " kernel has that name (`moegemm info --kernels` lists them)");
+  }
+  refuse_value("config.kernel is '", name, "', which does not run ", to_string(problem), " (",
+               reasons, ")");
+}
+
+[[noreturn]] void refuse_everywhere(const Problem& problem, const PlanRequest& request,
+                                    std::string reasons) {
+  if (reasons.empty()) reasons = "not compiled into this library";
+  const std::string who = request.backend
+                              ? join("backend ", to_string(*request.backend), " does not run ")
+                              : std::string("no backend runs ");
+  throw Error(ErrorKind::kNotImplemented, join(who, to_string(problem), " (", reasons, ")"));
+}
+
+/// The first backend that runs any form of the problem, with the better one of those. Only the
+/// backend that is best for the product counts: a lesser one that does all in one kernel would not
+/// make up for it. `spare` leaves out what takes workspace.
+std::optional<Planned> lower_on_best(const Problem& problem, const PlanRequest& request,
+                                     std::span<const Backend* const> backends,
+                                     const TunedKernel& tuned, bool spare, std::string& reasons) {
+  for (const Backend* backend : backends) {
+    if (request.backend && backend->kind() != *request.backend) continue;
+    std::string reason = backend->unavailable(problem.device);
+    if (!reason.empty()) {
+      add_reason(reasons, *backend, reason);
+      continue;
+    }
+    Forms forms = forms_of(problem, *backend, request.workspace);
+    for (std::optional<Draft>* form : {&forms.first, &forms.second}) {
+      if (!*form || (spare && (*form)->workspace_bytes() > 0)) continue;
+      std::string refusal = why_not(*backend, (*form)->product());
+      if (refusal.empty()) {
+        return Planned{backend, with_best(problem, std::move(**form), *backend, request, tuned)};
+      }
+      if (reason.empty() || (*form)->has_pass()) reason = std::move(refusal);
+    }
+    add_reason(reasons, *backend, reason);
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<Plan> lower_with_kernel(const Problem& problem, const Backend& backend, int kernel,
+                                      WorkspaceUse workspace, std::string& why_not) {
+  std::optional<Draft> draft = form_for(problem, backend, kernel, workspace, why_not);
+  if (!draft) return std::nullopt;
+  Draft gathered = gathering_first(*draft, backend, workspace);
+  const bool in_order = backend.refuse(gathered.product(), backend.kernels()[kernel]).empty();
+  return with_kernel(in_order ? std::move(gathered) : *std::move(draft), backend, kernel,
+                     PlanSource::kHeuristic, "it was the fastest when measured");
+}
+
+Planned lower(const Problem& problem, const PlanRequest& request,
+              std::span<const Backend* const> backends, const TunedKernel& tuned) {
+  if (request.config && !request.config->kernel.empty()) {
+    return lower_named(problem, request, backends);
+  }
+  std::string reasons;
+  if (request.workspace == WorkspaceUse::kAvoid) {
+    std::optional<Planned> planned =
+        lower_on_best(problem, request, backends, tuned, true, reasons);
+    if (planned) return *std::move(planned);
+    reasons.clear();
+  }
+  std::optional<Planned> planned = lower_on_best(problem, request, backends, tuned, false, reasons);
+  if (!planned) refuse_everywhere(problem, request, std::move(reasons));
+  return *std::move(planned);
+}
+
+}  // namespace moegemm

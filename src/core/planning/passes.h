@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+
+#include "moegemm/plan.h"
+#include "moegemm/problem.h"
+
+/// What a pass leaves of a problem for the product. Lowering and running both go by these, so that
+/// a product is launched with the very problem that it was planned for.
+namespace moegemm {
+
+/// Parts of a workspace start at multiples of this many bytes.
+constexpr std::int64_t kWorkspaceAlignment = 256;
+
+constexpr std::int64_t workspace_part(std::int64_t bytes) {
+  return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+}
+
+/// The problem of the product beside a pass of this kind.
+Problem product_beside(StepKind pass, const Problem& problem);
+
+/// The problem of the plan's product, where `problem` is what was planned.
+Problem product_of(const Plan& plan, const Problem& problem);
+
+/// The pass that copies the gathered operand of dW into order.
+inline StepKind gathering_pass(const Problem& problem) {
+  return problem.gathers_x() ? StepKind::kGatherX : StepKind::kGatherDy;
+}
+
+/// Columns of the rows in the workspace that a pass writes, or reads in the case of an activation.
+std::int64_t workspace_columns(StepKind pass, const Problem& problem);
+
+/// Bytes of those rows; the dot products that scaling makes along the way come after them.
+std::int64_t row_bytes(StepKind pass, const Problem& problem);
+
+/// All of the workspace that a pass takes.
+std::int64_t workspace_bytes(StepKind pass, const Problem& problem);
+
+}  // namespace moegemm

@@ -1,0 +1,136 @@
+#include "core/run.h"
+
+#include "core/planning/passes.h"
+#include "core/registry.h"
+
+namespace moegemm {
+namespace {
+
+/// A call on its way through the steps: each pass changes what is left for the product.
+class Walk {
+ public:
+  Walk(const Call& call, std::byte* workspace, const ExecutionContext& context)
+      : asked_(call),
+        problem_(call.problem),
+        operands_(call.operands),
+        workspace_(workspace),
+        context_(context) {}
+
+  void run(const Planned& planned, const Step& step) {
+    switch (step.kind) {
+      case StepKind::kProduct:
+        multiply(*planned.backend, step);
+        return;
+      case StepKind::kScaleX:
+        scale(step);
+        break;
+      case StepKind::kGatherX:
+      case StepKind::kGatherDy:
+        gather(step);
+        break;
+      case StepKind::kActivate:
+        activate();
+        return;
+    }
+    problem_ = product_beside(step.kind, problem_);
+  }
+
+ private:
+  TensorView matrix(const void* data, DType dtype, std::int64_t rows, std::int64_t columns,
+                    std::int64_t stride) const {
+    return TensorView::matrix(data, dtype, rows, columns, stride, problem_.device);
+  }
+  /// What a pass wrote, or reads, at `offset` of the workspace: dense rows of the inputs' dtype.
+  TensorView rows_in_workspace(StepKind pass, std::int64_t offset) const {
+    const std::int64_t columns = workspace_columns(pass, asked_.problem);
+    return matrix(place(offset), problem_.dtype, problem_.rows, columns, columns);
+  }
+  /// A plan for no rows has no workspace.
+  std::byte* place(std::int64_t offset) const {
+    return workspace_ == nullptr ? nullptr : workspace_ + offset;
+  }
+  TensorView vector(const void* data, DType dtype, std::int64_t length) const {
+    return TensorView::vector(data, dtype, length, problem_.device);
+  }
+  TensorView m_sizes() const {
+    return vector(operands_.m_sizes, problem_.sizes_dtype, problem_.experts);
+  }
+  TensorView gather_indices() const {
+    return vector(operands_.gather_indices, problem_.index_dtype, problem_.rows);
+  }
+
+  void multiply(const Backend& backend, const Step& step) {
+    if (step.workspace_offset >= 0) {  // an activation follows
+      const TensorView rows = rows_in_workspace(StepKind::kActivate, step.workspace_offset);
+      product_ = rows;
+      operands_.out = rows.data;
+      operands_.out_stride = rows.row_stride;
+      operands_.bias = nullptr;
+      problem_ = product_beside(StepKind::kActivate, problem_);
+    }
+    backend.launch(step, problem_, operands_, context_);
+  }
+
+  void scale(const Step& step) {
+    const TensorView x =
+        matrix(operands_.x, problem_.dtype, problem_.rows, problem_.k, operands_.x_stride);
+    const TensorView scaled = rows_in_workspace(step.kind, step.workspace_offset);
+    const TensorView dots = vector(place(step.workspace_offset + row_bytes(step.kind, problem_)),
+                                   DType::kFloat32, problem_.rows);
+    const RoutingView routing{m_sizes(), gather_indices(),
+                              vector(operands_.topk_weights, problem_.weights_dtype, problem_.rows),
+                              problem_.topk};
+    kernels_for(problem_.device).scale_rows(x, x, routing, scaled, dots, {}, context_);
+    operands_.x = scaled.data;
+    operands_.x_stride = scaled.row_stride;
+    operands_.topk_weights = nullptr;
+  }
+
+  void gather(const Step& step) {
+    const bool is_x = step.kind == StepKind::kGatherX;
+    const void*& source = is_x ? operands_.x : operands_.dy;
+    std::int64_t& stride = is_x ? operands_.x_stride : operands_.dy_stride;
+    const std::int64_t divisor = problem_.gather_divisor();
+    const TensorView gathered = rows_in_workspace(step.kind, step.workspace_offset);
+    kernels_for(problem_.device)
+        .gather_rows(
+            matrix(source, problem_.dtype, problem_.rows / divisor, gathered.shape[1], stride),
+            gather_indices(), divisor, gathered, context_);
+    source = gathered.data;
+    stride = gathered.row_stride;
+  }
+
+  void activate() {
+    const Problem& asked = asked_.problem;
+    const Operands& operands = asked_.operands;
+    const TensorView bias = asked.bias ? matrix(operands.bias, asked.dtype, asked.experts,
+                                                asked.features(), operands.bias_stride)
+                                       : TensorView{};
+    kernels_for(asked.device)
+        .activate(product_, bias, m_sizes(), *asked.activation,
+                  matrix(operands.out, asked.out_dtype, asked.rows, asked.output_columns(),
+                         operands.out_stride),
+                  context_);
+  }
+
+  const Call& asked_;
+  Problem problem_;
+  Operands operands_;
+  TensorView product_;  ///< in the workspace, for an activation after it
+  std::byte* workspace_;
+  const ExecutionContext& context_;
+};
+
+}  // namespace
+
+void run_steps(const Planned& planned, const Call& call, std::byte* workspace,
+               const ExecutionContext& context) {
+  if (planned.plan.steps.size() == 1) {  // spares most calls a copy of what they ask for
+    planned.backend->launch(planned.plan.steps[0], call.problem, call.operands, context);
+    return;
+  }
+  Walk walk(call, workspace, context);
+  for (const Step& step : planned.plan.steps) walk.run(planned, step);
+}
+
+}  // namespace moegemm

@@ -1,0 +1,122 @@
+#include "testing/device/device_problem.h"
+
+namespace moegemm::testing {
+namespace {
+
+std::vector<unsigned char> encode_indices(DType dtype, const std::vector<std::int64_t>& values) {
+  std::vector<unsigned char> bytes(values.size() * size_bytes(dtype));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    encode_index(dtype, bytes.data(), static_cast<std::int64_t>(i), values[i]);
+  }
+  return bytes;
+}
+
+std::vector<unsigned char> encode_weights(DType dtype, const std::vector<float>& values) {
+  std::vector<unsigned char> bytes(values.size() * size_bytes(dtype));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    encode(dtype, bytes.data(), static_cast<std::int64_t>(i), values[i]);
+  }
+  return bytes;
+}
+
+void upload_bytes(Buffer& buffer, Memory& memory, const std::vector<unsigned char>& bytes) {
+  if (buffer.data() == nullptr) buffer = Buffer(memory, bytes.size());
+  buffer.upload(bytes.data());
+}
+
+}  // namespace
+
+DeviceProblem::DeviceProblem(Memory& memory, const HostProblem& host)
+    : memory_(memory), host_(host) {
+  const ProblemCase& spec = host.spec;
+  if (host.op != Op::kDx) x_ = upload(host.x);
+  if (host.op != Op::kDw) {
+    w_ = upload(host.w);
+    w_.view = TensorView::stack(w_.view.data, host.dtype, spec.experts(), spec.n, spec.k,
+                                host.w.stride, memory.device());
+  }
+  if (host.op != Op::kForward) dy_ = upload(host.dy);
+  if (spec.bias) bias_ = upload(host.bias);
+  out_ = Buffer(memory, host.out.bytes.size(), true);
+  out_view_ = view_of(host.out, out_.data());
+  if (host.op == Op::kDw) {
+    out_view_ = TensorView::stack(out_view_.data, host.out_dtype, spec.experts(), spec.n, spec.k,
+                                  host.out.stride, memory.device());
+  }
+  reset_output();
+  upload_routing(host);
+  routing_.topk = spec.topk;
+  routing_.m_sizes =
+      TensorView::vector(sizes_.data(), spec.sizes_dtype, spec.experts(), memory.device());
+  if (spec.permuted()) {
+    routing_.gather_indices =
+        TensorView::vector(indices_.data(), spec.index_dtype, spec.rows, memory.device());
+  }
+  if (spec.multiply) {
+    routing_.topk_weights =
+        TensorView::vector(weights_.data(), host.weights_dtype, spec.rows, memory.device());
+  }
+}
+
+TensorView DeviceProblem::view_of(const HostMatrix& matrix, void* data) const {
+  void* first = data == nullptr
+                    ? nullptr
+                    : static_cast<char*>(data) + matrix.offset * size_bytes(matrix.dtype);
+  return TensorView::matrix(first, matrix.dtype, matrix.rows, matrix.cols, matrix.stride,
+                            memory_.device());
+}
+
+DeviceProblem::Tensor DeviceProblem::upload(const HostMatrix& matrix) {
+  Tensor tensor{Buffer(memory_, matrix.bytes.size()), {}};
+  tensor.buffer.upload(matrix.bytes.data());
+  tensor.view = view_of(matrix, tensor.buffer.data());
+  return tensor;
+}
+
+void DeviceProblem::reset_output() { out_.upload(host_.out.bytes.data()); }
+
+void DeviceProblem::upload_routing(const HostProblem& host) {
+  const ProblemCase& spec = host.spec;
+  upload_bytes(sizes_, memory_, encode_indices(spec.sizes_dtype, spec.m_sizes));
+  if (spec.permuted()) {
+    upload_bytes(indices_, memory_, encode_indices(spec.index_dtype, host.gather_indices));
+  }
+  if (spec.multiply) {
+    upload_bytes(weights_, memory_, encode_weights(host.weights_dtype, host.topk_weights));
+  }
+}
+
+GemmOptions DeviceProblem::options() const {
+  GemmOptions options;
+  options.permute_x = host_.spec.permutation == Permutation::kX;
+  options.permute_y = host_.spec.permutation == Permutation::kY;
+  options.fuse_mul = host_.spec.multiply;
+  options.accumulate = host_.spec.accumulate;
+  options.dy_per_token = host_.spec.dy_per_token;
+  if (host_.spec.bias) options.bias = bias_.view;
+  options.activation = host_.spec.activation;
+  return options;
+}
+
+Plan DeviceProblem::call(const GemmOptions& options, const ExecutionContext& context) const {
+  switch (host_.op) {
+    case Op::kForward:
+      return forward(x_.view, w_.view, out_view_, routing_, options, context);
+    case Op::kDx:
+      return backward_dx(dy_.view, w_.view, out_view_, routing_, options, context);
+    case Op::kDw:
+      break;
+  }
+  return backward_dw(dy_.view, x_.view, out_view_, routing_, options, context);
+}
+
+std::string DeviceProblem::trespass() const {
+  if (!out_.guards_intact()) return "memory around the output was written to";
+  if (x_.buffer.download() != host_.x.bytes) return "X was written to";
+  if (w_.buffer.download() != host_.w.bytes) return "W was written to";
+  if (dy_.buffer.download() != host_.dy.bytes) return "dY was written to";
+  if (bias_.buffer.download() != host_.bias.bytes) return "the bias was written to";
+  return "";
+}
+
+}  // namespace moegemm::testing

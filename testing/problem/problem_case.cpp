@@ -1,0 +1,54 @@
+#include "testing/problem/problem_case.h"
+
+#include <algorithm>
+#include <sstream>
+
+namespace moegemm::testing {
+
+std::string to_string(const ProblemCase& c) {
+  std::ostringstream out;
+  out << c.name << ": E=" << c.experts() << " M=" << c.rows << " N=" << c.n << " K=" << c.k
+      << " topk=" << c.topk << ' ' << to_string(c.permutation);
+  if (c.multiply) out << " multiply(" << (c.weights_in_fp32 ? "fp32" : "dtype of X") << ')';
+  if (c.output_in_fp32) out << " fp32-output";
+  if (c.accumulate) out << " accumulate";
+  if (c.dy_per_token) out << " dy_per_token";
+  if (c.bias) out << " bias";
+  if (c.activation) out << ' ' << to_string(*c.activation);
+  out << " sizes=" << to_string(c.sizes_dtype) << " indices=" << to_string(c.index_dtype);
+  if (c.x_padding + c.w_padding + c.dy_padding + c.out_padding > 0) {
+    out << " padding(x,w,dy,out)=" << c.x_padding << ',' << c.w_padding << ',' << c.dy_padding
+        << ',' << c.out_padding;
+  }
+  if (c.base_offset > 0) out << " offset=" << c.base_offset;
+  out << " m_sizes={";
+  for (std::size_t e = 0; e < std::min<std::size_t>(c.m_sizes.size(), 16); ++e) {
+    out << (e > 0 ? "," : "") << c.m_sizes[e];
+  }
+  out << (c.m_sizes.size() > 16 ? ",...}" : "}");
+  return out.str();
+}
+
+bool applies(const ProblemCase& problem, Op op, DType dtype) {
+  if (problem.accumulate) return op == Op::kDw;
+  if (problem.dy_per_token && op == Op::kForward) return false;
+  if ((problem.bias || problem.activation) && op == Op::kDw) return false;
+  if (problem.activation) {
+    if (problem.scatters(op) || problem.multiply) return false;
+    if (problem.activation->gated() && problem.features(op) % 2 != 0) return false;
+  }
+  return !(problem.output_in_fp32 && dtype == DType::kFloat32);  // the default already
+}
+
+std::vector<std::int64_t> clipped_sizes(const std::vector<std::int64_t>& m_sizes,
+                                        std::int64_t rows) {
+  std::vector<std::int64_t> sizes;
+  std::int64_t left = rows;
+  for (const std::int64_t size : m_sizes) {
+    sizes.push_back(std::clamp<std::int64_t>(size, 0, left));
+    left -= sizes.back();
+  }
+  return sizes;
+}
+
+}  // namespace moegemm::testing

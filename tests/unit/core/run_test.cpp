@@ -1,0 +1,134 @@
+#include "core/run.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "core/planning/passes.h"
+#include "core/registry.h"
+
+namespace moegemm {
+namespace {
+
+/// The reference, which leaves to passes whatever it is told to.
+class Delegating final : public Backend {
+ public:
+  BackendKind kind() const override { return inner_.kind(); }
+  std::string unavailable(Device device) const override { return inner_.unavailable(device); }
+  std::span<const KernelInfo> kernels() const override { return inner_.kernels(); }
+  std::string refuse(const Problem& problem, const KernelInfo& kernel) const override {
+    if (problem.activation && !fuses) return "leaves the activation to a pass";
+    return inner_.refuse(problem, kernel);
+  }
+  Step plan_with(const Problem& problem, int kernel) const override {
+    planned = problem;
+    return inner_.plan_with(problem, kernel);
+  }
+  int choose(const Problem& problem) const override { return inner_.choose(problem); }
+  bool gathering_first_is_faster(const Problem&) const override { return gathers_first; }
+  bool scales_first(const Problem&) const override { return scales; }
+  void launch(const Step& step, const Problem& problem, const Operands& operands,
+              const ExecutionContext& context) const override {
+    EXPECT_EQ(problem, planned) << "a product runs with the problem that it was planned for";
+    inner_.launch(step, problem, operands, context);
+  }
+
+  bool fuses = true;
+  bool gathers_first = false;
+  bool scales = false;
+  mutable Problem planned;
+
+ private:
+  const Backend& inner_ = reference_backend();
+};
+
+/// E = 2, M = 6 rows of T = 3 tokens, N = 4, K = 4. The values are small whole numbers and powers
+/// of two: every order of the sums has the same bits.
+class RunTest : public ::testing::Test {
+ protected:
+  RunTest() {
+    call.problem.dtype = call.problem.out_dtype = DType::kFloat32;
+    call.problem.experts = 2;
+    call.problem.n = call.problem.k = 4;
+    call.problem.rows = kRows;
+    call.problem.topk = 2;
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 7) - 3;
+    for (std::size_t i = 0; i < dy.size(); ++i) dy[i] = static_cast<float>(i % 5) - 2;
+    for (std::size_t i = 0; i < w.size(); ++i) w[i] = static_cast<float>(i % 3) - 1;
+    Operands& operands = call.operands;
+    operands.x = x.data();
+    operands.dy = dy.data();
+    operands.w = w.data();
+    operands.x_stride = operands.dy_stride = operands.w_stride = operands.out_stride = 4;
+    operands.m_sizes = sizes.data();
+    operands.gather_indices = indices.data();
+    operands.topk_weights = weights.data();
+    operands.bias = bias.data();
+    operands.bias_stride = 4;
+  }
+
+  std::vector<float> run(const Backend& backend, std::initializer_list<StepKind> expected) {
+    const std::array<const Backend*, 1> backends = {&backend};
+    const Planned planned = lower(call.problem, {std::nullopt, std::nullopt}, backends, {});
+    std::vector<StepKind> kinds;
+    for (const Step& step : planned.plan.steps) kinds.push_back(step.kind);
+    EXPECT_EQ(kinds, std::vector<StepKind>(expected)) << to_string(planned.plan);
+    std::vector<std::byte> workspace(static_cast<std::size_t>(planned.plan.workspace_bytes));
+    std::vector<float> out(32, -7);
+    call.operands.out = out.data();
+    run_steps(planned, call, workspace.data(), {});
+    return out;
+  }
+
+  static constexpr int kRows = 6;
+  std::vector<float> x = std::vector<float>(kRows * 4);
+  std::vector<float> dy = std::vector<float>(kRows * 4);
+  std::vector<float> w = std::vector<float>(2 * 4 * 4);
+  std::vector<float> bias = {1, 2, 3, 4, 5, 6, 7, 8};
+  std::vector<float> weights = {0.5F, 2, 1, 4, 0.25F, 8};
+  std::vector<std::int32_t> sizes = {2, 3};
+  std::vector<std::int32_t> indices = {4, 0, 5, 1, 3, 2};
+  Call call;
+};
+
+TEST_F(RunTest, ScalingAndGatheringFirstAddUpToTheSameDw) {
+  call.problem.op = Op::kDw;
+  call.problem.permutation = Permutation::kY;
+  call.problem.multiply = true;
+  const std::vector<float> whole = run(reference_backend(), {StepKind::kProduct});
+  Delegating apart;
+  apart.scales = true;
+  EXPECT_EQ(run(apart, {StepKind::kScaleX, StepKind::kProduct}), whole);
+  apart.gathers_first = true;
+  EXPECT_EQ(run(apart, {StepKind::kScaleX, StepKind::kGatherDy, StepKind::kProduct}), whole);
+  call.problem.dy_per_token = true;
+  const std::vector<float> per_token = run(reference_backend(), {StepKind::kProduct});
+  EXPECT_NE(per_token, whole);
+  EXPECT_EQ(run(apart, {StepKind::kScaleX, StepKind::kGatherDy, StepKind::kProduct}), per_token);
+}
+
+TEST_F(RunTest, GatheringTokensFirstAddsUpToTheSameDw) {
+  call.problem.op = Op::kDw;
+  call.problem.permutation = Permutation::kX;
+  const std::vector<float> whole = run(reference_backend(), {StepKind::kProduct});
+  Delegating apart;
+  apart.gathers_first = true;
+  EXPECT_EQ(run(apart, {StepKind::kGatherX, StepKind::kProduct}), whole);
+}
+
+TEST_F(RunTest, AnActivationApartHasTheValuesOfAFusedOne) {
+  call.problem.permutation = Permutation::kX;
+  call.problem.bias = true;
+  call.problem.activation = Activation{};
+  call.operands.out_stride = 2;
+  const std::vector<float> fused = run(reference_backend(), {StepKind::kProduct});
+  Delegating apart;
+  apart.fuses = false;
+  const std::vector<float> result = run(apart, {StepKind::kProduct, StepKind::kActivate});
+  for (std::size_t i = 0; i < fused.size(); ++i) EXPECT_FLOAT_EQ(result[i], fused[i]) << i;
+}
+
+}  // namespace
+}  // namespace moegemm
