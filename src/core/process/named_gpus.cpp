@@ -12,7 +12,7 @@ constexpr std::int64_t kMi = 1024 * kKi;
 
 /// As the CUDA runtime reports them; the bandwidth is memory clock times bus width.
 constexpr std::array kGpus = {
-    NamedGpu{"h200", "NVIDIA H200", 9, 0, 132, 227 * kKi, 228 * kKi, 60 * kMi, 1.980e9, 4.917e12},
+    NamedGpu{"h200", "NVIDIA H200", 9, 0, 132, 227 * kKi, 228 * kKi, 60 * kMi, 1.980e9, 4.814e12},
     NamedGpu{"h100", "NVIDIA H100 80GB HBM3", 9, 0, 132, 227 * kKi, 228 * kKi, 50 * kMi, 1.980e9,
              3.352e12},
     NamedGpu{"h100-pcie", "NVIDIA H100 PCIe", 9, 0, 114, 227 * kKi, 228 * kKi, 50 * kMi, 1.755e9,

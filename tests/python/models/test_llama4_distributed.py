@@ -30,7 +30,9 @@ def start(rank: int, work, folder: Path) -> None:
 
 
 def run(work, folder: Path) -> list[dict]:
-    torch.multiprocessing.spawn(start, (work, folder), nprocs=PROCESSES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")  # processes on the CPU, also where there is one GPU for all of them
+        torch.multiprocessing.spawn(start, (work, folder), nprocs=PROCESSES)
     return [torch.load(folder / f"found{rank}") for rank in range(PROCESSES)]
 
 

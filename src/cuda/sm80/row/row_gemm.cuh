@@ -117,25 +117,32 @@ __device__ __forceinline__ void zero_row(const RowGemmParams& params, std::int64
   }
 }
 
-/// Rows that no tile stores, by the warps that multiply: those past the last segment or, in flat
-/// order, those that no position names. `words` is scratch for the latter.
+/// In expert order, rows past the last segment are zero; the multiplying warps of all blocks share
+/// them.
 template <typename Traits>
-__device__ __forceinline__ void zero_other_rows(const RowGemmParams& params, int routed_rows,
-                                                unsigned* words) {
+__device__ __forceinline__ void zero_padding_rows(const RowGemmParams& params, int routed_rows) {
+  if (params.scatter) return;
   constexpr int kWarps = Traits::Shape::kWarps;
-  if (params.scatter) {
-    constexpr int kThreads = kWarps * kWarpThreads;
-    const auto scratch = [&] { return words; };
-    auto unnamed = unnamed_rows<0, kThreads, kNamedRowsBarrier, 8>(
-        params.gather_indices, routed_rows, params.total_rows, scratch, kNamedWords);
-    unnamed.advance(INT_MAX, [&](int row) { zero_row<Traits>(params, row); });
-    return;
-  }
   const int step = gridDim.x * kWarps;
   for (long long row = routed_rows + static_cast<int>(blockIdx.x) * kWarps + warp_id();
        row < params.total_rows; row += step) {
     zero_row<Traits>(params, row);
   }
+}
+
+/// In flat order, rows that no position names are zero. By the warps that copy, while the others
+/// wait for their first stage or multiply their last ones.
+template <typename Traits>
+__device__ __forceinline__ void zero_unnamed_rows(const RowGemmParams& params, int routed_rows,
+                                                  std::byte* shared) {
+  if (!params.scatter) return;
+  using Shape = typename Traits::Shape;
+  const auto words = [&] {
+    return reinterpret_cast<unsigned*>(shared + RowGemmLayout<Shape>::kNamedRows);
+  };
+  auto unnamed = unnamed_rows<Shape::kFirstCopyThread, Shape::kCopyThreads, kNamedRowsBarrier, 4>(
+      params.gather_indices, routed_rows, params.total_rows, words, kNamedWords);
+  unnamed.advance(INT_MAX, [&](int row) { zero_row<Traits>(params, row); });
 }
 
 template <typename Traits>
@@ -148,7 +155,6 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
   auto* tiles = reinterpret_cast<RowTile*>(shared + Layout::kTiles);
   auto* starts = reinterpret_cast<SegmentStart*>(shared + Layout::kStarts);
   auto* ring = reinterpret_cast<StageRing<Shape>*>(shared + Layout::kRing);
-  auto* named_rows = reinterpret_cast<unsigned*>(shared + Layout::kNamedRows);
   if (threadIdx.x < kWarpSize) {
     scan_segments(params.m_sizes, params.experts, params.total_rows, Shape::kRows, &starts->row,
                   &starts->tile, ceil_div(params.out.cols, Shape::kCols), /*stride=*/2);
@@ -167,10 +173,11 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
       RowScheduler<Shape> scheduler(params, starts);
       copy_tiles(loader, scheduler, shared, tiles, *ring);
       scheduler.leave();
+      zero_unnamed_rows<Traits>(params, starts[params.experts].row, shared);
       return;
     }
     ptx::setmaxnreg_inc<kMultiplyRegisters>();
-    zero_other_rows<Traits>(params, starts[params.experts].row, named_rows);
+    zero_padding_rows<Traits>(params, starts[params.experts].row);
     StageReader<Shape> feed(shared, *ring);
     for (int number = 0;; ++number) {
       feed.wait();
@@ -179,10 +186,11 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
       compute_tile<Traits>(params, tile, feed, targets + RowStreamLoader<Traits>::slot_of(number));
     }
   } else {
-    zero_other_rows<Traits>(params, starts[params.experts].row, named_rows);
+    zero_padding_rows<Traits>(params, starts[params.experts].row);
     RowLoader<Traits> loader(params);
     RowScheduler<Shape> scheduler(params, starts);
     TileFeed<Traits, RowLoader<Traits>, RowScheduler<Shape>> feed(loader, scheduler, shared, tiles);
+    zero_unnamed_rows<Traits>(params, starts[params.experts].row, shared);
     for (int number = 0;; ++number) {
       const RowTile& tile = tiles[number % kTileSlots];  // not copied: registers are short here
       if (tile.is_end()) break;

@@ -11,7 +11,7 @@ namespace moegemm::cuda::sm80 {
 
 constexpr int kTileBytes = 32;    ///< of a decoded tile in the ring
 constexpr int kTargetSlots = 8;   ///< tiles whose results' places are known: stages + 2 are needed
-constexpr int kNamedWords = 512;  ///< of UnnamedRows
+constexpr int kNamedWords = 256;  ///< of UnnamedRows
 
 /// Barriers of the stages, of kernels with a warp that copies.
 template <typename Shape>
@@ -23,12 +23,9 @@ struct RowGemmLayout {
   static constexpr int kTiles = Shape::kStages * Shape::kStageBytes;
   static constexpr int kRing = kTiles + kTileSlots * kTileBytes;  ///< StageRing
   static constexpr int kTargets = kRing + kRingBytes<Shape>;      ///< RowTarget [slots][rows]
-  /// Before the first loads, where all warps copy; else they are under way already.
   static constexpr int kNamedRows =
-      Shape::kLoadWarps > 0 ? kTargets + kTargetSlots* Shape::kRows * 8 : 0;
-  static_assert(kNamedWords * 4 <= Shape::kStageBytes);
-  static constexpr int kStarts =
-      Shape::kLoadWarps > 0 ? kNamedRows + kNamedWords * 4 : kTargets;  ///< SegmentStart [E + 1]
+      kTargets + (Shape::kLoadWarps > 0 ? kTargetSlots * Shape::kRows * 8 : 0);
+  static constexpr int kStarts = kNamedRows + kNamedWords * 4;  ///< SegmentStart [E + 1]
   static constexpr std::int64_t total(std::int64_t experts) { return kStarts + (experts + 1) * 8; }
 };
 
