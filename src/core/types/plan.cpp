@@ -61,7 +61,7 @@ const char* to_string(TileOrder order) {
     case TileOrder::kByExpert:
       return "by expert";
     case TileOrder::kFullTilesFirst:
-      return "full tiles first";
+      return "full first";
     case TileOrder::kAlongColumns:
       return "along columns";
     case TileOrder::kAlongRows:
