@@ -104,7 +104,7 @@ def grouped_gemm(
         if transformed:
             return transformed_product(X, W, m_sizes, gather_indices, topk_weights, call, dual)
         if call is PLAIN and _is_grad_enabled() and (X.requires_grad or W.requires_grad):
-            return apply_eagerly(X, W, m_sizes)
+            return apply_eagerly(X, W, m_sizes)  # not by eager_product, whose frame takes 0.1 us
         if call is PLAIN:
             return forward_plain(X, W, m_sizes)
         Y = eager_product(X, W, m_sizes, gather_indices, topk_weights, call)
