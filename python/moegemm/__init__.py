@@ -12,43 +12,18 @@ from typing import TYPE_CHECKING
 
 from torch.nn import Module as _Module
 
-from moegemm.operators.loading import load as _load
+from moegemm.autograd import GroupedGemm
+from moegemm.interface import grouped_gemm, grouped_gemm_dW, grouped_gemm_dX, grouped_gemm_forward
+from moegemm.layer import moe_mlp
+from moegemm.lora import LoraAdapter, lora_moe_mlp
+from moegemm.operators.early_loading import load_kernels
+from moegemm.operators.information import info
+from moegemm.routing import combine, route
+from moegemm.tuning import KernelConfigBackward_dW, KernelConfigBackward_dX, KernelConfigForward
+from moegemm.tuning.measure import tune, tuning_cache
 
 if TYPE_CHECKING:
     from moegemm.integrations.reporting import Report as _Report
-
-_load()
-
-from moegemm.operators import kernels_meta as _kernels_meta  # noqa: E402 - the operators must be there first
-
-_kernels_meta.register()
-
-from moegemm.operators import flops as _flops  # noqa: E402
-
-_flops.register()
-
-from moegemm.operators import early_loading as _early_loading  # noqa: E402
-
-_early_loading.load_early()
-
-from moegemm.autograd import GroupedGemm  # noqa: E402
-from moegemm.interface import (  # noqa: E402
-    grouped_gemm,
-    grouped_gemm_dW,
-    grouped_gemm_dX,
-    grouped_gemm_forward,
-)
-from moegemm.layer import moe_mlp  # noqa: E402
-from moegemm.lora import LoraAdapter, lora_moe_mlp  # noqa: E402
-from moegemm.operators.early_loading import load_kernels  # noqa: E402
-from moegemm.operators.information import info  # noqa: E402
-from moegemm.routing import combine, route  # noqa: E402
-from moegemm.tuning import (  # noqa: E402
-    KernelConfigBackward_dW,
-    KernelConfigBackward_dX,
-    KernelConfigForward,
-)
-from moegemm.tuning.measure import tune, tuning_cache  # noqa: E402
 
 __version__ = "0.1.0"
 

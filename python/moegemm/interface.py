@@ -1,32 +1,23 @@
-"""The seeds' interface: the differentiable product and its three raw parts.
+"""The Unsloth-compatible interface: the differentiable product and its three raw parts.
 
 E experts, T tokens, M = T * topk rows. Flat order: row t * topk + s is slot s of token t. Expert order: the same
 rows sorted by expert, expert e owning m_sizes[e] consecutive rows.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from moegemm.autograd import (
-    DEFAULTS,
-    Settings,
-    apply_plain,
-    apply_with_tangents,
-    apply_with_transforms,
-    apply_without_transforms,
-    forward_plain_directly,
-)
+from moegemm.autograd import transformed_product
 from moegemm.operators import flags as bits
-from moegemm.operators.derivatives import refuse_traced_forward_mode
-from moegemm.operators.errors import UnderAutocastError, explain, shown
+from moegemm.operators.derivatives import inside_torch_func
+from moegemm.operators.errors import explain, shown
+from moegemm.operators.gradients import DEFAULTS, PLAIN, Call, Settings
 from moegemm.operators.main_grad import main_grad_of
 from moegemm.operators.notes import warn_of_replaced_kernels
-from moegemm.operators.raw import RawArguments, autocast_dtype, cuda_matmul_uses_tf32, raw_flags, run_raw
+from moegemm.operators.raw import RawArguments, autocast_dtype, raw_flags, run_raw, torch_allows_tf32
 from moegemm.operators.rules import require_no_fuse_mul_pre, require_valid_flags, require_valid_role
+from moegemm.operators.shortcuts import apply_eagerly, eager_product, forward_plain, may_autocast
 from moegemm.tuning import (
     DEFAULT_BLOCK,
     DEFAULT_STAGES,
@@ -36,23 +27,12 @@ from moegemm.tuning import (
     KernelConfigBackward_dX,
     KernelConfigForward,
 )
-from moegemm.tuning.autotune import after_autotune, autotune_flag
+from moegemm.tuning.autotune import after_autotune
 
-_ops: Any = torch.ops.moegemm
-_forward: Callable[..., Tensor] = _ops.forward.default
+_Configs = tuple[KernelConfigForward | None, KernelConfigBackward_dX | None, KernelConfigBackward_dW | None]
 
-_float32 = torch.float32
 _is_tracing = torch.compiler.is_compiling  # torch.export included
-_transforms_active = torch._C._are_functorch_transforms_active
-_is_autocast_enabled = torch.is_autocast_enabled
-# For any device, in a quarter of the time.
-_may_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 _is_grad_enabled = torch.is_grad_enabled
-# Asking takes longer than the other questions together, so that a plain call only does once the dispatcher has come
-# across autocast, where forward_plain stops.
-_seen_autocast = False
-# What cuda_matmul_uses_tf32 asks first, less a Python frame. It raises once torch's newer setting says something else.
-_tf32_setting: Callable[[], bool] = getattr(torch._C, "_get_cublas_allow_tf32", cuda_matmul_uses_tf32)
 
 
 def grouped_gemm(
@@ -98,94 +78,41 @@ def grouped_gemm(
     >>> moegemm.grouped_gemm(X, W, m_sizes=torch.tensor([3, 0, 1, 2]), topk=1).shape
     torch.Size([6, 8])
     """
-    global _seen_autocast, _tf32_setting
     try:
-        dual = forward_ad._current_level >= 0  # forward_mode_active(), less a call
-        transformed = _is_tracing() or dual or _transforms_active()
-        # A call that asks for nothing but the product, first: a tiny one spends a tenth of its time in this function.
-        if (
-            topk == 1
-            and is_first_gemm
-            and topk_weights is None
-            and kernel_config_fwd is None
-            and kernel_config_bwd_dX is None
-            and kernel_config_bwd_dW is None
-            and not (transformed or permute_x or permute_y or fuse_mul_post or autotune or dX_only or dW_only)
-            and not (check or accumulate or allow_tf32)
-            and not (_seen_autocast and _may_autocast())
-        ):
-            try:
-                may_use_tf32 = X.dtype is _float32 and allow_tf32 is None and _tf32_setting() and X.is_cuda
-            except RuntimeError:  # the older setting's last word
-                _tf32_setting, may_use_tf32 = cuda_matmul_uses_tf32, True
-            if not may_use_tf32:
-                if _is_grad_enabled() and (X.requires_grad or W.requires_grad):
-                    return apply_plain(X, W, m_sizes)
-                return forward_plain_directly(X, W, m_sizes)
-        flags = 0
-        settings = DEFAULTS
-        parameter = W
-        if (transformed or _may_autocast()) and _is_autocast_enabled("cuda" if X.is_cuda else "cpu"):
+        parameter, call = W, PLAIN
+        dual = forward_ad._current_level >= 0  # whether tensors may have tangents
+        transformed = _is_tracing() or dual or inside_torch_func()
+        if (transformed or may_autocast()) and torch.is_autocast_enabled("cuda" if X.is_cuda else "cpu"):
             X, W = _autocast(X), _autocast(W)
-        if permute_x or permute_y or fuse_mul_post or not is_first_gemm or dX_only or dW_only:
+        if allow_tf32 is None:
+            allow_tf32 = X.is_cuda and torch_allows_tf32(X)
+        by_hand = kernel_config_fwd is not None or kernel_config_bwd_dX is not None or kernel_config_bwd_dW is not None
+        has_settings = by_hand or dX_only or dW_only or accumulate
+        if (
+            has_settings or permute_x or permute_y or fuse_mul_post or autotune or check or allow_tf32
+            or not is_first_gemm or topk_weights is not None or topk != 1
+        ):  # fmt: skip
             require_valid_flags(permute_x, permute_y, fuse_mul_post, gather_indices, topk_weights)
             require_valid_role(permute_x, permute_y, fuse_mul_post, is_first_gemm, dX_only, dW_only)
-            flags = (
-                (bits.PERMUTE_X if permute_x else 0)
-                | (bits.PERMUTE_Y if permute_y else 0)
-                | (bits.FUSE_MUL if fuse_mul_post else 0)
-            )
-        if check:
-            flags |= bits.CHECK
-        if autotune:
-            flags |= autotune_flag()
-        if allow_tf32 or (allow_tf32 is None and X.dtype is _float32 and X.is_cuda and cuda_matmul_uses_tf32()):
-            flags |= bits.ALLOW_TF32
-        if (
-            dX_only
-            or dW_only
-            or accumulate
-            or kernel_config_fwd is not None
-            or kernel_config_bwd_dX is not None
-            or kernel_config_bwd_dW is not None
-        ):
-            settings = Settings(
-                _numbers("kernel_config_fwd", kernel_config_fwd, KernelConfigForward, flags),
-                _numbers("kernel_config_bwd_dX", kernel_config_bwd_dX, KernelConfigBackward_dX, flags),
-                _numbers("kernel_config_bwd_dW", kernel_config_bwd_dW, KernelConfigBackward_dW, flags),
-                dX_only,
-                dW_only,
-                main_grad_of(parameter) if accumulate else None,
-                parameter if accumulate else None,
-            )
-            if transformed:
-                flags |= bits.WARN_AT_ONCE
-        if dual:
-            refuse_traced_forward_mode("grouped_gemm")
-            Y = apply_with_tangents(X, W, m_sizes, gather_indices, topk_weights, (topk, flags, settings))
-        elif not (
-            _is_grad_enabled()
-            and (X.requires_grad or W.requires_grad or (topk_weights is not None and topk_weights.requires_grad))
-        ):
-            Y = _forward(X, W, m_sizes, gather_indices, topk_weights, topk, flags, settings.config_forward)
-        elif transformed:
-            Y = apply_with_transforms(X, W, m_sizes, gather_indices, topk_weights, (topk, flags, settings))
-        elif topk_weights is None:
-            Y = apply_without_transforms(X, W, (m_sizes, gather_indices, (topk, flags, settings)))
-        else:
-            Y = apply_without_transforms(X, W, (m_sizes, gather_indices, (topk, flags, settings)), topk_weights)
-    except UnderAutocastError:  # from a plain call, which has no other arguments; _seen_autocast keeps the next from it
-        _seen_autocast = True
-        return grouped_gemm(X, W, m_sizes, 1, allow_tf32=allow_tf32)
+            flags = raw_flags(X, permute_x, permute_y, fuse_mul_post, check, allow_tf32, autotune)
+            settings = DEFAULTS
+            if has_settings:
+                configs = (kernel_config_fwd, kernel_config_bwd_dX, kernel_config_bwd_dW)
+                settings = _settings(configs, flags, dX_only, dW_only, parameter if accumulate else None)
+                flags |= bits.WARN_AT_ONCE if transformed else 0
+            call = (topk, flags, settings)
+        if transformed:
+            return transformed_product(X, W, m_sizes, gather_indices, topk_weights, call, dual)
+        if call is PLAIN and _is_grad_enabled() and (X.requires_grad or W.requires_grad):
+            return apply_eagerly(X, W, m_sizes)  # not by eager_product, whose frame takes 0.1 us
+        if call is PLAIN:
+            return forward_plain(X, W, m_sizes)
+        Y = eager_product(X, W, m_sizes, gather_indices, topk_weights, call)
     except (RuntimeError, AttributeError) as error:
         arguments = RawArguments(X, W, m_sizes, gather_indices, topk_weights, topk)
         raise explain(error, arguments.tensors(), topk) from None
-    # In this order: Dynamo in torch 2.10 cannot tell named tuples apart.
-    if not transformed and (autotune or settings is not DEFAULTS):
-        if settings.config_forward is not None:
-            warn_of_replaced_kernels(stacklevel=2)
-        if autotune:
-            after_autotune(stacklevel=2)
+    if by_hand or autotune:
+        _warn(call, autotune, stacklevel=3)
     return Y
 
 
@@ -352,6 +279,27 @@ def _autocast(tensor: Tensor) -> Tensor:
         return tensor
     dtype = autocast_dtype(tensor.device)
     return tensor if dtype is None else tensor.to(dtype)
+
+
+def _settings(configs: _Configs, flags: int, dX_only: bool, dW_only: bool, accumulated: Tensor | None) -> Settings:
+    """What a call asks for beyond flags; `accumulated` is the parameter whose main_grad gets dW."""
+    return Settings(
+        _numbers("kernel_config_fwd", configs[0], KernelConfigForward, flags),
+        _numbers("kernel_config_bwd_dX", configs[1], KernelConfigBackward_dX, flags),
+        _numbers("kernel_config_bwd_dW", configs[2], KernelConfigBackward_dW, flags),
+        dX_only,
+        dW_only,
+        None if accumulated is None else main_grad_of(accumulated),
+        accumulated,
+    )
+
+
+def _warn(call: Call, autotune: bool, stacklevel: int) -> None:
+    """Of what the product just noted about its kernel."""
+    if call[2].config_forward is not None:
+        warn_of_replaced_kernels(stacklevel)
+    if autotune:
+        after_autotune(stacklevel)
 
 
 def _numbers(argument: str, config: KernelConfig | None, expected: type[KernelConfig], flags: int) -> list[int] | None:

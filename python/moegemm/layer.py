@@ -10,29 +10,28 @@ from moegemm.activations import Activation
 from moegemm.layer_arguments import LayerOptions, LayerTensors, layer_arguments
 from moegemm.operators import flags as bits
 from moegemm.operators.derivatives import (
-    apply_function,
     once_only,
     refuse_forward_mode,
     refuse_tangents_in_backward,
     vmap_refusal,
 )
 from moegemm.operators.errors import explain
-from moegemm.operators.main_grad import gradient_after_adding, main_grad_of
+from moegemm.operators.loading import ops
+from moegemm.operators.main_grad import count_write, gradient_after_adding, main_grad_of
 from moegemm.operators.raw import torch_allows_tf32
-from moegemm.operators.writes import count_write
+from moegemm.operators.shortcuts import apply_function
 
-_ops: Any = torch.ops.moegemm
-_forward: Callable[..., Tensor] = _ops.forward.default
-_dx: Callable[..., Tensor] = _ops.dx.default
-_forward_activated: Callable[..., Tensor] = _ops.forward_activated.default
-_forward_biased: Callable[..., Tensor] = _ops.forward_biased.default
-_dw: Callable[..., Tensor] = _ops.dw.default
-_dw_out: Callable[..., None] = _ops.dw_out.default
-_route: Callable[..., tuple[Tensor, Tensor, Tensor]] = _ops.route.default
-_combine: Callable[..., Tensor] = _ops.combine.default
-_activate: Callable[..., Tensor] = _ops.activate.default
-_activate_backward: Callable[..., tuple[Tensor, Tensor]] = _ops.activate_backward.default
-_expert_sums: Callable[..., Tensor] = _ops.expert_sums.default
+_forward: Callable[..., Tensor] = ops.forward.default
+_dx: Callable[..., Tensor] = ops.dx.default
+_forward_activated: Callable[..., Tensor] = ops.forward_activated.default
+_forward_biased: Callable[..., Tensor] = ops.forward_biased.default
+_dw: Callable[..., Tensor] = ops.dw.default
+_dw_out: Callable[..., None] = ops.dw_out.default
+_route: Callable[..., tuple[Tensor, Tensor, Tensor]] = ops.route.default
+_combine: Callable[..., Tensor] = ops.combine.default
+_activate: Callable[..., Tensor] = ops.activate.default
+_activate_backward: Callable[..., tuple[Tensor, Tensor]] = ops.activate_backward.default
+_expert_sums: Callable[..., Tensor] = ops.expert_sums.default
 
 _TOKENS_OF_X = bits.PERMUTE_X
 _TOKENS_OF_DY = bits.PERMUTE_Y | bits.DY_PER_TOKEN

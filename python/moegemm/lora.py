@@ -12,18 +12,18 @@ from moegemm.layer import Routed
 from moegemm.layer_arguments import LayerOptions, layer_arguments
 from moegemm.operators import flags as bits
 from moegemm.operators.derivatives import (
-    apply_function,
     once_only,
     refuse_forward_mode,
     refuse_tangents_in_backward,
     vmap_refusal,
 )
+from moegemm.operators.loading import ops
 from moegemm.operators.raw import torch_allows_tf32
 from moegemm.operators.rules import require_same_device, require_same_dtype
+from moegemm.operators.shortcuts import apply_function
 from moegemm.products import expert_product, first_product, second_product
 from moegemm.routing import combine, route
 
-_ops: Any = torch.ops.moegemm
 _ACTIVATION = "lora_moe_mlp's activation"  # in messages
 
 
@@ -32,7 +32,7 @@ class _Activate(torch.autograd.Function):
 
     @staticmethod
     def forward(pre: Tensor, bias: Tensor | None, m_sizes: Tensor, activation: Activation) -> Tensor:
-        result: Tensor = _ops.activate.default(pre, bias, m_sizes, *activation.numbers())
+        result: Tensor = ops.activate.default(pre, bias, m_sizes, *activation.numbers())
         return result
 
     @staticmethod
@@ -49,12 +49,12 @@ class _Activate(torch.autograd.Function):
         d_bias = None
         with torch.no_grad():
             order = torch.arange(pre.size(0), device=pre.device, dtype=torch.int32)
-            d_pre, _ = _ops.activate_backward.default(
+            d_pre, _ = ops.activate_backward.default(
                 gradients[0].contiguous(), pre, bias, m_sizes, order, None, 1, None, None, *ctx.activation.numbers(),
                 False, False,
             )  # fmt: skip
             if ctx.needs_input_grad[1]:
-                d_bias = _ops.expert_sums.default(d_pre, m_sizes, None, None, 1)
+                d_bias = ops.expert_sums.default(d_pre, m_sizes, None, None, 1)
         return *once_only(_ACTIVATION, (d_pre, d_bias), (gradients[0], *saved)), None, None
 
     @staticmethod

@@ -13,20 +13,20 @@ from torch import Tensor
 from moegemm.layer import Routed, Weights
 from moegemm.operators import flags as bits
 from moegemm.operators.derivatives import (
-    apply_function,
     once_only,
     refuse_forward_mode,
     refuse_tangents_in_backward,
     vmap_refusal,
 )
 from moegemm.operators.errors import explain
+from moegemm.operators.loading import ops
+from moegemm.operators.shortcuts import apply_function
 
-_ops: Any = torch.ops.moegemm
-_forward: Callable[..., Tensor] = _ops.forward.default
-_dx: Callable[..., Tensor] = _ops.dx.default
-_dw: Callable[..., Tensor] = _ops.dw.default
-_combine: Callable[..., Tensor] = _ops.combine.default
-_expert_sums: Callable[..., Tensor] = _ops.expert_sums.default
+_forward: Callable[..., Tensor] = ops.forward.default
+_dx: Callable[..., Tensor] = ops.dx.default
+_dw: Callable[..., Tensor] = ops.dw.default
+_combine: Callable[..., Tensor] = ops.combine.default
+_expert_sums: Callable[..., Tensor] = ops.expert_sums.default
 
 FIRST, SECOND, WITHIN = 0, 1, 2
 _NAME = "a product of an expert layer"  # in messages

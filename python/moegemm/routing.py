@@ -9,9 +9,9 @@ from torch import Tensor
 from moegemm.operators.combine_gradient import TransformedCombine
 from moegemm.operators.derivatives import refuse_traced_forward_mode, transforms_active
 from moegemm.operators.errors import explain, shown
+from moegemm.operators.loading import ops
 
-_ops: Any = torch.ops.moegemm
-_combine: Callable[..., Tensor] = _ops.combine.default
+_combine: Callable[..., Tensor] = ops.combine.default
 
 
 def _combine_transformed(*arguments: Any) -> Tensor:
@@ -26,7 +26,7 @@ def route(
     """Sorts the M = T * topk routed rows by expert, stably, on their device and without synchronising.
 
     Shapes:
-        expert_ids: [T, topk], int32 or int64; ids outside [0, num_experts) sort behind all segments.
+        expert_ids: [T, topk], int32 or int64; ids outside [0, num_experts) sort after all segments.
         Returns m_sizes [E] and gather_indices [M] of `dtype` (int32 or int64), and with return_inverse also the
         position [M] that each flat row got.
 
@@ -39,7 +39,7 @@ def route(
     if not isinstance(num_experts, int):
         raise TypeError(f"num_experts is {shown(num_experts)}; an int is accepted")
     try:
-        m_sizes, gather_indices, inverse = _ops.route.default(
+        m_sizes, gather_indices, inverse = ops.route.default(
             expert_ids, num_experts, dtype == torch.int64, return_inverse
         )
     except RuntimeError as error:

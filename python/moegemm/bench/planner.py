@@ -16,6 +16,7 @@ from moegemm.bench.cases import OPS, Case, Model
 from moegemm.bench.operands import bytes_needed, make_operands, make_weights
 from moegemm.bench.report import geometric_mean, table
 from moegemm.operators import flags as bits
+from moegemm.operators.loading import ops
 
 TOKENS = (16, 64, 512, 2048, 8192, 32768)
 HELD_OUT_TOKENS = (24, 200, 1000, 5000, 20000)
@@ -24,7 +25,6 @@ HELD_OUT_SEED = 2026
 WANTED_MEAN, WANTED_LEAST = 0.95, 0.85
 
 Entry = dict[str, Any]
-_ops: Any = torch.ops.moegemm
 _NUMBERS = {"forward": 0, "dX": 1, "dW": 2}
 
 
@@ -98,7 +98,7 @@ def _measure_case(case: Case, weights: Tensor | None, device: str, dtype: torch.
         flags |= bits.FUSE_MUL
     first = o.X if case.product == "forward" else o.dY
     second = o.X if case.product == "dW" else o.W
-    found = _ops.tune.default(
+    found = ops.tune.default(
         _NUMBERS[case.product], first, second, o.routing.m_sizes, o.routing.gather_indices, o.topk_weights,
         case.model.topk, flags, budget, True,
     )  # fmt: skip

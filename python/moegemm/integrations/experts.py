@@ -32,7 +32,7 @@ say_once._dynamo_marked_constant = True  # type: ignore[attr-defined]  # while t
 
 @contextlib.contextmanager
 def unsaid() -> Iterator[None]:
-    """What is said within is neither heard nor counted as said."""
+    """Warnings raised inside are neither shown nor remembered as shown."""
     before = set(_said)
     try:
         with warnings.catch_warnings():
@@ -53,7 +53,7 @@ class Stored(NamedTuple):
 
 
 def why_not(stored: Stored, placed_later: bool = False) -> str | None:
-    """Why these weights are not for our kernels, or None. `placed_later`: whatever device they are on now."""
+    """Why our kernels do not take these weights, or None. With `placed_later` their device does not count yet."""
     for name, w in (("first", stored.first), ("second", stored.second)):
         if not isinstance(w, Tensor) or w.dim() != 3:
             return f"the {name} product's weights are not one [E, ...] tensor"
@@ -85,7 +85,7 @@ def run_with_own_activation(
         y = y + stored.second_bias[known_ids]
     if norm is not None:
         y = norm(y)
-    # A bias or a norm has made something of the zero rows that belong to no expert of ours.
+    # Rows without an expert of ours were zero; a bias or a norm may have changed them.
     y = y.masked_fill(~mine, 0.0)
     if router_weights is not None and router_weights.dtype not in (torch.float32, y.dtype):
         router_weights = router_weights.float()

@@ -89,7 +89,7 @@ class _Asked:
             now = getattr(module, name, None)
             if now is not value and not (_is_number(now) and _is_number(value) and now == value):
                 return False
-            if constants:  # those that were there: a scan of all would cost more than the rest of this
+            if constants:  # only those that were there: a scan of all would take longer than the rest
                 kept = now.__dict__
                 for constant, held in constants.items():
                     if kept.get(constant) != held:
@@ -160,7 +160,7 @@ def _probe(own: Any, module: Any, gated: bool) -> tuple[Activation | None, dict[
             held += [getattr(module, name, None) for name in NUMBER_NAMES]
             numbers = list(dict.fromkeys(float(number) for number in held if _is_number(number)))
             found = _match(function, numbers, gated)
-        except Exception:  # not our code: whatever it raises on the CPU, it is not a plain activation
+        except Exception:  # not our code: one that raises is not a plain activation
             found = None
     if any(_learns(value) for value, _ in reader._noted.values()):
         found = None

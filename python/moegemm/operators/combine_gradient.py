@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from moegemm.operators.derivatives import primal_of, vmap_refusal
+from moegemm.operators.loading import ops
 
-_combine: Callable[..., Tensor] = torch.ops.moegemm.combine.default
+_combine: Callable[..., Tensor] = ops.combine.default
 
 
 def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Derivatives that do not exist, refused in words: torch itself would return zeros, or None.
+"""Refuses derivatives that do not exist, with a message: torch itself would return zeros, or None.
 
 No gradient here can be differentiated again, and only `grouped_gemm` and `combine` have a forward-mode derivative.
 """
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-_inside_torch_func: Callable[[], bool] = torch._C._are_functorch_transforms_active
+inside_torch_func: Callable[[], bool] = torch._C._are_functorch_transforms_active
 
 
 def forward_mode_active() -> bool:
@@ -26,7 +26,7 @@ def primal_of(tensor: Tensor) -> Tensor:
 
 def transforms_active() -> bool:
     """Whether tangents or a transform of torch.func may look at a call; torch.compile traces the latter itself."""
-    return forward_mode_active() or (_inside_torch_func() and not torch.compiler.is_compiling())
+    return forward_mode_active() or (inside_torch_func() and not torch.compiler.is_compiling())
 
 
 class _Refusal(torch.autograd.Function):
@@ -100,10 +100,3 @@ def vmap_refusal(name: str) -> NotImplementedError:
     return NotImplementedError(
         f"{name} cannot be vmapped: its rows are already grouped by expert; put the batch into the rows"
     )
-
-
-def apply_function(function: type[torch.autograd.Function], *arguments: Any) -> Any:
-    """`function.apply`, which spends 20 us on transforms and defaults, without that where neither is there."""
-    if torch.compiler.is_compiling() or _inside_torch_func():
-        return function.apply(*arguments)  # type: ignore[no-untyped-call]
-    return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]

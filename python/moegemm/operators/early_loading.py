@@ -8,18 +8,17 @@ import atexit
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from moegemm.operators.errors import explain, shown
+from moegemm.operators.loading import ops
 from moegemm.operators.notes import warn_of_replaced_kernels
 
 PATIENCE_SECONDS = 120.0  # a GPU that is not in use by then is not waited for
 SHORTEST_WAIT, LONGEST_WAIT = 0.002, 0.2
 
-_ops: Any = torch.ops.moegemm
-_load: Callable[[int], int] = _ops.load_kernels.default
+_load: Callable[[int], int] = ops.load_kernels.default
 _stop = threading.Event()
 
 
@@ -74,7 +73,7 @@ def load_early() -> None:
     """Starts when torch initialises CUDA: nothing here touches a GPU before that. ValueError for a bad
     MOEGEMM_LOAD_EARLY; warns of names that begin with MOEGEMM_ and mean nothing."""
     try:
-        wanted: bool = _ops.loads_early()
+        wanted: bool = ops.loads_early()
     except RuntimeError as error:
         raise explain(error, {}) from None
     warn_of_replaced_kernels(stacklevel=2)

@@ -1,4 +1,4 @@
-"""Puts back the Python type of errors that travelled through torch as RuntimeError."""
+"""Gives errors that came through torch as RuntimeError their Python type back."""
 
 import re
 import reprlib
@@ -14,12 +14,6 @@ _TYPES: Final[dict[str, type[Exception]]] = {
     "RuntimeError": RuntimeError,
 }
 _TAGGED: Final = re.compile(r"\[(\w+Error)\] (.*)", re.DOTALL)
-
-
-class UnderAutocastError(RuntimeError):
-    """forward_plain was called where autocast would have it cast its operands, which is not the operator's business:
-    the casts have gradients of their own."""
-
 
 _short: Final = reprlib.Repr()
 _short.maxlevel, _short.maxlist, _short.maxtuple, _short.maxdict, _short.maxother = 2, 3, 3, 3, 80

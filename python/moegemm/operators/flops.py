@@ -1,17 +1,17 @@
 """What torch.utils.flop_counter counts for the products: 2 M N K, whatever the rows' experts.
 
-M is the number of routed rows. m_sizes stays on the device, so that rows without an expert count like any other: what
-is counted is the most that a call may compute. Row operations (route, combine, activations) count nothing, as torch's
-own element-wise operators.
+M is the number of routed rows. m_sizes stays on the device. So rows without an expert count like any other, and the
+count is the most that a call may compute. Row operations (route, combine, activations) count nothing, like torch's own
+element-wise operators.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from moegemm.operators import flags as bits
+from moegemm.operators.loading import ops
 
 Shape = tuple[int, ...]
 
@@ -66,7 +66,6 @@ def _forward_biased(
 
 def register() -> None:
     """Tells torch; once per process."""
-    ops: Any = torch.ops.moegemm
     formulas: dict[Callable[..., int], list[Any]] = {
         _forward: [ops.forward, ops.forward_plain, ops.forward_out],
         _dx: [ops.dx, ops.dx_out],

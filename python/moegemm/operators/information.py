@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from moegemm.operators.loading import ops
+
 
 def info() -> dict[str, Any]:
     """Version and build of the library, CPU and GPUs it sees, backends (and why one is not available), kernels.
@@ -13,6 +15,6 @@ def info() -> dict[str, Any]:
     >>> sorted(moegemm.info())
     ['backends', 'build', 'cpu', 'gpus', 'kernels', 'torch', 'version', 'why_no_gpu']
     """
-    described: dict[str, Any] = json.loads(torch.ops.moegemm.info())
+    described: dict[str, Any] = json.loads(ops.info())
     described["torch"] = torch.__version__
     return described

@@ -12,7 +12,6 @@ from torch import Tensor
 from moegemm.operators import combine_gradient
 from moegemm.operators import flags as bits
 from moegemm.operators.derivatives import vmap_refusal
-from moegemm.operators.errors import UnderAutocastError
 from moegemm.operators.rules import require_same_device, require_same_dtype
 
 Config = list[int] | None
@@ -190,12 +189,8 @@ def _refusing_vmap(name: str) -> Callable[..., Any]:
     return refuse
 
 
-def _refuse_autocast(x: Tensor, w: Tensor, m_sizes: Tensor) -> Tensor:
-    raise UnderAutocastError("forward_plain casts nothing; moegemm.grouped_gemm does under autocast")
-
-
 _torch_library: Any = torch.library
-_ours: Any = _torch_library.Library("moegemm", "IMPL")  # what it registers goes when it goes
+_ours: Any = _torch_library.Library("moegemm", "IMPL")  # kept: its registrations end with it
 
 
 def register() -> None:
@@ -206,7 +201,5 @@ def register() -> None:
     _torch_library.register_autograd(
         "moegemm::combine", combine_gradient.backward, setup_context=combine_gradient.setup_context
     )
-    # Autograd deals with this one before it is called (autograd.py); a stop at torch's fallback takes time.
+    # Autograd deals with this one before it is called (shortcuts.py); a stop at torch's fallback takes time.
     _ours.impl("forward_plain", _torch_library.fallthrough_kernel, "Autograd")
-    for device in ("CPU", "CUDA"):
-        _ours.impl("forward_plain", _refuse_autocast, f"Autocast{device}")

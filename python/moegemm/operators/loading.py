@@ -1,4 +1,4 @@
-"""Finds the compiled operators and hands them to torch, or says in one sentence why it cannot."""
+"""Finds the compiled operators and hands them to torch, or says in one sentence why it cannot. `ops` has them."""
 
 import os
 import re
@@ -27,8 +27,8 @@ def torch_release(version: str) -> tuple[int, int]:
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
-def load() -> None:
-    """Loads the operators; ImportError says what was found and what is needed."""
+def load() -> Any:
+    """Loads the operators and returns them; ImportError says what was found and what is needed."""
     needed = ".".join(map(str, OLDEST_TORCH))
     if torch_release(torch.__version__) < OLDEST_TORCH:
         raise ImportError(f"moegemm found torch {torch.__version__}; torch {needed} or newer is needed")
@@ -40,8 +40,8 @@ def load() -> None:
             f"moegemm found no compiled operators (neither {looked}); install the wheel, or in a checkout "
             f"build with -DMOEGEMM_BUILD_TORCH=ON, or set {PATH_VARIABLE} to the path of {LIBRARY_NAME}"
         )
+    operators: Any = torch.ops
     try:
-        operators: Any = torch.ops
         operators.load_library(library)
     except (OSError, RuntimeError) as error:
         # torch keeps what the linker said as the cause.
@@ -50,3 +50,7 @@ def load() -> None:
             f"moegemm found {library}, which does not load with torch {torch.__version__} ({reason}); needed "
             f"are torch {needed} or newer and a build of moegemm for this system"
         ) from None
+    return operators.moegemm
+
+
+ops: Any = load()

@@ -1,4 +1,5 @@
-"""Weight gradients that are added to a fp32 `main_grad` of the parameter instead of becoming its `grad`."""
+"""Tensors that an operator writes: a fp32 `main_grad` of a parameter that its gradient is added to instead of becoming
+its `grad`, and what autograd has to know of any of them, which torch's own operators tell it themselves."""
 
 import torch
 from torch import Tensor
@@ -29,3 +30,18 @@ def gradient_after_adding(parameter: Tensor, shape: torch.Size) -> Tensor | None
         return None
     parameter.grad_added_to_main_grad = True
     return parameter.new_zeros(()).expand(shape)
+
+
+def require_no_grad(out: Tensor) -> None:
+    """As torch.mm(out=) does: what is written to `out` has no gradient."""
+    if out.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError(
+            "out requires grad; a tensor that does not is accepted (or torch.no_grad()): what is written to out= has "
+            "no gradient"
+        )
+
+
+def count_write(tensor: Tensor) -> None:
+    """Lets autograd notice that a tensor which it saved has other values now. Compiled graphs count by themselves."""
+    if not (torch.compiler.is_compiling() or tensor.is_inference()):
+        torch.autograd.graph.increment_version(tensor)

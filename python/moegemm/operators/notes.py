@@ -2,12 +2,10 @@
 
 import warnings
 from collections.abc import Callable
-from typing import Any
 
-import torch
+from moegemm.operators.loading import ops
 
-_ops: Any = torch.ops.moegemm
-_take_notes: Callable[[], str] = _ops.take_notes.default
+_take_notes: Callable[[], str] = ops.take_notes.default
 
 
 def warn_of_replaced_kernels(stacklevel: int) -> None:

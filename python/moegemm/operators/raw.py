@@ -1,7 +1,7 @@
 """Running one operator from the arguments of a raw (not differentiable) function."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,16 +9,17 @@ from torch import Tensor
 from moegemm.operators import flags as bits
 from moegemm.operators.derivatives import refuse_forward_mode
 from moegemm.operators.errors import explain
+from moegemm.operators.loading import ops
+from moegemm.operators.main_grad import count_write, require_no_grad
 from moegemm.operators.notes import warn_of_replaced_kernels
-from moegemm.operators.writes import count_write, require_no_grad
+from moegemm.operators.shortcuts import cuda_matmul_uses_tf32
 from moegemm.tuning import KernelConfig
 from moegemm.tuning.autotune import after_autotune, autotune_flag
 
-_ops: Any = torch.ops.moegemm
 _OPERATORS: dict[str, tuple[Callable[..., Tensor], Callable[..., None]]] = {
-    "forward": (_ops.forward.default, _ops.forward_out.default),
-    "dx": (_ops.dx.default, _ops.dx_out.default),
-    "dw": (_ops.dw.default, _ops.dw_out.default),
+    "forward": (ops.forward.default, ops.forward_out.default),
+    "dx": (ops.dx.default, ops.dx_out.default),
+    "dw": (ops.dw.default, ops.dw_out.default),
 }
 _NAMES = {"forward": "grouped_gemm_forward", "dx": "grouped_gemm_dX", "dw": "grouped_gemm_dW"}
 
@@ -38,32 +39,6 @@ class RawArguments(NamedTuple):
         """By the caller's names, for messages."""
         routing = {"m_sizes": self.m_sizes, "gather_indices": self.gather_indices, "topk_weights": self.topk_weights}
         return {self.names[0]: self.first, self.names[1]: self.second, **routing}
-
-
-# What torch.backends.cuda.matmul.fp32_precision reads, less a microsecond of Python.
-_read_precision: Callable[[str, str], str] | None = getattr(torch._C, "_get_fp32_precision_getter", None)
-
-
-# The older setting, in a third of the time. It raises once the newer one says something else, and is None from then on.
-_read_older_setting: Callable[[], bool] | None = getattr(torch._C, "_get_cublas_allow_tf32", None)
-
-
-def cuda_matmul_uses_tf32() -> bool:
-    """What the user told torch about fp32 matrix products on CUDA, by whichever of its settings."""
-    global _read_older_setting
-    if _read_older_setting is not None:
-        try:
-            return _read_older_setting()
-        except RuntimeError:
-            _read_older_setting = None
-    if _read_precision is not None:
-        return _read_precision("cuda", "matmul") == "tf32"
-    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
-
-
-# What torch.compiler.assume_constant_result does, without importing all of Dynamo for it: the setting is read while
-# tracing. Dynamo itself recompiles when it changes.
-cuda_matmul_uses_tf32._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def torch_allows_tf32(lead: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Measuring kernels on the way: what calls with autotune=True do besides calling their operator.
+"""Measuring kernels during a call: what calls with autotune=True do besides calling their operator.
 
 A measurement takes at most two seconds per problem, shows a bar on a terminal, keeps what it found when interrupted
 and is remembered, in the process and in a file. It never runs while torch records operations instead of running them,
@@ -15,9 +15,9 @@ from typing import Any, TextIO
 import torch
 
 from moegemm.operators import flags as bits
+from moegemm.operators.loading import ops
 from moegemm.operators.notes import warn_of_replaced_kernels
 
-_ops: Any = torch.ops.moegemm
 _is_compiling = torch.compiler.is_compiling
 _torch: Any = torch
 _Callback: Any = ctypes.CFUNCTYPE(
@@ -80,7 +80,7 @@ class Watch:
         self.bar = Bar(sys.stderr)
         self.mine = OfThread()
         self._callback = _Callback(self._progress)
-        _ops.set_tune_progress(ctypes.cast(self._callback, ctypes.c_void_p).value)
+        ops.set_tune_progress(ctypes.cast(self._callback, ctypes.c_void_p).value)
 
     def _progress(
         self, problem: bytes, kernel: bytes, number: int, count: int, best: bytes, best_us: float, done: float,
@@ -139,7 +139,7 @@ def autotune_flag() -> int:
 
 
 def after_autotune(stacklevel: int) -> None:
-    """What a call with the AUTOTUNE bit does when it is through, unless it was compiled."""
+    """What a call with the AUTOTUNE bit does at its end, unless it was compiled."""
     if _watch is not None:
         _watch.settle()
     warn_of_replaced_kernels(stacklevel=stacklevel + 1)

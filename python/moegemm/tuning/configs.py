@@ -1,4 +1,4 @@
-"""Kernels asked for by hand: the config objects of the seeds' interface.
+"""Kernels asked for by hand: the config objects of the Unsloth-compatible interface.
 
 Kernels are compiled ahead of time. A config runs exactly the kernel it describes when there is one, else the
 nearest one, with one warning that names both. `num_warps` and `flatten` describe a code generator that is not
@@ -125,7 +125,7 @@ class KernelConfigForward(KernelConfig):
 
 
 @dataclass
-class KernelConfigBackward_dX(KernelConfig):  # noqa: N801 - the seeds' name
+class KernelConfigBackward_dX(KernelConfig):  # noqa: N801 - Unsloth's name
     """A kernel for dX = dY W.
 
     >>> KernelConfigBackward_dX(use_tma_load_w=True).use_tma_load_dy
@@ -148,7 +148,7 @@ class KernelConfigBackward_dX(KernelConfig):  # noqa: N801 - the seeds' name
 
 
 @dataclass
-class KernelConfigBackward_dW(KernelConfig):  # noqa: N801 - the seeds' name
+class KernelConfigBackward_dW(KernelConfig):  # noqa: N801 - Unsloth's name
     """A kernel for dW = dY^T X.
 
     >>> KernelConfigBackward_dW(BLOCK_SIZE_M=128).BLOCK_SIZE_M

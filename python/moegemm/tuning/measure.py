@@ -11,11 +11,10 @@ from torch._subclasses.fake_tensor import is_fake
 
 from moegemm.operators import flags as bits
 from moegemm.operators.errors import explain
+from moegemm.operators.loading import ops
 from moegemm.operators.raw import RawArguments, raw_flags
 from moegemm.operators.rules import require_valid_flags
 from moegemm.tuning.autotune import after_autotune, installed_watch
-
-_ops: Any = torch.ops.moegemm
 
 
 def tune(
@@ -51,9 +50,7 @@ def tune(
 
     def measure(op: int, first: Tensor, second: Tensor) -> bool:
         weights = topk_weights if fuse_mul_post else None
-        found = _ops.tune.default(
-            op, first, second, m_sizes, gather_indices, weights, topk, flags, float(budget), again
-        )
+        found = ops.tune.default(op, first, second, m_sizes, gather_indices, weights, topk, flags, float(budget), again)
         reports.append(json.loads(found))
         return not reports[-1]["interrupted"]
 
@@ -64,7 +61,7 @@ def tune(
             if going_on and backward:
                 # The product itself is what its gradient looks like: [M, N], and not zeros.
                 plain = flags & ~bits.AUTOTUNE
-                dY = _ops.forward.default(X, W, m_sizes, gather_indices, topk_weights, topk, plain)
+                dY = ops.forward.default(X, W, m_sizes, gather_indices, topk_weights, topk, plain)
                 if measure(1, dY, W):
                     measure(2, dY, X)
     except RuntimeError as error:
@@ -80,6 +77,6 @@ def tuning_cache() -> dict[str, Any]:
     >>> sorted(moegemm.tuning_cache())
     ['entries', 'path']
     """
-    found: dict[str, Any] = json.loads(_ops.tuning_cache())
+    found: dict[str, Any] = json.loads(ops.tuning_cache())
     found["path"] = os.fsdecode(bytes(found["path"]))
     return found

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 from conftest import FLAGS, make_case
-from moegemm.operators import raw
+from moegemm.operators import shortcuts
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +130,9 @@ def test_the_tf32_setting_can_be_traced():
         for setting in ("tf32", "ieee"):
             torch.backends.cuda.matmul.fp32_precision = setting
             torch._dynamo.reset()
-            traced = torch.compile(lambda x: x + int(raw.cuda_matmul_uses_tf32()), fullgraph=True, backend="eager")
+            traced = torch.compile(
+                lambda x: x + int(shortcuts.cuda_matmul_uses_tf32()), fullgraph=True, backend="eager"
+            )
             assert traced(torch.zeros(())).item() == (setting == "tf32")
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
@@ -138,18 +140,18 @@ def test_the_tf32_setting_can_be_traced():
 
 def test_either_tf32_setting_is_followed(monkeypatch):
     """The older interface and the newer one, one after the other."""
-    monkeypatch.setattr(raw, "_read_older_setting", torch._C._get_cublas_allow_tf32)
+    monkeypatch.setattr(shortcuts, "_read_older_setting", torch._C._get_cublas_allow_tf32)
     matmul = torch.backends.cuda.matmul
-    precision, allowed = matmul.fp32_precision, raw.cuda_matmul_uses_tf32()
+    precision, allowed = matmul.fp32_precision, shortcuts.cuda_matmul_uses_tf32()
     try:
         for allow in (True, False):
             matmul.allow_tf32 = allow
-            assert raw.cuda_matmul_uses_tf32() == allow
+            assert shortcuts.cuda_matmul_uses_tf32() == allow
         for setting in ("tf32", "ieee", "tf32"):
             matmul.fp32_precision = setting
-            assert raw.cuda_matmul_uses_tf32() == (setting == "tf32")
+            assert shortcuts.cuda_matmul_uses_tf32() == (setting == "tf32")
         matmul.allow_tf32 = False
-        assert not raw.cuda_matmul_uses_tf32()
+        assert not shortcuts.cuda_matmul_uses_tf32()
     finally:
         matmul.allow_tf32 = allowed
         matmul.fp32_precision = precision

@@ -95,7 +95,7 @@ def test_strided_routing_tensors(device):
 
 
 def test_rows_apart_are_read_in_place(device):
-    """A copy would not see what changes behind it: the operator must read the rows where they are."""
+    """A copy would not see later changes: the operator must read the rows where they are."""
     case = make_case(device, dtype=torch.bfloat16)
     X = strided_rows(case.X)
     if device == "cpu":

@@ -12,7 +12,7 @@ from test_products import check, run
 QUICK = settings(
     max_examples=60,
     deadline=None,
-    derandomize="CI" in os.environ,  # a landing is judged by the same cases each time; at a desk they are new
+    derandomize="CI" in os.environ,  # the same cases each time in CI, new ones elsewhere
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 

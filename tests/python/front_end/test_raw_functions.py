@@ -6,7 +6,8 @@ import moegemm
 import pytest
 import torch
 from conftest import FLAGS, make_case
-from moegemm import KernelConfigForward, interface
+from moegemm import KernelConfigForward
+from moegemm.operators import shortcuts
 from raw_calls import RAW, raw_call
 from reference import assert_close, magnitudes, reference_results
 
@@ -114,13 +115,13 @@ def test_no_block_sizes_mean_that_the_planner_chooses(device, name, flags, autot
 def test_a_config_of_nothing_is_no_config(device, monkeypatch):
     case = make_case(device, dtype=torch.bfloat16)
     seen = []
-    forward = interface._forward
+    forward = shortcuts._forward
 
     def spy(*arguments):
         seen.append(arguments[7])
         return forward(*arguments)
 
-    monkeypatch.setattr(interface, "_forward", spy)
+    monkeypatch.setattr(shortcuts, "_forward", spy)
     configs = [KernelConfigForward(**UNSET), KernelConfigForward(**{**UNSET, "BLOCK_SIZE_N": 64})]
     expected = moegemm.grouped_gemm(**case.arguments())
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""The seeds' examples, with nothing changed but imports (and, on the CPU, sizes), and their signatures."""
+"""The Unsloth-compatible interface: its signatures, and its examples with other imports (and sizes, on the CPU)."""
 
 import inspect
 
