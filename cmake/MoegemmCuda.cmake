@@ -22,14 +22,14 @@ find_package(Python3 REQUIRED COMPONENTS Interpreter)  # runs ptxas_check.py
 set(MOEGEMM_CUDA_ARCHS "80;90" CACHE STRING
   "Compute capabilities to compile for, ascending; releases: 80;86;89;90a;100;120")
 
-# Row kernels are plain CUDA: machine code for the listed architectures, and PTX of the newest so
+# Passes are plain CUDA: machine code for the listed architectures, and PTX of the newest so
 # that any later GPU can run them.
-set(MOEGEMM_ROW_GENCODE "")
+set(MOEGEMM_PASS_GENCODE "")
 foreach(arch IN LISTS MOEGEMM_CUDA_ARCHS)
-  list(APPEND MOEGEMM_ROW_GENCODE "-gencode=arch=compute_${arch},code=sm_${arch}")
+  list(APPEND MOEGEMM_PASS_GENCODE "-gencode=arch=compute_${arch},code=sm_${arch}")
 endforeach()
 list(GET MOEGEMM_CUDA_ARCHS -1 arch)
-list(APPEND MOEGEMM_ROW_GENCODE "-gencode=arch=compute_${arch},code=compute_${arch}")
+list(APPEND MOEGEMM_PASS_GENCODE "-gencode=arch=compute_${arch},code=compute_${arch}")
 
 # The mma.sync kernels use nothing beyond the oldest architecture: one front-end pass for it, machine
 # code for all, and its PTX for every GPU that is newer and not listed. "90a" is "90" to them. Some of

@@ -56,13 +56,12 @@ void time_layer(const LayerSize& layer) {
   const auto times = round_robin_microseconds(
       {copy(copied, source, element + element / 2),
        [&] {
-         cuda_row_kernels().activate(matrix(pre, rows, 2 * layer.inner), bias_view, sizes.view(),
-                                     activation, matrix(act, rows, layer.inner), gpu().context());
+         cuda_passes().activate(matrix(pre, rows, 2 * layer.inner), bias_view, sizes.view(),
+                                activation, matrix(act, rows, layer.inner), gpu().context());
        },
        copy(copied, source, 3 * element),
        [&] {
-         cuda_row_kernels().activate_backward(inputs, routing, activation, outputs,
-                                              gpu().context());
+         cuda_passes().activate_backward(inputs, routing, activation, outputs, gpu().context());
        }},
       3);
   const auto print = [&](const char* what, double us, double copy_us, double bytes) {

@@ -25,11 +25,10 @@ void time_route(std::int64_t tokens, std::int64_t topk, std::int64_t experts, DT
   for (std::int64_t& id : ids) id = random.below(experts);
   const testing::DeviceVector device_ids(gpu(), dtype, ids), sizes(gpu(), dtype, experts),
       indices(gpu(), dtype, rows), inverse(gpu(), dtype, rows);
-  const testing::Buffer workspace =
-      zeroed(cuda_row_kernels().route_workspace_bytes(rows, experts) + 4);
+  const testing::Buffer workspace = zeroed(cuda_passes().route_workspace_bytes(rows, experts) + 4);
   const double us = graph_microseconds(
       [&] {
-        cuda_row_kernels().route(
+        cuda_passes().route(
             TensorView::matrix(device_ids.view().data, dtype, tokens, topk, 0, kGpu), experts,
             sizes.view(), indices.view(), inverse.view(), workspace.data(), gpu().context());
       },
@@ -46,7 +45,7 @@ void time_combine(std::int64_t tokens, std::int64_t topk, std::int64_t cols, DTy
                         out = zeroed(tokens * cols * size_bytes(out_dtype));
   const double us = graph_microseconds(
       [&] {
-        cuda_row_kernels().combine(
+        cuda_passes().combine(
             TensorView::matrix(rows.data(), dtype, tokens * topk, cols, 0, kGpu),
             TensorView::vector(weights.data(), DType::kFloat32, tokens * topk, kGpu), topk,
             TensorView::matrix(out.data(), out_dtype, tokens, cols, 0, kGpu), gpu().context());
@@ -75,9 +74,9 @@ void time_scale_rows(std::int64_t count, std::int64_t cols, DType dtype, bool wi
                                TensorView::vector(weights.data(), DType::kFloat32, count, kGpu), 1};
   const double us = graph_microseconds(
       [&] {
-        cuda_row_kernels().scale_rows(matrix(product), matrix(x), routing, matrix(scaled),
-                                      TensorView::vector(dot.data(), DType::kFloat32, count, kGpu),
-                                      with_x ? matrix(scaled_x) : TensorView{}, gpu().context());
+        cuda_passes().scale_rows(matrix(product), matrix(x), routing, matrix(scaled),
+                                 TensorView::vector(dot.data(), DType::kFloat32, count, kGpu),
+                                 with_x ? matrix(scaled_x) : TensorView{}, gpu().context());
       },
       5);
   const double bytes = static_cast<double>(bytes_each) * (with_x ? 4 : 3);

@@ -1,4 +1,4 @@
-"""What is measured of one layer: times in a round robin, memory, the first call, agreement, and the row kernels."""
+"""What is measured of one layer: times in a round robin, memory, the first call, agreement, and the passes."""
 
 import gc
 import time
@@ -62,7 +62,7 @@ def disagreement(layer: Layer) -> dict[str, float]:
     return {k: relative_difference(mine[k], theirs[k]) for k in mine}
 
 
-def row_kernels(layer: Layer, clock: Clock, rounds: int) -> list[dict[str, Any]]:
+def passes(layer: Layer, clock: Clock, rounds: int) -> list[dict[str, Any]]:
     """The layer's passes over rows, in a round robin with a copy of as many bytes for each."""
     e, ids, ops = layer.experts, layer.ids, torch.ops.moegemm
     topk, inner = ids.size(1), e.down_proj.size(1 if e.is_transposed else 2)
@@ -122,5 +122,5 @@ def measure(
     layer.clear_gradients()
     if device == "cuda":
         entry["kept_mib"] = {name: kept_mib(layer, name) for name in layer.calls}
-        entry["row_kernels"] = row_kernels(layer, clock, rounds)
+        entry["passes"] = passes(layer, clock, rounds)
     return entry

@@ -109,7 +109,7 @@ def page(record: dict[str, Any], picture: str) -> str:
     lines += ["| model | pass | MB | ms | GB/s | of a copy | met |"]
     lines += ["| --- | --- | ---: | ---: | ---: | ---: | ---: |"]
     for entry in one_of_each(entries):
-        for row in entry.get("row_kernels", ()):
+        for row in entry.get("passes", ()):
             share = row["copy_ms"] / row["ms"]
             lines.append(
                 f"| {entry['model']} | {row['pass']} | {row['bytes'] / 1e6:.0f} | {row['ms']:.3f} | "

@@ -95,7 +95,7 @@ void activate(const TensorView& pre_view, const TensorView& bias_view,
     require_bias(bias, pre, experts, pre_view.shape[1], "[E, C]");
     require_disjoint(act, bias);
   }
-  kernels_for(pre_view.device)
+  passes_for(pre_view.device)
       .activate(pre_view, bias_view, m_sizes_view, activation, act_view, context);
 }
 
@@ -172,7 +172,7 @@ void activate_backward(const ActivationGradientInputs& inputs, const RoutingView
     }
   }
   require_apart(d_pre);
-  kernels_for(inputs.pre.device).activate_backward(inputs, routing, activation, outputs, context);
+  passes_for(inputs.pre.device).activate_backward(inputs, routing, activation, outputs, context);
 }
 
 void expert_sums(const TensorView& rows_view, const RoutingView& routing,
@@ -200,7 +200,7 @@ void expert_sums(const TensorView& rows_view, const RoutingView& routing,
   } else if (routing.topk_weights.given()) {
     refuse_value("gather_indices is not given; topk_weights need it");
   }
-  kernels_for(rows_view.device).expert_sums(rows_view, routing, sums_view, context);
+  passes_for(rows_view.device).expert_sums(rows_view, routing, sums_view, context);
 }
 
 }  // namespace moegemm

@@ -98,9 +98,9 @@ struct RoutingFault {
 
 /// The memory-bound companions of the products, one implementation per device type. Arguments are
 /// validated by the callers in routing.cpp and before lowering.
-class RowKernels {
+class Passes {
  public:
-  virtual ~RowKernels() = default;
+  virtual ~Passes() = default;
   virtual void route(const TensorView& expert_ids, std::int64_t experts, const TensorView& m_sizes,
                      const TensorView& gather_indices, const TensorView& inverse, void* workspace,
                      const ExecutionContext& context) const = 0;

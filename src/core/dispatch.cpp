@@ -34,8 +34,8 @@ namespace {
 /// m_sizes, and the indices if this problem reads them.
 void check_routing(const Problem& problem, RoutingView routing, const ExecutionContext& context) {
   if (problem.permutation == Permutation::kNone) routing.gather_indices = {};
-  const RowKernels* kernels = row_kernels(problem.device.type);
-  if (const auto fault = kernels->check(routing, problem.rows, context)) {
+  const Passes* passes = passes_on(problem.device.type);
+  if (const auto fault = passes->check(routing, problem.rows, context)) {
     raise(*fault, problem.rows);
   }
 }

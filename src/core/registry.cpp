@@ -16,10 +16,10 @@ std::span<const Backend* const> all_backends() {
   return backends;
 }
 
-const RowKernels* row_kernels(DeviceType type) {
-  if (type == DeviceType::kCpu) return &cpu_row_kernels();
+const Passes* passes_on(DeviceType type) {
+  if (type == DeviceType::kCpu) return &cpu_passes();
 #if MOEGEMM_HAS_CUDA
-  return &cuda_row_kernels();
+  return &cuda_passes();
 #else
   return nullptr;
 #endif

@@ -12,21 +12,21 @@ namespace moegemm {
 
 const Backend& reference_backend();
 const Backend& cpu_backend();
-const RowKernels& cpu_row_kernels();
+const Passes& cpu_passes();
 CpuInfo query_cpu();
 
 #if MOEGEMM_HAS_CUDA
 const Backend& sm90_backend();
 const Backend& sm80_backend();
-const RowKernels& cuda_row_kernels();
+const Passes& cuda_passes();
 std::vector<GpuInfo> query_gpus(std::string* why_none);
 #endif
 
 /// Every backend, best first for its device type.
 std::span<const Backend* const> all_backends();
 /// nullptr when nothing compiled serves this device type.
-const RowKernels* row_kernels(DeviceType type);
+const Passes* passes_on(DeviceType type);
 /// The same, or a refusal.
-const RowKernels& kernels_for(Device device);
+const Passes& passes_for(Device device);
 
 }  // namespace moegemm

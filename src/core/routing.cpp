@@ -6,13 +6,13 @@
 
 namespace moegemm {
 
-const RowKernels& kernels_for(Device device) {
-  const RowKernels* kernels = row_kernels(device.type);
-  if (kernels == nullptr) {
+const Passes& passes_for(Device device) {
+  const Passes* passes = passes_on(device.type);
+  if (passes == nullptr) {
     throw Error(ErrorKind::kNotImplemented, join("tensors are on ", to_string(device),
                                                  ", but this library was built without CUDA"));
   }
-  return *kernels;
+  return *passes;
 }
 
 namespace {
@@ -58,19 +58,19 @@ void route(const TensorView& expert_ids_view, std::int64_t experts, const Tensor
     require_disjoint(inverse, gather_indices);
   }
   const Device device = expert_ids_view.device;
-  const RowKernels& kernels = kernels_for(device);
-  if (workspace == nullptr && kernels.route_workspace_bytes(rows, experts) > 0) {
+  const Passes& passes = passes_for(device);
+  if (workspace == nullptr && passes.route_workspace_bytes(rows, experts) > 0) {
     refuse_value("workspace is null; on ", to_string(device), " route needs ",
-                 kernels.route_workspace_bytes(rows, experts), " bytes of device memory");
+                 passes.route_workspace_bytes(rows, experts), " bytes of device memory");
   }
-  kernels.route(expert_ids_view, experts, m_sizes_view, gather_indices_view, inverse_view,
-                workspace, context);
+  passes.route(expert_ids_view, experts, m_sizes_view, gather_indices_view, inverse_view, workspace,
+               context);
 }
 
 std::int64_t route_workspace_bytes(std::int64_t rows, std::int64_t experts, Device device) {
   if (rows < 0) refuse_value("rows is ", rows, "; it must not be negative");
   if (experts < 1) refuse_value("experts is ", experts, "; it must be at least 1");
-  return kernels_for(device).route_workspace_bytes(rows, experts);
+  return passes_for(device).route_workspace_bytes(rows, experts);
 }
 
 namespace {
@@ -104,7 +104,7 @@ void check_combine(const TensorView& rows_view, const TensorView& weights_view, 
 void combine(const TensorView& rows, const TensorView& weights, std::int64_t topk,
              const TensorView& out, const ExecutionContext& context) {
   check_combine(rows, weights, topk, out);
-  kernels_for(rows.device).combine(rows, weights, topk, out, context);
+  passes_for(rows.device).combine(rows, weights, topk, out, context);
 }
 
 void scale_rows(const TensorView& product_view, const TensorView& x_view,
@@ -166,7 +166,7 @@ void scale_rows(const TensorView& product_view, const TensorView& x_view,
       require_disjoint(scaled_x, *other);
     }
   }
-  kernels_for(product_view.device)
+  passes_for(product_view.device)
       .scale_rows(product_view, x_view, routing, scaled_view, dot_view, scaled_x_view, context);
 }
 

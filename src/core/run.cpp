@@ -80,7 +80,7 @@ class Walk {
     const RoutingView routing{m_sizes(), gather_indices(),
                               vector(operands_.topk_weights, problem_.weights_dtype, problem_.rows),
                               problem_.topk};
-    kernels_for(problem_.device).scale_rows(x, x, routing, scaled, dots, {}, context_);
+    passes_for(problem_.device).scale_rows(x, x, routing, scaled, dots, {}, context_);
     operands_.x = scaled.data;
     operands_.x_stride = scaled.row_stride;
     operands_.topk_weights = nullptr;
@@ -92,7 +92,7 @@ class Walk {
     std::int64_t& stride = is_x ? operands_.x_stride : operands_.dy_stride;
     const std::int64_t divisor = problem_.gather_divisor();
     const TensorView gathered = rows_in_workspace(step.kind, step.workspace_offset);
-    kernels_for(problem_.device)
+    passes_for(problem_.device)
         .gather_rows(
             matrix(source, problem_.dtype, problem_.rows / divisor, gathered.shape[1], stride),
             gather_indices(), divisor, gathered, context_);
@@ -106,7 +106,7 @@ class Walk {
     const TensorView bias = asked.bias ? matrix(operands.bias, asked.dtype, asked.experts,
                                                 asked.features(), operands.bias_stride)
                                        : TensorView{};
-    kernels_for(asked.device)
+    passes_for(asked.device)
         .activate(product_, bias, m_sizes(), *asked.activation,
                   matrix(operands.out, asked.out_dtype, asked.rows, asked.output_columns(),
                          operands.out_stride),

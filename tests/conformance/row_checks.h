@@ -12,7 +12,7 @@
 #include "testing/numerics/random.h"
 #include "testing/problem/host_problem.h"
 
-/// What the tests of the row kernels share.
+/// What the tests of the passes share.
 namespace moegemm::testing {
 
 inline constexpr double kFp32Roundoff = 0x1p-24;

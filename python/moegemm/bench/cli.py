@@ -98,7 +98,7 @@ def read_options(arguments: Sequence[str] | None, records: Path | None) -> argpa
     add("--all-kernels", action="store_true", help="time every compiled kernel beside the chosen one")
     add("--no-peers", action="store_true", help="leave out other libraries")
     add("--untuned-peers", action="store_true", help="other libraries use their heuristics: tuning takes some minutes")
-    add("--no-row-kernels", action="store_true", help="leave out route and combine")
+    add("--no-passes", action="store_true", help="leave out route and combine")
     add("--planner", action="store_true", help="compare the planner's choice with every compiled kernel instead")
     add("--budget", type=float, default=2.0, metavar="SECONDS", help="--planner: per problem (default: %(default)s)")
     add("--held-out", type=int, metavar="COUNT", help="--planner: layers drawn at random beside the catalogue's")
@@ -200,8 +200,8 @@ def measure(options: argparse.Namespace, root: Path) -> int:
 
     from moegemm.bench import machine
     from moegemm.bench.measure import DTYPES, DeviceLostError, Measurement, Settings
+    from moegemm.bench.passes import measure_combine, measure_route
     from moegemm.bench.peers import importable_peers
-    from moegemm.bench.row_kernels import measure_combine, measure_route
     from moegemm.bench.timing import Clock, copy_bytes_per_s
 
     begin = time.monotonic()
@@ -222,7 +222,7 @@ def measure(options: argparse.Namespace, root: Path) -> int:
     clock = Clock(options.device)
     clock.heat(options.heat)
     record["run"].setdefault("memory_bytes_per_s", copy_bytes_per_s(clock, options.device))
-    if options.device == "cuda" and not options.no_row_kernels and "route" not in record:
+    if options.device == "cuda" and not options.no_passes and "route" not in record:
         for name, call in (
             ("route", lambda: measure_route(clock, options.device, options.rounds, HEADLINE_TOKENS)),
             (

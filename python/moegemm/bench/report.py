@@ -219,7 +219,7 @@ def kernel_table(cases: list[Entry]) -> list[str]:
     return table(head, rows, 3) if rows else ["None."]
 
 
-def row_kernel_lines(record: Record) -> list[str]:
+def pass_lines(record: Record) -> list[str]:
     lines = []
     route = record.get("route")
     if route:
@@ -391,5 +391,5 @@ def to_markdown(record: Record, figures: Sequence[tuple[str, str]] = ()) -> str:
     if any(name.startswith("ours ") for c in cases for name in c["contenders"]):
         lines += ["## Where another kernel than the chosen one is faster", "", *kernel_table(cases), ""]
     if record.get("route") or record.get("combine"):
-        lines += ["## Routing", "", *row_kernel_lines(record), ""]
+        lines += ["## Routing", "", *pass_lines(record), ""]
     return "\n".join(lines)

@@ -10,7 +10,7 @@
 namespace moegemm::cuda::sm90 {
 namespace {
 
-/// A row kernel by its tile: features x rows.
+/// A row GEMM by its tile: features x rows.
 struct Shape {
   int features;
   int rows;

@@ -148,3 +148,22 @@ def test_more_experts_than_any_gpu_kernel_holds_are_refused_with_the_reason():
     sizes = torch.zeros(experts, dtype=torch.int32, device="cuda")
     with pytest.raises(NotImplementedError, match=r"40000 experts need \d+ bytes of shared memory, a block has \d+"):
         moegemm.grouped_gemm(X, W, sizes, 1)
+
+
+def test_dW_gathers_from_an_operand_of_more_than_64_GiB():
+    tokens, n, k, spare = 8_500_000, 8, 4096, 30 << 30
+    if not torch.cuda.is_available() or torch.cuda.mem_get_info()[0] < tokens * k * 2 + spare:
+        pytest.skip("no GPU with 100 GiB of free memory")
+    X = torch.empty(tokens, k, dtype=HALF, device="cuda").normal_()  # 65 GiB
+    dY = torch.randn(tokens, n, device="cuda").to(HALF)
+    sizes = torch.tensor([tokens // 3, tokens - tokens // 3], dtype=torch.int32, device="cuda")
+    indices = torch.arange(tokens, device="cuda", dtype=torch.int32).flip(0)
+    got = moegemm.grouped_gemm_dW(X, dY, sizes, indices, 1, permute_x=True, out_dtype=torch.float32)
+    expected = torch.zeros_like(got)
+    for first in range(0, tokens, 1 << 20):  # the rows are read in reverse order
+        rows = X[first : first + (1 << 20)]
+        of_rows = dY.flip(0)[first : first + (1 << 20)]
+        last_of_expert_1 = min(max(tokens - tokens // 3 - first, 0), len(rows))
+        for expert, part in ((1, slice(0, last_of_expert_1)), (0, slice(last_of_expert_1, len(rows)))):
+            expected[expert] += (of_rows[part].T.float() @ rows[part].float()).to(torch.float32)
+    assert ((got - expected).norm() / expected.norm()).item() < 1e-3

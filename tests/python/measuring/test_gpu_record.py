@@ -238,7 +238,7 @@ def test_a_result_with_an_error_or_a_hole_fails_the_check() -> None:
 def test_dry_run_checks_every_contender_and_append_measures_what_is_missing(tmp_path: Path, run_program: Run) -> None:
     common = (
         "--device", "cpu", "--models", "demo", "--rounds", 1, "--commit", "abc", "--out", tmp_path,
-        "--routing", "random", "--all-kernels", "--no-row-kernels", "--heat", 0,
+        "--routing", "random", "--all-kernels", "--no-passes", "--heat", 0,
     )  # fmt: skip
     status, told = run_program(*common, "--tokens", "2")
     assert status == 0, told
@@ -260,7 +260,7 @@ def test_dry_run_checks_every_contender_and_append_measures_what_is_missing(tmp_
 
 def test_gradients_of_small_batches_that_are_asked_for_alone_are_measured(tmp_path: Path, run_program: Run) -> None:
     status, told = run_program(
-        "--device", "cpu", "--models", "demo", "--rounds", 1, "--out", tmp_path, "--no-row-kernels", "--no-peers",
+        "--device", "cpu", "--models", "demo", "--rounds", 1, "--out", tmp_path, "--no-passes", "--no-peers",
         "--heat", 0, "--ops", "dw1", "--tokens", 16,
     )  # fmt: skip
     assert status == 0, told
@@ -270,9 +270,7 @@ def test_gradients_of_small_batches_that_are_asked_for_alone_are_measured(tmp_pa
 
 
 def test_time_limit_ends_the_run_and_keeps_the_record(tmp_path: Path, run_program: Run) -> None:
-    status, told = run_program(
-        "--device", "cpu", "--models", "demo", "--no-row-kernels", "--seconds", 0, "--out", tmp_path
-    )
+    status, told = run_program("--device", "cpu", "--models", "demo", "--no-passes", "--seconds", 0, "--out", tmp_path)
     assert status == 0, told
     assert "--append continues" in told
     assert json.loads((tmp_path / "products.json").read_text())["cases"] == []

@@ -1,4 +1,4 @@
-#include "cuda/rows/routing/route_plan.h"
+#include "cuda/passes/routing/route_plan.h"
 
 #include <gtest/gtest.h>
 

@@ -5,10 +5,10 @@
 #include "cuda/sm80/tile/chunk_copy.cuh"
 #include "cuda/sm80/tile/operand_tile.h"
 
-/// What the row kernels load.
+/// What the row GEMMs load.
 namespace moegemm::cuda::sm80 {
 
-/// One thread's share of a row kernel's copies: a 16-byte chunk of every kRowStep-th row, and the
+/// One thread's share of a row GEMM's copies: a 16-byte chunk of every kRowStep-th row, and the
 /// same of the weights. Where the weights' features are contiguous, chunks kColSpan apart of every
 /// kDepthStep-th depth: those of a depth share an address, and the rest is constants.
 ///

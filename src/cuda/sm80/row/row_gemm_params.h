@@ -9,7 +9,7 @@
 
 namespace moegemm::cuda::sm80 {
 
-/// What a row kernel is launched with. Forward: features = N, depth = K, rows of X. dX: features =
+/// What a row GEMM is launched with. Forward: features = N, depth = K, rows of X. dX: features =
 /// K, depth = N, rows of dY.
 struct RowGemmParams : RoutingParams {
   const std::byte* rows;

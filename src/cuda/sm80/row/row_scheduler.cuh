@@ -5,7 +5,7 @@
 #include "cuda/sm80/row/row_gemm_params.h"
 #include "cuda/sm80/row/row_tiles.h"
 
-/// Which tile a block of a row kernel works on next.
+/// Which tile a block of a row GEMM works on next.
 namespace moegemm::cuda::sm80 {
 
 struct RowTile : moegemm::cuda::Tile {

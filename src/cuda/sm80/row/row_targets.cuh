@@ -5,7 +5,7 @@
 #include "cuda/sm80/tile/router_weight.cuh"
 #include "cuda/sm80/tile/shared_layout.h"
 
-/// Where the results of a row kernel go.
+/// Where the results of a row GEMM go.
 namespace moegemm::cuda::sm80 {
 
 /// The flat row that row `local` of the tile stands for, if somebody asks for it; -1 if there is

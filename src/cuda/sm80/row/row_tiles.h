@@ -4,7 +4,7 @@
 
 #include "cuda/device/tile_split.h"
 
-/// In which order the row kernels' tiles come: expert by expert (tile_split.h), or, with full tiles
+/// In which order the row GEMMs' tiles come: expert by expert (tile_split.h), or, with full tiles
 /// first, in two parts. The first has the tiles of all experts that are max_rows high, the second
 /// the others; in each the experts follow each other, and row tiles go before features.
 ///

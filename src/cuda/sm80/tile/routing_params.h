@@ -17,7 +17,7 @@ struct RoutingParams {
   int total_rows;
   FastDivisor divisor;  ///< a gathered flat index over this is the row to read
 
-  bool multiply;  ///< by topk_weights of the flat row: results of row kernels, dY of dW
+  bool multiply;  ///< by topk_weights of the flat row: results of row GEMMs, dY of dW
   bool weights_are_fp32;
 };
 

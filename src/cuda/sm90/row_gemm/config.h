@@ -4,7 +4,7 @@
 
 #include "cuda/device/host_device.h"
 
-/// Shapes and shared-memory layout of the row kernels (forward and dX), as host-device maths.
+/// Shapes and shared-memory layout of the row GEMMs (forward and dX), as host-device maths.
 ///
 /// Weights lie on wgmma's M side ("features": output columns), the rows of a segment on its N side,
 /// so a tile takes any multiple of `Granule` rows and an uneven expert wastes little.

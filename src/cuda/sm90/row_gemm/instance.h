@@ -8,7 +8,7 @@ namespace moegemm::cuda::sm90 {
 /// How the rows of a tile reach shared memory: which variants of a kernel are compiled.
 enum class RowLoads { kInOrder, kGathered, kBoth };
 
-/// The compiled variants of one row kernel, as kernel function addresses; null if not compiled.
+/// The compiled variants of one row GEMM, as kernel function addresses; null if not compiled.
 struct RowGemmFunctions {
   const void* in_order = nullptr;
   const void* gathered = nullptr;

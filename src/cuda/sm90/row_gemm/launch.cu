@@ -60,14 +60,14 @@ CompiledRowGemm compiled() {
 
 const std::vector<CompiledRowGemm>& all_compiled() {
   static const std::vector<CompiledRowGemm> all = {
-#define MOEGEMM_ROW_KERNEL(op, features, rows, granule, stages, schedule, loads) \
+#define MOEGEMM_ROW_GEMM(op, features, rows, granule, stages, schedule, loads) \
   compiled<Op::op, RowLoads::loads, RowTile<features, rows, granule, stages, Schedule::schedule>>(),
-#define MOEGEMM_ROW_KERNEL_ACTIVATED(op, features, rows, granule, stages, schedule, loads) \
-  compiled<Op::op, RowLoads::loads,                                                        \
+#define MOEGEMM_ROW_GEMM_ACTIVATED(op, features, rows, granule, stages, schedule, loads) \
+  compiled<Op::op, RowLoads::loads,                                                      \
            RowTile<features, rows, granule, stages, Schedule::schedule, true>>(),
 #include "cuda/instances/sm90_rows.inc"
-#undef MOEGEMM_ROW_KERNEL
-#undef MOEGEMM_ROW_KERNEL_ACTIVATED
+#undef MOEGEMM_ROW_GEMM
+#undef MOEGEMM_ROW_GEMM_ACTIVATED
   };
   return all;
 }

@@ -10,7 +10,7 @@
 #include "cuda/sm90/row_gemm/params.h"
 #include "cuda/sm90/row_gemm/shared.cuh"
 
-/// The producer warpgroup of the row kernels: scheduling and loads.
+/// The producer warpgroup of the row GEMMs: scheduling and loads.
 namespace moegemm::cuda::sm90 {
 
 /// The wgmma N that covers a tile's rows.

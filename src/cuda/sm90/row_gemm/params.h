@@ -12,7 +12,7 @@
 
 namespace moegemm::cuda::sm90 {
 
-/// What a row kernel is launched with. Forward: features = N, depth = K, rows of X. dX: features =
+/// What a row GEMM is launched with. Forward: features = N, depth = K, rows of X. dX: features =
 /// K, depth = N, rows of dY.
 struct RowGemmParams {
   /// Forward: {K, N, E}, box {64, features of the tile, 1}. dX: {64, N, K / 64, E}, box {64, 64,

@@ -9,7 +9,7 @@
 
 namespace moegemm::cuda::sm90 {
 
-/// Barriers of a row kernel.
+/// Barriers of a row GEMM.
 /// | ring  | full: arrivals                                   | empty: arrivals                  |
 /// |-------|--------------------------------------------------|----------------------------------|
 /// | stage | 1 with the bytes of TMA, + 128 cp.async (gather)  | each consumer warp of the tile   |

@@ -10,7 +10,7 @@
 #include "cuda/sm90/row_gemm/params.h"
 #include "cuda/sm90/row_gemm/shared.cuh"
 
-/// The epilogue of the row kernels: accumulators to rows of the output, in order or scattered.
+/// The epilogue of the row GEMMs: accumulators to rows of the output, in order or scattered.
 namespace moegemm::cuda::sm90 {
 
 /// Named barriers; 0 is __syncthreads'.

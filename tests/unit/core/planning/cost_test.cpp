@@ -10,7 +10,7 @@ namespace {
 /// An H200 in round numbers.
 constexpr MachineLimits kMachine = {7e14, 4.3e12, 1.25e13, 132, 4};
 
-KernelInfo row_kernel(int rows, int cols) {
+KernelInfo row_gemm(int rows, int cols) {
   return {BackendKind::kSm90, "k", Op::kForward, {rows, cols, 64}, 4};
 }
 
@@ -27,24 +27,24 @@ Problem layer(std::int64_t tokens) {
 }
 
 TEST(Cost, ManyTokensAreBoundByComputeAndFewByMemory) {
-  const CostEstimate many = estimate_cost(layer(8192), row_kernel(160, 256), kMachine);
+  const CostEstimate many = estimate_cost(layer(8192), row_gemm(160, 256), kMachine);
   EXPECT_STREQ(many.limit(), "compute");
   EXPECT_NEAR(many.total_us, 670, 130);  // measured on an H200: 673
-  const CostEstimate few = estimate_cost(layer(64), row_kernel(64, 128), kMachine);
+  const CostEstimate few = estimate_cost(layer(64), row_gemm(64, 128), kMachine);
   EXPECT_STREQ(few.limit(), "memory");
   EXPECT_NEAR(few.total_us, 196, 20);  // measured: 196
 }
 
 TEST(Cost, OneTokenReadsOnlyTheWeightsOfItsExperts) {
-  const double one = estimate_cost(layer(1), row_kernel(64, 128), kMachine).bytes;
+  const double one = estimate_cost(layer(1), row_gemm(64, 128), kMachine).bytes;
   EXPECT_NEAR(one, 8.0 * 1536 * 2048 * 2, 0.05 * one);
 }
 
 TEST(Cost, WiderTilesThanTheOutputPadIt) {
   Problem narrow = layer(8192);
   narrow.n = 128;
-  EXPECT_GT(estimate_cost(narrow, row_kernel(128, 256), kMachine).compute_us,
-            1.9 * estimate_cost(narrow, row_kernel(128, 128), kMachine).compute_us);
+  EXPECT_GT(estimate_cost(narrow, row_gemm(128, 256), kMachine).compute_us,
+            1.9 * estimate_cost(narrow, row_gemm(128, 128), kMachine).compute_us);
 }
 
 TEST(Cost, WeightGradientIsWrittenForEveryExpert) {
@@ -59,14 +59,14 @@ TEST(Cost, WeightGradientIsWrittenForEveryExpert) {
 }
 
 TEST(Cost, UnknownMachinePredictsNothingButCountsWork) {
-  const CostEstimate cost = estimate_cost(layer(64), row_kernel(64, 128), {});
+  const CostEstimate cost = estimate_cost(layer(64), row_gemm(64, 128), {});
   EXPECT_EQ(cost.total_us, 0);
   EXPECT_GT(cost.flops, 0);
   EXPECT_GT(cost.bytes, 0);
 }
 
 TEST(Cost, NothingToDoCostsALaunch) {
-  EXPECT_LE(estimate_cost(layer(0), row_kernel(64, 128), kMachine).total_us, 5);
+  EXPECT_LE(estimate_cost(layer(0), row_gemm(64, 128), kMachine).total_us, 5);
 }
 
 TEST(Explain, EveryKernelOfTheOpIsThereWithAReasonAndOneIsChosen) {

@@ -16,7 +16,7 @@
 namespace moegemm::cuda::sm90 {
 namespace {
 
-KernelInfo row_kernel(Op op, int features, int rows) {
+KernelInfo row_gemm(Op op, int features, int rows) {
   KernelInfo info;
   info.op = op;
   info.tile = {rows, features, 64};
@@ -50,10 +50,9 @@ const DeviceFacts kH200 = {
 std::pair<int, int> chosen(const Problem& problem) {
   const bool forward = problem.op == Op::kForward;
   std::vector<KernelInfo> kernels = {
-      row_kernel(problem.op, 128, 64), row_kernel(problem.op, 128, 192),
-      row_kernel(problem.op, 192, 128),
-      row_kernel(problem.op, 256, forward ? (problem.gathers() ? 160 : 128) : 192)};
-  if (forward) kernels.push_back(row_kernel(problem.op, 128, 32));
+      row_gemm(problem.op, 128, 64), row_gemm(problem.op, 128, 192), row_gemm(problem.op, 192, 128),
+      row_gemm(problem.op, 256, forward ? (problem.gathers() ? 160 : 128) : 192)};
+  if (forward) kernels.push_back(row_gemm(problem.op, 128, 32));
   std::vector<const KernelInfo*> feasible;
   for (const KernelInfo& kernel : kernels) feasible.push_back(&kernel);
   const TileShape tile = kernels[choose_among(feasible, problem, kH200)].tile;
@@ -61,7 +60,7 @@ std::pair<int, int> chosen(const Problem& problem) {
 }
 
 int rank(const Problem& problem, int features, int rows) {
-  return preference_rank(row_kernel(problem.op, features, rows), problem);
+  return preference_rank(row_gemm(problem.op, features, rows), problem);
 }
 
 TEST(Sm90Heuristic, DecodeGetsTheWeightStreamingTile) {
@@ -181,7 +180,7 @@ KernelInfo kernel_named(const std::string& name, Op op) {
   int rows = 0;
   const char* tile = name.c_str() + name.find_first_of("0123456789", 5);
   EXPECT_EQ(std::sscanf(tile, "%dx%d", &features, &rows), 2) << name;
-  return row_kernel(op, features, rows);
+  return row_gemm(op, features, rows);
 }
 
 struct Quality {
@@ -253,7 +252,7 @@ TEST(Sm90Heuristic, ReachesTheBestKernelOfTheRecord) {
 
 TEST(Sm90Heuristic, WeightsPassThroughL2WhereGatheredRowsAreWorthKeeping) {
   constexpr std::int64_t kL2 = 50 << 20;
-  const TileShape tall = row_kernel(Op::kForward, 128, 192).tile;
+  const TileShape tall = row_gemm(Op::kForward, 128, 192).tile;
   const auto gathered = [](std::int64_t experts, std::int64_t rows, std::int64_t k) {
     return layer(Op::kForward, experts, rows, 1024, k, Permutation::kX);
   };
@@ -262,11 +261,11 @@ TEST(Sm90Heuristic, WeightsPassThroughL2WhereGatheredRowsAreWorthKeeping) {
   problem.topk = 10;
   EXPECT_TRUE(weights_pass_through_l2(problem, tall, kL2));
   EXPECT_FALSE(weights_pass_through_l2(problem, tall, kL2 / 2)) << "L2 holds less than the rows";
-  EXPECT_FALSE(weights_pass_through_l2(problem, row_kernel(Op::kForward, 256, 128).tile, kL2))
+  EXPECT_FALSE(weights_pass_through_l2(problem, row_gemm(Op::kForward, 256, 128).tile, kL2))
       << "an expert's second tile reads its weights again";
   EXPECT_TRUE(weights_pass_through_l2(gathered(512, 4096, 2048), tall, kL2));
-  EXPECT_FALSE(weights_pass_through_l2(gathered(512, 4096, 2048),
-                                       row_kernel(Op::kForward, 128, 64).tile, kL2))
+  EXPECT_FALSE(
+      weights_pass_through_l2(gathered(512, 4096, 2048), row_gemm(Op::kForward, 128, 64).tile, kL2))
       << "tiles of few rows";
   EXPECT_FALSE(weights_pass_through_l2(gathered(128, 1024, 4096), tall, kL2)) << "long depth";
   problem.permutation = Permutation::kY;
@@ -295,8 +294,8 @@ Problem activated(std::int64_t experts, std::int64_t rows, std::int64_t n, std::
 /// behind the product is faster.
 std::optional<std::pair<int, int>> fused(const Problem& problem) {
   const std::vector<KernelInfo> kernels = {
-      row_kernel(Op::kForward, 256, 160), row_kernel(Op::kForward, 128, 192),
-      row_kernel(Op::kForward, 128, 64), row_kernel(Op::kForward, 128, 32)};
+      row_gemm(Op::kForward, 256, 160), row_gemm(Op::kForward, 128, 192),
+      row_gemm(Op::kForward, 128, 64), row_gemm(Op::kForward, 128, 32)};
   const KernelInfo* const feasible[] = {&kernels[0], &kernels[1], &kernels[2], &kernels[3]};
   const TileShape tile = kernels[choose_among(feasible, problem, kH200)].tile;
   if (!fusing_is_faster(problem, tile)) return {};
@@ -331,7 +330,7 @@ TEST(Sm90Activated, ALongContractionWithManyRowsIsFasterApart) {
 }
 
 TEST(Sm90Activated, WithoutTheWideTileItDependsOnTheContraction) {
-  const TileShape tall = row_kernel(Op::kForward, 128, 192).tile;
+  const TileShape tall = row_gemm(Op::kForward, 128, 192).tile;
   EXPECT_TRUE(fusing_is_faster(activated(512, 512 * 80, 1024, 2048), tall));
   EXPECT_FALSE(fusing_is_faster(activated(512, 512 * 80, 1024, 4096), tall));
   EXPECT_TRUE(fusing_is_faster(activated(512, 512 * 160, 1024, 4096), tall));
@@ -339,7 +338,7 @@ TEST(Sm90Activated, WithoutTheWideTileItDependsOnTheContraction) {
 }
 
 TEST(Sm90Activated, RowsInOrderFuseUnlessTilesAreHalfEmptyAndTheContractionIsLong) {
-  const TileShape tall = row_kernel(Op::kForward, 128, 192).tile;
+  const TileShape tall = row_gemm(Op::kForward, 128, 192).tile;
   for (const std::int64_t rows : {64, 128, 256, 320, 512, 2048}) {
     for (const std::int64_t k : {2048, 4096, 7168}) {
       Problem problem = activated(64, 64 * rows, 4096, k);

@@ -72,13 +72,13 @@ template <typename Check>
 void for_every_compiled_tile(const Check& check) {
   using sm90::RowTile;
   using sm90::Schedule;
-#define MOEGEMM_ROW_KERNEL(op, features, rows, granule, stages, schedule, loads) \
+#define MOEGEMM_ROW_GEMM(op, features, rows, granule, stages, schedule, loads) \
   check.template operator()<RowTile<features, rows, granule, stages, Schedule::schedule>>();
-#define MOEGEMM_ROW_KERNEL_ACTIVATED(op, features, rows, granule, stages, schedule, loads) \
+#define MOEGEMM_ROW_GEMM_ACTIVATED(op, features, rows, granule, stages, schedule, loads) \
   check.template operator()<RowTile<features, rows, granule, stages, Schedule::schedule, true>>();
 #include "cuda/instances/sm90_rows.inc"
-#undef MOEGEMM_ROW_KERNEL
-#undef MOEGEMM_ROW_KERNEL_ACTIVATED
+#undef MOEGEMM_ROW_GEMM
+#undef MOEGEMM_ROW_GEMM_ACTIVATED
 }
 
 TEST(RowTile, EveryCompiledTileFitsSharedMemoryAndAlignment) {

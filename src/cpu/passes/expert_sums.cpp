@@ -1,4 +1,4 @@
-#include "cpu/rows/expert_sums.h"
+#include "cpu/passes/expert_sums.h"
 
 #include <vector>
 
@@ -6,7 +6,7 @@
 #include "cpu/parallel.h"
 #include "cpu/routing_data.h"
 
-namespace moegemm::cpu::rows {
+namespace moegemm::cpu::passes {
 namespace {
 
 /// Which row of the input expert-ordered position `r` reads and what it counts; -1: none.
@@ -60,4 +60,4 @@ void expert_sums(const TensorView& rows, const RoutingView& routing, const Tenso
   });
 }
 
-}  // namespace moegemm::cpu::rows
+}  // namespace moegemm::cpu::passes

@@ -4,9 +4,9 @@
 #include "cuda/device/fast_divide.h"
 #include "cuda/host/launch.h"
 #include "cuda/host/loading.h"
-#include "cuda/rows/alignment.h"
-#include "cuda/rows/combine.h"
-#include "cuda/rows/elements.cuh"
+#include "cuda/passes/alignment.h"
+#include "cuda/passes/combine.h"
+#include "cuda/passes/elements.cuh"
 #include "moegemm/error.h"
 
 /// out[t] = sum over s of weights[t, s] * rows[t, s]. A thread makes a pack of eight

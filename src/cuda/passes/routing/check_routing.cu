@@ -2,9 +2,9 @@
 
 #include "cuda/host/error.h"
 #include "cuda/host/launch.h"
-#include "cuda/rows/block_sums.cuh"
-#include "cuda/rows/elements.cuh"
-#include "cuda/rows/routing/check_routing.h"
+#include "cuda/passes/block_sums.cuh"
+#include "cuda/passes/elements.cuh"
+#include "cuda/passes/routing/check_routing.h"
 #include "moegemm/error.h"
 
 namespace moegemm::cuda {

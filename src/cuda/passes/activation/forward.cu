@@ -6,13 +6,13 @@
 #include "cuda/host/device_facts.h"
 #include "cuda/host/launch.h"
 #include "cuda/host/loading.h"
-#include "cuda/rows/activation/activation.h"
-#include "cuda/rows/activation/gate_packs.cuh"
-#include "cuda/rows/activation/kernel_choice.h"
-#include "cuda/rows/activation/limits.h"
-#include "cuda/rows/activation/row_experts.cuh"
-#include "cuda/rows/alignment.h"
-#include "cuda/rows/thread_ring.cuh"
+#include "cuda/passes/activation/activation.h"
+#include "cuda/passes/activation/gate_packs.cuh"
+#include "cuda/passes/activation/kernel_choice.h"
+#include "cuda/passes/activation/limits.h"
+#include "cuda/passes/activation/row_experts.cuh"
+#include "cuda/passes/alignment.h"
+#include "cuda/passes/thread_ring.cuh"
 
 /// act = activation(pre + bias). A warp takes a strip of 256 columns of some consecutive rows: its
 /// lanes keep their columns, so that a row costs no index arithmetic, and an expert's bias is

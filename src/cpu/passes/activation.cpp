@@ -1,4 +1,4 @@
-#include "cpu/rows/activation.h"
+#include "cpu/passes/activation.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,7 +8,7 @@
 #include "cpu/parallel.h"
 #include "cpu/routing_data.h"
 
-namespace moegemm::cpu::rows {
+namespace moegemm::cpu::passes {
 namespace {
 
 /// Elements that one worker should have at least: an exponential is some 5 ns, so this is several
@@ -257,4 +257,4 @@ void activate_backward(const ActivationGradientInputs& in, const RoutingView& ro
   });
 }
 
-}  // namespace moegemm::cpu::rows
+}  // namespace moegemm::cpu::passes

@@ -2,9 +2,9 @@
 #include <cstdint>
 
 #include "cuda/host/launch.h"
-#include "cuda/rows/alignment.h"
-#include "cuda/rows/elements.cuh"
-#include "cuda/rows/gather_rows.h"
+#include "cuda/passes/alignment.h"
+#include "cuda/passes/elements.cuh"
+#include "cuda/passes/gather_rows.h"
 
 /// One warp per row. Chunks are 16 bytes where every row allows it, else elements.
 namespace moegemm::cuda {

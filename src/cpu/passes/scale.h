@@ -6,7 +6,7 @@
 
 /// Weighted rows on the CPU: the top-k combine and the backward of a fused multiply. Arguments are
 /// validated by the callers.
-namespace moegemm::cpu::rows {
+namespace moegemm::cpu::passes {
 
 void combine(const TensorView& rows, const TensorView& weights, std::int64_t topk,
              const TensorView& out, const ExecutionContext& context);
@@ -15,4 +15,4 @@ void scale_rows(const TensorView& product, const TensorView& x, const RoutingVie
                 const TensorView& scaled, const TensorView& dot, const TensorView& scaled_x,
                 const ExecutionContext& context);
 
-}  // namespace moegemm::cpu::rows
+}  // namespace moegemm::cpu::passes

@@ -6,13 +6,13 @@
 #include "cuda/host/error.h"
 #include "cuda/host/launch.h"
 #include "cuda/host/loading.h"
-#include "cuda/rows/activation/activation.h"
-#include "cuda/rows/activation/gate_packs.cuh"
-#include "cuda/rows/activation/kernel_choice.h"
-#include "cuda/rows/activation/limits.h"
-#include "cuda/rows/activation/row_experts.cuh"
-#include "cuda/rows/alignment.h"
-#include "cuda/rows/thread_ring.cuh"
+#include "cuda/passes/activation/activation.h"
+#include "cuda/passes/activation/gate_packs.cuh"
+#include "cuda/passes/activation/kernel_choice.h"
+#include "cuda/passes/activation/limits.h"
+#include "cuda/passes/activation/row_experts.cuh"
+#include "cuda/passes/alignment.h"
+#include "cuda/passes/thread_ring.cuh"
 
 /// The gradient of an activation, its weighted value and the gradient of the weight, in one pass. A
 /// block has a few consecutive rows, whose strips of 256 columns its warps share. Dot products are

@@ -6,7 +6,7 @@
 #include "core/backend.h"
 
 /// The memory-bound companions of the products on the CPU. Arguments are validated by the callers.
-namespace moegemm::cpu::rows {
+namespace moegemm::cpu::passes {
 
 /// Stable counting sort of the flat rows by expert.
 void route(const TensorView& expert_ids, std::int64_t experts, const TensorView& m_sizes,
@@ -14,4 +14,4 @@ void route(const TensorView& expert_ids, std::int64_t experts, const TensorView&
 
 std::optional<RoutingFault> check(const RoutingView& routing, std::int64_t rows);
 
-}  // namespace moegemm::cpu::rows
+}  // namespace moegemm::cpu::passes

@@ -1,4 +1,4 @@
-#include "cpu/rows/gather.h"
+#include "cpu/passes/gather.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -7,7 +7,7 @@
 #include "cpu/parallel.h"
 #include "cpu/routing_data.h"
 
-namespace moegemm::cpu::rows {
+namespace moegemm::cpu::passes {
 
 void gather_rows(const TensorView& rows, const TensorView& gather_indices, std::int64_t divisor,
                  const TensorView& gathered, const ExecutionContext& context) {
@@ -34,4 +34,4 @@ void gather_rows(const TensorView& rows, const TensorView& gather_indices, std::
   });
 }
 
-}  // namespace moegemm::cpu::rows
+}  // namespace moegemm::cpu::passes

@@ -2,10 +2,10 @@
 
 #include "cuda/host/launch.h"
 #include "cuda/host/loading.h"
-#include "cuda/rows/block_sums.cuh"
-#include "cuda/rows/elements.cuh"
-#include "cuda/rows/routing/route.h"
-#include "cuda/rows/routing/route_plan.h"
+#include "cuda/passes/block_sums.cuh"
+#include "cuda/passes/elements.cuh"
+#include "cuda/passes/routing/route.h"
+#include "cuda/passes/routing/route_plan.h"
 #include "moegemm/error.h"
 
 /// A counting sort in two kernels, stable and without atomics on anything that orders rows.

@@ -1,4 +1,4 @@
-#include "cpu/rows/scale.h"
+#include "cpu/passes/scale.h"
 
 #include <algorithm>
 #include <vector>
@@ -7,7 +7,7 @@
 #include "cpu/parallel.h"
 #include "cpu/routing_data.h"
 
-namespace moegemm::cpu::rows {
+namespace moegemm::cpu::passes {
 namespace {
 
 /// Elements that one worker should have at least: about 10 microseconds of memory traffic, several
@@ -124,4 +124,4 @@ void scale_rows(const TensorView& product, const TensorView& x, const RoutingVie
   });
 }
 
-}  // namespace moegemm::cpu::rows
+}  // namespace moegemm::cpu::passes

@@ -5,10 +5,10 @@
 #include "cuda/device/fast_divide.h"
 #include "cuda/host/launch.h"
 #include "cuda/host/loading.h"
-#include "cuda/rows/alignment.h"
-#include "cuda/rows/block_sums.cuh"
-#include "cuda/rows/expert_sums.h"
-#include "cuda/rows/thread_ring.cuh"
+#include "cuda/passes/alignment.h"
+#include "cuda/passes/block_sums.cuh"
+#include "cuda/passes/expert_sums.h"
+#include "cuda/passes/thread_ring.cuh"
 #include "moegemm/error.h"
 
 /// Sums of each expert's rows. A block takes one expert and a strip of columns: 32 threads side by

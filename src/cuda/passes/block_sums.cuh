@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "cuda/rows/elements.cuh"
+#include "cuda/passes/elements.cuh"
 
 /// Sums over a whole thread block. Every thread of the block must call; blocks are whole warps.
 namespace moegemm::cuda {

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "cuda/host/device_facts.h"
-#include "cuda/rows/activation/row_experts.cuh"
+#include "cuda/passes/activation/row_experts.cuh"
 #include "moegemm/error.h"
 
 namespace moegemm::cuda {

@@ -3,7 +3,7 @@
 #include "core/backend.h"
 
 /// The activation between the two products on the CPU. Arguments are validated by the callers.
-namespace moegemm::cpu::rows {
+namespace moegemm::cpu::passes {
 
 void activate(const TensorView& pre, const TensorView& bias, const TensorView& m_sizes,
               const Activation& activation, const TensorView& act, const ExecutionContext& context);
@@ -12,4 +12,4 @@ void activate_backward(const ActivationGradientInputs& inputs, const RoutingView
                        const Activation& activation, const ActivationGradientOutputs& outputs,
                        const ExecutionContext& context);
 
-}  // namespace moegemm::cpu::rows
+}  // namespace moegemm::cpu::passes

@@ -9,7 +9,7 @@
 
 namespace moegemm::cuda {
 
-/// RowKernels::check on a GPU: two small launches, then waits for the stream. Refused while the
+/// Passes::check on a GPU: two small launches, then waits for the stream. Refused while the
 /// stream is being captured. The current device is the tensors'.
 std::optional<RoutingFault> check_routing(const RoutingView& routing, std::int64_t rows,
                                           cudaStream_t stream);

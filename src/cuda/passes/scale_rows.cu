@@ -5,10 +5,10 @@
 #include "cuda/host/device_facts.h"
 #include "cuda/host/error.h"
 #include "cuda/host/launch.h"
-#include "cuda/rows/alignment.h"
-#include "cuda/rows/block_sums.cuh"
-#include "cuda/rows/elements.cuh"
-#include "cuda/rows/scale_rows.h"
+#include "cuda/passes/alignment.h"
+#include "cuda/passes/block_sums.cuh"
+#include "cuda/passes/elements.cuh"
+#include "cuda/passes/scale_rows.h"
 #include "moegemm/error.h"
 
 /// One warp per row: each lane walks its columns, multiplies, and the lanes' dot products are added

@@ -1,8 +1,8 @@
 #pragma once
 
 #include "cuda/device/segments.cuh"
-#include "cuda/rows/elements.cuh"
-#include "cuda/rows/thread_ring.cuh"
+#include "cuda/passes/elements.cuh"
+#include "cuda/passes/thread_ring.cuh"
 #include "moegemm/activation.h"
 
 namespace moegemm::cuda {

@@ -1,10 +1,10 @@
-#include "cpu/rows/route.h"
+#include "cpu/passes/route.h"
 
 #include <vector>
 
 #include "cpu/routing_data.h"
 
-namespace moegemm::cpu::rows {
+namespace moegemm::cpu::passes {
 namespace {
 
 /// Ids outside [0, experts) share one bin behind all experts.
@@ -93,4 +93,4 @@ std::optional<RoutingFault> check(const RoutingView& routing, std::int64_t rows)
   return std::nullopt;
 }
 
-}  // namespace moegemm::cpu::rows
+}  // namespace moegemm::cpu::passes

@@ -66,7 +66,7 @@ struct Pack<float> {
   float4 low, high;
 };
 
-/// `source` is 16-byte aligned. Streaming: what the row kernels read they read once.
+/// `source` is 16-byte aligned. Streaming: what the passes read they read once.
 template <typename T>
 __device__ inline Pack<T> load_pack(const T* source) {
   return {__ldcs(reinterpret_cast<const uint4*>(source))};

@@ -3,14 +3,14 @@
 #include "core/backend.h"
 #include "core/registry.h"
 #include "cuda/host/device_facts.h"
-#include "cuda/rows/activation/activation.h"
-#include "cuda/rows/combine.h"
-#include "cuda/rows/expert_sums.h"
-#include "cuda/rows/gather_rows.h"
-#include "cuda/rows/routing/check_routing.h"
-#include "cuda/rows/routing/route.h"
-#include "cuda/rows/routing/route_plan.h"
-#include "cuda/rows/scale_rows.h"
+#include "cuda/passes/activation/activation.h"
+#include "cuda/passes/combine.h"
+#include "cuda/passes/expert_sums.h"
+#include "cuda/passes/gather_rows.h"
+#include "cuda/passes/routing/check_routing.h"
+#include "cuda/passes/routing/route.h"
+#include "cuda/passes/routing/route_plan.h"
+#include "cuda/passes/scale_rows.h"
 
 namespace moegemm {
 namespace {
@@ -19,7 +19,7 @@ cudaStream_t stream_of(const ExecutionContext& context) {
   return static_cast<cudaStream_t>(context.stream);
 }
 
-class CudaRowKernels final : public RowKernels {
+class CudaPasses final : public Passes {
  public:
   void route(const TensorView& expert_ids, std::int64_t experts, const TensorView& m_sizes,
              const TensorView& gather_indices, const TensorView& inverse, void* workspace,
@@ -81,8 +81,8 @@ class CudaRowKernels final : public RowKernels {
 
 }  // namespace
 
-const RowKernels& cuda_row_kernels() {
-  static const CudaRowKernels kernels;
+const Passes& cuda_passes() {
+  static const CudaPasses kernels;
   return kernels;
 }
 

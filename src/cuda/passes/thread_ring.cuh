@@ -1,9 +1,9 @@
 #pragma once
 
 #include "cuda/device/segments.cuh"
+#include "cuda/passes/elements.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/shared_memory.cuh"
-#include "cuda/rows/elements.cuh"
 
 namespace moegemm::cuda {
 
