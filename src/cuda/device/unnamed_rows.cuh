@@ -7,12 +7,6 @@
 
 namespace moegemm::cuda {
 
-/// How far a thread is.
-struct UnnamedState {
-  int first;     ///< row of the block's share
-  int position;  ///< whose index is read next
-};
-
 /// The rows of an output in flat order that no valid position names; they have to become zero.
 ///
 /// A block looks after a share of the output's rows: it reads every index of the segments, marks
@@ -23,21 +17,18 @@ struct UnnamedState {
 ///
 /// Output: indices(); rows(), less than 2^30, 0 if there is nothing to look for; routed(), which is
 /// sum(m_sizes): positions from there on name nothing; words() [word_count()], shared memory;
-/// zero(row), called by a whole warp. It is asked again each time: registers are short. `State` is
-/// UnnamedState or, for threads that have none to spare, a reference to one in shared memory.
-template <int First, int Threads, int Barrier, int Loads, typename Output,
-          typename State = UnnamedState>
+/// zero(row), called by a whole warp. It is asked again each time: registers are short.
+template <int First, int Threads, int Barrier, int Loads, typename Output>
 class UnnamedRows {
  public:
-  __device__ __forceinline__ explicit UnnamedRows(const Output& output, State state = State())
-      : output_(output), state_(state) {
+  __device__ __forceinline__ explicit UnnamedRows(const Output& output) : output_(output) {
     begin(static_cast<int>(blockIdx.x) * share());
   }
 
   /// So many after each tile that the last quarter of this block's share of `tiles` tiles needs
   /// none.
   __device__ __forceinline__ int steps_per_tile(int tiles) const {
-    if (state_.first >= output_.rows()) return 0;
+    if (first_ >= output_.rows()) return 0;
     const int steps = ceil_div(output_.routed(), Loads * Threads * per_load()) + 1;  // of one share
     return ceil_div(4 * steps, 3 * max(1, tiles / static_cast<int>(gridDim.x)));
   }
@@ -46,14 +37,14 @@ class UnnamedRows {
   /// call it alike.
   __device__ __forceinline__ void advance(int steps) {
 #pragma unroll 1
-    for (; steps > 0 && state_.first < output_.rows(); --steps) {
-      if (state_.position < output_.routed()) {
+    for (; steps > 0 && first_ < output_.rows(); --steps) {
+      if (position_ < output_.routed()) {
         mark_next();
       } else {
         ptx::bar_sync(Barrier, Threads);
         zero_unmarked();
         ptx::bar_sync(Barrier, Threads);  // before the words are cleared
-        begin(state_.first + static_cast<int>(gridDim.x) * share());
+        begin(first_ + static_cast<int>(gridDim.x) * share());
       }
     }
   }
@@ -70,15 +61,13 @@ class UnnamedRows {
     const bool few = rows - output_.routed() <= rows / 16;
     return few ? most : min(most, ceil_div(rows, static_cast<int>(gridDim.x)));
   }
-  __device__ __forceinline__ int own_rows() const {
-    return min(share(), output_.rows() - state_.first);
-  }
+  __device__ __forceinline__ int own_rows() const { return min(share(), output_.rows() - first_); }
 
   /// The shares of all blocks are less than 2^30 rows, too.
   __device__ __forceinline__ void begin(int first) {
-    state_.first = first;
-    state_.position = 0;
-    if (state_.first >= output_.rows()) return;
+    first_ = first;
+    position_ = 0;
+    if (first_ >= output_.rows()) return;
     for (int word = thread(); word * 32 < own_rows(); word += Threads) output_.words()[word] = 0;
     ptx::bar_sync(Barrier, Threads);
   }
@@ -104,7 +93,7 @@ class UnnamedRows {
   }
 
   __device__ __forceinline__ void mark(unsigned low, unsigned high, unsigned rows) {
-    const unsigned row = low - static_cast<unsigned>(state_.first);
+    const unsigned row = low - static_cast<unsigned>(first_);
     if (row < rows && high == 0) atomicOr(output_.words() + row / 32, 1u << row % 32);
   }
 
@@ -112,7 +101,7 @@ class UnnamedRows {
     uint4 loaded[Loads];
 #pragma unroll
     for (int i = 0; i < Loads; ++i) {
-      loaded[i] = load(state_.position + (i * Threads + thread()) * per_load());
+      loaded[i] = load(position_ + (i * Threads + thread()) * per_load());
     }
     const auto rows = static_cast<unsigned>(own_rows());
 #pragma unroll
@@ -127,7 +116,7 @@ class UnnamedRows {
         mark(words.w, 0, rows);
       }
     }
-    state_.position += Loads * Threads * per_load();
+    position_ += Loads * Threads * per_load();
   }
 
   __device__ __forceinline__ void zero_unmarked() {
@@ -137,13 +126,14 @@ class UnnamedRows {
       unsigned unnamed = ~output_.words()[word] & (left < 32 ? (1u << left) - 1 : kFullMask);
 #pragma unroll 1
       for (; unnamed != 0; unnamed &= unnamed - 1) {
-        output_.zero(state_.first + word * 32 + __ffs(unnamed) - 1);
+        output_.zero(first_ + word * 32 + __ffs(unnamed) - 1);
       }
     }
   }
 
   const Output& output_;
-  State state_;
+  int first_;     ///< row of the block's share
+  int position_;  ///< whose index is read next
 };
 
 }  // namespace moegemm::cuda

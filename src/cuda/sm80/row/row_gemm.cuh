@@ -149,11 +149,15 @@ struct ScatteredOutput {
   __device__ __forceinline__ void zero(int row) const { zero_row<Traits>(params, row); }
 };
 
-/// By the warps that multiply, a step before each tile, while its first stage comes. The state lies
-/// in shared memory: the main loops have no registers for it.
+/// In flat order, rows that no position names are zero. By the warps that multiply, while the first
+/// stages come, with many loads in flight: spread over the tiles it took all main loops 1 to 2 %.
 template <typename Traits>
-using UnnamedRowsOf = UnnamedRows<0, Traits::Shape::kWarps * kWarpThreads, kNamedRowsBarrier, 8,
-                                  ScatteredOutput<Traits>, UnnamedState&>;
+__device__ __forceinline__ void zero_unnamed_rows(const RowGemmParams& params, std::byte* shared) {
+  using Output = ScatteredOutput<Traits>;
+  const Output output = {params, shared};
+  UnnamedRows<0, Traits::Shape::kWarps * kWarpThreads, kNamedRowsBarrier, 16, Output>(output)
+      .advance(INT_MAX);
+}
 
 template <typename Traits>
 __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlocksPerMultiprocessor)
@@ -165,8 +169,6 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
   auto* tiles = reinterpret_cast<RowTile*>(shared + Layout::kTiles);
   auto* starts = reinterpret_cast<SegmentStart*>(shared + Layout::kStarts);
   auto* ring = reinterpret_cast<StageRing<Shape>*>(shared + Layout::kRing);
-  const ScatteredOutput<Traits> output = {params, shared};
-  auto* states = reinterpret_cast<UnnamedState*>(shared + Layout::kNamedState);
   if (threadIdx.x < kWarpSize) {
     scan_segments(params.m_sizes, params.experts, params.total_rows, Shape::kRows, &starts->row,
                   &starts->tile, ceil_div(params.out.cols, Shape::kCols), /*stride=*/2);
@@ -189,29 +191,25 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
     }
     ptx::setmaxnreg_inc<kMultiplyRegisters>();
     zero_padding_rows<Traits>(params, starts[params.experts].row);
-    UnnamedRowsOf<Traits> unnamed(output, states[threadIdx.x]);
+    zero_unnamed_rows<Traits>(params, shared);
     StageReader<Shape> feed(shared, *ring);
     for (int number = 0;; ++number) {
-      unnamed.advance(1);
       feed.wait();
       const RowTile& tile = tiles[number % kTileSlots];
-      if (tile.is_end()) break;
+      if (tile.is_end()) return;
       compute_tile<Traits>(params, tile, feed, targets + RowStreamLoader<Traits>::slot_of(number));
     }
-    unnamed.advance(INT_MAX);
   } else {
     zero_padding_rows<Traits>(params, starts[params.experts].row);
     RowLoader<Traits> loader(params);
     RowScheduler<Shape> scheduler(params, starts);
     TileFeed<Traits, RowLoader<Traits>, RowScheduler<Shape>> feed(loader, scheduler, shared, tiles);
-    UnnamedRowsOf<Traits> unnamed(output, states[threadIdx.x]);
+    zero_unnamed_rows<Traits>(params, shared);
     for (int number = 0;; ++number) {
       const RowTile& tile = tiles[number % kTileSlots];  // not copied: registers are short here
       if (tile.is_end()) break;
-      unnamed.advance(1);
       compute_tile<Traits>(params, tile, feed);
     }
-    unnamed.advance(INT_MAX);
     scheduler.leave();
   }
 }

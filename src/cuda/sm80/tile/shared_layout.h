@@ -25,8 +25,7 @@ struct RowGemmLayout {
   static constexpr int kTargets = kRing + kRingBytes<Shape>;      ///< RowTarget [slots][rows]
   static constexpr int kNamedRows =
       kTargets + (Shape::kLoadWarps > 0 ? kTargetSlots * Shape::kRows * 8 : 0);
-  static constexpr int kNamedState = kNamedRows + kNamedWords * 4;  ///< UnnamedState [threads]
-  static constexpr int kStarts = kNamedState + Shape::kWarps * kWarpThreads * 8;  ///< [E + 1]
+  static constexpr int kStarts = kNamedRows + kNamedWords * 4;  ///< SegmentStart [E + 1]
   static constexpr std::int64_t total(std::int64_t experts) { return kStarts + (experts + 1) * 8; }
 };
 
