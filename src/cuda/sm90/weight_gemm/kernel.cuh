@@ -20,7 +20,8 @@
 /// | warps | role     | registers | waits for                           | signals                  |
 /// |-------|----------|-----------|-------------------------------------|--------------------------|
 /// | 0-2   | load     | 56        | tiles full, loads empty             | loads full, tiles empty  |
-/// | 3     | schedule, look for absent rows | 56 | tiles empty              | tiles full               |
+/// | 3     | schedule | 56        | tiles empty                         | tiles full, with whether |
+/// |       |          |           |                                     | rows are absent          |
 /// | 4-11  | multiply | 224       | tiles full, loads full, its staging | loads empty, tiles empty |
 /// |       | + store  |           | buffer (one per warpgroup)          |                          |
 ///
