@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <string>
 
 #include "moegemm/export.h"
 
@@ -46,5 +47,9 @@ struct Activation {
 
 MOEGEMM_API const char* to_string(ActivationFunction function);  ///< "silu", "gelu", ...
 MOEGEMM_API const char* to_string(GateLayout layout);  ///< "none", "concatenated", "interleaved"
+/// "silu/concatenated", and " alpha=1.702 limit=7 up_offset=1" where they are not the defaults.
+MOEGEMM_API std::string to_string(const Activation& activation);
+/// Reads such a text; throws kInvalidValue with what is accepted.
+MOEGEMM_API Activation parse_activation(const std::string& text);
 
 }  // namespace moegemm

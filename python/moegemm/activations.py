@@ -1,34 +1,41 @@
-"""The activations of an expert by name, and as the numbers that the operators take."""
+"""The activations of an expert by name, and as the text that the operators take."""
 
 import math
-import sys
 from typing import Final, NamedTuple
 
 from moegemm.operators.errors import shown
 
-_FUNCTIONS: Final = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu2": 3}  # ActivationFunction
-_LAYOUTS: Final = {"none": 0, "concatenated": 1, "interleaved": 2}  # GateLayout
-NO_LIMIT: Final = sys.float_info.max  # infinite once it is a float
+UNGATED: Final = "none"  # the layout of an activation without a gate
 
 
 class Activation(NamedTuple):
     """include/moegemm/activation.h: act = f(min(gate, limit)) * (clamp(up, -limit, limit) + up_offset)."""
 
-    function: int
-    layout: int
+    function: str
+    layout: str
     alpha: float = 1.0
     limit: float = math.inf
     up_offset: float = 0.0
 
     # Methods: Dynamo in torch 2.10 does not see a named tuple's properties.
     def gated(self) -> bool:
-        return self.layout != 0
+        return self.layout != UNGATED
 
-    def numbers(self) -> tuple[int, int, float, float, float]:
-        """What the operators take. Dynamo (torch 2.11) reads the fields of a named tuple that it got from a constant
-        function, but does not unpack it. No limit is a number that is one in fp32 only: compiled packages (AOTInductor)
-        keep their constants as JSON, which has no infinity."""
-        return self.function, self.layout, self.alpha, min(self.limit, NO_LIMIT), self.up_offset
+    def text(self) -> str:
+        """What the operators take: "silu/concatenated", and the numbers that are not the defaults."""
+        text = self.function + "/" + self.layout
+        if self.alpha != 1.0:
+            text += " alpha=" + str(self.alpha)
+        if self.limit != math.inf:
+            text += " limit=" + str(self.limit)
+        if self.up_offset != 0.0:
+            text += " up_offset=" + str(self.up_offset)
+        return text
+
+
+def activated_columns(activation: str, columns: int) -> int:
+    """The columns after an activation given as text."""
+    return columns if "/" + UNGATED in activation else columns // 2
 
 
 # Name: function, whether a gate multiplies, and the defaults of alpha, limit and up_offset.
@@ -59,8 +66,8 @@ def activation_named(
         if value is not None and function != "silu":
             raise ValueError(f"{argument} is {value} with activation {name!r}; only SiLU and its gated forms take it")
     return Activation(
-        _FUNCTIONS[function],
-        _LAYOUTS[layout] if gated else 0,
+        function,
+        layout if gated else UNGATED,
         own_alpha if alpha is None else float(alpha),
         own_limit if limit is None else float(limit),
         own_offset if up_offset is None else float(up_offset),

@@ -44,8 +44,8 @@ void choose_indices(HostProblem& p, Random& random) {
 }
 
 void choose_weights(HostProblem& p, Random& random) {
-  p.topk_weights.resize(p.spec.rows);
-  for (float& weight : p.topk_weights) {
+  p.router_weights.resize(p.spec.rows);
+  for (float& weight : p.router_weights) {
     encode(p.weights_dtype, &weight, 0, random.symmetric());
     weight = decode(p.weights_dtype, &weight, 0);
   }
@@ -81,7 +81,7 @@ void spoil(HostProblem& p) {
   }
   if (p.spec.bad_tail_weights) {
     for (std::int64_t r = p.begins.back(); r < p.spec.rows; ++r) {
-      if (p.index_valid(r)) p.topk_weights[p.gather_indices[r]] = kNan;
+      if (p.index_valid(r)) p.router_weights[p.gather_indices[r]] = kNan;
     }
   }
 }

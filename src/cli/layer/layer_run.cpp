@@ -293,7 +293,7 @@ class Layer {
       {
         const Tensor y = make_matrix(memory_, spec_.dtype, spec_.rows(), n);
         GemmOptions multiply = gemm_options;
-        multiply.fuse_mul = true;
+        multiply.multiply = true;
         OpReport& report = measure("forward 2: multiply, scatter", {&y}, [&] {
           return forward(x.view, w.view, y.view, routing(), multiply, context());
         });

@@ -99,7 +99,7 @@ class LayerTuner {
     options.permute_y = !first;
     options.backend = spec_.backend;
     GemmOptions forward_options = options;
-    forward_options.fuse_mul = !first;
+    forward_options.multiply = !first;
     const char* number = first ? " 1" : " 2";
 
     const DeviceTensor x = random_matrix(first ? spec_.tokens : spec_.rows(), k, 1);

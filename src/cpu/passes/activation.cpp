@@ -221,7 +221,7 @@ void activate_backward(const ActivationGradientInputs& in, const RoutingView& ro
                        const ExecutionContext& context) {
   const std::int64_t rows = in.pre.shape[0];
   const ExpertOf expert_of(routing.m_sizes, rows);
-  const TensorView& weights = routing.topk_weights;
+  const TensorView& weights = routing.router_weights;
   const TensorView& d_weights = out.d_weights;
   // Written by index below: what no row names stays zero.
   for (std::int64_t i = 0; d_weights.given() && i < rows; ++i) {

@@ -20,7 +20,7 @@ SourceRow source_of(const RoutingView& routing, std::int64_t r, std::int64_t cou
   const std::int64_t flat =
       read_index(routing.gather_indices.data, routing.gather_indices.dtype, r);
   if (flat < 0 || flat >= count) return {};
-  const TensorView& weights = routing.topk_weights;
+  const TensorView& weights = routing.router_weights;
   return {flat / routing.topk,
           weights.given() ? read_float(weights.data, weights.dtype, flat) : 1.0f};
 }

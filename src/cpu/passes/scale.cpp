@@ -116,7 +116,8 @@ void scale_rows(const TensorView& product, const TensorView& x, const RoutingVie
         if (scaled_x.given()) zero_row(scaled_x, r);
         continue;
       }
-      const float weight = read_float(routing.topk_weights.data, routing.topk_weights.dtype, flat);
+      const float weight =
+          read_float(routing.router_weights.data, routing.router_weights.dtype, flat);
       write_float(dot.data, dot.dtype, flat, dot_row(product, x, r));
       scale_row(product, r, weight, scaled);
       if (scaled_x.given()) scale_row(x, r, weight, scaled_x);

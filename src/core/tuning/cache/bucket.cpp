@@ -50,12 +50,12 @@ std::string problem_bucket(const Problem& problem) {
       join(to_string(problem.op), " ", to_string(problem.dtype), "->", to_string(problem.out_dtype),
            " E=", problem.experts, " N=", problem.n, " K=", problem.k, " topk=", problem.topk,
            " T<=", tokens, " ", to_string(problem.permutation));
-  if (problem.multiply) text += " fuse_mul";
+  if (problem.multiply) text += " multiply";
   if (problem.accumulate) text += " accumulate";
   if (problem.dy_per_token) text += " dy_per_token";
   if (problem.allow_tf32) text += " tf32";
   if (problem.bias) text += " bias";
-  if (problem.activation) text += join(" ", to_string(*problem.activation));
+  if (problem.activation) text += join(" activation=", to_string(*problem.activation));
   return join(text, " align=", problem.input_alignment, "/", problem.output_alignment);
 }
 

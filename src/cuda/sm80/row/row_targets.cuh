@@ -29,7 +29,7 @@ struct RowTarget {
   template <typename Element>
   __device__ __forceinline__ void set_scale(const RowGemmParams& params, int flat) {
     scale = flat < 0 ? 1.0f
-                     : router_weight<Element>(params.topk_weights, params.weights_are_fp32, flat);
+                     : router_weight<Element>(params.router_weights, params.weights_are_fp32, flat);
   }
 };
 

@@ -200,7 +200,7 @@ class WeightLoader {
                                        x_row * params_.x_pitch.bytes()};
     if (params_.multiply) {
       scale_ = flat < 0 ? 0.0f
-                        : router_weight<typename Traits::Element>(params_.topk_weights,
+                        : router_weight<typename Traits::Element>(params_.router_weights,
                                                                   params_.weights_are_fp32, flat);
     }
   }

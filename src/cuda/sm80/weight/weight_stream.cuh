@@ -108,7 +108,7 @@ class WeightStreamLoader {
     x_row_ = in_units(params_.gather_x ? source : row, params_.x_pitch);
     if (params_.multiply) {
       scale_ = flat < 0 ? 0.0f
-                        : router_weight<typename Traits::Element>(params_.topk_weights,
+                        : router_weight<typename Traits::Element>(params_.router_weights,
                                                                   params_.weights_are_fp32, flat);
     }
     position_ += kBlocks * Traits::kDepth;

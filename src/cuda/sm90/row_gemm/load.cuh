@@ -248,8 +248,9 @@ __device__ __forceinline__ void load_gathered(const RowGemmParams& params,
 
 template <typename T>
 __device__ __forceinline__ float router_weight(const RowGemmParams& params, int flat) {
-  if (params.weights_are_fp32) return __ldg(static_cast<const float*>(params.topk_weights) + flat);
-  return static_cast<float>(__ldg(static_cast<const T*>(params.topk_weights) + flat));
+  if (params.weights_are_fp32)
+    return __ldg(static_cast<const float*>(params.router_weights) + flat);
+  return static_cast<float>(__ldg(static_cast<const T*>(params.router_weights) + flat));
 }
 
 /// Destination and router weight of every Step-th row of the tile from `first` on, then one arrival

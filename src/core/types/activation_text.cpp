@@ -1,0 +1,71 @@
+#include <algorithm>
+#include <charconv>
+#include <string>
+
+#include "core/refusal.h"
+#include "moegemm/epilogue.h"
+
+namespace moegemm {
+namespace {
+
+/// The value of an enumeration from 0 that has this name.
+template <typename Enum>
+Enum named(const char* what, const std::string& name) {
+  std::string accepted;
+  for (int i = 0; std::string(to_string(static_cast<Enum>(i))) != "?"; ++i) {
+    const auto value = static_cast<Enum>(i);
+    if (name == to_string(value)) return value;
+    accepted += join(i == 0 ? "" : ", ", to_string(value));
+  }
+  refuse_value(what, " is '", name, "'; accepted are ", accepted);
+}
+
+float number(const std::string& name, const std::string& text) {
+  double value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc{} || stop != end) {
+    refuse_value(name, " is '", text, "'; a number is accepted");
+  }
+  return static_cast<float>(value);
+}
+
+}  // namespace
+
+std::string to_string(const Activation& activation) {
+  std::string text = join(to_string(activation.function), "/", to_string(activation.layout));
+  constexpr Activation kPlain;
+  if (activation.alpha != kPlain.alpha) text += join(" alpha=", activation.alpha);
+  if (activation.limit != kPlain.limit) text += join(" limit=", activation.limit);
+  if (activation.up_offset != kPlain.up_offset) text += join(" up_offset=", activation.up_offset);
+  return text;
+}
+
+Activation parse_activation(const std::string& text) {
+  Activation activation;
+  const std::size_t first_end = std::min(text.find(' '), text.size());
+  const std::size_t slash = text.find('/');
+  if (slash >= first_end) {
+    refuse_value("activation is '", text, "'; its form is function/layout, as in silu/none");
+  }
+  activation.function = named<ActivationFunction>("activation", text.substr(0, slash));
+  activation.layout = named<GateLayout>("layout", text.substr(slash + 1, first_end - slash - 1));
+  for (std::size_t begin = first_end + 1; begin < text.size();) {
+    const std::size_t end = std::min(text.find(' ', begin), text.size());
+    const std::size_t equals = std::min(text.find('=', begin), end);
+    const std::string name = text.substr(begin, equals - begin);
+    float* const field = name == "alpha"       ? &activation.alpha
+                         : name == "limit"     ? &activation.limit
+                         : name == "up_offset" ? &activation.up_offset
+                                               : nullptr;
+    if (field == nullptr || equals == end) {
+      refuse_value("activation is '", text, "'; after function/layout it may have alpha=, limit= ",
+                   "and up_offset=, each with a number");
+    }
+    *field = number(name, text.substr(equals + 1, end - equals - 1));
+    begin = end + 1;
+  }
+  return activation;
+}
+
+}  // namespace moegemm
