@@ -8,7 +8,7 @@
 #include "cuda/sm80/plan/compute_capability.h"
 #include "cuda/sm80/plan/heuristic.h"
 #include "cuda/sm80/plan/pitch.h"
-#include "cuda/sm80/weight/weight_tiles.h"
+#include "cuda/sm80/weight_gemm/traits.h"
 #include "moegemm/error.h"
 
 namespace moegemm::cuda::sm80 {

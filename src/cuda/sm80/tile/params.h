@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+
 #include "cuda/device/fast_divide.h"
 #include "cuda/device/segments.cuh"
 #include "cuda/device/tile_counter.h"
@@ -19,6 +21,15 @@ struct RoutingParams {
 
   bool multiply;  ///< by topk_weights of the flat row: results of row GEMMs, dY of dW
   bool weights_are_fp32;
+};
+
+/// Where results go: rows of `cols` elements.
+struct OutputView {
+  void* data;
+  std::int64_t stride;  ///< elements
+  int cols;
+  bool is_fp32;     ///< else the input type
+  bool accumulate;  ///< add to what is there; fp32 only
 };
 
 }  // namespace moegemm::cuda::sm80

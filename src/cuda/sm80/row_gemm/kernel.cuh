@@ -1,15 +1,10 @@
 #pragma once
 
-#include <climits>
-
-#include "cuda/device/unnamed_rows.cuh"
-#include "cuda/sm80/row/row_gemm_load.cuh"
-#include "cuda/sm80/row/row_targets.cuh"
-#include "cuda/sm80/tile/load_warps.cuh"
-#include "cuda/sm80/tile/multiply.cuh"
-#include "cuda/sm80/tile/shared_layout.h"
-#include "cuda/sm80/tile/tile_feed.cuh"
-#include "cuda/sm80/tile/tile_store.cuh"
+#include "cuda/device/element_type.h"
+#include "cuda/sm80/plan/instance.h"
+#include "cuda/sm80/row_gemm/load.cuh"
+#include "cuda/sm80/row_gemm/mma.cuh"
+#include "cuda/sm80/row_gemm/store.cuh"
 
 // clang-format off
 /// Forward and dX on every GPU from sm_80 up: out[rows of expert e] = rows W_e^T (or W_e), all experts
@@ -34,51 +29,6 @@
 // clang-format on
 namespace moegemm::cuda::sm80 {
 
-/// Adds the bias of the tile's expert to every row.
-template <typename Traits>
-__device__ __forceinline__ void add_bias(const RowGemmParams& params, const RowTile& tile,
-                                         Accumulators<Traits>& acc) {
-  using Shape = typename Traits::Shape;
-  const int first = tile.feature + warp_col<Shape>() + lane_col<Traits>(0);
-  const auto* bias = static_cast<const typename Traits::Element*>(params.bias) +
-                     tile.expert * params.bias_stride + first;
-  const int left = params.out.cols - first;
-#pragma unroll
-  for (int j = 0; j < Shape::kColBlocks; ++j) {
-    // Where vectors are stored, both columns of a pair exist or none.
-    const int col = lane_col<Traits>(j) - lane_col<Traits>(0);
-    const bool second = kVectors<Traits> ? col < left : col + 1 < left;
-    const float low = col < left ? static_cast<float>(__ldg(bias + col)) : 0.0f;
-    const float high = second ? static_cast<float>(__ldg(bias + col + 1)) : 0.0f;
-#pragma unroll
-    for (int i = 0; i < Shape::kRowBlocks; ++i) {
-      acc[i][j][0] += low;
-      acc[i][j][1] += high;
-      acc[i][j][2] += low;
-      acc[i][j][3] += high;
-    }
-  }
-}
-
-/// The fewest row blocks of a warp that hold `rows` rows.
-template <typename Shape>
-__device__ __forceinline__ int row_blocks_for(int rows) {
-  return ceil_div(rows, Shape::kGranule) * Shape::kHeightStep;
-}
-
-/// Multiplies `row_blocks` row blocks.
-template <typename Traits, int RowBlocks, typename Feed>
-__device__ __forceinline__ void multiply_rows(const RowGemmParams& params, int row_blocks,
-                                              Feed& feed, Accumulators<Traits>& acc) {
-  if constexpr (RowBlocks > Traits::Shape::kHeightStep) {
-    if (row_blocks < RowBlocks) {
-      multiply_rows<Traits, RowBlocks - Traits::Shape::kHeightStep>(params, row_blocks, feed, acc);
-      return;
-    }
-  }
-  multiply_tile<Traits, RowBlocks, false>(acc, feed, ceil_div(params.depth, Traits::kDepth));
-}
-
 /// `found`: the targets of the tile's rows, in kernels with warps that copy.
 template <typename Traits, typename Feed>
 __device__ __forceinline__ void compute_tile(const RowGemmParams& params, const RowTile& tile,
@@ -102,61 +52,6 @@ __device__ __forceinline__ void compute_tile(const RowGemmParams& params, const 
   }
   if (params.multiply) targets.scale(acc);
   store_tile<Traits>(acc, row_blocks, params.out, targets.rows, tile.feature);
-}
-
-/// One row of the output, by a whole warp.
-template <typename Traits>
-__device__ __forceinline__ void zero_row(const RowGemmParams& params, std::int64_t row) {
-  const OutputView& out = params.out;
-  const int element_bytes = out.is_fp32 ? 4 : Traits::kElementBytes;
-  std::byte* line = static_cast<std::byte*>(out.data) + row * out.stride * element_bytes;
-  using Unit = std::conditional_t<kVectors<Traits>, uint2, unsigned short>;  // divides any row
-  const std::int64_t units = static_cast<std::int64_t>(out.cols) * element_bytes / sizeof(Unit);
-  for (std::int64_t i = lane_id(); i < units; i += kWarpThreads) {
-    reinterpret_cast<Unit*>(line)[i] = Unit{};
-  }
-}
-
-/// In expert order, rows past the last segment are zero; the multiplying warps of all blocks share
-/// them.
-template <typename Traits>
-__device__ __forceinline__ void zero_padding_rows(const RowGemmParams& params, int routed_rows) {
-  if (params.scatter) return;
-  constexpr int kWarps = Traits::Shape::kWarps;
-  const int step = gridDim.x * kWarps;
-  for (long long row = routed_rows + static_cast<int>(blockIdx.x) * kWarps + warp_id();
-       row < params.total_rows; row += step) {
-    zero_row<Traits>(params, row);
-  }
-}
-
-/// What UnnamedRows asks.
-template <typename Traits>
-struct ScatteredOutput {
-  using Layout = RowGemmLayout<typename Traits::Shape>;
-  const RowGemmParams& params;
-  std::byte* shared;
-
-  __device__ __forceinline__ const IndexArray& indices() const { return params.gather_indices; }
-  __device__ __forceinline__ int rows() const { return params.scatter ? params.total_rows : 0; }
-  __device__ __forceinline__ int routed() const {
-    return reinterpret_cast<const SegmentStart*>(shared + Layout::kStarts)[params.experts].row;
-  }
-  __device__ __forceinline__ unsigned* words() const {
-    return reinterpret_cast<unsigned*>(shared + Layout::kNamedRows);
-  }
-  static __device__ __forceinline__ int word_count() { return kNamedWords; }
-  __device__ __forceinline__ void zero(int row) const { zero_row<Traits>(params, row); }
-};
-
-/// In flat order, rows that no position names are zero. By the warps that multiply, while the first
-/// stages come, with many loads in flight: spread over the tiles it took all main loops 1 to 2 %.
-template <typename Traits>
-__device__ __forceinline__ void zero_unnamed_rows(const RowGemmParams& params, std::byte* shared) {
-  using Output = ScatteredOutput<Traits>;
-  const Output output = {params, shared};
-  UnnamedRows<0, Traits::Shape::kWarps * kWarpThreads, kNamedRowsBarrier, 16, Output>(output)
-      .advance(INT_MAX);
 }
 
 template <typename Traits>
@@ -212,6 +107,16 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
     }
     scheduler.leave();
   }
+}
+
+/// Forward and dX.
+template <Op O, Math M, Loads L, typename Shape, DType D>
+const void* kernel_function() {
+  // W_e is [N, K]: its rows are K-contiguous, which is the contraction in forward and the output
+  // columns in dX.
+  constexpr Major kWeights = O == Op::kForward ? Major::kDepth : Major::kOuter;
+  using Traits = GemmTraits<Shape, ElementType<D>, M, Major::kDepth, kWeights, L>;
+  return reinterpret_cast<const void*>(&row_gemm_kernel<Traits>);
 }
 
 }  // namespace moegemm::cuda::sm80

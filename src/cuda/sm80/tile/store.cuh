@@ -1,8 +1,8 @@
 #pragma once
 
 #include "cuda/device/segments.cuh"
-#include "cuda/sm80/tile/fragments.cuh"
-#include "cuda/sm80/tile/output_view.h"
+#include "cuda/sm80/tile/mma.cuh"
+#include "cuda/sm80/tile/params.h"
 
 /// From accumulators to device memory, without shared memory: mma.sync leaves pairs of columns in a
 /// lane, four lanes trade them so that each has 16 bytes of a row. Where the stages' columns are

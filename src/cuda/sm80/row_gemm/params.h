@@ -3,9 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/sm80/tile/output_view.h"
-#include "cuda/sm80/tile/routing_params.h"
-#include "cuda/sm80/tile/row_pitch.h"
+#include "cuda/device/row_pitch.h"
+#include "cuda/sm80/tile/params.h"
 
 namespace moegemm::cuda::sm80 {
 
@@ -23,7 +22,7 @@ struct RowGemmParams : RoutingParams {
   int depth;
   bool gather;      ///< rows are read through gather_indices
   bool scatter;     ///< result row r goes to flat row gather_indices[r]
-  bool full_first;  ///< the order of tiles: row_tiles.h
+  bool full_first;  ///< the order of tiles: traits.h
 };
 
 }  // namespace moegemm::cuda::sm80

@@ -1,4 +1,4 @@
-#include "cuda/sm80/row/row_tiles.h"
+#include "cuda/sm80/row_gemm/traits.h"
 
 #include <gtest/gtest.h>
 

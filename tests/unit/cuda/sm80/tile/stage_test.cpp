@@ -1,4 +1,4 @@
-#include "cuda/sm80/tile/operand_tile.h"
+#include "cuda/sm80/tile/stage.h"
 
 #include <gtest/gtest.h>
 
@@ -112,7 +112,7 @@ void check_depth_major() {
   }
 }
 
-TEST(Sm80OperandTile, DepthMajorFragmentsAreThoseOfMmaSync) {
+TEST(Sm80Stage, DepthMajorFragmentsAreThoseOfMmaSync) {
   check_depth_major<64>();
   check_depth_major<128>();
 }
@@ -138,7 +138,7 @@ void check_outer_major(int warp_outer) {
   }
 }
 
-TEST(Sm80OperandTile, OuterMajorFragmentsAreThoseOfMmaSync) {
+TEST(Sm80Stage, OuterMajorFragmentsAreThoseOfMmaSync) {
   check_outer_major<256>(64);
   check_outer_major<512>(64);
   check_outer_major<256>(32);
@@ -189,7 +189,7 @@ void check_passes() {
   }
 }
 
-TEST(Sm80OperandTile, CopyingThreadsFindTheirChunksInEveryPass) {
+TEST(Sm80Stage, CopyingThreadsFindTheirChunksInEveryPass) {
   check_passes<64, 32>();
   check_passes<128, 16>();
   check_passes<128, 4>();
@@ -198,7 +198,7 @@ TEST(Sm80OperandTile, CopyingThreadsFindTheirChunksInEveryPass) {
   check_passes<512, 1>();
 }
 
-TEST(Sm80OperandTile, PlacedColumnsOfFourBlocksAreEightNeighboursInEveryLane) {
+TEST(Sm80Stage, PlacedColumnsOfFourBlocksAreEightNeighboursInEveryLane) {
   for (int group = 0; group < 256; group += 32) {
     for (int block = 0; block < 4; ++block) {
       for (int t = 0; t < 4; ++t) {
@@ -210,7 +210,7 @@ TEST(Sm80OperandTile, PlacedColumnsOfFourBlocksAreEightNeighboursInEveryLane) {
   }
 }
 
-TEST(Sm80OperandTile, PlacedColumnsOfEveryPassAreAtOneDistance) {
+TEST(Sm80Stage, PlacedColumnsOfEveryPassAreAtOneDistance) {
   for (const int step : {8, 16, 32, 64}) {
     for (int row = 0; row < step; ++row) {
       for (int pass = 0; pass * step < 256; ++pass) {
@@ -221,7 +221,7 @@ TEST(Sm80OperandTile, PlacedColumnsOfEveryPassAreAtOneDistance) {
   }
 }
 
-TEST(Sm80OperandTile, WordsOfAnOuterMajorOperandAreThoseOfMmaSync) {
+TEST(Sm80Stage, WordsOfAnOuterMajorOperandAreThoseOfMmaSync) {
   check_words<512>(64);
   check_words<512>(32);
   check_words<256>(32);

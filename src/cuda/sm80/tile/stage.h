@@ -1,7 +1,7 @@
 #pragma once
 
 #include "cuda/device/host_device.h"
-#include "cuda/sm80/tile/block_shape.h"
+#include "cuda/sm80/tile/traits.h"
 
 /// Where the elements of an operand lie in a stage of shared memory, and which of them each lane of
 /// a warp reads. Chunks of 16 bytes are swizzled so that a warp's reads spread over all banks; the

@@ -1,12 +1,98 @@
 #pragma once
 
+#include "cuda/device/tile_scheduler.cuh"
 #include "cuda/ptx/opaque.cuh"
-#include "cuda/sm80/row/row_scheduler.cuh"
-#include "cuda/sm80/tile/chunk_copy.cuh"
-#include "cuda/sm80/tile/operand_tile.h"
+#include "cuda/ptx/shared_memory.cuh"
+#include "cuda/sm80/row_gemm/params.h"
+#include "cuda/sm80/row_gemm/traits.h"
+#include "cuda/sm80/tile/load.cuh"
+#include "cuda/sm80/tile/stage.h"
 
-/// What the row GEMMs load.
+/// What the row GEMMs load: the tiles of all experts, their rows and weights, and where results go.
 namespace moegemm::cuda::sm80 {
+
+struct RowTile : moegemm::cuda::Tile {
+  __device__ __forceinline__ bool is_end() const { return rows == 0; }
+};
+
+/// Tiles of all experts, from the queue that all blocks share.
+template <typename Shape>
+class RowScheduler {
+ public:
+  using Tile = RowTile;
+
+  __device__ __forceinline__ RowScheduler(const RowGemmParams& params, const SegmentStart* starts)
+      : params_(params),
+        starts_(starts),
+        queue_(params.counter, schedules() ? starts[params.experts].tile : 0),
+        decoder_(starts, params.experts) {}
+
+  __device__ __forceinline__ Tile decode() {
+    if (queue_.done()) return {};
+    const Tile tile = {params_.full_first
+                           ? decode_full_first(queue_.current())
+                           : decoder_.template decode<Shape::kRows, Shape::kGranule, Shape::kCols>(
+                                 queue_.current())};
+    queue_.advance();
+    prefetch_indices(tile);
+    return tile;
+  }
+
+  /// At the end, by all threads.
+  __device__ __forceinline__ void leave() {
+    if (threadIdx.x == Shape::kFirstCopyThread) queue_.leave();
+  }
+
+  /// The first warp that copies decodes tiles.
+  static __device__ __forceinline__ bool schedules() {
+    return threadIdx.x / kWarpSize == Shape::kFirstCopyThread / kWarpSize;
+  }
+
+ private:
+  /// The lanes count the tiles of 32 experts at once.
+  __device__ __forceinline__ moegemm::cuda::Tile decode_full_first(int number) const {
+    const int lane = threadIdx.x % kWarpSize;
+    const int feature_tiles = ceil_div(params_.out.cols, Shape::kCols);
+    const auto rows = [&](int expert) { return starts_[expert + 1].row - starts_[expert].row; };
+    int before = 0;  // tiles before those of the lanes' experts
+#pragma unroll 1
+    for (int base = 0, full = 1;; base += kWarpSize) {
+      if (base >= params_.experts) {
+        base = 0;
+        full = 0;
+      }
+      const int own = base + lane < params_.experts
+                          ? feature_tiles * tiles_in_part(full, rows(base + lane), Shape::kRows,
+                                                          Shape::kGranule)
+                          : 0;
+      const int end = before + inclusive_scan(own, lane);
+      const unsigned beyond = __ballot_sync(kFullMask, end > number);
+      if (beyond != 0) {
+        const int found = __ffs(beyond) - 1;
+        const int first = __shfl_sync(kFullMask, end - own, found);
+        return decode_tile_in_part(full, number - first, base + found, starts_[base + found].row,
+                                   rows(base + found), Shape::kRows, Shape::kGranule, Shape::kCols);
+      }
+      before = __shfl_sync(kFullMask, end, kWarpSize - 1);
+    }
+  }
+
+  /// A block waits for its indices when it starts to load a tile: let that be from L2.
+  __device__ __forceinline__ void prefetch_indices(const Tile& tile) const {
+    if (!params_.gather && !params_.scatter) return;
+    const int index_bytes = params_.gather_indices.is_64_bit ? 8 : 4;
+    const int offset = threadIdx.x % kWarpSize * 128;
+    if (offset < tile.rows * index_bytes) {
+      ptx::prefetch_l2(static_cast<const std::byte*>(params_.gather_indices.data) +
+                       static_cast<std::int64_t>(tile.row) * index_bytes + offset);
+    }
+  }
+
+  const RowGemmParams& params_;
+  const SegmentStart* starts_;
+  TileQueue queue_;
+  TileDecoder decoder_;
+};
 
 /// One thread's share of a row GEMM's copies: a 16-byte chunk of every kRowStep-th row, and the
 /// same of the weights. Where the weights' features are contiguous, chunks kColSpan apart of every
@@ -242,6 +328,66 @@ class RowLoader {
   const std::byte* weights_;
   int granules_;   ///< the tile's height, 0 if no block of it is regular
   int cols_left_;  ///< features from the first that this thread loads on
+};
+
+/// The flat row that row `local` of the tile stands for, if somebody asks for it; -1 if there is
+/// none.
+__device__ __forceinline__ int flat_row_of(const RowGemmParams& params, const RowTile& tile,
+                                           int local) {
+  const bool indexed = params.scatter || params.multiply;
+  return indexed && local < tile.rows
+             ? flat_row(params.gather_indices, tile.row + local, params.total_rows)
+             : -1;
+}
+
+struct RowTarget {
+  int row;      ///< of the output, negative for none
+  float scale;  ///< of the results, if they are multiplied
+
+  __device__ __forceinline__ void set_row(const RowGemmParams& params, const RowTile& tile,
+                                          int local, int flat) {
+    row = params.scatter ? flat : (local < tile.rows ? tile.row + local : -1);
+  }
+  template <typename Element>
+  __device__ __forceinline__ void set_scale(const RowGemmParams& params, int flat) {
+    scale = flat < 0 ? 1.0f
+                     : router_weight<Element>(params.topk_weights, params.weights_are_fp32, flat);
+  }
+};
+
+/// The loader of warps that only copy: finds the targets of a tile's rows, too, while the tile
+/// before is multiplied. At a tile's end their two dependent loads would hold up every warp.
+template <typename Traits>
+class RowStreamLoader : public RowLoader<Traits> {
+  using Shape = typename Traits::Shape;
+
+ public:
+  __device__ __forceinline__ RowStreamLoader(const RowGemmParams& params, RowTarget* targets)
+      : RowLoader<Traits>(params), params_(params), targets_(targets) {}
+
+  /// The ring's slot of the tile with this number.
+  static __device__ __forceinline__ int slot_of(int number) {
+    return number % kTargetSlots * Shape::kRows;
+  }
+
+  __device__ __forceinline__ int start(const RowTile& tile) {
+#pragma unroll 1
+    for (int local = static_cast<int>(threadIdx.x) - Shape::kFirstCopyThread; local < Shape::kRows;
+         local += Shape::kCopyThreads) {
+      const int flat = flat_row_of(params_, tile, local);
+      RowTarget target = {};
+      target.set_row(params_, tile, local, flat);
+      if (params_.multiply) target.template set_scale<typename Traits::Element>(params_, flat);
+      targets_[slot_of(number_) + local] = target;
+    }
+    ++number_;
+    return RowLoader<Traits>::start(tile);
+  }
+
+ private:
+  const RowGemmParams& params_;
+  RowTarget* targets_;
+  int number_ = 0;  ///< of the next tile
 };
 
 }  // namespace moegemm::cuda::sm80

@@ -3,7 +3,9 @@
 #include <cstdint>
 
 #include "cuda/device/host_device.h"
+#include "cuda/device/size_class.h"
 #include "cuda/device/tile_split.h"
+#include "cuda/sm80/tile/traits.h"
 
 /// How dW = dY^T X, [N, K] of each expert whatever its rows, is cut into tiles.
 namespace moegemm::cuda::sm80 {
@@ -47,5 +49,21 @@ inline bool k_tiles_first(std::int64_t rows_per_expert, std::int64_t n, std::int
                           std::int64_t element_bytes, std::int64_t l2_bytes) {
   return k <= n || rows_per_expert * k * element_bytes <= l2_bytes / 2;
 }
+
+/// Byte offsets into dynamic shared memory.
+template <typename Shape, int ElementBytes>
+struct WeightGemmLayout : PipelineLayout<Shape> {
+  static constexpr int kDepth = Shape::template depth<ElementBytes>();
+  static constexpr int kRowTable = PipelineLayout<Shape>::kEnd;  ///< RowOffsets [2][depth]
+  static constexpr int kScales =
+      kRowTable + (Shape::kLoadWarps > 0 ? 0 : 2 * kDepth * 16);  ///< float [stages][depth]
+  static constexpr int kCounts = kScales + Shape::kStages * kDepth * 4;
+  static constexpr int kRowPrefix = kCounts + kSizeClasses * 4;  ///< int [E + 1]
+  template <typename Int>
+  static MOEGEMM_HOST_DEVICE constexpr Int order(Int experts) {  ///< unsigned short [E]
+    return kRowPrefix + (experts + 1) * 4;
+  }
+  static constexpr std::int64_t total(std::int64_t experts) { return order(experts) + experts * 2; }
+};
 
 }  // namespace moegemm::cuda::sm80

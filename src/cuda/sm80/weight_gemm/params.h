@@ -3,10 +3,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/sm80/tile/output_view.h"
-#include "cuda/sm80/tile/routing_params.h"
-#include "cuda/sm80/tile/row_pitch.h"
-#include "cuda/sm80/weight/weight_tiles.h"
+#include "cuda/device/row_pitch.h"
+#include "cuda/sm80/tile/params.h"
+#include "cuda/sm80/weight_gemm/traits.h"
 
 namespace moegemm::cuda::sm80 {
 

@@ -7,11 +7,11 @@
 
 #include "moegemm/kinds.h"
 
-namespace moegemm::cuda::sm80 {
+namespace moegemm::cuda {
 
 template <DType D>
 using ElementType =
     std::conditional_t<D == DType::kFloat32, float,
                        std::conditional_t<D == DType::kFloat16, __half, __nv_bfloat16>>;
 
-}  // namespace moegemm::cuda::sm80
+}  // namespace moegemm::cuda

@@ -2,9 +2,9 @@
 
 #include "cuda/device/host_device.h"
 
-/// Shapes of the mma.sync kernels, as host-device maths. A thread block multiplies A [rows, depth]
-/// with B [depth, cols]; extents along the contraction are in bytes, so that one shape serves
-/// 16-bit and 32-bit elements.
+/// The static tile of the mma.sync kernels, as host-device maths. A thread block multiplies A
+/// [rows, depth] with B [depth, cols]; extents along the contraction are in bytes, so that one
+/// shape serves 16-bit and 32-bit elements.
 namespace moegemm::cuda::sm80 {
 
 /// Which direction of an operand is contiguous, in device memory and in shared memory.
@@ -30,6 +30,7 @@ constexpr int kChunkBytes = 16;
 constexpr int kWarpThreads = 32;
 constexpr int kStageAlignment = 256;
 constexpr int kTileSlots = 16;  ///< decoded tiles in the ring: stages + 3 are needed
+constexpr int kTileBytes = 32;  ///< of each
 
 /// Every GPU from sm_80 up gives a block this much; sm_80 163 KiB, sm_90 227 KiB.
 constexpr int kLeastSharedMemory = 99 * 1024;
@@ -70,8 +71,43 @@ struct BlockShape {
   static_assert(kCols % (32 * kWarpCols) == 0, "the store turns four n8 blocks at a time");
   static_assert(kDepthBytes == 64 || kDepthBytes == 128);
   static_assert(kStages >= 3 && kStages + 3 <= kTileSlots);
-  static_assert(kLoadWarps == 0 || (kLoadWarps == 4 && kWarps == 8), "registers: load_warps.cuh");
+  static_assert(kLoadWarps == 0 || (kLoadWarps == 4 && kWarps == 8), "registers: pipeline.cuh");
   static_assert(kRowBlocks * kColBlocks * 4 <= 128, "more accumulators than registers allow");
 };
+
+/// Dynamic shared memory begins with the stages, the decoded tiles and, in kernels with warps that
+/// only copy, the barriers of the stages. Offsets in bytes; what has a size known only at run time
+/// comes last.
+template <typename Shape>
+struct PipelineLayout {
+  static constexpr int kTiles = Shape::kStages * Shape::kStageBytes;
+  static constexpr int kRing = kTiles + kTileSlots * kTileBytes;  ///< StageRing
+  static constexpr int kEnd = kRing + (Shape::kLoadWarps > 0 ? Shape::kStages * 8 : 0);
+};
+
+/// Everything that changes the inner loop of a kernel.
+template <typename Shape_, typename Element_, Math Math_, Major AMajor_, Major BMajor_,
+          Loads Loads_>
+struct GemmTraits {
+  using Shape = Shape_;
+  using Element = Element_;
+  static constexpr Math kMath = Math_;
+  static constexpr Major kAMajor = AMajor_;
+  static constexpr Major kBMajor = BMajor_;
+  static constexpr Loads kLoads = Loads_;
+  static constexpr int kElementBytes = sizeof(Element);
+  static constexpr int kDepth = Shape::template depth<kElementBytes>();  ///< of one stage
+  static constexpr int kChunkElements = kChunkBytes / kElementBytes;
+  static constexpr int kABytes = Shape::kRows * kElementBytes;  ///< of one depth, outer major
+  static constexpr int kBBytes = Shape::kCols * kElementBytes;
+  /// Stages hold B's columns in the order of placed_column. Where they are contiguous, chunks of
+  /// eight columns cannot be taken apart.
+  static constexpr bool kPlacedColumns = kElementBytes == 2 && kBMajor == Major::kDepth;
+  static_assert((kMath == Math::kTensor16) == (kElementBytes == 2));
+};
+
+/// The accumulators of one thread: [row block][column block], as mma.sync lays them out.
+template <typename Traits>
+using Accumulators = float[Traits::Shape::kRowBlocks][Traits::Shape::kColBlocks][4];
 
 }  // namespace moegemm::cuda::sm80

@@ -1,6 +1,6 @@
 #include "cuda/sm80/plan/launch_kernel.h"
 #include "cuda/sm80/plan/pitch.h"
-#include "cuda/sm80/row/row_gemm_params.h"
+#include "cuda/sm80/row_gemm/params.h"
 
 namespace moegemm::cuda::sm80 {
 namespace {

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "cuda/device/tile_split.h"
+#include "cuda/sm80/tile/traits.h"
 
 /// In which order the row GEMMs' tiles come: expert by expert (tile_split.h), or, with full tiles
 /// first, in two parts. The first has the tiles of all experts that are max_rows high, the second
@@ -41,5 +42,18 @@ inline bool full_tiles_first(std::int64_t rows_per_expert, std::int64_t depth,
                              std::int64_t element_bytes, std::int64_t l2_bytes) {
   return rows_per_expert * depth * element_bytes > l2_bytes / 2;
 }
+
+constexpr int kTargetSlots = 8;   ///< tiles whose results' places are known: stages + 2 are needed
+constexpr int kNamedWords = 256;  ///< of UnnamedRows
+
+/// Byte offsets into dynamic shared memory.
+template <typename Shape>
+struct RowGemmLayout : PipelineLayout<Shape> {
+  static constexpr int kTargets = PipelineLayout<Shape>::kEnd;  ///< RowTarget [slots][rows]
+  static constexpr int kNamedRows =
+      kTargets + (Shape::kLoadWarps > 0 ? kTargetSlots * Shape::kRows * 8 : 0);
+  static constexpr int kStarts = kNamedRows + kNamedWords * 4;  ///< SegmentStart [E + 1]
+  static constexpr std::int64_t total(std::int64_t experts) { return kStarts + (experts + 1) * 8; }
+};
 
 }  // namespace moegemm::cuda::sm80

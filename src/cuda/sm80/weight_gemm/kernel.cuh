@@ -1,61 +1,22 @@
 #pragma once
 
-#include "cuda/sm80/tile/multiply.cuh"
-#include "cuda/sm80/tile/shared_layout.h"
-#include "cuda/sm80/tile/tile_feed.cuh"
-#include "cuda/sm80/tile/tile_store.cuh"
-#include "cuda/sm80/weight/weight_gemm_load.cuh"
-#include "cuda/sm80/weight/weight_stream.cuh"
+#include "cuda/device/element_type.h"
+#include "cuda/sm80/plan/instance.h"
+#include "cuda/sm80/weight_gemm/load.cuh"
+#include "cuda/sm80/weight_gemm/mma.cuh"
+#include "cuda/sm80/weight_gemm/store.cuh"
 
 /// dW_e = dY_e^T X_e on every GPU from sm_80 up, all experts in one persistent launch. The warps'
-/// roles are those of row_gemm.cuh; both operands are read as they lie in memory, rows of the
-/// contraction with contiguous columns, and turned by ldmatrix.
+/// roles are those of row_gemm/kernel.cuh; both operands are read as they lie in memory, rows of
+/// the contraction with contiguous columns, and turned by ldmatrix.
 namespace moegemm::cuda::sm80 {
 
-template <typename Traits>
-__device__ __forceinline__ void build_expert_table(const WeightGemmParams& params,
-                                                   const ExpertTable& table,
-                                                   int (&counts)[kSizeClasses]) {
-  scan_segments(params.m_sizes, params.experts, params.total_rows, 1, table.row_prefix, nullptr);
-  __syncwarp();
-  // A tile that starts last can make the launch this much longer: 1/32 of a block's share at most.
-  const float share = static_cast<float>(params.total_rows / Traits::kDepth) *
-                      static_cast<float>(params.tiling.per_expert()) /
-                      static_cast<float>(gridDim.x);
-  order_large_first(table.row_prefix, params.experts, Traits::kDepth, static_cast<int>(share / 32),
-                    counts, table.order);
-}
-
-template <typename Traits>
-__device__ __forceinline__ void store_weights(const WeightGemmParams& params,
-                                              const WeightTile& tile,
-                                              const Accumulators<Traits>& acc) {
-  using Shape = typename Traits::Shape;
-  OutputView out = params.out;
-  const std::int64_t bytes =
-      tile.expert * params.expert_stride * (out.is_fp32 ? 4 : Traits::kElementBytes);
-  out.data = static_cast<std::byte*>(out.data) + bytes;
-  const int first = tile.n + warp_row<Shape>(Shape::kRowBlocks) + lane_id() / 4;
-  int rows[2 * Shape::kRowBlocks];
-#pragma unroll
-  for (int i = 0; i < 2 * Shape::kRowBlocks; ++i) {
-    rows[i] = first + i * 8 < params.n ? first + i * 8 : -1;
-  }
-  store_tile<Traits>(acc, Shape::kRowBlocks, out, rows, tile.k);
-}
-
 template <typename Traits, typename Feed>
-__device__ __forceinline__ void compute_weights(const WeightGemmParams& params,
-                                                const WeightTile& tile, Feed& feed) {
-  using Shape = typename Traits::Shape;
+__device__ __forceinline__ void compute_tile(const WeightGemmParams& params, const WeightTile& tile,
+                                             Feed& feed) {
   Accumulators<Traits> acc;
   clear<Traits>(acc);
-  const int blocks = depth_blocks<Traits>(tile);
-  if (params.multiply) {
-    multiply_tile<Traits, Shape::kRowBlocks, true>(acc, feed, blocks);
-  } else {
-    multiply_tile<Traits, Shape::kRowBlocks, false>(acc, feed, blocks);
-  }
+  multiply_rows<Traits>(params, tile, feed, acc);
   store_weights<Traits>(params, tile, acc);
 }
 
@@ -96,7 +57,7 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
       feed.wait();
       const WeightTile& tile = tiles[number % kTileSlots];
       if (tile.is_end()) return;
-      compute_weights<Traits>(params, tile, feed);
+      compute_tile<Traits>(params, tile, feed);
     }
   } else {
     using Loader = WeightLoader<Traits>;
@@ -107,10 +68,18 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
     for (int number = 0;; ++number) {
       const WeightTile& tile = tiles[number % kTileSlots];  // not copied: registers are short here
       if (tile.is_end()) break;
-      compute_weights<Traits>(params, tile, feed);
+      compute_tile<Traits>(params, tile, feed);
     }
     scheduler.leave();
   }
+}
+
+/// dW.
+template <Op O, Math M, Loads L, typename Shape, DType D>
+const void* kernel_function() {
+  static_assert(O == Op::kDw);
+  using Traits = GemmTraits<Shape, ElementType<D>, M, Major::kOuter, Major::kOuter, L>;
+  return reinterpret_cast<const void*>(&weight_gemm_kernel<Traits>);
 }
 
 }  // namespace moegemm::cuda::sm80

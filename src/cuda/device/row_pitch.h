@@ -4,7 +4,7 @@
 
 #include "cuda/device/host_device.h"
 
-namespace moegemm::cuda::sm80 {
+namespace moegemm::cuda {
 
 /// The distance between two rows of an operand. Kernels find row r at (r * units) * unit_bytes: a
 /// 32-bit product once, and one 32-bit multiply-add onto a 64-bit address for each copy.
@@ -15,4 +15,4 @@ struct RowPitch {
   MOEGEMM_HOST_DEVICE std::int64_t bytes() const { return std::int64_t{unit_bytes} * units; }
 };
 
-}  // namespace moegemm::cuda::sm80
+}  // namespace moegemm::cuda
