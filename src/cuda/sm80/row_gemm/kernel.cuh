@@ -72,6 +72,7 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
     if (threadIdx.x == Shape::kFirstCopyThread) ring->prepare();
   }
   __syncthreads();
+  if (params.scatter) zero_unnamed_rows<Traits>(params, shared);
 
   if constexpr (Shape::kLoadWarps > 0) {
     auto* targets = reinterpret_cast<RowTarget*>(shared + Layout::kTargets);
@@ -86,7 +87,6 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
     }
     ptx::setmaxnreg_inc<kMultiplyRegisters>();
     zero_padding_rows<Traits>(params, starts[params.experts].row);
-    zero_unnamed_rows<Traits>(params, shared);
     StageReader<Shape> feed(shared, *ring);
     for (int number = 0;; ++number) {
       feed.wait();
@@ -99,7 +99,6 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
     RowLoader<Traits> loader(params);
     RowScheduler<Shape> scheduler(params, starts);
     TileFeed<Traits, RowLoader<Traits>, RowScheduler<Shape>> feed(loader, scheduler, shared, tiles);
-    zero_unnamed_rows<Traits>(params, shared);
     for (int number = 0;; ++number) {
       const RowTile& tile = tiles[number % kTileSlots];  // not copied: registers are short here
       if (tile.is_end()) break;

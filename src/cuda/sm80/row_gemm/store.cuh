@@ -142,14 +142,14 @@ struct ScatteredOutput {
   __device__ __forceinline__ void zero(int row) const { zero_row<Traits>(params, row); }
 };
 
-/// In flat order, rows that no position names are zero. By the warps that multiply, while the first
-/// stages come, with many loads in flight: spread over the tiles it took all main loops 1 to 2 %.
+/// In flat order, rows that no position names are zero. By all warps before their first tile, with
+/// many loads in flight: spread over the tiles it took all main loops 1 to 2 %. Out of line, where
+/// nothing else is in registers yet: the main loops are then compiled as if it were absent.
 template <typename Traits>
-__device__ __forceinline__ void zero_unnamed_rows(const RowGemmParams& params, std::byte* shared) {
+__device__ __noinline__ void zero_unnamed_rows(const RowGemmParams& params, std::byte* shared) {
   using Output = ScatteredOutput<Traits>;
   const Output output = {params, shared};
-  UnnamedRows<0, Traits::Shape::kWarps * kWarpThreads, kNamedRowsBarrier, 16, Output>(output)
-      .advance(INT_MAX);
+  UnnamedRows<0, Traits::Shape::kThreads, kNamedRowsBarrier, 16, Output>(output).advance(INT_MAX);
 }
 
 }  // namespace moegemm::cuda::sm80
