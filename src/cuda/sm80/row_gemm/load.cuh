@@ -331,18 +331,22 @@ __device__ __forceinline__ int flat_row_of(const RowGemmParams& params, const Ro
              : -1;
 }
 
-struct RowTarget {
-  int row;      ///< of the output, negative for none
-  float scale;  ///< of the results, if they are multiplied
-
-  __device__ __forceinline__ void set_row(const RowGemmParams& params, const RowTile& tile,
+/// The row of the output that it goes to, negative for none.
+__device__ __forceinline__ int target_row(const RowGemmParams& params, const RowTile& tile,
                                           int local, int flat) {
-    row = params.scatter ? flat : (local < tile.rows ? tile.row + local : -1);
-  }
-  template <typename Element>
-  __device__ __forceinline__ void set_scale(const RowGemmParams& params, int flat) {
-    scale = flat < 0 ? 1.0f : params.router_weight<Element>(flat);
-  }
+  return params.scatter ? flat : (local < tile.rows ? tile.row + local : -1);
+}
+
+/// The factor of its results.
+template <typename Element>
+__device__ __forceinline__ float target_scale(const RowGemmParams& params, int flat) {
+  return flat < 0 ? 1.0f : params.router_weight<Element>(flat);
+}
+
+/// Both, as the warps that only copy hand them on.
+struct RowTarget {
+  int row;
+  float scale;  ///< set if results are multiplied
 };
 static_assert(sizeof(RowTarget) == 8, "RowGemmLayout");
 
@@ -367,8 +371,8 @@ class RowStreamLoader : public RowLoader<Traits> {
          local += Shape::kCopyThreads) {
       const int flat = flat_row_of(params_, tile, local);
       RowTarget target = {};
-      target.set_row(params_, tile, local, flat);
-      if (params_.multiply) target.template set_scale<typename Traits::Element>(params_, flat);
+      target.row = target_row(params_, tile, local, flat);
+      if (params_.multiply) target.scale = target_scale<typename Traits::Element>(params_, flat);
       targets_[slot_of(number_) + local] = target;
     }
     ++number_;

@@ -31,16 +31,12 @@ class RowTargets {
       // Past the tile's height: none.
       const int local = i < 2 * row_blocks ? first(row_blocks) + i * 8 : Shape::kRows;
       flat[i] = flat_row_of(params, tile, local);
-      RowTarget target;
-      target.set_row(params, tile, local, flat[i]);
-      rows[i] = target.row;
+      rows[i] = target_row(params, tile, local, flat[i]);
     }
     if (!params.multiply) return;
 #pragma unroll
     for (int i = 0; i < kHalves; ++i) {
-      RowTarget target;
-      target.template set_scale<typename Traits::Element>(params, flat[i]);
-      scales[i] = target.scale;
+      scales[i] = target_scale<typename Traits::Element>(params, flat[i]);
     }
   }
 
