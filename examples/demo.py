@@ -24,7 +24,7 @@ import train_moe  # noqa: E402
 from moegemm.bench import contenders  # noqa: E402
 from moegemm.bench.cases import OPS, Case, Model, read_catalogue  # noqa: E402
 from moegemm.bench.operands import Routing, draw_experts, make_operands, make_weights  # noqa: E402
-from moegemm.bench.timing import Clock, spread  # noqa: E402
+from moegemm.bench.timing import Calls, Clock, spread  # noqa: E402
 
 # What a user asks of the products, in words.
 PRODUCTS = {
@@ -35,7 +35,8 @@ PRODUCTS = {
     "dw1": "its dW: gather",
     "dw2": "its dW: gather",
 }
-ROUNDS = 11
+LEAST_ROUNDS, MOST_ROUNDS = 5, 21
+SECONDS = 2.0  # of one operation's turns, where they are that quick
 UNSTEADY = 1.5  # quartiles this far apart are worth a word: the machine was busy
 
 
@@ -59,6 +60,13 @@ class Line:
         return cls(name, spread(times[mine])["ms"], spread(times[best])["ms"], best, wide, check)
 
 
+def in_turns(clock: Clock, calls: Calls, flops: float = 0.0) -> dict[str, list[float]]:
+    """As many turns as fit into the time. One slow second decides no median of five."""
+    once = sum(times[0] for times in clock.round_robin(calls, 1, flops).values()) / 1e3
+    rounds = min(MOST_ROUNDS, max(LEAST_ROUNDS, int(SECONDS / max(once, 1e-6))))
+    return clock.round_robin(calls, rounds, flops)
+
+
 def quartile_ratio(times: list[float]) -> float:
     low, _, high = statistics.quantiles(times, n=4)
     return high / low
@@ -72,7 +80,7 @@ def product_line(case: Case, W: Tensor | None, device: str, clock: Clock) -> Lin
         "expert loop": contenders.expert_loop(o),
     }
     checked = contenders.check(who["moegemm"])
-    times = clock.round_robin({name: c.run for name, c in who.items()}, ROUNDS, case.flops)
+    times = in_turns(clock, {name: c.run for name, c in who.items()}, case.flops)
     return Line.of(PRODUCTS[case.op], times, "ok" if checked["correct"] else f"WRONG: error {checked['error']}")
 
 
@@ -95,8 +103,7 @@ def pass_lines(model: Model, tokens: int, device: str, clock: Clock) -> list[Lin
         "combine: weighted sum": (lambda: moegemm.combine(y, weights), weighted_sum),
     }
     return [
-        Line.of(name, clock.round_robin({"moegemm": ours, "torch": theirs}, ROUNDS))
-        for name, (ours, theirs) in pairs.items()
+        Line.of(name, in_turns(clock, {"moegemm": ours, "torch": theirs})) for name, (ours, theirs) in pairs.items()
     ]
 
 
@@ -107,10 +114,11 @@ class Layer:
         torch.manual_seed(0)
         experts, hidden, inner = model.experts, model.hidden, model.intermediate
         self.x = torch.randn(tokens, hidden, device=device).bfloat16().requires_grad_()
-        self.gate_up = (
-            (torch.randn(experts, 2 * inner, hidden, device=device) * hidden**-0.5).bfloat16().requires_grad_()
+        first, second = (experts, 2 * inner, hidden), (experts, hidden, inner)
+        self.gate_up, self.down = (
+            (torch.randn(shape, device=device) * shape[-1] ** -0.5).bfloat16().requires_grad_()
+            for shape in (first, second)
         )
-        self.down = (torch.randn(experts, hidden, inner, device=device) * inner**-0.5).bfloat16().requires_grad_()
         self.ids = draw_experts(Case(model, tokens, "random", "fwd1"), device, seed=0)
         self.weights = torch.rand(tokens, model.topk, device=device).bfloat16().requires_grad_()
         self.d_out = torch.randn_like(self.x)
@@ -152,8 +160,8 @@ def layer_lines(model: Model, tokens: int, device: str, clock: Clock) -> list[Li
     forward = {name: without_gradients(call) for name, call in calls.items()}
     both = {name: lambda call=call: layer.backward(call) for name, call in calls.items()}
     return [
-        Line.of("whole layer, forward", clock.round_robin(forward, ROUNDS), check),
-        Line.of("whole layer, with gradients", clock.round_robin(both, ROUNDS)),
+        Line.of("whole layer, forward", in_turns(clock, forward), check),
+        Line.of("whole layer, with gradients", in_turns(clock, both)),
     ]
 
 
@@ -163,8 +171,8 @@ def transformers_lines(model: Model, tokens: int, clock: Clock) -> list[Line]:
 
     compared = Compared.of(model, tokens, torch.bfloat16, "cuda")
     names = ("moegemm", "grouped_mm")
-    forward = clock.round_robin({name: compared.forward(name) for name in names}, ROUNDS)
-    both = clock.round_robin({name: compared.forward_backward(name) for name in names}, ROUNDS)
+    forward = in_turns(clock, {name: compared.forward(name) for name in names})
+    both = in_turns(clock, {name: compared.forward_backward(name) for name in names})
     theirs = "transformers grouped_mm"
     return [
         Line.of(name, {"moegemm": times["moegemm"], theirs: times["grouped_mm"]})
@@ -193,9 +201,8 @@ def show(lines: list[Line]) -> None:
     print(f"{'':-<34} {'':->10} {'':->10} {'':->8}  {'':-<24} -----")
     for line in lines:
         ratio = f"{line.theirs / line.ours:.2f}x"
-        print(
-            f"{line.name:<34} {line.ours:7.3f} ms {line.theirs:7.3f} ms {ratio:>8}  {line.theirs_by:<24} {line.check}".rstrip()
-        )
+        times = f"{line.ours:7.3f} ms {line.theirs:7.3f} ms"
+        print(f"{line.name:<34} {times} {ratio:>8}  {line.theirs_by:<24} {line.check}".rstrip())
 
 
 def operations(device: str, tokens: int | None, name: str | None) -> bool:
@@ -203,13 +210,12 @@ def operations(device: str, tokens: int | None, name: str | None) -> bool:
     cuda = device == "cuda"
     model = read_catalogue()[name or ("qwen3-30b-a3b" if cuda else "demo")]
     tokens = tokens or (8192 if cuda else 256)
-    where = (
-        torch.cuda.get_device_name() if cuda else f"{moegemm.info()['cpu']['model']}, {torch.get_num_threads()} threads"
-    )
-    print(f"moegemm {moegemm.info()['version']} beside torch {torch.__version__} on {where}")
+    info = moegemm.info()
+    where = torch.cuda.get_device_name() if cuda else f"{info['cpu']['model']}, {torch.get_num_threads()} threads"
+    print(f"moegemm {info['version']} beside torch {torch.__version__} on {where}")
     print(
         f"one layer: {model.experts} experts, top {model.topk}, hidden {model.hidden}, intermediate "
-        f"{model.intermediate}; {tokens} tokens, bf16, random routing; medians of {ROUNDS} turns\n"
+        f"{model.intermediate}; {tokens} tokens, bf16, random routing; medians of {LEAST_ROUNDS} to {MOST_ROUNDS} turns\n"
     )
     lines = measure(model, tokens, device)
     show(lines)
@@ -224,9 +230,7 @@ def operations(device: str, tokens: int | None, name: str | None) -> bool:
             lines += against
     widest = max(line.unsteady for line in lines)
     if widest > UNSTEADY:
-        print(
-            f"\nThe machine was busy: the middle half of some times lies {widest:.1f} times apart. Read the ratios so."
-        )
+        print(f"\nThe machine was busy: half of some times lie {widest:.1f} times apart, so read the ratios with care.")
     return all(not line.check.startswith("WRONG") for line in lines)
 
 
@@ -251,8 +255,8 @@ def main() -> int:
         print("\nSOMETHING IS WRONG above: please report it with the output of `moegemm info`.")
         return 1
     print(
-        "\nTry next: `. .venv/bin/activate`, then `moegemm plan qwen3-30b-a3b --gpu h200` for what each product of a model "
-        "would run, `moegemm-bench --help` for your own sizes, and README.md for three lines in your model."
+        "\nTry next: `. .venv/bin/activate`, then `moegemm plan qwen3-30b-a3b --gpu h200`: what each product of a model "
+        "would run, and why. README.md has the lines for your own model."
     )
     return 0
 

@@ -294,9 +294,10 @@ def compare(steps: int, device: str, seed: int, tolerance: float, plot: Path) ->
     pairs = list(zip(grouped.losses, looped.losses, strict=True))
     difference = sum(abs(a - b) for a, b in pairs) / len(pairs)
     same = difference <= tolerance
+    first, last = grouped.losses[0], grouped.losses[-1]
     speeds = grouped.tokens_per_second, looped.tokens_per_second
     print(
-        f"loss {grouped.losses[0]:.3f} -> {grouped.losses[-1]:.3f} with moegemm, {looped.losses[-1]:.3f} with the loop; "
+        f"loss {first:.3f} -> {last:.3f} with moegemm, {looped.losses[-1]:.3f} with the loop; "
         f"curves differ by {difference:.5f} on average ({'same' if same else 'NOT the same'} within {tolerance:g}); "
         f"{speeds[0]:,.0f} against {speeds[1]:,.0f} tokens/s in the median step: {speeds[0] / speeds[1]:.2f}x"
     )
