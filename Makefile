@@ -38,7 +38,8 @@ LAUNCHER = $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache 
 PURPOSE := $(if $(filter demo build-demo,$(MAKECMDGOALS)),$(if $(filter-out demo build-demo,$(MAKECMDGOALS)),all,demo),all)
 PURPOSE_OPTIONS = $(shell scripts/release_options $(PURPOSE) "$(CUDA)" "$(CUDA_ARCHS)")
 RELEASE_OPTIONS = $(LAUNCHER) $(PURPOSE_OPTIONS) -DMOEGEMM_BUILD_TORCH=ON -DPython3_EXECUTABLE=$(VENV_PYTHON)
-WHEEL_OPTIONS = $(patsubst -D%,--config-settings=cmake.define.%,$(LAUNCHER) -DMOEGEMM_CUDA=$(or $(CUDA),AUTO))
+# CUDA=OFF, or no nvcc: the wheel without kernels.
+WHEEL_VARIANT = $(if $(filter OFF,$(CUDA)),cpu,$(if $(filter ON,$(CUDA))$(CUDA_ARCHS)$(shell command -v nvcc),cuda,cpu))
 SANITIZER_OPTIONS = $(LAUNCHER) -DMOEGEMM_BUILD_CLI=OFF
 # clang-tidy reads file by file, and no precompiled headers of another compiler.
 LINT_OPTIONS = $(RELEASE_OPTIONS) -DCMAKE_UNITY_BUILD=OFF -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON
@@ -86,9 +87,16 @@ lint: $(STAMPS)/lint-tools ## Check formatting and run the static analysers
 	@scripts/lint
 
 .PHONY: wheel
-wheel: $(STAMPS)/venv ## Build the Python wheel into dist/
-	@$(STEP) "Build the wheel" $(LOGS)/wheel.log $(VENV_PYTHON) -m pip wheel --no-deps --no-build-isolation $(WHEEL_OPTIONS) --wheel-dir dist .
-	@ls -1 dist/*.whl
+wheel: $(STAMPS)/wheel-tools ## Build the Python wheel into dist/; with CUDA=OFF the one without kernels
+	@CUDA_ARCHS="$(CUDA_ARCHS)" scripts/build_wheel $(WHEEL_VARIANT) $(LAUNCHER)
+
+.PHONY: sdist
+sdist: $(STAMPS)/wheel-tools ## Build the source package into dist/
+	@scripts/build_sdist
+
+.PHONY: package
+package: build ## Build the C++ tarball and Debian package into dist/
+	@scripts/build_cpp_packages
 
 .PHONY: build
 build: build/release/build.ninja ## Set up and compile, release
@@ -126,6 +134,10 @@ $(STAMPS)/venv: requirements/dev.txt $(STAMPS)/venv-demo
 $(STAMPS)/lint-tools: requirements/lint.txt requirements/system-lint.txt $(STAMPS)/venv
 	@$(STEP) "Lint: system packages" $(LOGS)/lint-packages.log scripts/install_system_packages requirements/system-lint.txt
 	@$(STEP) "Lint: Python packages" $(LOGS)/lint-venv.log $(VENV_PYTHON) -m pip install --ignore-installed -r requirements/lint.txt
+	@touch $@
+
+$(STAMPS)/wheel-tools: requirements/wheel.txt $(STAMPS)/venv-demo
+	@$(STEP) "Tools for the wheel" $(LOGS)/wheel-tools.log $(VENV_PYTHON) -m pip install --progress-bar off -r $<
 	@touch $@
 
 # Reconfigured when the options change; CMake itself follows changes to its own files.

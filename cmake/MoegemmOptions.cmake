@@ -19,6 +19,8 @@ option(MOEGEMM_BUILD_CLI "Build the program moegemm" ON)
 option(MOEGEMM_BUILD_TESTS "Build the C++ tests" ON)
 option(MOEGEMM_BUILD_TORCH "Build the PyTorch operators (needs an installed torch)" OFF)
 option(MOEGEMM_BUILD_BENCHMARKS "Build the C++ benchmarks" OFF)
+set(MOEGEMM_GLIBC "" CACHE STRING
+  "Oldest glibc that the PyTorch operators are to run with (2.28), or empty: this system's")
 set(MOEGEMM_SANITIZE "" CACHE STRING "Sanitizers to build with, for instance address,undefined")
 
 set(MOEGEMM_HAS_CUDA OFF)

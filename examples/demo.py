@@ -213,9 +213,11 @@ def operations(device: str, tokens: int | None, name: str | None) -> bool:
     info = moegemm.info()
     where = torch.cuda.get_device_name() if cuda else f"{info['cpu']['model']}, {torch.get_num_threads()} threads"
     print(f"moegemm {info['version']} beside torch {torch.__version__} on {where}")
+    if not cuda and Path("/dev/nvidiactl").exists():
+        print(f"The GPU of this machine is not used: {info['why_no_gpu'] or 'this torch was built without CUDA'}.")
     print(
         f"one layer: {model.experts} experts, top {model.topk}, hidden {model.hidden}, intermediate "
-        f"{model.intermediate}; {tokens} tokens, bf16, random routing; medians of {LEAST_ROUNDS} to {MOST_ROUNDS} turns\n"
+        f"{model.intermediate}; {tokens} tokens, bf16, random routing; medians of up to {MOST_ROUNDS} turns\n"
     )
     lines = measure(model, tokens, device)
     show(lines)
@@ -255,8 +257,8 @@ def main() -> int:
         print("\nSOMETHING IS WRONG above: please report it with the output of `moegemm info`.")
         return 1
     print(
-        "\nTry next: `. .venv/bin/activate`, then `moegemm plan qwen3-30b-a3b --gpu h200`: what each product of a model "
-        "would run, and why. README.md has the lines for your own model."
+        "\nTry next: `. .venv/bin/activate`, then `moegemm plan qwen3-30b-a3b --gpu h200`: what each product of a "
+        "model would run, and why. README.md has the lines for your own model."
     )
     return 0
 
