@@ -71,6 +71,11 @@ lint: $(STAMPS)/lint-tools ## Check formatting and run the static analysers
 	@$(STEP) "Configure (lint)" $(LOGS)/configure-lint.log cmake --preset release -B build/lint $(LINT_OPTIONS)
 	@scripts/lint
 
+.PHONY: docs
+docs: $(STAMPS)/docs-tools ## Build the documentation as a site into build/site/; a broken link fails
+	@$(STEP) "Build the site" $(LOGS)/docs.log env NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) -m mkdocs build --strict
+	@echo "build/site/index.html"
+
 .PHONY: wheel
 wheel: $(STAMPS)/venv ## Build the Python wheel into dist/
 	@$(STEP) "Build the wheel" $(LOGS)/wheel.log $(VENV_PYTHON) -m pip wheel --no-deps --no-build-isolation $(WHEEL_OPTIONS) --wheel-dir dist .
@@ -102,6 +107,10 @@ $(STAMPS)/venv: requirements/torch.txt requirements/dev.txt scripts/make_venv | 
 $(STAMPS)/lint-tools: requirements/lint.txt requirements/system-lint.txt $(STAMPS)/venv
 	@$(STEP) "Lint: system packages" $(LOGS)/lint-packages.log scripts/install_system_packages requirements/system-lint.txt
 	@$(STEP) "Lint: Python packages" $(LOGS)/lint-venv.log $(VENV_PYTHON) -m pip install --ignore-installed -r requirements/lint.txt
+	@touch $@
+
+$(STAMPS)/docs-tools: requirements/docs.txt $(STAMPS)/venv
+	@$(STEP) "Documentation: Python packages" $(LOGS)/docs-venv.log $(VENV_PYTHON) -m pip install -r requirements/docs.txt
 	@touch $@
 
 # Reconfigured when the options change; CMake itself follows changes to its own files.
