@@ -149,14 +149,17 @@ struct ScatteredOutput {
   __device__ __forceinline__ void zero(int row) const { zero_row<Traits>(params, row); }
 };
 
-/// In flat order, rows that no position names are zero. By the warps that multiply, while the first
-/// stages come, with many loads in flight: spread over the tiles it took all main loops 1 to 2 %.
+/// In flat order, rows that no position names are zero. By all warps before their first tile, with
+/// many loads in flight: spread over the tiles it took all main loops 1 to 2 %. Out of line, where
+/// nothing else is in registers yet: the main loops are then compiled as if it were absent. Small
+/// tiles have few indices to read, and wait for this code: it is short there.
 template <typename Traits>
-__device__ __forceinline__ void zero_unnamed_rows(const RowGemmParams& params, std::byte* shared) {
+__device__ __noinline__ void zero_unnamed_rows(const RowGemmParams& params, std::byte* shared) {
   using Output = ScatteredOutput<Traits>;
+  using Shape = typename Traits::Shape;
+  constexpr int kLoads = Shape::kRows <= 32 ? 2 : 16;
   const Output output = {params, shared};
-  UnnamedRows<0, Traits::Shape::kWarps * kWarpThreads, kNamedRowsBarrier, 16, Output>(output)
-      .advance(INT_MAX);
+  UnnamedRows<0, Shape::kThreads, kNamedRowsBarrier, kLoads, Output>(output).advance(INT_MAX);
 }
 
 template <typename Traits>
@@ -177,6 +180,7 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
     if (threadIdx.x == Shape::kFirstCopyThread) ring->prepare();
   }
   __syncthreads();
+  if (params.scatter) zero_unnamed_rows<Traits>(params, shared);
 
   if constexpr (Shape::kLoadWarps > 0) {
     auto* targets = reinterpret_cast<RowTarget*>(shared + Layout::kTargets);
@@ -191,7 +195,6 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
     }
     ptx::setmaxnreg_inc<kMultiplyRegisters>();
     zero_padding_rows<Traits>(params, starts[params.experts].row);
-    zero_unnamed_rows<Traits>(params, shared);
     StageReader<Shape> feed(shared, *ring);
     for (int number = 0;; ++number) {
       feed.wait();
@@ -204,7 +207,6 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
     RowLoader<Traits> loader(params);
     RowScheduler<Shape> scheduler(params, starts);
     TileFeed<Traits, RowLoader<Traits>, RowScheduler<Shape>> feed(loader, scheduler, shared, tiles);
-    zero_unnamed_rows<Traits>(params, shared);
     for (int number = 0;; ++number) {
       const RowTile& tile = tiles[number % kTileSlots];  // not copied: registers are short here
       if (tile.is_end()) break;
