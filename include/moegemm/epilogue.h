@@ -23,6 +23,26 @@ enum class GateLayout : std::uint8_t {
   kInterleaved,   ///< gate 0, up 0, gate 1, up 1, ...
 };
 
+template <typename Value>
+struct Named {
+  Value value;
+  const char* name;
+};
+
+/// Every function and every layout, by the names that callers give and messages print. What code
+/// asks about all of them it reads here.
+inline constexpr Named<ActivationFunction> kActivationFunctions[] = {
+    {ActivationFunction::kSilu, "silu"},
+    {ActivationFunction::kGelu, "gelu"},
+    {ActivationFunction::kGeluTanh, "gelu_tanh"},
+    {ActivationFunction::kRelu2, "relu2"},
+};
+inline constexpr Named<GateLayout> kGateLayouts[] = {
+    {GateLayout::kNone, "none"},
+    {GateLayout::kConcatenated, "concatenated"},
+    {GateLayout::kInterleaved, "interleaved"},
+};
+
 /// act = f(min(gate, limit)) * (clamp(up, -limit, limit) + up_offset), or f(min(gate, limit))
 /// without a gate. SwiGLU is kSilu with the defaults; the clamped SwiGLU of gpt-oss has
 /// alpha 1.702, limit 7 and up_offset 1.
@@ -45,8 +65,8 @@ struct Activation {
   bool operator==(const Activation&) const = default;
 };
 
-MOEGEMM_API const char* to_string(ActivationFunction function);  ///< "silu", "gelu", ...
-MOEGEMM_API const char* to_string(GateLayout layout);  ///< "none", "concatenated", "interleaved"
+MOEGEMM_API const char* to_string(ActivationFunction function);
+MOEGEMM_API const char* to_string(GateLayout layout);
 /// "silu/concatenated", and " alpha=1.702 limit=7 up_offset=1" where they are not the defaults.
 MOEGEMM_API std::string to_string(const Activation& activation);
 /// Reads such a text; throws kInvalidValue with what is accepted.

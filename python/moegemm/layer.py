@@ -257,9 +257,9 @@ def moe_mlp(
         w_gate_up: [E, C, H], w_down: [E, H, I]; with transposed [E, H, C] and [E, I, H]. No layout is copied.
         gate_up_bias: [E, C], down_bias: [E, H]; None for none.
 
-    activation: "swiglu", "geglu", "geglu_tanh" and "clamped_swiglu" (gpt-oss) with a gate; "silu", "gelu",
-    "gelu_tanh" and "relu2" without. layout says how gate and up share the C columns: "concatenated" (all gates, then
-    all ups) or "interleaved". alpha, limit and up_offset change the activation's numbers:
+    activation: a name with a gate ("swiglu", "geglu", "clamped_swiglu" of gpt-oss, ...) or without ("silu", "relu2",
+    ...); docs/integration.md has all of them. layout says how gate and up share the C columns: "concatenated" (all
+    gates, then all ups) or "interleaved". alpha, limit and up_offset change the activation's numbers:
     gate * sigmoid(alpha * gate) * (up + up_offset), with gate clamped to at most limit and up to [-limit, limit].
 
     Gradients for x, both weights, both biases and router_weights, each computed only if needed. Kept for the backward

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moegemm.activations import activated_columns
+from moegemm.activations import is_gated
 from moegemm.operators import combine_gradient
 from moegemm.operators.derivatives import vmap_refusal
 from moegemm.operators.options import DY_PER_TOKEN, FLOAT32_OUTPUT, PERMUTE_X, PERMUTE_Y, TRANSPOSED
@@ -56,7 +56,7 @@ def _forward(
     n, k = (w.size(-1), rows_of_w) if TRANSPOSED in options else (rows_of_w, w.size(-1))
     _check(x.size(1) == k, lambda: f"X is {list(x.shape)}; its last dimension must be K as in W, {list(w.shape)}")
     rows = _rows(x, gather_indices, topk, options, PERMUTE_X)
-    return x.new_empty((rows, activated_columns(activation, n) if activation else n), dtype=_dtype(x, options))
+    return x.new_empty((rows, n // 2 if activation and is_gated(activation) else n), dtype=_dtype(x, options))
 
 
 def _dx(
@@ -117,7 +117,7 @@ def _check_layer(
 
 
 def _activate(pre: Tensor, bias: Tensor | None, m_sizes: Tensor, activation: str) -> Tensor:
-    return pre.new_empty((pre.size(0), activated_columns(activation, pre.size(1))))
+    return pre.new_empty((pre.size(0), pre.size(1) // 2 if is_gated(activation) else pre.size(1)))
 
 
 def _activate_backward(

@@ -3,22 +3,11 @@
 #include <string>
 
 #include "core/refusal.h"
+#include "core/types/names.h"
 #include "moegemm/epilogue.h"
 
 namespace moegemm {
 namespace {
-
-/// The value of an enumeration from 0 that has this name.
-template <typename Enum>
-Enum named(const char* what, const std::string& name) {
-  std::string accepted;
-  for (int i = 0; std::string(to_string(static_cast<Enum>(i))) != "?"; ++i) {
-    const auto value = static_cast<Enum>(i);
-    if (name == to_string(value)) return value;
-    accepted += join(i == 0 ? "" : ", ", to_string(value));
-  }
-  refuse_value(what, " is '", name, "'; accepted are ", accepted);
-}
 
 float number(const std::string& name, const std::string& text) {
   double value = 0;
@@ -31,6 +20,12 @@ float number(const std::string& name, const std::string& text) {
 }
 
 }  // namespace
+
+const char* to_string(ActivationFunction function) {
+  return name_in(kActivationFunctions, function);
+}
+
+const char* to_string(GateLayout layout) { return name_in(kGateLayouts, layout); }
 
 std::string to_string(const Activation& activation) {
   std::string text = join(to_string(activation.function), "/", to_string(activation.layout));
@@ -48,8 +43,9 @@ Activation parse_activation(const std::string& text) {
   if (slash >= first_end) {
     refuse_value("activation is '", text, "'; its form is function/layout, as in silu/none");
   }
-  activation.function = named<ActivationFunction>("activation", text.substr(0, slash));
-  activation.layout = named<GateLayout>("layout", text.substr(slash + 1, first_end - slash - 1));
+  activation.function = value_named("activation", text.substr(0, slash), kActivationFunctions);
+  activation.layout =
+      value_named("layout", text.substr(slash + 1, first_end - slash - 1), kGateLayouts);
   for (std::size_t begin = first_end + 1; begin < text.size();) {
     const std::size_t end = std::min(text.find(' ', begin), text.size());
     const std::size_t equals = std::min(text.find('=', begin), end);

@@ -29,7 +29,7 @@ void require_form(const Argument& argument, std::initializer_list<Form> forms);
 /// unless it is empty. One that is not given passes.
 void require_memory(const Argument& argument);
 
-/// bf16, fp16 or fp32.
+/// One of kFloatingFormats.
 void require_floating(const Argument& argument);
 /// int32 or int64.
 void require_index(const Argument& argument);

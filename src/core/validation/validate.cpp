@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/refusal.h"
+#include "core/types/names.h"
 #include "core/validation/tensor_rules.h"
 
 namespace moegemm {
@@ -72,7 +73,8 @@ void validate(const Problem& problem) {
     require_activation(*problem.activation, "the product", problem.features());
   }
   if (!is_floating(problem.dtype)) {
-    refuse_type("dtype is ", to_string(problem.dtype), "; accepted are bf16, fp16 and fp32");
+    refuse_type("dtype is ", to_string(problem.dtype), "; accepted are ",
+                list_of_names(kFloatingFormats));
   }
   require_like_or_float32("out_dtype", problem.out_dtype, problem);
   if (problem.accumulate && problem.out_dtype != DType::kFloat32) {

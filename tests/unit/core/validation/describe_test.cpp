@@ -35,8 +35,8 @@ TEST_F(Describe, SpeaksTheCallersLanguage) {
   const CallerWords words{.x = "X",
                           .w = "W",
                           .out = "result",
-                          .router_weights = "topk_weights",
-                          .multiply = "fuse_mul_post",
+                          .router_weights = "router_weights",
+                          .multiply = "multiply_post",
                           .yes = "True",
                           .no = "False",
                           .none = "None"};
@@ -47,10 +47,10 @@ TEST_F(Describe, SpeaksTheCallersLanguage) {
   y.shape[1] = 3;
   refused({"result is fp32[12, 3]", "[M, N] = [12, 4]"}, y);
   options.multiply = true;
-  refused({"fuse_mul_post=True with permute_y=False; it needs permute_y=True"});
+  refused({"multiply_post=True with permute_y=False; it needs permute_y=True"});
   options.permute_y = true;
   routing.router_weights = {};
-  refused({"topk_weights is None; fuse_mul_post=True needs it"});
+  refused({"router_weights is None; multiply_post=True needs it"});
   routing.gather_indices = {};
   refused({"gather_indices is None; permute_y=True needs it"});
   options = {};
