@@ -2,7 +2,7 @@
 
 #include "core/backend.h"
 #include "core/registry.h"
-#include "cuda/host/device_facts.h"
+#include "cuda/backend/device_facts.h"
 #include "cuda/passes/activation/activation.h"
 #include "cuda/passes/combine.h"
 #include "cuda/passes/expert_sums.h"

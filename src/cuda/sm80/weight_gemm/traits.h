@@ -42,14 +42,6 @@ MOEGEMM_HOST_DEVICE WeightTile decode_weight_tile(int number, const WeightTiling
           (tiling.k_fastest ? fast : slow) * k_tile};
 }
 
-/// Tiles next to each other run at the same time and share a panel of one operand, while all panels
-/// of the other are read once per lap. Along K first, so that neighbours write neighbouring parts
-/// of the same rows, unless a lap along K reads more of X than L2 keeps and one along N reads less.
-inline bool k_tiles_first(std::int64_t rows_per_expert, std::int64_t n, std::int64_t k,
-                          std::int64_t element_bytes, std::int64_t l2_bytes) {
-  return k <= n || rows_per_expert * k * element_bytes <= l2_bytes / 2;
-}
-
 /// Byte offsets into dynamic shared memory.
 template <typename Shape, int ElementBytes>
 struct WeightGemmLayout : PipelineLayout<Shape> {
@@ -65,5 +57,11 @@ struct WeightGemmLayout : PipelineLayout<Shape> {
   }
   static constexpr std::int64_t total(std::int64_t experts) { return order(experts) + experts * 2; }
 };
+
+using WeightGemm = Gemm;
+
+/// Defined in kernel.cuh, instantiated in the translation unit of the line.
+template <WeightGemm Kernel, DType D>
+KernelFunctions weight_gemm_functions();
 
 }  // namespace moegemm::cuda::sm80
