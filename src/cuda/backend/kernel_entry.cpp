@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "cuda/device/weight_tiles.h"
+
 namespace moegemm::cuda {
 namespace {
 
@@ -77,7 +79,7 @@ int persistent_grid(const KernelEntry& entry, const Problem& problem, const Devi
 TileOrder weight_tile_order(const Problem& problem, const DeviceFacts& facts) {
   const std::int64_t rows = problem.rows / std::max<std::int64_t>(problem.experts, 1);
   const bool along_k =
-      problem.k <= problem.n || rows * problem.k * size_bytes(problem.dtype) <= facts.l2_bytes / 2;
+      k_tiles_first(rows, problem.n, problem.k, size_bytes(problem.dtype), facts.l2_bytes);
   return along_k ? TileOrder::kAlongColumns : TileOrder::kAlongRows;
 }
 

@@ -72,10 +72,7 @@ int resident_blocks(const KernelEntry& entry, const Problem& problem, const Devi
 /// Thread blocks of a persistent launch: as many as run at the same time, or as there are tiles.
 int persistent_grid(const KernelEntry& entry, const Problem& problem, const DeviceFacts& facts);
 
-/// The order of dW's tiles. Tiles next to each other run at the same time and share a panel of one
-/// operand, while all panels of the other are read once per lap. Along K first, so that neighbours
-/// write neighbouring parts of the same rows, unless a lap along K reads more of X than L2 keeps
-/// and one along N reads less of dY.
+/// The order of dW's tiles: see k_tiles_first.
 TileOrder weight_tile_order(const Problem& problem, const DeviceFacts& facts);
 
 /// Launches the kernel with `params`, whose tile counter is set here.

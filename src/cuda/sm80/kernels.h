@@ -44,9 +44,9 @@ std::string refuse(const Gemm& kernel, const KernelEntry& entry, const Problem& 
                    const DeviceFacts& facts);
 
 /// The entry of a kernel but for its tiles, grid and launch. Layout::total(experts) are its bytes
-/// of shared memory, Functions::of<D>() its compiled variants for an element type.
+/// of shared memory, Functions{}.operator()<D>() its compiled variants for an element type.
 template <Gemm Kernel, typename Layout, typename Functions>
-KernelEntry entry_of() {
+KernelEntry entry_of(Functions) {
   using Shape = ShapeOf<Kernel>;
   KernelEntry entry = {
       .info = {.backend = BackendKind::kSm80,
@@ -66,16 +66,19 @@ KernelEntry entry_of() {
   };
   if constexpr (Kernel.math == Math::kTensor16) {
     entry.function = [](const Problem& problem) {
-      return problem.dtype == DType::kFloat16 ? Functions::template of<DType::kFloat16>().plain
-                                              : Functions::template of<DType::kBFloat16>().plain;
+      return problem.dtype == DType::kFloat16
+                 ? Functions{}.template operator()<DType::kFloat16>().plain
+                 : Functions{}.template operator()<DType::kBFloat16>().plain;
     };
-    // Where the sm90 backend runs, these are few of a layer's kernels.
+    // Kernels for some of the GPUs only are loaded when they are first launched.
     if (Kernel.arch == 80 && Kernel.loads == Loads::kVectors) {
-      entry.layer_functions = layer_functions(Functions::template of<DType::kBFloat16>(),
-                                              Functions::template of<DType::kFloat16>());
+      entry.layer_functions = layer_functions(Functions{}.template operator()<DType::kBFloat16>(),
+                                              Functions{}.template operator()<DType::kFloat16>());
     }
   } else {
-    entry.function = [](const Problem&) { return Functions::template of<DType::kFloat32>().plain; };
+    entry.function = [](const Problem&) {
+      return Functions{}.template operator()<DType::kFloat32>().plain;
+    };
   }
   return entry;
 }

@@ -4,6 +4,7 @@
 #include "cuda/sm80/row_gemm/load.cuh"
 #include "cuda/sm80/row_gemm/mma.cuh"
 #include "cuda/sm80/row_gemm/store.cuh"
+#include "cuda/sm80/row_gemm/traits.h"
 
 // clang-format off
 /// Forward and dX on every GPU from sm_80 up: out[rows of expert e] = rows W_e^T (or W_e), all experts
@@ -28,10 +29,10 @@
 // clang-format on
 namespace moegemm::cuda::sm80 {
 
-/// `found`: the targets of the tile's rows, in kernels with warps that copy.
+/// `found`: the targets of the tile's rows, in kernels with warps that only copy.
 template <typename Traits, typename Feed>
 __device__ __forceinline__ void compute_tile(const RowGemmParams& params, const RowTile& tile,
-                                             Feed& feed, const RowTarget* found = nullptr) {
+                                             Feed& feed, const RowTarget* found) {
   using Shape = typename Traits::Shape;
   // Small tiles are short: their indices are fetched under the multiplications. Large ones have no
   // registers for that.
@@ -53,12 +54,39 @@ __device__ __forceinline__ void compute_tile(const RowGemmParams& params, const 
   store_tile<Traits>(acc, row_blocks, params.out, targets.rows, tile.feature);
 }
 
+/// What run_tiles asks.
+template <typename Traits>
+struct RowPipeline {
+  using Shape = typename Traits::Shape;
+  using Tile = RowTile;
+  const RowGemmParams& params;
+  const SegmentStart* starts;
+  RowTarget* targets;
+
+  __device__ __forceinline__ auto loader() const {
+    if constexpr (Shape::kLoadWarps > 0) {
+      return RowStreamLoader<Traits>(params, targets);
+    } else {
+      return RowLoader<Traits>(params);
+    }
+  }
+  __device__ __forceinline__ RowScheduler<Shape> scheduler() const { return {params, starts}; }
+  __device__ __forceinline__ void start() const {
+    if (params.scatter) return;
+    zero_padding_rows<Shape::kWarps>(params, starts[params.experts].row, warp_id(),
+                                     [&](long long row) { zero_row<Traits>(params, row); });
+  }
+  template <typename Feed>
+  __device__ __forceinline__ void compute(const RowTile& tile, int number, Feed& feed) const {
+    compute_tile<Traits>(params, tile, feed, targets + RowStreamLoader<Traits>::slot_of(number));
+  }
+};
+
 template <typename Traits>
 __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlocksPerMultiprocessor)
     row_gemm_kernel(const __grid_constant__ RowGemmParams params) {
   using Shape = typename Traits::Shape;
   using Layout = RowGemmLayout<Shape>;
-  static_assert(sizeof(RowTile) <= kTileBytes);
   extern __shared__ __align__(kStageAlignment) std::byte shared[];
   auto* tiles = reinterpret_cast<RowTile*>(shared + Layout::kTiles);
   auto* starts = reinterpret_cast<SegmentStart*>(shared + Layout::kStarts);
@@ -67,44 +95,11 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
     scan_segments(params.m_sizes, params.experts, params.total_rows, Shape::kRows, &starts->row,
                   &starts->tile, ceil_div(params.out.cols, Shape::kCols), /*stride=*/2);
   }
-  if constexpr (Shape::kLoadWarps > 0) {
-    if (threadIdx.x == Shape::kFirstCopyThread) ring->prepare();
-  }
+  prepare_ring(*ring);
   __syncthreads();
   if (params.scatter) zero_unnamed_rows<Traits>(params, shared);
-
-  if constexpr (Shape::kLoadWarps > 0) {
-    auto* targets = reinterpret_cast<RowTarget*>(shared + Layout::kTargets);
-    static_assert(sizeof(RowTarget) == 8);
-    if (threadIdx.x >= Shape::kFirstCopyThread) {
-      ptx::setmaxnreg_dec<kLoadRegisters>();
-      RowStreamLoader<Traits> loader(params, targets);
-      RowScheduler<Shape> scheduler(params, starts);
-      copy_tiles(loader, scheduler, shared, tiles, *ring);
-      scheduler.leave();
-      return;
-    }
-    ptx::setmaxnreg_inc<kMultiplyRegisters>();
-    zero_padding_rows<Traits>(params, starts[params.experts].row);
-    StageReader<Shape> feed(shared, *ring);
-    for (int number = 0;; ++number) {
-      feed.wait();
-      const RowTile& tile = tiles[number % kTileSlots];
-      if (tile.is_end()) return;
-      compute_tile<Traits>(params, tile, feed, targets + RowStreamLoader<Traits>::slot_of(number));
-    }
-  } else {
-    zero_padding_rows<Traits>(params, starts[params.experts].row);
-    RowLoader<Traits> loader(params);
-    RowScheduler<Shape> scheduler(params, starts);
-    TileFeed<Traits, RowLoader<Traits>, RowScheduler<Shape>> feed(loader, scheduler, shared, tiles);
-    for (int number = 0;; ++number) {
-      const RowTile& tile = tiles[number % kTileSlots];  // not copied: registers are short here
-      if (tile.is_end()) break;
-      compute_tile<Traits>(params, tile, feed);
-    }
-    scheduler.leave();
-  }
+  auto* targets = reinterpret_cast<RowTarget*>(shared + Layout::kTargets);
+  run_tiles<Traits>(RowPipeline<Traits>{params, starts, targets}, shared, tiles, *ring);
 }
 
 template <RowGemm Kernel, DType D>

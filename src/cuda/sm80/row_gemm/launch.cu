@@ -47,16 +47,9 @@ LaunchPolicy grid(const KernelEntry& entry, const Problem& problem, const Device
 }
 
 template <RowGemm Kernel>
-struct Functions {
-  template <DType D>
-  static KernelFunctions of() {
-    return row_gemm_functions<Kernel, D>();
-  }
-};
-
-template <RowGemm Kernel>
 KernelEntry row_entry() {
-  KernelEntry entry = entry_of<Kernel, RowGemmLayout<ShapeOf<Kernel>>, Functions<Kernel>>();
+  KernelEntry entry = entry_of<Kernel, RowGemmLayout<ShapeOf<Kernel>>>(
+      []<DType D>() { return row_gemm_functions<Kernel, D>(); });
   entry.tiles = most_row_tiles;
   entry.grid = grid;
   entry.launch = launch_rows;

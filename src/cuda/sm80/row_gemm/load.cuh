@@ -1,11 +1,10 @@
 #pragma once
 
-#include "cuda/device/tile_scheduler.cuh"
 #include "cuda/ptx/opaque.cuh"
-#include "cuda/ptx/shared_memory.cuh"
 #include "cuda/sm80/row_gemm/params.h"
 #include "cuda/sm80/row_gemm/traits.h"
 #include "cuda/sm80/tile/load.cuh"
+#include "cuda/sm80/tile/pipeline.cuh"
 #include "cuda/sm80/tile/stage.h"
 
 /// What the row GEMMs load: the tiles of all experts, their rows and weights, and where results go.
@@ -17,14 +16,17 @@ struct RowTile : moegemm::cuda::Tile {
 
 /// Tiles of all experts, from the queue that all blocks share.
 template <typename Shape>
-class RowScheduler {
+class RowScheduler : public TileSource<Shape> {
+  using TileSource<Shape>::queue_;
+
  public:
   using Tile = RowTile;
 
   __device__ __forceinline__ RowScheduler(const RowGemmParams& params, const SegmentStart* starts)
-      : params_(params),
+      : TileSource<Shape>(params.counter,
+                          TileSource<Shape>::schedules() ? starts[params.experts].tile : 0),
+        params_(params),
         starts_(starts),
-        queue_(params.counter, schedules() ? starts[params.experts].tile : 0),
         decoder_(starts, params.experts) {}
 
   __device__ __forceinline__ Tile decode() {
@@ -38,20 +40,10 @@ class RowScheduler {
     return tile;
   }
 
-  /// At the end, by all threads.
-  __device__ __forceinline__ void leave() {
-    if (threadIdx.x == Shape::kFirstCopyThread) queue_.leave();
-  }
-
-  /// The first warp that copies decodes tiles.
-  static __device__ __forceinline__ bool schedules() {
-    return threadIdx.x / kWarpSize == Shape::kFirstCopyThread / kWarpSize;
-  }
-
  private:
   /// The lanes count the tiles of 32 experts at once.
   __device__ __forceinline__ moegemm::cuda::Tile decode_full_first(int number) const {
-    const int lane = threadIdx.x % kWarpSize;
+    const int lane = lane_id();
     const int feature_tiles = ceil_div(params_.out.cols, Shape::kCols);
     const auto rows = [&](int expert) { return starts_[expert + 1].row - starts_[expert].row; };
     int before = 0;  // tiles before those of the lanes' experts
@@ -81,7 +73,7 @@ class RowScheduler {
   __device__ __forceinline__ void prefetch_indices(const Tile& tile) const {
     if (!params_.gather && !params_.scatter) return;
     const int index_bytes = params_.gather_indices.is_64_bit ? 8 : 4;
-    const int offset = threadIdx.x % kWarpSize * 128;
+    const int offset = lane_id() * 128;
     if (offset < tile.rows * index_bytes) {
       ptx::prefetch_l2(static_cast<const std::byte*>(params_.gather_indices.data) +
                        static_cast<std::int64_t>(tile.row) * index_bytes + offset);
@@ -90,7 +82,6 @@ class RowScheduler {
 
   const RowGemmParams& params_;
   const SegmentStart* starts_;
-  TileQueue queue_;
   TileDecoder decoder_;
 };
 
@@ -340,20 +331,24 @@ __device__ __forceinline__ int flat_row_of(const RowGemmParams& params, const Ro
              : -1;
 }
 
-struct RowTarget {
-  int row;      ///< of the output, negative for none
-  float scale;  ///< of the results, if they are multiplied
-
-  __device__ __forceinline__ void set_row(const RowGemmParams& params, const RowTile& tile,
+/// The row of the output that it goes to, negative for none.
+__device__ __forceinline__ int target_row(const RowGemmParams& params, const RowTile& tile,
                                           int local, int flat) {
-    row = params.scatter ? flat : (local < tile.rows ? tile.row + local : -1);
-  }
-  template <typename Element>
-  __device__ __forceinline__ void set_scale(const RowGemmParams& params, int flat) {
-    scale = flat < 0 ? 1.0f
-                     : router_weight<Element>(params.topk_weights, params.weights_are_fp32, flat);
-  }
+  return params.scatter ? flat : (local < tile.rows ? tile.row + local : -1);
+}
+
+/// The factor of its results.
+template <typename Element>
+__device__ __forceinline__ float target_scale(const RowGemmParams& params, int flat) {
+  return flat < 0 ? 1.0f : params.router_weight<Element>(flat);
+}
+
+/// Both, as the warps that only copy hand them on.
+struct RowTarget {
+  int row;
+  float scale;  ///< set if results are multiplied
 };
+static_assert(sizeof(RowTarget) == 8, "RowGemmLayout");
 
 /// The loader of warps that only copy: finds the targets of a tile's rows, too, while the tile
 /// before is multiplied. At a tile's end their two dependent loads would hold up every warp.
@@ -376,8 +371,8 @@ class RowStreamLoader : public RowLoader<Traits> {
          local += Shape::kCopyThreads) {
       const int flat = flat_row_of(params_, tile, local);
       RowTarget target = {};
-      target.set_row(params_, tile, local, flat);
-      if (params_.multiply) target.template set_scale<typename Traits::Element>(params_, flat);
+      target.row = target_row(params_, tile, local, flat);
+      if (params_.multiply) target.scale = target_scale<typename Traits::Element>(params_, flat);
       targets_[slot_of(number_) + local] = target;
     }
     ++number_;

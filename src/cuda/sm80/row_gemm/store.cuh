@@ -31,16 +31,12 @@ class RowTargets {
       // Past the tile's height: none.
       const int local = i < 2 * row_blocks ? first(row_blocks) + i * 8 : Shape::kRows;
       flat[i] = flat_row_of(params, tile, local);
-      RowTarget target;
-      target.set_row(params, tile, local, flat[i]);
-      rows[i] = target.row;
+      rows[i] = target_row(params, tile, local, flat[i]);
     }
     if (!params.multiply) return;
 #pragma unroll
     for (int i = 0; i < kHalves; ++i) {
-      RowTarget target;
-      target.template set_scale<typename Traits::Element>(params, flat[i]);
-      scales[i] = target.scale;
+      scales[i] = target_scale<typename Traits::Element>(params, flat[i]);
     }
   }
 
@@ -105,21 +101,8 @@ __device__ __forceinline__ void zero_row(const RowGemmParams& params, std::int64
   std::byte* line = static_cast<std::byte*>(out.data) + row * out.stride * element_bytes;
   using Unit = std::conditional_t<kVectors<Traits>, uint2, unsigned short>;  // divides any row
   const std::int64_t units = static_cast<std::int64_t>(out.cols) * element_bytes / sizeof(Unit);
-  for (std::int64_t i = lane_id(); i < units; i += kWarpThreads) {
+  for (std::int64_t i = lane_id(); i < units; i += kWarpSize) {
     reinterpret_cast<Unit*>(line)[i] = Unit{};
-  }
-}
-
-/// In expert order, rows past the last segment are zero; the multiplying warps of all blocks share
-/// them.
-template <typename Traits>
-__device__ __forceinline__ void zero_padding_rows(const RowGemmParams& params, int routed_rows) {
-  if (params.scatter) return;
-  constexpr int kWarps = Traits::Shape::kWarps;
-  const int step = gridDim.x * kWarps;
-  for (long long row = routed_rows + static_cast<int>(blockIdx.x) * kWarps + warp_id();
-       row < params.total_rows; row += step) {
-    zero_row<Traits>(params, row);
   }
 }
 

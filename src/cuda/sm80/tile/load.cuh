@@ -53,20 +53,4 @@ __device__ __forceinline__ void copy_chunks(const Target& target, const Source& 
   }
 }
 
-/// topk_weights[flat], in fp32 or in the type of the inputs.
-template <typename Element>
-__device__ __forceinline__ float router_weight(const void* weights, bool are_fp32, int flat) {
-  if (are_fp32) return __ldg(static_cast<const float*>(weights) + flat);
-  return static_cast<float>(__ldg(static_cast<const Element*>(weights) + flat));
-}
-
-/// Calls f.operator()<0>() to f.operator()<Count - 1>().
-template <int Count, int First = 0, typename Function>
-__device__ __forceinline__ void static_for(const Function& f) {
-  if constexpr (First < Count) {
-    f.template operator()<First>();
-    static_for<Count, First + 1>(f);
-  }
-}
-
 }  // namespace moegemm::cuda::sm80

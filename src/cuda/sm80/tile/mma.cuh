@@ -13,9 +13,6 @@
 /// fp32 goes depth by depth.
 namespace moegemm::cuda::sm80 {
 
-__device__ __forceinline__ int lane_id() { return threadIdx.x % kWarpThreads; }
-__device__ __forceinline__ int warp_id() { return threadIdx.x / kWarpThreads; }
-
 /// Where a warp's part of the tile begins. With fewer row blocks the warps' parts stay adjacent.
 template <typename Shape>
 __device__ __forceinline__ int warp_row(int row_blocks) {

@@ -21,6 +21,15 @@ struct RoutingParams {
 
   bool multiply;  ///< by topk_weights of the flat row: results of row GEMMs, dY of dW
   bool weights_are_fp32;
+
+  /// The row to read for a flat index; negative for none.
+  __device__ __forceinline__ int source_row(int flat) const {
+    return flat < 0 ? -1 : static_cast<int>(divisor.divide(static_cast<unsigned>(flat)));
+  }
+  template <typename Element>
+  __device__ __forceinline__ float router_weight(int flat) const {
+    return cuda::router_weight<Element>(topk_weights, weights_are_fp32, flat);
+  }
 };
 
 /// Where results go: rows of `cols` elements.

@@ -1,14 +1,37 @@
 #pragma once
 
 #include "cuda/device/pipeline.cuh"
-#include "cuda/device/segments.cuh"
-#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/device/tile_scheduler.cuh"
 #include "cuda/ptx/mbarrier_poll.cuh"
 #include "cuda/ptx/shared_memory.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/sm80/tile/traits.h"
 
+/// How tiles and the operands of their blocks of depth reach the warps that multiply: through a
+/// ring of stages that all warps fill (TileFeed), or some that do nothing else (copy_tiles,
+/// StageReader).
 namespace moegemm::cuda::sm80 {
+
+/// What the schedulers of all kernels share: the queue of tiles, and whose it is.
+template <typename Shape_>
+class TileSource {
+ public:
+  using Shape = Shape_;
+  __device__ __forceinline__ TileSource(TileCounter* counter, int tiles) : queue_(counter, tiles) {}
+
+  /// At the end, by all threads that copy.
+  __device__ __forceinline__ void leave() {
+    if (threadIdx.x == Shape::kFirstCopyThread) queue_.leave();
+  }
+
+  /// The first warp that copies decodes tiles.
+  static __device__ __forceinline__ bool schedules() {
+    return threadIdx.x / kWarpSize == Shape::kFirstCopyThread / kWarpSize;
+  }
+
+ protected:
+  TileQueue queue_;
+};
 
 /// Keeps the ring of stages full: while one block of depth is multiplied, the next ones, of this
 /// tile or of those that follow, are on their way. All threads load; warp 0 also decodes tiles.
@@ -19,14 +42,13 @@ namespace moegemm::cuda::sm80 {
 ///   * a tile decoded in one fill is looked at in a later one.
 ///
 /// Loader:    prepare() comes first, when the first tiles are decoded; start(tile) returns the
-/// tile's
-///            blocks of depth, at least 1, and stop() follows the last tile. A block is copied by
-///            begin_load, load_part<parts>(address, part) for each part and end_load(stage);
-///            scales(stage) are factors of its depths, or null.
+///            tile's blocks of depth, at least 1, and stop() follows the last tile. A block is
+///            copied by begin_load, load_part<parts>(address, part) for each part and
+///            end_load(stage); scales(stage) are factors of its depths, or null.
 /// Scheduler: decode() gives the next tile, end marks after the last one; called by warp 0.
-template <typename Traits, typename Loader, typename Scheduler>
+template <typename Loader, typename Scheduler>
 class TileFeed {
-  using Shape = typename Traits::Shape;
+  using Shape = typename Scheduler::Shape;
   using Tile = typename Scheduler::Tile;
 
  public:
@@ -51,6 +73,9 @@ class TileFeed {
     }
     stage_ = 0;
   }
+
+  /// A tile is in its slot before it is loaded.
+  static __device__ __forceinline__ void wait_for_tile() {}
 
   /// The oldest stage is full, and the one before it free.
   __device__ __forceinline__ void wait() {
@@ -144,7 +169,7 @@ struct StageRing {
     return ptx::mbarrier_poll(&full[state.slot], state.phase);
   }
   /// By a multiplying warp that has read the stage. A hardware barrier, at which whole warps
-  /// arrive: with one thread of each at an mbarrier behind __syncwarp, as fast, racecheck reported
+  /// arrive: with one thread of each at an mbarrier after __syncwarp, as fast, racecheck reported
   /// hazards.
   static __device__ __forceinline__ void free(const State& state) {
     ptx::bar_arrive(kFreeBarriers + state.slot, Shape::kThreads);
@@ -154,6 +179,12 @@ struct StageRing {
     ptx::bar_sync(kFreeBarriers + state.slot, Shape::kThreads);
   }
 };
+
+/// By all threads, for kernels that have one.
+template <typename Shape>
+__device__ __forceinline__ void prepare_ring(StageRing<Shape>& ring) {
+  if (Shape::kLoadWarps > 0 && threadIdx.x == Shape::kFirstCopyThread) ring.prepare();
+}
 
 /// Among the copying warps: what all of them have stored, the first thread signals.
 template <typename Shape>
@@ -206,6 +237,8 @@ class StageReader {
                                          const float* scales = nullptr, int depth = 0)
       : stages_(stages), ring_(ring), scales_(scales), depth_(depth) {}
 
+  /// It becomes visible with its first block.
+  __device__ __forceinline__ void wait_for_tile() { wait(); }
   __device__ __forceinline__ void wait() { ring_.wait_full(state_); }
   /// The same for the stage after this one.
   __device__ __forceinline__ bool next_is_full() { return ring_.is_full(next()); }
@@ -236,5 +269,47 @@ class StageReader {
   const int depth_;
   typename StageRing<Shape>::State state_;
 };
+
+/// All tiles of a block, by all its warps; `scales`, if any, are [stages][depth].
+///
+/// Gemm: loader() and scheduler(), those of this kernel; start(), called by the warps that multiply
+///       before the first tile; compute(tile, number, feed).
+template <typename Traits, typename Gemm>
+__device__ __forceinline__ void run_tiles(const Gemm& gemm, std::byte* stages,
+                                          typename Gemm::Tile* tiles,
+                                          StageRing<typename Traits::Shape>& ring,
+                                          const float* scales = nullptr) {
+  using Shape = typename Traits::Shape;
+  static_assert(sizeof(typename Gemm::Tile) <= kTileBytes);
+  const auto compute_all = [&](auto& feed) {
+    for (int number = 0;; ++number) {
+      feed.wait_for_tile();
+      const auto& tile = tiles[number % kTileSlots];  // not copied: registers are short here
+      if (tile.is_end()) return;
+      gemm.compute(tile, number, feed);
+    }
+  };
+  if constexpr (Shape::kLoadWarps > 0) {
+    if (threadIdx.x >= Shape::kFirstCopyThread) {
+      ptx::setmaxnreg_dec<kLoadRegisters>();
+      auto loader = gemm.loader();
+      auto scheduler = gemm.scheduler();
+      copy_tiles(loader, scheduler, stages, tiles, ring);
+      scheduler.leave();
+      return;
+    }
+    ptx::setmaxnreg_inc<kMultiplyRegisters>();
+    gemm.start();
+    StageReader<Shape> feed(stages, ring, scales, Traits::kDepth);
+    compute_all(feed);
+  } else {
+    gemm.start();
+    auto loader = gemm.loader();
+    auto scheduler = gemm.scheduler();
+    TileFeed feed(loader, scheduler, stages, tiles);
+    compute_all(feed);
+    scheduler.leave();
+  }
+}
 
 }  // namespace moegemm::cuda::sm80

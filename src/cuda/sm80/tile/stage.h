@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/device/host_device.h"
+#include "cuda/device/swizzle.h"
 #include "cuda/sm80/tile/traits.h"
 
 /// Where the elements of an operand lie in a stage of shared memory, and which of them each lane of
@@ -13,8 +14,8 @@ namespace moegemm::cuda::sm80 {
 /// banks in pairs.
 template <int DepthBytes>
 MOEGEMM_HOST_DEVICE constexpr int depth_major_offset(int outer, int chunk) {
-  const int swizzle = DepthBytes == 128 ? outer & 7 : outer >> 1 & 3;
-  return outer * DepthBytes + ((chunk ^ swizzle) << 4);
+  if constexpr (DepthBytes == 128) return swizzle_128b(outer, chunk);
+  return outer * DepthBytes + ((chunk ^ (outer >> 1 & 3)) << 4);
 }
 
 /// Outer direction contiguous: depth index times OuterBytes. ldmatrix reads one chunk of eight

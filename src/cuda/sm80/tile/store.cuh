@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/device/segments.cuh"
+#include "cuda/device/pack.cuh"
 #include "cuda/sm80/tile/mma.cuh"
 #include "cuda/sm80/tile/params.h"
 
@@ -8,15 +8,6 @@
 /// lane, four lanes trade them so that each has 16 bytes of a row. Where the stages' columns are
 /// placed for it (placed_column), it has them already.
 namespace moegemm::cuda::sm80 {
-
-__device__ __forceinline__ std::uint32_t pack_pair(float low, float high, __nv_bfloat16) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return reinterpret_cast<const std::uint32_t&>(pair);
-}
-__device__ __forceinline__ std::uint32_t pack_pair(float low, float high, __half) {
-  const __half2 pair = __floats2half2_rn(low, high);
-  return reinterpret_cast<const std::uint32_t&>(pair);
-}
 
 /// Four lanes t hold words w[0..3]; afterwards lane t holds word t of each of them, in lane order.
 __device__ __forceinline__ uint4 transpose_quad(const std::uint32_t (&w)[4]) {
@@ -57,7 +48,7 @@ __device__ __forceinline__ void store_row_16(const float (&acc)[Traits::Shape::k
     std::uint32_t pairs[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      pairs[i] = pack_pair(acc[j + i][2 * half], acc[j + i][2 * half + 1], Element{});
+      pairs[i] = pack<Element>(acc[j + i][2 * half], acc[j + i][2 * half + 1]);
     }
     const uint4 chunk = Traits::kPlacedColumns ? uint4{pairs[0], pairs[1], pairs[2], pairs[3]}
                                                : transpose_quad(pairs);

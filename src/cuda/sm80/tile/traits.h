@@ -2,6 +2,7 @@
 
 #include "cuda/backend/instance.h"
 #include "cuda/device/host_device.h"
+#include "cuda/device/warp.h"
 #include "moegemm/kinds.h"
 
 /// The static tile of the mma.sync kernels, as host-device maths. A thread block multiplies A
@@ -29,7 +30,6 @@ enum class Loads {
 };
 
 constexpr int kChunkBytes = 16;
-constexpr int kWarpThreads = 32;
 constexpr int kStageAlignment = 256;
 constexpr int kTileSlots = 16;  ///< decoded tiles in the ring: stages + 3 are needed
 constexpr int kTileBytes = 32;  ///< of each
@@ -72,8 +72,8 @@ struct BlockShape {
   static constexpr int kWarps = kWarpRows * kWarpCols;  ///< that multiply
   /// Warps that do nothing but copy; without any, all warps copy as well.
   static constexpr int kLoadWarps = LoadWarps_;
-  static constexpr int kThreads = (kWarps + kLoadWarps) * kWarpThreads;
-  static constexpr int kCopyThreads = kLoadWarps > 0 ? kLoadWarps* kWarpThreads : kThreads;
+  static constexpr int kThreads = (kWarps + kLoadWarps) * kWarpSize;
+  static constexpr int kCopyThreads = kLoadWarps > 0 ? kLoadWarps* kWarpSize : kThreads;
   static constexpr int kFirstCopyThread = kThreads - kCopyThreads;
   static constexpr int kRowBlocks = kRows / 16 / kWarpRows;  ///< m16 blocks of one warp
   static constexpr int kColBlocks = kCols / 8 / kWarpCols;   ///< n8 blocks of one warp

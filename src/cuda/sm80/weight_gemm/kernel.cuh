@@ -4,73 +4,63 @@
 #include "cuda/sm80/weight_gemm/load.cuh"
 #include "cuda/sm80/weight_gemm/mma.cuh"
 #include "cuda/sm80/weight_gemm/store.cuh"
+#include "cuda/sm80/weight_gemm/traits.h"
 
 /// dW_e = dY_e^T X_e on every GPU from sm_80 up, all experts in one persistent launch. The warps'
 /// roles are those of row_gemm/kernel.cuh; both operands are read as they lie in memory, rows of
 /// the contraction with contiguous columns, and turned by ldmatrix.
 namespace moegemm::cuda::sm80 {
 
-template <typename Traits, typename Feed>
-__device__ __forceinline__ void compute_tile(const WeightGemmParams& params, const WeightTile& tile,
-                                             Feed& feed) {
-  Accumulators<Traits> acc;
-  clear<Traits>(acc);
-  multiply_rows<Traits>(params, tile, feed, acc);
-  store_weights<Traits>(params, tile, acc);
-}
+/// What run_tiles asks.
+template <typename Traits>
+struct WeightPipeline {
+  using Shape = typename Traits::Shape;
+  using Tile = WeightTile;
+  const WeightGemmParams& params;
+  const ExpertTable& experts;
+  const WeightTile* tiles;
+  RowTable<Traits>* rows;
+  float* scales;  ///< [stages][depth]
+
+  __device__ __forceinline__ auto loader() const {
+    if constexpr (Shape::kLoadWarps > 0) {
+      return WeightStreamLoader<Traits>(params, scales);
+    } else {
+      return WeightLoader<Traits>(params, tiles, *rows, scales);
+    }
+  }
+  __device__ __forceinline__ WeightScheduler<Shape> scheduler() const { return {params, experts}; }
+  static __device__ __forceinline__ void start() {}
+  template <typename Feed>
+  __device__ __forceinline__ void compute(const WeightTile& tile, int, Feed& feed) const {
+    Accumulators<Traits> acc;
+    clear<Traits>(acc);
+    multiply_rows<Traits>(params, tile, feed, acc);
+    store_weights<Traits>(params, tile, acc);
+  }
+};
 
 template <typename Traits>
 __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlocksPerMultiprocessor)
     weight_gemm_kernel(const __grid_constant__ WeightGemmParams params) {
   using Shape = typename Traits::Shape;
   using Layout = WeightGemmLayout<Shape, Traits::kElementBytes>;
-  static_assert(sizeof(WeightTile) <= kTileBytes);
   extern __shared__ __align__(kStageAlignment) std::byte shared[];
   auto* tiles = reinterpret_cast<WeightTile*>(shared + Layout::kTiles);
-  const ExpertTable table = {
+  const ExpertTable experts = {
       reinterpret_cast<int*>(shared + Layout::kRowPrefix),
       reinterpret_cast<unsigned short*>(shared + Layout::order(params.experts))};
   if (threadIdx.x < kWarpSize) {
-    build_expert_table<Traits>(params, table,
-                               *reinterpret_cast<int(*)[kSizeClasses]>(shared + Layout::kCounts));
+    experts.build(params, Traits::kDepth,
+                  *reinterpret_cast<int(*)[kSizeClasses]>(shared + Layout::kCounts));
   }
   auto* scales = reinterpret_cast<float*>(shared + Layout::kScales);
   auto* ring = reinterpret_cast<StageRing<Shape>*>(shared + Layout::kRing);
-  if constexpr (Shape::kLoadWarps > 0) {
-    if (threadIdx.x == Shape::kFirstCopyThread) ring->prepare();
-  }
+  auto* rows = reinterpret_cast<RowTable<Traits>*>(shared + Layout::kRowTable);
+  prepare_ring(*ring);
   __syncthreads();
-
-  if constexpr (Shape::kLoadWarps > 0) {
-    if (threadIdx.x >= Shape::kFirstCopyThread) {
-      ptx::setmaxnreg_dec<kLoadRegisters>();
-      WeightStreamLoader<Traits> loader(params, scales);
-      WeightScheduler<Shape> scheduler(params, table);
-      copy_tiles(loader, scheduler, shared, tiles, *ring);
-      scheduler.leave();
-      return;
-    }
-    ptx::setmaxnreg_inc<kMultiplyRegisters>();
-    StageReader<Shape> feed(shared, *ring, scales, Traits::kDepth);
-    for (int number = 0;; ++number) {
-      feed.wait();
-      const WeightTile& tile = tiles[number % kTileSlots];
-      if (tile.is_end()) return;
-      compute_tile<Traits>(params, tile, feed);
-    }
-  } else {
-    using Loader = WeightLoader<Traits>;
-    auto* rows = reinterpret_cast<RowTable<Traits>*>(shared + Layout::kRowTable);
-    Loader loader(params, tiles, *rows, scales);
-    WeightScheduler<Shape> scheduler(params, table);
-    TileFeed<Traits, Loader, WeightScheduler<Shape>> feed(loader, scheduler, shared, tiles);
-    for (int number = 0;; ++number) {
-      const WeightTile& tile = tiles[number % kTileSlots];  // not copied: registers are short here
-      if (tile.is_end()) break;
-      compute_tile<Traits>(params, tile, feed);
-    }
-    scheduler.leave();
-  }
+  run_tiles<Traits>(WeightPipeline<Traits>{params, experts, tiles, rows, scales}, shared, tiles,
+                    *ring, scales);
 }
 
 template <WeightGemm Kernel, DType D>

@@ -2,6 +2,7 @@
 
 #include "cuda/sm80/kernels.h"
 #include "cuda/sm80/weight_gemm/params.h"
+#include "cuda/sm80/weight_gemm/traits.h"
 
 namespace moegemm::cuda::sm80 {
 namespace {
@@ -14,7 +15,7 @@ WeightTiling make_tiling(const TileShape& tile, const Problem& problem, TileOrde
 
 std::int64_t total_tiles(const KernelInfo& info, const Problem& problem) {
   const WeightTiling tiling = make_tiling(info.tile, problem, TileOrder::kAlongColumns);
-  return problem.experts * tiling.n_tiles * tiling.k_tiles;
+  return problem.experts * tiling.a_tiles * tiling.b_tiles;
 }
 
 WeightGemmParams make_params(const Step& step, const Problem& problem, const Operands& operands) {
@@ -48,17 +49,10 @@ LaunchPolicy grid(const KernelEntry& entry, const Problem& problem, const Device
 }
 
 template <WeightGemm Kernel>
-struct Functions {
-  template <DType D>
-  static KernelFunctions of() {
-    return weight_gemm_functions<Kernel, D>();
-  }
-};
-
-template <WeightGemm Kernel>
 KernelEntry weight_entry() {
   using Layout = WeightGemmLayout<ShapeOf<Kernel>, Kernel.element_bytes()>;
-  KernelEntry entry = entry_of<Kernel, Layout, Functions<Kernel>>();
+  KernelEntry entry =
+      entry_of<Kernel, Layout>([]<DType D>() { return weight_gemm_functions<Kernel, D>(); });
   entry.tiles = total_tiles;
   entry.grid = grid;
   entry.launch = launch_weights;

@@ -1,7 +1,6 @@
 #pragma once
 
 #include "cuda/device/expert_order.cuh"
-#include "cuda/device/tile_scheduler.cuh"
 #include "cuda/ptx/opaque.cuh"
 #include "cuda/sm80/tile/load.cuh"
 #include "cuda/sm80/tile/pipeline.cuh"
@@ -11,44 +10,26 @@
 /// What the dW kernels load, and in which order their tiles come.
 namespace moegemm::cuda::sm80 {
 
-/// Row prefix sums and the order of the experts, in shared memory.
-struct ExpertTable {
-  int* row_prefix;        ///< [E + 1]
-  unsigned short* order;  ///< [E]: experts, large ones first
-};
-
-template <typename Traits>
-__device__ __forceinline__ void build_expert_table(const WeightGemmParams& params,
-                                                   const ExpertTable& table,
-                                                   int (&counts)[kSizeClasses]) {
-  scan_segments(params.m_sizes, params.experts, params.total_rows, 1, table.row_prefix, nullptr);
-  __syncwarp();
-  // A tile that starts last can make the launch this much longer: 1/32 of a block's share at most.
-  const float share = static_cast<float>(params.total_rows / Traits::kDepth) *
-                      static_cast<float>(params.tiling.per_expert()) /
-                      static_cast<float>(gridDim.x);
-  order_large_first(table.row_prefix, params.experts, Traits::kDepth, static_cast<int>(share / 32),
-                    counts, table.order);
-}
-
 /// Tiles of all experts, those of large experts first.
 template <typename Shape>
-class WeightScheduler {
+class WeightScheduler : public TileSource<Shape> {
+  using TileSource<Shape>::queue_;
+
  public:
   using Tile = WeightTile;
 
   __device__ __forceinline__ WeightScheduler(const WeightGemmParams& params,
                                              const ExpertTable& table)
-      : params_(params),
-        table_(table),
-        queue_(params.counter, schedules() ? params.experts * params.tiling.per_expert() : 0) {}
+      : TileSource<Shape>(params.counter, TileSource<Shape>::schedules()
+                                              ? params.experts * params.tiling.tiles_per_expert()
+                                              : 0),
+        params_(params),
+        table_(table) {}
 
   __device__ __forceinline__ Tile decode() {
     for (; !queue_.done(); queue_.advance()) {
       Tile tile = decode_weight_tile(queue_.current(), params_.tiling, Shape::kRows, Shape::kCols);
-      tile.expert = table_.order[tile.expert];
-      tile.row = table_.row_prefix[tile.expert];
-      tile.rows = table_.row_prefix[tile.expert + 1] - tile.row;
+      table_.place(tile);
       // dW += nothing: left alone, so that not even -0.0 changes.
       if (tile.rows == 0 && params_.out.accumulate) continue;
       queue_.advance();
@@ -57,26 +38,21 @@ class WeightScheduler {
     return {};
   }
 
-  /// At the end, by all threads that copy.
-  __device__ __forceinline__ void leave() {
-    if (threadIdx.x == Shape::kFirstCopyThread) queue_.leave();
-  }
-
-  /// The first warp that copies decodes tiles.
-  static __device__ __forceinline__ bool schedules() {
-    return threadIdx.x / kWarpSize == Shape::kFirstCopyThread / kWarpSize;
-  }
-
  private:
   const WeightGemmParams& params_;
   const ExpertTable& table_;
-  TileQueue queue_;
 };
 
 /// Blocks of depth of a tile. Of an expert without rows: one, of zeros.
 template <typename Traits>
 __device__ __forceinline__ int depth_blocks(const WeightTile& tile) {
   return max(1, ceil_div(tile.rows, Traits::kDepth));
+}
+
+/// The factor of a row of dY.
+template <typename Element>
+__device__ __forceinline__ float row_scale(const WeightGemmParams& params, int flat) {
+  return flat < 0 ? 0.0f : params.router_weight<Element>(flat);
 }
 
 /// Where a row begins, in bytes from an operand's first row; negative: it reads as zeros.
@@ -90,6 +66,15 @@ template <typename Traits>
 struct RowTable {
   RowOffsets rows[2][Traits::kDepth];
 };
+
+/// Calls f.operator()<0>() to f.operator()<Count - 1>().
+template <int Count, int First = 0, typename Function>
+__device__ __forceinline__ void static_for(const Function& f) {
+  if constexpr (First < Count) {
+    f.template operator()<First>();
+    static_for<Count, First + 1>(f);
+  }
+}
 
 /// One thread's share of the copies: a 16-byte chunk of every kStep-th row, of dY and of X.
 ///
@@ -123,10 +108,10 @@ class WeightLoader {
 
   __device__ __forceinline__ int start(const WeightTile& tile) {
     const int chunk = threadIdx.x % kChunks * Traits::kChunkElements;
-    dy_ = params_.dy + static_cast<std::int64_t>(tile.n + chunk) * Traits::kElementBytes;
-    x_ = params_.x + static_cast<std::int64_t>(tile.k + chunk) * Traits::kElementBytes;
-    n_left_ = params_.n - tile.n - chunk;
-    k_left_ = params_.out.cols - tile.k - chunk;
+    dy_ = params_.dy + static_cast<std::int64_t>(tile.a_col + chunk) * Traits::kElementBytes;
+    x_ = params_.x + static_cast<std::int64_t>(tile.b_col + chunk) * Traits::kElementBytes;
+    n_left_ = params_.n - tile.a_col - chunk;
+    k_left_ = params_.out.cols - tile.b_col - chunk;
     return depth_blocks<Traits>(tile);
   }
 
@@ -206,18 +191,13 @@ class WeightLoader {
     const int flat = fetched_.below(params_.total_rows);
     const bool present = params_.indexed ? flat >= 0 : ahead_tile_ >= 0 && is_ahead_inside();
     const int row = present ? ahead_row_ : -1;
-    const int source =
-        flat < 0 ? -1 : static_cast<int>(params_.divisor.divide(static_cast<unsigned>(flat)));
+    const int source = params_.source_row(flat);
     const int dy_row = params_.gather_dy ? source : row;
     const int x_row = params_.gather_x ? source : row;
     // A negative row stays negative.
     table_.rows[half_][threadIdx.x] = {dy_row * params_.dy_pitch.bytes(),
                                        x_row * params_.x_pitch.bytes()};
-    if (params_.multiply) {
-      scale_ = flat < 0 ? 0.0f
-                        : router_weight<typename Traits::Element>(params_.topk_weights,
-                                                                  params_.weights_are_fp32, flat);
-    }
+    if (params_.multiply) scale_ = row_scale<typename Traits::Element>(params_, flat);
   }
 
   const WeightGemmParams& params_;
@@ -259,8 +239,8 @@ class WeightStreamLoader {
     static constexpr int kPasses = kOwnRows / kRows;
     static_assert(kRows > 0 && kPasses <= kChunks);
 
-    static __device__ __forceinline__ int chunk() { return lane() % kChunks; }
-    static __device__ __forceinline__ int row() { return lane() / kChunks; }
+    static __device__ __forceinline__ int chunk() { return lane_id() % kChunks; }
+    static __device__ __forceinline__ int row() { return lane_id() / kChunks; }
     static __device__ __forceinline__ std::uint32_t first_target() {
       return outer_major_offset<RowBytes, Traits::kElementBytes>(warp() + row() * Shape::kLoadWarps,
                                                                  chunk());
@@ -281,14 +261,14 @@ class WeightStreamLoader {
         x_target_(ptx::keep(X::first_target())) {}
 
   __device__ __forceinline__ int start(const WeightTile& tile) {
-    const int n = tile.n + Dy::chunk() * Traits::kChunkElements;
-    const int k = tile.k + X::chunk() * Traits::kChunkElements;
+    const int n = tile.a_col + Dy::chunk() * Traits::kChunkElements;
+    const int k = tile.b_col + X::chunk() * Traits::kChunkElements;
     dy_ = params_.dy + static_cast<std::int64_t>(n) * Traits::kElementBytes;
     x_ = params_.x + static_cast<std::int64_t>(k) * Traits::kElementBytes;
     n_exists_ = n < params_.n;
     k_exists_ = k < params_.out.cols;
     block_ = 0;
-    position_ = tile.row + lane() / kOwnRows * Traits::kDepth + own_depth();
+    position_ = tile.row + lane_id() / kOwnRows * Traits::kDepth + own_depth();
     end_ = tile.row + tile.rows;
     fetch();
     return depth_blocks<Traits>(tile);
@@ -299,7 +279,7 @@ class WeightStreamLoader {
     if (part == 0) look_up();
     ++block_;
     if (params_.multiply) {
-      if (lane() / kOwnRows == part) scales_[slot * Traits::kDepth + own_depth()] = scale_;
+      if (lane_id() / kOwnRows == part) scales_[slot * Traits::kDepth + own_depth()] = scale_;
       share_stores<Shape>();
     }
     const int first = part * kOwnRows;
@@ -308,13 +288,12 @@ class WeightStreamLoader {
   }
 
  private:
-  static __device__ __forceinline__ int lane() { return threadIdx.x % kWarpSize; }
   static __device__ __forceinline__ int warp() {
     return (threadIdx.x - Shape::kFirstCopyThread) / kWarpSize;
   }
   /// Of the row that this lane looks up, in its block.
   static __device__ __forceinline__ int own_depth() {
-    return warp() + lane() % kOwnRows * Shape::kLoadWarps;
+    return warp() + lane_id() % kOwnRows * Shape::kLoadWarps;
   }
 
   /// The index of the row at position_, on its way.
@@ -325,23 +304,18 @@ class WeightStreamLoader {
     }
   }
 
-  /// The rows that the fetched indices name. Rows past the segment and absent ones are missing in
-  /// both operands: 0 times a NaN opposite would not be 0.
+  /// The rows that the fetched indices name: see WeightLoader::write_fetched.
   __device__ __forceinline__ void look_up() {
     const int flat = fetched_.below(params_.total_rows);
-    const unsigned source = flat < 0 ? kNoRow : params_.divisor.divide(static_cast<unsigned>(flat));
+    const int source = params_.source_row(flat);
     const bool present = params_.indexed ? flat >= 0 : position_ < end_;
-    const unsigned row = present ? static_cast<unsigned>(position_) : kNoRow;
-    const auto in_units = [](unsigned number, const RowPitch& pitch) {
-      return number == kNoRow ? kNoRow : number * pitch.units;
+    const int row = present ? position_ : -1;
+    const auto in_units = [](unsigned row, const RowPitch& pitch) {
+      return row == kNoRow ? kNoRow : row * pitch.units;
     };
     dy_row_ = in_units(params_.gather_dy ? source : row, params_.dy_pitch);
     x_row_ = in_units(params_.gather_x ? source : row, params_.x_pitch);
-    if (params_.multiply) {
-      scale_ = flat < 0 ? 0.0f
-                        : router_weight<typename Traits::Element>(params_.topk_weights,
-                                                                  params_.weights_are_fp32, flat);
-    }
+    if (params_.multiply) scale_ = row_scale<typename Traits::Element>(params_, flat);
     position_ += kBlocks * Traits::kDepth;
     fetch();
   }
@@ -352,7 +326,7 @@ class WeightStreamLoader {
                                               const std::byte* base, const RowPitch& pitch,
                                               unsigned rows, int first, bool exists) {
     // First to the lanes that copy the same rows, pass after pass.
-    const int own = first + lane() % Share::kPasses * Share::kRows + Share::row();
+    const int own = first + lane_id() % Share::kPasses * Share::kRows + Share::row();
     const unsigned own_rows = __shfl_sync(kFullMask, rows, own);
 #pragma unroll
     for (int pass = 0; pass < Share::kPasses; ++pass) {

@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "cuda/device/row_pitch.h"
+#include "cuda/device/weight_tiles.h"
 #include "cuda/sm80/tile/params.h"
-#include "cuda/sm80/weight_gemm/traits.h"
 
 namespace moegemm::cuda::sm80 {
 

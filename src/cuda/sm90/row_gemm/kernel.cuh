@@ -281,8 +281,10 @@ __device__ __forceinline__ void produce(const RowGemmParams& params,
   if (Traits::kGathered || !params.scatter) {
     constexpr auto kColumns =
         Traits::kActivated ? &RowGemmParams::columns : &RowGemmParams::features;
-    zero_padding_rows<typename Traits::Element, kColumns>(params,
-                                                          shared.starts()[params.experts].row);
+    const int routed = shared.starts()[params.experts].row;
+    zero_padding_rows<kWarpgroupWarps>(params, routed, threadIdx.x / kWarpSize, [&](long long row) {
+      zero_row<typename Traits::Element, kColumns>(params, static_cast<int>(row));
+    });
   }
 }
 

@@ -245,12 +245,6 @@ __device__ __forceinline__ void load_gathered(const RowGemmParams& params,
   }
 }
 
-template <typename T>
-__device__ __forceinline__ float router_weight(const RowGemmParams& params, int flat) {
-  if (params.weights_are_fp32) return __ldg(static_cast<const float*>(params.topk_weights) + flat);
-  return static_cast<float>(__ldg(static_cast<const T*>(params.topk_weights) + flat));
-}
-
 /// Destination and router weight of every Step-th row of the tile from `first` on, then one arrival
 /// of this thread. All loads of a kind are in flight together: done row by row, their latency adds
 /// up to more than a short tile takes to multiply.
@@ -270,7 +264,8 @@ __device__ __forceinline__ void write_row_info(const RowGemmParams& params,
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     scale[i] = params.multiply && flat[i] >= 0
-                   ? router_weight<typename Traits::Element>(params, flat[i])
+                   ? router_weight<typename Traits::Element>(params.topk_weights,
+                                                             params.weights_are_fp32, flat[i])
                    : 1.0f;
   }
 #pragma unroll

@@ -252,17 +252,4 @@ __device__ __forceinline__ void zero_row(const RowGemmParams& params, int row) {
   }
 }
 
-/// In expert order, rows past the last segment are zero; the producer warps of all blocks share
-/// them.
-template <typename T, int RowGemmParams::*Columns>
-__device__ __forceinline__ void zero_padding_rows(const RowGemmParams& params, int routed_rows) {
-  constexpr int kWarps = kWarpgroupThreads / kWarpSize;
-  const int warp = threadIdx.x / kWarpSize;
-  const int step = gridDim.x * kWarps;
-  for (long long row = routed_rows + static_cast<int>(blockIdx.x) * kWarps + warp;
-       row < params.total_rows; row += step) {
-    zero_row<T, Columns>(params, static_cast<int>(row));
-  }
-}
-
 }  // namespace moegemm::cuda::sm90

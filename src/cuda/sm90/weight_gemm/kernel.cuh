@@ -49,15 +49,8 @@ __device__ __forceinline__ bool has_absent_rows(const WeightGemmParams& params,
 template <typename Traits>
 __device__ __forceinline__ void schedule_tiles(const WeightGemmParams& params,
                                                WeightGemmShared<Traits>& shared) {
-  scan_segments(params.m_sizes, params.experts, params.total_rows, 1, shared.row_prefix, nullptr);
-  __syncwarp();
-  unsigned short* order = shared.order(params.experts);
-  // A tile that starts last can make the launch this much longer: 1/32 of a block's share at most.
-  const float share = static_cast<float>(params.total_rows / Traits::kRows) *
-                      static_cast<float>(params.tiling.tiles_per_expert()) /
-                      static_cast<float>(gridDim.x);
-  order_large_first(shared.row_prefix, params.experts, Traits::kRows, static_cast<int>(share / 32),
-                    shared.class_counts, order);
+  const ExpertTable table = {shared.row_prefix, shared.order(params.experts)};
+  table.build(params, Traits::kRows, shared.class_counts);
   __syncwarp();
   const int lane = threadIdx.x % kWarpSize;
   const int total = params.experts * params.tiling.tiles_per_expert();
@@ -65,7 +58,7 @@ __device__ __forceinline__ void schedule_tiles(const WeightGemmParams& params,
   PipelineState<Traits::kTileSlots> slot;
   int looked_at = -1;  // the expert whose indices were last looked at, and what was found
   bool absent = false;
-  const auto publish = [&](const WeightTile& tile) {
+  const auto publish = [&](const WeightGemmTile& tile) {
     shared.tile_ring.wait_empty(slot);
     if (lane == 0) {
       shared.tiles[slot.slot] = tile;
@@ -74,11 +67,9 @@ __device__ __forceinline__ void schedule_tiles(const WeightGemmParams& params,
     slot.advance();
   };
   for (; !queue.done(); queue.advance()) {
-    WeightTile tile =
-        decode_weight_tile(queue.current(), params.tiling, Traits::kACols, Traits::kBCols);
-    tile.expert = order[tile.expert];
-    tile.row = shared.row_prefix[tile.expert];
-    tile.rows = shared.row_prefix[tile.expert + 1] - tile.row;
+    WeightGemmTile tile = {
+        decode_weight_tile(queue.current(), params.tiling, Traits::kACols, Traits::kBCols)};
+    table.place(tile);
     if (params.gather_indices.data && tile.expert != looked_at) {
       looked_at = tile.expert;
       absent = has_absent_rows(params, tile);
@@ -88,7 +79,7 @@ __device__ __forceinline__ void schedule_tiles(const WeightGemmParams& params,
     if (tile.rows == 0 && params.output == WeightOutput::kAddToFloat32) continue;
     publish(tile);
   }
-  publish({.expert = -1});
+  publish({});
   if (lane == 0) queue.leave();
 }
 
@@ -101,19 +92,19 @@ __device__ __forceinline__ void multiply_and_store(const WeightGemmParams& param
   StageReader<Traits> loads(shared, group);
   TileReader<Traits> tiles(shared);
   std::uint32_t packed[Traits::kBCols / 4] = {};  // block 1 of `last`, rounded, not yet stored
-  WeightTile last = {.expert = -1};
+  WeightGemmTile last;
   const auto store_last = [&] {
     if (last.expert >= 0) store.store_packed(packed, last, 1);
   };
-  for (WeightTile tile = tiles.next(); tile.expert >= 0; tile = tiles.next()) {
+  for (WeightGemmTile tile = tiles.next(); tile.expert >= 0; tile = tiles.next()) {
     const int stages = stages_of(tile.rows, Traits::kRows);
-    if (tile.a_col + group * 2 * kSlabCols >= params.tiling.a_cols) {
+    if (tile.a_col + group * 2 * kSlabCols >= params.a_cols) {
       store_last();
       last.expert = -1;
       skip_tile(loads, stages);
       continue;
     }
-    with_tile_cols<Traits>(params.tiling.b_cols - tile.b_col, [&](auto cols) {
+    with_tile_cols<Traits>(params.b_cols - tile.b_col, [&](auto cols) {
       float acc0[cols / 2];
       float acc1[cols / 2];
       const int slot = multiply_tile<cols>(loads, stages, acc0, acc1, store_last);
@@ -138,9 +129,9 @@ __device__ __forceinline__ void multiply_and_store_float(const WeightGemmParams&
   WeightStore<Traits> store(params, shared, group);
   StageReader<Traits> loads(shared, group);
   TileReader<Traits> tiles(shared);
-  for (WeightTile tile = tiles.next(); tile.expert >= 0; tile = tiles.next()) {
+  for (WeightGemmTile tile = tiles.next(); tile.expert >= 0; tile = tiles.next()) {
     const int stages = stages_of(tile.rows, Traits::kRows);
-    if (tile.a_col + group * 2 * kSlabCols >= params.tiling.a_cols) {
+    if (tile.a_col + group * 2 * kSlabCols >= params.a_cols) {
       skip_tile(loads, stages);
       continue;
     }

@@ -11,22 +11,25 @@
 namespace moegemm::cuda::sm90 {
 namespace {
 
-/// A's columns are tile.rows of a tile, B's are tile.cols.
-WeightTiling make_tiling(const TileShape& tile, const Problem& problem, TileOrder order) {
-  WeightTiling tiling;
-  tiling.a_is_x = a_side_is_x(problem.gathers_x(), problem.gathers_dy(), problem.n, problem.k,
-                              tile.rows, tile.cols);
-  tiling.a_cols = static_cast<int>(tiling.a_is_x ? problem.k : problem.n);
-  tiling.b_cols = static_cast<int>(tiling.a_is_x ? problem.n : problem.k);
-  tiling.a_tiles = ceil_div(tiling.a_cols, tile.rows);
-  tiling.b_tiles = ceil_div(tiling.b_cols, tile.cols);
-  tiling.a_fastest = (order == TileOrder::kAlongColumns) == tiling.a_is_x;
-  return tiling;
+/// Operands by wgmma's sides. A tile has tile.rows columns of A and tile.cols of B.
+struct Sides {
+  bool a_is_x;
+  int a_cols;
+  int b_cols;
+};
+
+Sides sides_of(const TileShape& tile, const Problem& problem) {
+  const bool a_is_x = a_side_is_x(problem.gathers_x(), problem.gathers_dy(), problem.n, problem.k,
+                                  tile.rows, tile.cols);
+  const auto n = static_cast<int>(problem.n);
+  const auto k = static_cast<int>(problem.k);
+  return {a_is_x, a_is_x ? k : n, a_is_x ? n : k};
 }
 
 std::int64_t total_tiles(const KernelInfo& info, const Problem& problem) {
-  const WeightTiling tiling = make_tiling(info.tile, problem, TileOrder::kAlongColumns);
-  return problem.experts * tiling.a_tiles * tiling.b_tiles;
+  const Sides sides = sides_of(info.tile, problem);
+  return problem.experts * ceil_div(sides.a_cols, info.tile.rows) *
+         ceil_div(sides.b_cols, info.tile.cols);
 }
 
 /// Else the last slab of a row would reach past it.
@@ -72,14 +75,18 @@ CUtensorMap output_map(const Problem& problem, const Operands& operands) {
 
 WeightGemmParams make_params(const Step& step, const Problem& problem, const Operands& operands) {
   WeightGemmParams params = {};
-  params.tiling = make_tiling(step.tile, problem, step.order);
-  const bool a_is_x = params.tiling.a_is_x;
+  const auto [a_is_x, a_cols, b_cols] = sides_of(step.tile, problem);
+  params.a_is_x = a_is_x;
+  params.a_cols = a_cols;
+  params.b_cols = b_cols;
+  params.tiling = {ceil_div(a_cols, step.tile.rows), ceil_div(b_cols, step.tile.cols),
+                   (step.order == TileOrder::kAlongColumns) != a_is_x};
   const void* a = a_is_x ? operands.x : operands.dy;
   const std::int64_t a_stride = a_is_x ? operands.x_stride : operands.dy_stride;
   const void* b = a_is_x ? operands.dy : operands.x;
   const std::int64_t b_stride = a_is_x ? operands.dy_stride : operands.x_stride;
-  params.b_map = input_map(step.tile, problem, b, params.tiling.b_cols, b_stride, step.tile.cols);
-  params.b_in_one_box = fits_one_box(params.tiling.b_cols);
+  params.b_map = input_map(step.tile, problem, b, b_cols, b_stride, step.tile.cols);
+  params.b_in_one_box = fits_one_box(b_cols);
   params.out_map = output_map(problem, operands);
   if (problem.permutation != Permutation::kNone) {
     params.opposite_is_a = a_is_x == (problem.permutation == Permutation::kY);
@@ -94,8 +101,8 @@ WeightGemmParams make_params(const Step& step, const Problem& problem, const Ope
     params.gathered_row_chunks = static_cast<unsigned>(a_stride * size_bytes(problem.dtype) / 16);
     params.gather_divisor = make_fast_divisor(static_cast<std::uint32_t>(problem.gather_divisor()));
   } else {
-    params.a_map = input_map(step.tile, problem, a, params.tiling.a_cols, a_stride, step.tile.rows);
-    params.a_in_one_box = fits_one_box(params.tiling.a_cols);
+    params.a_map = input_map(step.tile, problem, a, a_cols, a_stride, step.tile.rows);
+    params.a_in_one_box = fits_one_box(a_cols);
   }
   params.m_sizes = {operands.m_sizes, problem.sizes_dtype == DType::kInt64};
   params.experts = static_cast<int>(problem.experts);

@@ -115,7 +115,7 @@ __device__ __forceinline__ void load_present_rows(const WeightGemmParams& params
   const bool is_a = params.opposite_is_a;
   const std::uint32_t stage = ptx::shared_address(is_a ? shared.a[slot] : shared.b[slot]);
   const int first_column = is_a ? tile.a_col : tile.b_col;
-  const int columns = is_a ? params.tiling.a_cols : params.tiling.b_cols;
+  const int columns = is_a ? params.a_cols : params.b_cols;
   const int chunks = (is_a ? Traits::kABytes : Traits::kBBytes) / 16;
   const unsigned present =
       __ballot_sync(kFullMask, fetch_index(params, tile, rows).below(params.total_rows) >= 0);
@@ -150,13 +150,13 @@ __device__ __forceinline__ void load_tiles(const WeightGemmParams& params,
   TileReader<Traits> reader(shared);
   int index = warp;  // this warp's next stage, counted from the start of the tile
   while (true) {
-    const WeightTile tile = reader.next();
+    const WeightGemmTile tile = reader.next();
     if (tile.expert < 0) break;
     const int stages = stages_of(tile.rows, Traits::kRows);
-    const bool full_columns = tile.a_col + Traits::kACols <= params.tiling.a_cols;
+    const bool full_columns = tile.a_col + Traits::kACols <= params.a_cols;
     const int column = tile.a_col + lane % 8 * 8;
     const unsigned char* columns = ptx::opaque(params.gathered + column * 2ll);
-    const int columns_left = params.tiling.a_cols - column;
+    const int columns_left = params.a_cols - column;
     StageRows rows = rows_of_stage(tile, index, Traits::kRows);
     IndexArray::Fetched row_index;
     if (gathers) row_index = fetch_index(params, tile, rows);

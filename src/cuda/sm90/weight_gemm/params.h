@@ -44,7 +44,10 @@ struct WeightGemmParams {
   const unsigned char* opposite;
   std::int64_t opposite_row_bytes;
   bool opposite_is_a;
+  bool a_is_x;  ///< else A is dY
 
+  int a_cols;  ///< columns of operand A: K if A is X, else N
+  int b_cols;
   WeightTiling tiling;
   int experts;
   int total_rows;  ///< M
@@ -61,7 +64,7 @@ struct WeightGemmShared {
   alignas(16) unsigned row_chunks[kLoadWarps][kWarpSize];  ///< see gather_rows
   Ring<Traits::kStages> loads;
   Ring<Traits::kTileSlots> tile_ring;
-  WeightTile tiles[Traits::kTileSlots];
+  WeightGemmTile tiles[Traits::kTileSlots];
   std::uint64_t old_full[kConsumers];  ///< see WeightStore
   int class_counts[kSizeClasses];
   int row_prefix[1];  ///< experts + 1 entries, then the order: the rest of dynamic shared memory
@@ -81,9 +84,9 @@ class TileReader {
   __device__ __forceinline__ explicit TileReader(WeightGemmShared<Traits>& shared)
       : shared_(shared) {}
 
-  __device__ __forceinline__ WeightTile next() {
+  __device__ __forceinline__ WeightGemmTile next() {
     shared_.tile_ring.wait_full(slot_);
-    const WeightTile tile = shared_.tiles[slot_.slot];
+    const WeightGemmTile tile = shared_.tiles[slot_.slot];
     ptx::mbarrier_arrive(&shared_.tile_ring.empty[slot_.slot]);
     slot_.advance();
     return tile;

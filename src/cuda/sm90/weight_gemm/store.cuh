@@ -48,7 +48,7 @@ class WeightStore {
     const int lane = threadIdx.x % kWarpSize;
     const int warp = threadIdx.x % kWarpgroupThreads / kWarpSize;
     const std::uint32_t staging = ptx::shared_address(staging_);
-    if (params_.tiling.a_is_x) {
+    if (params_.a_is_x) {
       // Output rows 8 j .. 8 j + 15 (B columns), this warp's two 16-byte chunks of each.
       const std::uint32_t target =
           staging + swizzle_128b(lane % 8 + 8 * (lane / 16), warp * 2 + lane / 8 % 2);
@@ -130,7 +130,7 @@ class WeightStore {
   template <typename Body>
   __device__ __forceinline__ void for_each_slab(const WeightTile& tile, int block, int half,
                                                 int slab_cols, const Body& body) const {
-    const bool a_is_x = params_.tiling.a_is_x;
+    const bool a_is_x = params_.a_is_x;
     const int a_col = tile.a_col + (group_ * 2 + block) * kSlabCols;
     const int col = a_is_x ? a_col + half * slab_cols : tile.b_col + half * kSlabs * slab_cols;
     const int row = a_is_x ? tile.b_col : a_col;
@@ -159,7 +159,7 @@ class WeightStore {
   __device__ __forceinline__ void stage_half(const float (&acc)[kAccumulators], int half) const {
     const int lane = threadIdx.x % kWarpSize;
     const int warp = threadIdx.x % kWarpgroupThreads / kWarpSize;
-    if (params_.tiling.a_is_x) {
+    if (params_.a_is_x) {
       // All output rows (B columns), floats 32 * half .. + 31 (A columns) of each: two warps'.
       if (warp / 2 != half) return;
 #pragma unroll

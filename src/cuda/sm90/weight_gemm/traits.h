@@ -6,12 +6,12 @@
 #include "cuda/device/element_type.h"
 #include "cuda/device/host_device.h"
 #include "cuda/device/tile_split.h"
+#include "cuda/device/weight_tiles.h"
 #include "cuda/sm90/warpgroups.h"
 #include "moegemm/kinds.h"
 
-/// Shapes of the weight GEMM, dW = dY^T X, as host-device maths: how the output is cut into tiles,
-/// and the rows of a segment into load stages. Every expert has the same tiles: its dW is [N, K]
-/// whatever its rows.
+/// Shapes of the weight GEMM, dW = dY^T X, as host-device maths: the static tile, and how the rows
+/// of a segment are cut into load stages.
 ///
 /// "A" is the operand on wgmma's M side, "B" the one on its N side. Either of X and dY can be A;
 /// the store turns the tile as needed.
@@ -69,41 +69,10 @@ struct WeightGemmTraits {
 template <WeightGemm Kernel, DType D>
 KernelFunctions weight_gemm_functions();
 
-struct WeightTiling {
-  int a_cols = 0;  ///< columns of operand A: K if A is X, else N
-  int b_cols = 0;
-  int a_tiles = 0;  ///< tiles along the columns of A
-  int b_tiles = 0;
-  bool a_is_x = true;
-  bool a_fastest = true;  ///< consecutive tiles differ in their A columns
-
-  MOEGEMM_HOST_DEVICE int tiles_per_expert() const { return a_tiles * b_tiles; }
-};
-
-/// One output tile, as the scheduler hands it to the other warps.
-struct WeightTile {
-  int expert = 0;  ///< negative: no more work
-  int row = 0;     ///< first row of the expert's segment
-  int rows = 0;    ///< of the segment
-  int a_col = 0;   ///< first column of operand A
-  int b_col = 0;
+/// What the scheduler hands to the other warps.
+struct WeightGemmTile : WeightTile {
   bool has_absent_rows = false;  ///< some of the segment's indices are out of range
 };
-
-/// Expert and columns of tile `number`; the rows are left for the caller to fill in.
-MOEGEMM_HOST_DEVICE WeightTile decode_weight_tile(int number, const WeightTiling& tiling,
-                                                  int a_tile, int b_tile) {
-  const int expert = number / tiling.tiles_per_expert();
-  const int local = number - expert * tiling.tiles_per_expert();
-  const int fastest_tiles = tiling.a_fastest ? tiling.a_tiles : tiling.b_tiles;
-  const int slow = local / fastest_tiles;
-  const int fast = local - slow * fastest_tiles;
-  WeightTile tile;
-  tile.expert = expert;
-  tile.a_col = (tiling.a_fastest ? fast : slow) * a_tile;
-  tile.b_col = (tiling.a_fastest ? slow : fast) * b_tile;
-  return tile;
-}
 
 /// The last tile's second store hides behind this many stages of the next tile's first block. One
 /// is 2 % slower on 8-stage tiles, three 3 %: they hold stages that loads could fill.

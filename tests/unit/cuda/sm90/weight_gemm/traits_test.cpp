@@ -6,8 +6,6 @@
 #include <limits>
 #include <random>
 #include <set>
-#include <tuple>
-#include <utility>
 #include <vector>
 
 #include "cuda/device/fast_divide.h"
@@ -19,41 +17,6 @@ namespace {
 constexpr int kATile = 256;
 constexpr int kBTile = 192;
 constexpr int kStageRows = 32;
-
-WeightTiling tiling_of(int a_cols, int b_cols, bool a_fastest) {
-  return {a_cols, b_cols, ceil_div(a_cols, kATile), ceil_div(b_cols, kBTile), true, a_fastest};
-}
-
-TEST(WeightTiles, CoverEveryExpertAndColumnOnce) {
-  for (const bool a_fastest : {false, true}) {
-    for (const auto& [a_cols, b_cols] : {std::pair{1, 1}, {256, 192}, {257, 193}, {2048, 1536}}) {
-      const WeightTiling tiling = tiling_of(a_cols, b_cols, a_fastest);
-      const int experts = 5;
-      std::set<std::tuple<int, int, int>> seen;
-      for (int number = 0; number < experts * tiling.tiles_per_expert(); ++number) {
-        const WeightTile tile = decode_weight_tile(number, tiling, kATile, kBTile);
-        EXPECT_GE(tile.expert, 0);
-        EXPECT_LT(tile.expert, experts);
-        EXPECT_EQ(tile.a_col % kATile, 0);
-        EXPECT_EQ(tile.b_col % kBTile, 0);
-        EXPECT_LT(tile.a_col, a_cols);
-        EXPECT_LT(tile.b_col, b_cols);
-        EXPECT_TRUE(seen.insert({tile.expert, tile.a_col, tile.b_col}).second);
-      }
-      EXPECT_EQ(seen.size(), static_cast<std::size_t>(experts) * tiling.a_tiles * tiling.b_tiles);
-    }
-  }
-}
-
-TEST(WeightTiles, NeighboursDifferAlongTheFastestSide) {
-  const WeightTile first = decode_weight_tile(0, tiling_of(1024, 1024, true), kATile, kBTile);
-  const WeightTile second = decode_weight_tile(1, tiling_of(1024, 1024, true), kATile, kBTile);
-  EXPECT_EQ(second.a_col - first.a_col, kATile);
-  EXPECT_EQ(second.b_col, first.b_col);
-  const WeightTile other = decode_weight_tile(1, tiling_of(1024, 1024, false), kATile, kBTile);
-  EXPECT_EQ(other.a_col, 0);
-  EXPECT_EQ(other.b_col, kBTile);
-}
 
 TEST(WeightStages, HoldEveryRowOnceAndOnlyRowsOfTheSegment) {
   for (const int first_row : {0, 1, 15, 16, 17, 30, 31, 32, 1000}) {

@@ -1,12 +1,12 @@
-#include "cuda/sm80/row_gemm/traits.h"
-
 #include <gtest/gtest.h>
 
 #include <set>
 #include <utility>
 #include <vector>
 
-namespace moegemm::cuda::sm80 {
+#include "cuda/device/tile_split.h"
+
+namespace moegemm::cuda {
 namespace {
 
 constexpr int kMaxRows = 128, kGranule = 32, kFeatureTile = 256, kFeatureTiles = 5;
@@ -85,4 +85,4 @@ TEST(FullTilesFirst, AreForRowsThatL2DoesNotKeep) {
 }
 
 }  // namespace
-}  // namespace moegemm::cuda::sm80
+}  // namespace moegemm::cuda
