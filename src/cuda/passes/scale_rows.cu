@@ -2,9 +2,9 @@
 #include <cstdint>
 #include <string>
 
-#include "cuda/host/device_facts.h"
-#include "cuda/host/error.h"
-#include "cuda/host/launch.h"
+#include "cuda/backend/device_facts.h"
+#include "cuda/backend/error.h"
+#include "cuda/backend/launch.h"
 #include "cuda/passes/alignment.h"
 #include "cuda/passes/block_sums.cuh"
 #include "cuda/passes/elements.cuh"
