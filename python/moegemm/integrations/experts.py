@@ -13,7 +13,6 @@ from moegemm.activations import Activation
 from moegemm.formats import FORMATS, NAMES
 from moegemm.integrations.gates import activation_of
 from moegemm.layer import Routed, moe_mlp
-from moegemm.operators import flags as bits
 from moegemm.operators.raw import torch_allows_tf32
 from moegemm.products import first_product, second_product
 from moegemm.routing import combine, route
@@ -70,7 +69,7 @@ def run_with_own_activation(
 ) -> Tensor:  # fmt: skip
     """Our products and top-k sum around an activation (and a norm) that torch runs."""
     topk, experts = ids.size(1), stored.first.size(0)
-    tf32 = bits.ALLOW_TF32 if torch_allows_tf32(x) else 0
+    tf32 = torch_allows_tf32(x)
     m_sizes, gather_indices = route(ids, experts)
     routed = Routed(m_sizes, gather_indices, topk)
     flat_ids = ids.reshape(-1)

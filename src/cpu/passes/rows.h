@@ -39,7 +39,7 @@ inline std::int64_t flat_row(const RoutingView& routing, std::int64_t r, std::in
 
 /// 1 where none are given.
 inline float router_weight(const RoutingView& routing, std::int64_t flat) {
-  const TensorView& weights = routing.topk_weights;
+  const TensorView& weights = routing.router_weights;
   return weights.given() ? read_float(weights.data, weights.dtype, flat) : 1.0f;
 }
 

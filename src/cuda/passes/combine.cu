@@ -1,9 +1,9 @@
 #include <algorithm>
 #include <string>
 
+#include "cuda/backend/launch.h"
+#include "cuda/backend/loading.h"
 #include "cuda/device/fast_divide.h"
-#include "cuda/host/launch.h"
-#include "cuda/host/loading.h"
 #include "cuda/passes/alignment.h"
 #include "cuda/passes/elements.cuh"
 #include "cuda/passes/passes.h"

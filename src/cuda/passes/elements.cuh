@@ -21,8 +21,7 @@ __device__ __forceinline__ void store_float(void* base, DType dtype, std::int64_
               [&]<DType D>() { round_to(static_cast<ElementType<D>*>(base)[i], value); });
 }
 
-/// An element of an int32 or int64 tensor. Pointer and width apart: given an IndexArray, the
-/// compiler reads a kernel's parameters again in each turn of a loop.
+/// An element of an int32 or int64 tensor.
 __device__ inline std::int64_t load_index(const void* base, bool is_64_bit, std::int64_t i) {
   return is_64_bit ? static_cast<const std::int64_t*>(base)[i]
                    : static_cast<std::int64_t>(static_cast<const std::int32_t*>(base)[i]);

@@ -3,7 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include "core/backend.h"
-#include "cuda/host/device_facts.h"
+#include "cuda/backend/device_facts.h"
 
 namespace moegemm::cuda {
 

@@ -2,9 +2,9 @@
 #include <cstdint>
 #include <string>
 
-#include "cuda/host/device_facts.h"
-#include "cuda/host/error.h"
-#include "cuda/host/launch.h"
+#include "cuda/backend/device_facts.h"
+#include "cuda/backend/error.h"
+#include "cuda/backend/launch.h"
 #include "cuda/passes/alignment.h"
 #include "cuda/passes/block_sums.cuh"
 #include "cuda/passes/elements.cuh"
@@ -192,8 +192,8 @@ void CudaPasses::scale_rows(const TensorView& product, const TensorView& x,
       .experts = routing.m_sizes.shape[0],
       .gather_indices = routing.gather_indices.data,
       .indices_64_bit = routing.gather_indices.dtype == DType::kInt64,
-      .weights = routing.topk_weights.data,
-      .weights_dtype = routing.topk_weights.dtype,
+      .weights = routing.router_weights.data,
+      .weights_dtype = routing.router_weights.dtype,
       .dot = dot.data,
       .dot_dtype = dot.dtype,
       .rows = rows,

@@ -1,11 +1,11 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/backend/device_facts.h"
+#include "cuda/backend/error.h"
+#include "cuda/backend/launch.h"
+#include "cuda/backend/loading.h"
 #include "cuda/device/activation_math.cuh"
-#include "cuda/host/device_facts.h"
-#include "cuda/host/error.h"
-#include "cuda/host/launch.h"
-#include "cuda/host/loading.h"
 #include "cuda/passes/activation/gate_packs.cuh"
 #include "cuda/passes/activation/kernel_choice.h"
 #include "cuda/passes/activation/limits.h"
@@ -411,7 +411,7 @@ void CudaPasses::activate_backward(const ActivationGradientInputs& in, const Rou
       .d_pre = floats_of(out.d_pre),
       .weighted_act = floats_of(out.weighted_act),
       .d_weights = floats_of(out.d_weights),
-      .weights = floats_of(routing.topk_weights),
+      .weights = floats_of(routing.router_weights),
       .gather_indices = indices_of(routing.gather_indices),
       .m_sizes = indices_of(routing.m_sizes),
       .experts = static_cast<int>(experts),

@@ -1,11 +1,11 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/backend/device_facts.h"
+#include "cuda/backend/launch.h"
+#include "cuda/backend/loading.h"
 #include "cuda/device/activation_math.cuh"
 #include "cuda/device/fast_divide.h"
-#include "cuda/host/device_facts.h"
-#include "cuda/host/launch.h"
-#include "cuda/host/loading.h"
 #include "cuda/passes/activation/gate_packs.cuh"
 #include "cuda/passes/activation/kernel_choice.h"
 #include "cuda/passes/activation/limits.h"

@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "cuda/host/error.h"
-#include "cuda/host/launch.h"
+#include "cuda/backend/error.h"
+#include "cuda/backend/launch.h"
 #include "cuda/passes/block_sums.cuh"
 #include "cuda/passes/elements.cuh"
 #include "cuda/passes/passes.h"

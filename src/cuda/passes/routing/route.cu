@@ -1,7 +1,7 @@
 #include <string>
 
-#include "cuda/host/launch.h"
-#include "cuda/host/loading.h"
+#include "cuda/backend/launch.h"
+#include "cuda/backend/loading.h"
 #include "cuda/passes/block_sums.cuh"
 #include "cuda/passes/elements.cuh"
 #include "cuda/passes/passes.h"
