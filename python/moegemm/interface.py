@@ -108,7 +108,7 @@ def grouped_gemm(
         if call is PLAIN:
             return forward_plain(X, W, m_sizes)
         Y = eager_product(X, W, m_sizes, gather_indices, topk_weights, call)
-    except (RuntimeError, AttributeError) as error:
+    except (RuntimeError, AttributeError, ValueError) as error:  # ValueError: an array has no truth value
         arguments = RawArguments(X, W, m_sizes, gather_indices, topk_weights, topk)
         raise explain(error, arguments.tensors(), topk) from None
     if by_hand or autotune:

@@ -21,6 +21,8 @@ std::string to_string(const ProblemCase& c) {
         << ',' << c.out_padding;
   }
   if (c.base_offset > 0) out << " offset=" << c.base_offset;
+  if (!c.bad_indices.empty()) out << " bad_indices=" << c.bad_indices.size();
+  if (c.repeated_indices > 0) out << " repeated_indices=" << c.repeated_indices;
   out << " m_sizes={";
   for (std::size_t e = 0; e < std::min<std::size_t>(c.m_sizes.size(), 16); ++e) {
     out << (e > 0 ? "," : "") << c.m_sizes[e];

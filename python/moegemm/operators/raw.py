@@ -99,7 +99,7 @@ def run_raw(
         if out is not None:
             if out_dtype not in (None, out.dtype):
                 raise TypeError(f"out_dtype is {out_dtype}, but out has dtype {out.dtype}; give one of them")
-            require_no_grad(out)
+            require_no_grad(out, arguments.tensors())
             into_out(*arguments[:6], flags, numbers, out)
             count_write(out)
             result = out

@@ -55,6 +55,7 @@ TYPE_RULES = [
     (arguments(W=[[0.5] * 3000] * 3000), "^W is .{,80} of type list; a torch.Tensor is accepted$"),
     (arguments(m_sizes={"expert": list(range(9999))}), "^m_sizes is .{,80} of type dict"),
     (arguments(kernel_config_fwd=numpy.zeros(9999)), r"kernel_config_fwd is an array of shape \[9999\]; a KernelCon"),
+    (arguments(topk=numpy.zeros(9999)), r"^topk is an array of shape \[9999\] of type ndarray; an int is accepted$"),
     (arguments(topk=2.0), "topk is 2.0 of type float; an int is accepted"),
     (arguments(kernel_config_fwd=KernelConfigBackward_dX()), "kernel_config_fwd is .*; a KernelConfigForward is"),
     (arguments(kernel_config_bwd_dW=(64, 64, 64)), "kernel_config_bwd_dW is .*; a KernelConfigBackward_dW is"),

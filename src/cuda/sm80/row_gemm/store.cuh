@@ -127,12 +127,15 @@ struct ScatteredOutput {
 
 /// In flat order, rows that no position names are zero. By all warps before their first tile, with
 /// many loads in flight: spread over the tiles it took all main loops 1 to 2 %. Out of line, where
-/// nothing else is in registers yet: the main loops are then compiled as if it were absent.
+/// nothing else is in registers yet: the main loops are then compiled as if it were absent. Small
+/// tiles have few indices to read, and wait for this code: it is short there.
 template <typename Traits>
 __device__ __noinline__ void zero_unnamed_rows(const RowGemmParams& params, std::byte* shared) {
   using Output = ScatteredOutput<Traits>;
+  using Shape = typename Traits::Shape;
+  constexpr int kLoads = Shape::kRows <= 32 ? 2 : 16;
   const Output output = {params, shared};
-  UnnamedRows<0, Traits::Shape::kThreads, kNamedRowsBarrier, 16, Output>(output).advance(INT_MAX);
+  UnnamedRows<0, Shape::kThreads, kNamedRowsBarrier, kLoads, Output>(output).advance(INT_MAX);
 }
 
 }  // namespace moegemm::cuda::sm80

@@ -1,28 +1,27 @@
-#include "layer/tensors/device_tensor.h"
+#include "testing/device/device_tensor.h"
 
-namespace moegemm::cli {
+namespace moegemm::testing {
 namespace {
 
-testing::Buffer allocate(testing::Memory& memory, DType dtype, std::int64_t elements) {
+Buffer allocate(Memory& memory, DType dtype, std::int64_t elements) {
   return {memory, static_cast<std::size_t>(elements * size_bytes(dtype))};
 }
 
 }  // namespace
 
-DeviceTensor make_vector(testing::Memory& memory, DType dtype, std::int64_t count) {
+DeviceTensor make_vector(Memory& memory, DType dtype, std::int64_t count) {
   DeviceTensor tensor{allocate(memory, dtype, count), {}};
   tensor.view = TensorView::vector(tensor.buffer.data(), dtype, count, memory.device());
   return tensor;
 }
 
-DeviceTensor make_matrix(testing::Memory& memory, DType dtype, std::int64_t rows,
-                         std::int64_t cols) {
+DeviceTensor make_matrix(Memory& memory, DType dtype, std::int64_t rows, std::int64_t cols) {
   DeviceTensor tensor{allocate(memory, dtype, rows * cols), {}};
   tensor.view = TensorView::matrix(tensor.buffer.data(), dtype, rows, cols, 0, memory.device());
   return tensor;
 }
 
-DeviceTensor make_stack(testing::Memory& memory, DType dtype, std::int64_t count, std::int64_t rows,
+DeviceTensor make_stack(Memory& memory, DType dtype, std::int64_t count, std::int64_t rows,
                         std::int64_t cols) {
   DeviceTensor tensor{allocate(memory, dtype, count * rows * cols), {}};
   tensor.view =
@@ -30,4 +29,4 @@ DeviceTensor make_stack(testing::Memory& memory, DType dtype, std::int64_t count
   return tensor;
 }
 
-}  // namespace moegemm::cli
+}  // namespace moegemm::testing

@@ -1,4 +1,4 @@
-#include "core/float16.h"
+#include "cpu/element_type.h"
 
 #include <gtest/gtest.h>
 

@@ -11,14 +11,6 @@ class Memory;
 
 namespace moegemm::cli {
 
-/// The float nearest to `value` among those `dtype` can hold (ties to even, as the hardware
-/// rounds).
-float round_to(DType dtype, float value);
-/// Element `index` of host memory that holds `dtype`, as a double.
-double load_element(const void* data, DType dtype, std::int64_t index);
-/// Rounds `value` to `dtype` and stores it as element `index` of host memory.
-void store_element(void* data, DType dtype, std::int64_t index, float value);
-
 /// Values that are a function of their position: element i can be asked for without the tensor, so
 /// the oracle needs no second copy of weights that may be tens of gigabytes.
 class RandomTensor {
@@ -33,6 +25,11 @@ class RandomTensor {
   /// the number of each chunk of them, from 1, and how many there are.
   void fill(testing::Memory& memory, void* data, std::int64_t count,
             const std::function<void(int chunk, int chunks)>& told = {}) const;
+
+  /// The same with the first four million values over and over. A product's speed depends on its
+  /// operands being random (zeros draw less power), not on them being all different, and a large
+  /// layer has billions of weights.
+  void fill_repeating(testing::Memory& memory, void* data, std::int64_t count) const;
 
  private:
   std::uint64_t seed_;
