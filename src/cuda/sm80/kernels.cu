@@ -42,7 +42,7 @@ std::string refuse_alignment(const Gemm& kernel, const Problem& problem) {
 RoutingParams make_routing(const Problem& problem, const Operands& operands) {
   return {.m_sizes = {operands.m_sizes, problem.sizes_dtype == DType::kInt64},
           .gather_indices = {operands.gather_indices, problem.index_dtype == DType::kInt64},
-          .topk_weights = operands.topk_weights,
+          .router_weights = operands.router_weights,
           .counter = nullptr,
           .experts = static_cast<int>(problem.experts),
           .total_rows = static_cast<int>(problem.rows),

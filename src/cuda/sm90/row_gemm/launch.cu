@@ -107,7 +107,7 @@ RowGemmParams make_params(const RowGemm& kernel, const Step& step, const Problem
   params.out_stride = operands.out_stride;
   params.m_sizes = {operands.m_sizes, problem.sizes_dtype == DType::kInt64};
   params.gather_indices = {operands.gather_indices, problem.index_dtype == DType::kInt64};
-  params.topk_weights = operands.topk_weights;
+  params.router_weights = operands.router_weights;
   params.bias = operands.bias;
   params.bias_stride = operands.bias_stride;
   params.experts = static_cast<int>(problem.experts);

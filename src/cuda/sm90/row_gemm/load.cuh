@@ -264,7 +264,7 @@ __device__ __forceinline__ void write_row_info(const RowGemmParams& params,
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     scale[i] = params.multiply && flat[i] >= 0
-                   ? router_weight<typename Traits::Element>(params.topk_weights,
+                   ? router_weight<typename Traits::Element>(params.router_weights,
                                                              params.weights_are_fp32, flat[i])
                    : 1.0f;
   }

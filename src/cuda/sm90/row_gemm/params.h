@@ -32,7 +32,7 @@ struct RowGemmParams {
 
   IndexArray m_sizes;
   IndexArray gather_indices;
-  const void* topk_weights;
+  const void* router_weights;
   TileCounter* counter;
 
   int experts;
@@ -45,7 +45,7 @@ struct RowGemmParams {
   bool weights_pass_through;  ///< plain forward tiles: L2 need not keep the weights
   bool weights_in_slabs;      ///< dX: one copy per slab, K is not a multiple of 64
   bool scatter;               ///< result row r goes to flat row gather_indices[r]
-  bool multiply;              ///< and is scaled by topk_weights of that flat row
+  bool multiply;              ///< and is scaled by router_weights of that flat row
   bool weights_are_fp32;
   bool out_is_fp32;
   bool rounds;        ///< the opposite, for the common epilogue: one flag would stay in a register
