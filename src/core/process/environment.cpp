@@ -11,7 +11,7 @@
 
 #include "core/process/warning.h"
 #include "core/refusal.h"
-#include "moegemm/loading.h"
+#include "moegemm/execution.h"
 
 namespace moegemm {
 namespace {

@@ -6,7 +6,7 @@
 
 namespace moegemm::cuda {
 
-/// moegemm::expert_sums on a GPU, in one launch; see include/moegemm/activation.h for the meaning.
+/// moegemm::expert_sums on a GPU, in one launch; see include/moegemm/passes.h for the meaning.
 /// The current device is the tensors'.
 void launch_expert_sums(const TensorView& rows, const RoutingView& routing, const TensorView& sums,
                         cudaStream_t stream);

@@ -2,11 +2,11 @@
 
 #include <cuda_runtime_api.h>
 
-#include "moegemm/activation.h"
+#include "moegemm/passes.h"
 
 namespace moegemm::cuda {
 
-/// moegemm::activate on a GPU, in one launch; see include/moegemm/activation.h for the meaning. The
+/// moegemm::activate on a GPU, in one launch; see include/moegemm/passes.h for the meaning. The
 /// current device is the tensors'.
 void launch_activate(const TensorView& pre, const TensorView& bias, const TensorView& m_sizes,
                      const Activation& activation, const TensorView& act, cudaStream_t stream);

@@ -8,7 +8,7 @@
 
 namespace moegemm::cuda {
 
-/// moegemm::route on a GPU, in at most two launches; see include/moegemm/routing.h for the meaning
+/// moegemm::route on a GPU, in at most two launches; see include/moegemm/passes.h for the meaning
 /// and route_plan.h for `workspace`. The current device is the tensors'.
 void launch_route(const TensorView& expert_ids, std::int64_t experts, const TensorView& m_sizes,
                   const TensorView& gather_indices, const TensorView& inverse, void* workspace,

@@ -126,11 +126,11 @@ const ListedKernels on_newer_gpus(aligned_16_bit_kernels, 10, 1000);
 std::int64_t most_tiles(const CompiledKernel& kernel, const Problem& problem) {
   const TileShape& tile = kernel.info.tile;
   if (problem.op == Op::kDw) {
-    return problem.experts * tiles(problem.n, tile.rows) * tiles(problem.k, tile.cols);
+    return problem.experts * tiles(problem.n, tile.rows) * tiles(problem.k, tile.columns);
   }
   const std::int64_t features = problem.op == Op::kForward ? problem.n : problem.k;
   const std::int64_t row_tiles = std::min(problem.experts, problem.rows) + problem.rows / tile.rows;
-  return row_tiles * tiles(features, tile.cols);
+  return row_tiles * tiles(features, tile.columns);
 }
 
 int resident_blocks(const CompiledKernel& kernel, const Problem& problem,

@@ -8,7 +8,7 @@ namespace {
 WeightTiling make_tiling(const Step& step, const Problem& problem) {
   const TileShape& tile = step.tile;
   return {static_cast<int>((problem.n + tile.rows - 1) / tile.rows),
-          static_cast<int>((problem.k + tile.cols - 1) / tile.cols),
+          static_cast<int>((problem.k + tile.columns - 1) / tile.columns),
           step.order == TileOrder::kAlongColumns};
 }
 

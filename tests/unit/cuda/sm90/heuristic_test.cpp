@@ -56,7 +56,7 @@ std::pair<int, int> chosen(const Problem& problem) {
   std::vector<const KernelInfo*> feasible;
   for (const KernelInfo& kernel : kernels) feasible.push_back(&kernel);
   const TileShape tile = kernels[choose_among(feasible, problem, kH200)].tile;
-  return {tile.cols, tile.rows};
+  return {tile.columns, tile.rows};
 }
 
 int rank(const Problem& problem, int features, int rows) {
@@ -299,7 +299,7 @@ std::optional<std::pair<int, int>> fused(const Problem& problem) {
   const KernelInfo* const feasible[] = {&kernels[0], &kernels[1], &kernels[2], &kernels[3]};
   const TileShape tile = kernels[choose_among(feasible, problem, kH200)].tile;
   if (!fusing_is_faster(problem, tile)) return {};
-  return std::pair(tile.cols, tile.rows);
+  return std::pair(tile.columns, tile.rows);
 }
 
 TEST(Sm90Activated, DecodeStreamsWeightsAndAlwaysFuses) {
