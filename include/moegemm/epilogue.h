@@ -4,7 +4,6 @@
 #include <limits>
 #include <string>
 
-#include "moegemm/export.h"
 #include "moegemm/kinds.h"
 
 /// What a product can do to its rows before it stores them.

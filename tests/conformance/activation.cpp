@@ -1,5 +1,3 @@
-#include "moegemm/activation.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,6 +6,7 @@
 
 #include "conformance/row_checks.h"
 #include "conformance/suites.h"
+#include "moegemm/passes.h"
 #include "testing/device/device_vector.h"
 #include "testing/numerics/oracle.h"
 #include "testing/problem/problem_case.h"

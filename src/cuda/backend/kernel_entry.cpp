@@ -51,7 +51,7 @@ std::int64_t most_row_tiles(const KernelInfo& info, const Problem& problem) {
   const std::int64_t columns = problem.op == Op::kForward ? problem.n : problem.k;
   const std::int64_t row_tiles =
       std::min(problem.experts, problem.rows) + problem.rows / info.tile.rows;
-  return row_tiles * ((columns + info.tile.cols - 1) / info.tile.cols);
+  return row_tiles * ((columns + info.tile.columns - 1) / info.tile.columns);
 }
 
 int resident_blocks(const KernelEntry& entry, const Problem& problem, const DeviceFacts& facts) {
