@@ -162,7 +162,7 @@ __device__ void place_run(const RouteArguments& a, unsigned first, unsigned last
     const bool present = i < last;
     const unsigned bucket = ahead;  // lanes without a row agree on a bucket that is none
     ahead = i + 32 < last ? bucket_of(a, i + 32) : a.buckets;
-    const unsigned peers = __match_any_sync(kAllLanes, bucket);
+    const unsigned peers = __match_any_sync(kFullMask, bucket);
     const unsigned rank = __popc(peers & ((1u << lane) - 1));
     const unsigned position = present ? next[bucket] + rank : 0;
     __syncwarp();
