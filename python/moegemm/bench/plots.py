@@ -1,5 +1,6 @@
-"""The record as pictures: bars per model and product under the dense ceiling, speed over rows per expert and over
-FLOP per byte (roofline.py) under the roofline, and the memory bandwidth of decoding. Drawn for the width of a README column."""
+"""The record as pictures: bars per model and product under the dense ceiling, speed over rows per expert and over FLOP
+per byte (roofline.py) under the roofline, and the memory bandwidth of decoding. Drawn for the width of a README
+column."""
 
 import io
 from pathlib import Path
