@@ -11,7 +11,7 @@
 namespace moegemm::cuda::sm90 {
 namespace {
 
-/// Operands by wgmma's sides. A tile has tile.rows columns of A and tile.cols of B.
+/// Operands by wgmma's sides. A tile has tile.rows columns of A and tile.columns of B.
 struct Sides {
   bool a_is_x;
   int a_cols;
@@ -20,7 +20,7 @@ struct Sides {
 
 Sides sides_of(const TileShape& tile, const Problem& problem) {
   const bool a_is_x = a_side_is_x(problem.gathers_x(), problem.gathers_dy(), problem.n, problem.k,
-                                  tile.rows, tile.cols);
+                                  tile.rows, tile.columns);
   const auto n = static_cast<int>(problem.n);
   const auto k = static_cast<int>(problem.k);
   return {a_is_x, a_is_x ? k : n, a_is_x ? n : k};
@@ -29,7 +29,7 @@ Sides sides_of(const TileShape& tile, const Problem& problem) {
 std::int64_t total_tiles(const KernelInfo& info, const Problem& problem) {
   const Sides sides = sides_of(info.tile, problem);
   return problem.experts * ceil_div(sides.a_cols, info.tile.rows) *
-         ceil_div(sides.b_cols, info.tile.cols);
+         ceil_div(sides.b_cols, info.tile.columns);
 }
 
 /// Else the last slab of a row would reach past it.
@@ -62,13 +62,13 @@ WeightGemmParams make_params(const Step& step, const Problem& problem, const Ope
   params.a_is_x = a_is_x;
   params.a_cols = a_cols;
   params.b_cols = b_cols;
-  params.tiling = {ceil_div(a_cols, step.tile.rows), ceil_div(b_cols, step.tile.cols),
+  params.tiling = {ceil_div(a_cols, step.tile.rows), ceil_div(b_cols, step.tile.columns),
                    (step.order == TileOrder::kAlongColumns) != a_is_x};
   const void* a = a_is_x ? operands.x : operands.dy;
   const std::int64_t a_stride = a_is_x ? operands.x_stride : operands.dy_stride;
   const void* b = a_is_x ? operands.dy : operands.x;
   const std::int64_t b_stride = a_is_x ? operands.dy_stride : operands.x_stride;
-  params.b_map = input_map(step.tile, problem, b, b_cols, b_stride, step.tile.cols);
+  params.b_map = input_map(step.tile, problem, b, b_cols, b_stride, step.tile.columns);
   params.b_in_one_box = fits_one_box(b_cols);
   params.out_map = output_map(problem, operands);
   if (problem.permutation != Permutation::kNone) {
