@@ -23,12 +23,6 @@ enum class GateLayout : std::uint8_t {
   kInterleaved,   ///< gate 0, up 0, gate 1, up 1, ...
 };
 
-template <typename Value>
-struct Named {
-  Value value;
-  const char* name;
-};
-
 /// Every function and every layout, by the names that callers give and messages print. What code
 /// asks about all of them it reads here.
 inline constexpr Named<ActivationFunction> kActivationFunctions[] = {

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from moegemm.activations import Activation
+from moegemm.formats import FORMATS, NAMES
 from moegemm.integrations.gates import activation_of
 from moegemm.layer import Routed, moe_mlp
 from moegemm.operators.raw import torch_allows_tf32
 from moegemm.products import first_product, second_product
 from moegemm.routing import combine, route
 
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _said: set[str] = set()
 
 
@@ -56,8 +56,8 @@ def why_not(stored: Stored, placed_later: bool = False) -> str | None:
     for name, w in (("first", stored.first), ("second", stored.second)):
         if not isinstance(w, Tensor) or w.dim() != 3:
             return f"the {name} product's weights are not one [E, ...] tensor"
-        if w.dtype not in _DTYPES:
-            return f"the {name} product's weights are {w.dtype}, not bf16, fp16 or fp32"
+        if w.dtype not in FORMATS:
+            return f"the {name} product's weights are {w.dtype}; accepted are {NAMES}"
         if w.device.type not in ("cpu", "cuda") and not placed_later:
             return f"the {name} product's weights are on {w.device.type}, not on cpu or cuda"
     return None
