@@ -48,6 +48,10 @@ std::string plan_summary(const Plan& plan) {
   return text;
 }
 
+std::string duration_text(double us) {
+  return us < 1000 ? fmt::format("{:.1f} us", us) : fmt::format("{:.2f} ms", us / 1000);
+}
+
 std::string status_of(const TuneReport& report) {
   if (report.measured) return report.interrupted ? "measured in part" : "measured";
   if (report.interrupted) return "interrupted";

@@ -136,6 +136,7 @@ struct Exact {
 /// h = 1e-5 it is off by h^2 / 6 times a third derivative of at most a few units, and by 1e-16 / h.
 double slope_at(const Activation& function, double g) {
   constexpr double kStep = 1e-5;
+  if (function.function == Function::kRelu && std::fabs(g) < kStep) return g > 0 ? 1 : 0;
   return (activation_at(function, g + kStep, 0) - activation_at(function, g - kStep, 0)) /
          (2 * kStep);
 }

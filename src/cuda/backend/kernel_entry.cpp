@@ -13,16 +13,6 @@ constexpr std::int64_t kMost = std::numeric_limits<int>::max() / 2;
 
 }  // namespace
 
-std::vector<const void*> layer_functions(const KernelFunctions& bf16, const KernelFunctions& fp16) {
-  std::vector<const void*> compiled;
-  for (const KernelFunctions& functions : {bf16, fp16}) {
-    for (const void* function : {functions.plain, functions.gathered, functions.biased}) {
-      if (function) compiled.push_back(function);
-    }
-  }
-  return compiled;
-}
-
 std::vector<const void*> layer_functions(const std::vector<KernelEntry>& kernels) {
   std::vector<const void*> compiled;
   for (const KernelEntry& entry : kernels) {
