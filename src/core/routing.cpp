@@ -75,7 +75,7 @@ std::int64_t route_workspace_bytes(std::int64_t rows, std::int64_t experts, Devi
 
 namespace {
 
-/// Everything of a combine but the bias.
+/// The rules of a combine.
 void check_combine(const TensorView& rows_view, const TensorView& weights_view, std::int64_t topk,
                    const TensorView& out_view) {
   const Argument rows{"rows", rows_view};
