@@ -86,6 +86,12 @@ lint: $(STAMPS)/lint-tools ## Check formatting and run the static analysers
 	@$(STEP) "Configure (lint)" $(LOGS)/configure-lint.log cmake --preset release -B build/lint $(LINT_OPTIONS)
 	@scripts/lint
 
+DOCS_VENV := build/docs-venv
+.PHONY: docs
+docs: $(STAMPS)/docs-tools ## Build the documentation as a site into build/site/; a broken link fails
+	@$(STEP) "Build the site" $(LOGS)/docs.log env NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
+	@echo "build/site/index.html"
+
 .PHONY: wheel
 wheel: $(STAMPS)/wheel-tools ## Build the Python wheel into dist/; with CUDA=OFF the one without kernels
 	@CUDA_ARCHS="$(CUDA_ARCHS)" scripts/package/wheel $(WHEEL_VARIANT) $(LAUNCHER)
@@ -138,6 +144,12 @@ $(STAMPS)/lint-tools: requirements/lint.txt requirements/system-lint.txt $(STAMP
 
 $(STAMPS)/wheel-tools: requirements/wheel.txt $(STAMPS)/venv-demo
 	@$(STEP) "Tools for the wheel" $(LOGS)/wheel-tools.log $(VENV_PYTHON) -m pip install --progress-bar off -r $<
+	@touch $@
+
+# An environment of its own: pages are made from the sources alone, without torch.
+$(STAMPS)/docs-tools: requirements/docs.txt | $(STAMPS)/system
+	@$(PYTHON) -m venv $(DOCS_VENV)
+	@$(STEP) "Tools for the site" $(LOGS)/docs-tools.log $(DOCS_VENV)/bin/python -m pip install --progress-bar off -r $<
 	@touch $@
 
 # Reconfigured when the options change; CMake itself follows changes to its own files.

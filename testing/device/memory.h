@@ -51,6 +51,8 @@ class Buffer {
  public:
   Buffer() = default;
   Buffer(Memory& memory, std::size_t bytes, bool guarded = false);
+  /// Without bytes where the device has no memory for it.
+  static Buffer if_possible(Memory& memory, std::size_t bytes);
   Buffer(Buffer&& other) noexcept { swap(other); }
   Buffer& operator=(Buffer&& other) noexcept {
     swap(other);
@@ -75,16 +77,19 @@ class Buffer {
   std::size_t guard_ = 0;
 };
 
-/// Lends the same memory to one call after another, poisoned each time; calls must not overlap.
+/// Lends the same memory to one call after another; calls must not overlap. It is poisoned each
+/// time unless the calls are timed.
 class BorrowedMemory final : public MemorySupport {
  public:
-  explicit BorrowedMemory(Memory& memory) : memory_(memory) {}
+  explicit BorrowedMemory(Memory& memory, bool poisoned = true)
+      : memory_(memory), poisoned_(poisoned) {}
   void* allocate(std::int64_t bytes, Device) override;
   /// The memory's context with this in it.
   ExecutionContext context();
 
  private:
   Memory& memory_;
+  bool poisoned_;
   Buffer lent_;
 };
 

@@ -9,6 +9,7 @@
 
 #include "core/planning/cost.h"
 #include "core/planning/passes.h"
+#include "core/planning/stored_form.h"
 #include "core/process/environment.h"
 #include "core/refusal.h"
 #include "core/run.h"
@@ -134,8 +135,7 @@ TuneReport measure_call(const Planned& planned, const Call& call, const Executio
 /// What to say of a problem that nobody has to measure; nothing if somebody has to.
 std::optional<TuneReport> known(const Planned& planned, const Problem& problem, double budget) {
   const TuningKey key = tuning_key(problem, *planned.backend);
-  // The plan may be from before the environment named another cache.
-  if (planned.plan.source != PlanSource::kTuned || !tuning_store().find(key)) return std::nullopt;
+  if (planned.plan.source != PlanSource::kTuned) return std::nullopt;
   TuneReport report;
   report.problem = problem;
   report.plan = planned.plan;
@@ -285,22 +285,32 @@ Planned tune_unknown(const Call& call, const GemmOptions& options,
                       workspace_use(call.problem, context));
 }
 
+TuneReport tune(const Description& description, const TensorView& first, const TensorView& second,
+                const TensorView& out, const RoutingView& routing, const GemmOptions& options,
+                const ExecutionContext& context, bool again) {
+  const Call call = in_stored_form(place(description, first, second, out, routing, options));
+  return tune(call, options, context, again);
+}
+
 TuneReport tune_forward(const TensorView& x, const TensorView& w, const TensorView& y,
                         const RoutingView& routing, const GemmOptions& options,
                         const ExecutionContext& context, bool again) {
-  return tune(describe_forward(x, w, y, routing, options), options, context, again);
+  return tune(described(Op::kForward, x, w, y, routing, options), x, w, y, routing, options,
+              context, again);
 }
 
 TuneReport tune_dx(const TensorView& dy, const TensorView& w, const TensorView& dx,
                    const RoutingView& routing, const GemmOptions& options,
                    const ExecutionContext& context, bool again) {
-  return tune(describe_dx(dy, w, dx, routing, options), options, context, again);
+  return tune(described(Op::kDx, dy, w, dx, routing, options), dy, w, dx, routing, options, context,
+              again);
 }
 
 TuneReport tune_dw(const TensorView& dy, const TensorView& x, const TensorView& dw,
                    const RoutingView& routing, const GemmOptions& options,
                    const ExecutionContext& context, bool again) {
-  return tune(describe_dw(dy, x, dw, routing, options), options, context, again);
+  return tune(described(Op::kDw, dy, x, dw, routing, options), dy, x, dw, routing, options, context,
+              again);
 }
 
 std::string tuning_cache_path() { return tuning_store().path().string(); }

@@ -55,6 +55,7 @@ TYPE_RULES = [
     (arguments(W=[[0.5] * 3000] * 3000), "^W is .{,80} of type list; a torch.Tensor is accepted$"),
     (arguments(m_sizes={"expert": list(range(9999))}), "^m_sizes is .{,80} of type dict"),
     (arguments(kernel_config_fwd=numpy.zeros(9999)), r"kernel_config_fwd is an array of shape \[9999\]; a KernelCon"),
+    (arguments(topk=numpy.zeros(9999)), r"^topk is an array of shape \[9999\] of type ndarray; an int is accepted$"),
     (arguments(topk=2.0), "topk is 2.0 of type float; an int is accepted"),
     (arguments(kernel_config_fwd=KernelConfigBackward_dX()), "kernel_config_fwd is .*; a KernelConfigForward is"),
     (arguments(kernel_config_bwd_dW=(64, 64, 64)), "kernel_config_bwd_dW is .*; a KernelConfigBackward_dW is"),
@@ -128,7 +129,7 @@ def test_raw_functions_refuse_what_they_cannot_do():
         moegemm.grouped_gemm_dW(X, dY, m_sizes, None, 2, out=torch.empty(5, 24, 40, dtype=torch.bfloat16))
     with pytest.raises(TypeError, match="out_dtype is"):
         moegemm.grouped_gemm_forward(X, W, 2, m_sizes, out_dtype=torch.float16)
-    with pytest.raises(ValueError, match=r"out is fp32\[26, 23\].*must be \[26, 24\]"):
+    with pytest.raises(ValueError, match=r"out is fp32\[26, 23\].*must be \[M, N\] = \[26, 24\]"):
         moegemm.grouped_gemm_forward(X, W, 2, m_sizes, out=torch.empty(26, 23))
     with pytest.raises(ValueError, match=r"out is .* strides that overlap"):
         moegemm.grouped_gemm_forward(X, W, 2, m_sizes, out=torch.empty(24).expand(26, 24))
