@@ -5,7 +5,11 @@
 #include "runtime/execution.h"
 #include "runtime/torch_tuning.h"
 
-STABLE_TORCH_LIBRARY(moegemm, m) {
+// Through macros of our own: torch's would take the name of ours for the namespace.
+#define MOEGEMM_LIBRARY(space, m) STABLE_TORCH_LIBRARY(space, m)
+#define MOEGEMM_LIBRARY_IMPL(space, key, m) STABLE_TORCH_LIBRARY_IMPL(space, key, m)
+
+MOEGEMM_LIBRARY(MOEGEMM_TORCH_NAMESPACE, m) {
   // `options` are the words of product.h, `activation` a text as of moegemm::to_string, `config`
   // the seven numbers of gemm_ops.cpp: fewer boxed arguments are what keeps a tiny call cheap, and
   // those left to their defaults cost the least.
@@ -83,9 +87,9 @@ void implement(torch::stable::detail::StableLibrary& m) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(moegemm, CPU, m) { implement(m); }
-STABLE_TORCH_LIBRARY_IMPL(moegemm, CUDA, m) { implement(m); }
-STABLE_TORCH_LIBRARY_IMPL(moegemm, CompositeExplicitAutograd, m) {
+MOEGEMM_LIBRARY_IMPL(MOEGEMM_TORCH_NAMESPACE, CPU, m) { implement(m); }
+MOEGEMM_LIBRARY_IMPL(MOEGEMM_TORCH_NAMESPACE, CUDA, m) { implement(m); }
+MOEGEMM_LIBRARY_IMPL(MOEGEMM_TORCH_NAMESPACE, CompositeExplicitAutograd, m) {
   // Loading is the first thing that happens: from here on warnings reach Python's.
   moegemm::set_warning_handler(
       [](const std::string& message) { moegemm::torch_ops::note_once(message, false); });

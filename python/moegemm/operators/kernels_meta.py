@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moegemm._ops import NAMESPACE, add_op_namespace_prefix
 from moegemm.activations import is_gated
 from moegemm.operators import combine_gradient
 from moegemm.operators.derivatives import vmap_refusal
@@ -179,23 +180,23 @@ def _on_one_device(fake: Callable[..., Any], callers_names: dict[str, str]) -> C
 
 def _refusing_vmap(name: str) -> Callable[..., Any]:
     def refuse(info: Any, in_dims: Any, *args: Any, **kwargs: Any) -> Any:
-        raise vmap_refusal(f"moegemm::{name}")
+        raise vmap_refusal(add_op_namespace_prefix(name))
 
     return refuse
 
 
 _torch_library: Any = torch.library
-_ours: Any = _torch_library.Library("moegemm", "IMPL")  # kept: its registrations end with it
+_ours: Any = _torch_library.Library(NAMESPACE, "IMPL")  # kept: its registrations end with it
 
 
 def register() -> None:
     """Tells torch all of it; once per process."""
     for name, fake in _FAKES.items():
         names = {} if name == "check_layer" else _CALLERS_NAMES
-        _torch_library.register_fake(f"moegemm::{name}", _on_one_device(fake, names))
-        _torch_library.register_vmap(f"moegemm::{name}", _refusing_vmap(name))
+        _torch_library.register_fake(add_op_namespace_prefix(name), _on_one_device(fake, names))
+        _torch_library.register_vmap(add_op_namespace_prefix(name), _refusing_vmap(name))
     _torch_library.register_autograd(
-        "moegemm::combine", combine_gradient.backward, setup_context=combine_gradient.setup_context
+        add_op_namespace_prefix("combine"), combine_gradient.backward, setup_context=combine_gradient.setup_context
     )
     # Autograd deals with this one before it is called (shortcuts.py); a stop at torch's fallback takes time.
     _ours.impl("forward_plain", _torch_library.fallthrough_kernel, "Autograd")
