@@ -3,8 +3,7 @@
 #include <vector>
 
 #include "moegemm/error.h"
-#include "moegemm/export.h"
-#include "moegemm/warning.h"
+#include "moegemm/kinds.h"
 #include "program.h"
 
 /// The program `moegemm` in the process of a Python interpreter that runs nothing else.

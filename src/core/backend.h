@@ -5,10 +5,9 @@
 #include <span>
 #include <string>
 
-#include "moegemm/activation.h"
-#include "moegemm/explain.h"
 #include "moegemm/info.h"
 #include "moegemm/ops.h"
+#include "moegemm/passes.h"
 #include "moegemm/plan.h"
 #include "moegemm/problem.h"
 
@@ -27,7 +26,7 @@ struct Operands {
   std::int64_t out_stride = 0;
   const void* m_sizes = nullptr;         ///< [E], Problem::sizes_dtype
   const void* gather_indices = nullptr;  ///< [M], Problem::index_dtype; null without permutation
-  const void* topk_weights = nullptr;    ///< [M], Problem::weights_dtype; null without multiply
+  const void* router_weights = nullptr;  ///< [M], Problem::weights_dtype; null without multiply
   const void* bias = nullptr;            ///< [E, Problem::features()], dtype; null without bias
   std::int64_t bias_stride = 0;
 };

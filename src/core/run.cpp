@@ -77,13 +77,13 @@ class Walk {
     const TensorView scaled = rows_in_workspace(step.kind, step.workspace_offset);
     const TensorView dots = vector(place(step.workspace_offset + row_bytes(step.kind, problem_)),
                                    DType::kFloat32, problem_.rows);
-    const RoutingView routing{m_sizes(), gather_indices(),
-                              vector(operands_.topk_weights, problem_.weights_dtype, problem_.rows),
-                              problem_.topk};
+    const RoutingView routing{
+        m_sizes(), gather_indices(),
+        vector(operands_.router_weights, problem_.weights_dtype, problem_.rows), problem_.topk};
     passes_for(problem_.device).scale_rows(x, x, routing, scaled, dots, {}, context_);
     operands_.x = scaled.data;
     operands_.x_stride = scaled.row_stride;
-    operands_.topk_weights = nullptr;
+    operands_.router_weights = nullptr;
   }
 
   void gather(const Step& step) {

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "moegemm/explain.h"
+#include "moegemm/plan.h"
 
 namespace moegemm::cli {
 

@@ -1,12 +1,12 @@
 #include <algorithm>
 #include <string>
 
+#include "cuda/backend/launch.h"
+#include "cuda/backend/loading.h"
 #include "cuda/device/fast_divide.h"
-#include "cuda/host/launch.h"
-#include "cuda/host/loading.h"
 #include "cuda/passes/alignment.h"
-#include "cuda/passes/combine.h"
 #include "cuda/passes/elements.cuh"
+#include "cuda/passes/passes.h"
 #include "moegemm/error.h"
 
 /// out[t] = sum over s of weights[t, s] * rows[t, s]. A thread makes a pack of eight
@@ -194,8 +194,9 @@ std::int64_t even_batches(std::int64_t topk, std::int64_t most) {
 
 }  // namespace
 
-void launch_combine(const TensorView& rows, const TensorView& weights, std::int64_t topk,
-                    const TensorView& out, cudaStream_t stream) {
+void CudaPasses::combine(const TensorView& rows, const TensorView& weights, std::int64_t topk,
+                         const TensorView& out, const ExecutionContext& context) const {
+  const PassLaunch on(rows.device, context);
   const std::int64_t tokens = out.shape[0], columns = out.shape[1];
   if (tokens == 0 || columns == 0) {
     return;
@@ -235,7 +236,7 @@ void launch_combine(const TensorView& rows, const TensorView& weights, std::int6
       launch(
           {kernel, name, dim3(static_cast<unsigned>((arguments.items + kThreads - 1) / kThreads)),
            dim3(kThreads)},
-          parameters, stream);
+          parameters, on.stream);
     }
   };
   if (packs > 0) {

@@ -10,15 +10,21 @@
 /// the same for the whole grid and costs nothing beside the memory access.
 namespace moegemm::cuda {
 
-__device__ inline float load_float(const void* base, DType dtype, std::int64_t i) {
+__device__ __forceinline__ float load_float(const void* base, DType dtype, std::int64_t i) {
   return with_format(FloatingFormats(), dtype, [&]<DType D>() {
     return to_float(static_cast<const ElementType<D>*>(base)[i]);
   });
 }
 
-__device__ inline void store_float(void* base, DType dtype, std::int64_t i, float value) {
+__device__ __forceinline__ void store_float(void* base, DType dtype, std::int64_t i, float value) {
   with_format(FloatingFormats(), dtype,
               [&]<DType D>() { round_to(static_cast<ElementType<D>*>(base)[i], value); });
+}
+
+/// An element of an int32 or int64 tensor.
+__device__ inline std::int64_t load_index(const void* base, bool is_64_bit, std::int64_t i) {
+  return is_64_bit ? static_cast<const std::int64_t*>(base)[i]
+                   : static_cast<std::int64_t>(static_cast<const std::int32_t*>(base)[i]);
 }
 
 /// A matrix, or a vector, of any floating format. Null data: not given.
@@ -27,12 +33,15 @@ struct Floats {
   DType dtype;
   std::int64_t stride;  // between rows
 
-  __device__ float load(std::int64_t i) const { return load_float(data, dtype, i); }
-  __device__ void store(std::int64_t i, float value) const { store_float(data, dtype, i, value); }
+  __device__ __forceinline__ float load(std::int64_t i) const { return load_float(data, dtype, i); }
+  __device__ __forceinline__ void store(std::int64_t i, float value) const {
+    store_float(data, dtype, i, value);
+  }
 
   /// Called by a whole warp.
   __device__ void zero_row(std::int64_t row, int columns) const {
-    for (int c = threadIdx.x % kWarpSize; data && c < columns; c += kWarpSize) {
+    if (!data) return;
+    for (int c = threadIdx.x % kWarpSize; c < columns; c += kWarpSize) {
       store(row * stride + c, 0.0f);
     }
   }
@@ -44,12 +53,6 @@ inline Floats floats_of(const TensorView& view) {
 
 inline IndexArray indices_of(const TensorView& view) {
   return {view.given() ? view.data : nullptr, view.dtype == DType::kInt64};
-}
-
-/// An element of an int32 or int64 tensor.
-__device__ inline std::int64_t load_index(const void* base, bool is_64_bit, std::int64_t i) {
-  return is_64_bit ? static_cast<const std::int64_t*>(base)[i]
-                   : static_cast<std::int64_t>(static_cast<const std::int32_t*>(base)[i]);
 }
 
 __device__ inline void store_index(void* base, bool is_64_bit, std::int64_t i, std::int64_t value) {

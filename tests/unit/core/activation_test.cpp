@@ -1,12 +1,10 @@
-#include "moegemm/activation.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstdint>
 #include <vector>
 
-#include "moegemm/routing.h"
+#include "moegemm/passes.h"
 #include "unit/core/expect_refusal.h"
 
 namespace moegemm {
@@ -96,7 +94,7 @@ TEST_F(ActivationRules, FlatOrderNeedsIndices) {
   routing.gather_indices = {};
   expect_refusal(ErrorKind::kInvalidValue, {"gather_indices is not given"}, [this] { backward(); });
   expect_refusal(ErrorKind::kInvalidValue, {"gather_indices is not given"}, [this] { sums(); });
-  routing.topk_weights = {};
+  routing.router_weights = {};
   outputs.d_weights = inputs.d_out = inputs.down_bias = {};
   EXPECT_NO_THROW(backward());
 }

@@ -50,7 +50,7 @@ std::string problem_bucket(const Problem& problem) {
       join(to_string(problem.op), " ", to_string(problem.dtype), "->", to_string(problem.out_dtype),
            " E=", problem.experts, " N=", problem.n, " K=", problem.k, " topk=", problem.topk,
            " T<=", tokens, " ", to_string(problem.permutation));
-  if (problem.multiply) text += " fuse_mul";
+  if (problem.multiply) text += " multiply";
   if (problem.accumulate) text += " accumulate";
   if (problem.dy_per_token) text += " dy_per_token";
   if (problem.allow_tf32) text += " tf32";
@@ -64,7 +64,7 @@ std::string kernel_set_of(const Backend& backend, std::string_view sources) {
   fingerprint.add(sources);
   for (const KernelInfo& kernel : backend.kernels()) {
     fingerprint.add(join(kernel.name, " ", to_string(kernel.op), " ", kernel.tile.rows, " ",
-                         kernel.tile.cols, " ", kernel.tile.depth, " ", kernel.stages, "\n"));
+                         kernel.tile.columns, " ", kernel.tile.depth, " ", kernel.stages, "\n"));
   }
   return join(to_string(backend.kind()), " ", fingerprint.hex());
 }

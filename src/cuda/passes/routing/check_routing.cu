@@ -1,10 +1,10 @@
 #include <algorithm>
 
-#include "cuda/host/error.h"
-#include "cuda/host/launch.h"
+#include "cuda/backend/error.h"
+#include "cuda/backend/launch.h"
 #include "cuda/passes/block_sums.cuh"
 #include "cuda/passes/elements.cuh"
-#include "cuda/passes/routing/check_routing.h"
+#include "cuda/passes/passes.h"
 #include "moegemm/error.h"
 
 namespace moegemm::cuda {
@@ -158,10 +158,12 @@ std::optional<RoutingFault> find_bad_index(const TensorView& indices, std::int64
 
 }  // namespace
 
-std::optional<RoutingFault> check_routing(const RoutingView& routing, std::int64_t rows,
-                                          cudaStream_t stream) {
+std::optional<RoutingFault> CudaPasses::check(const RoutingView& routing, std::int64_t rows,
+                                              const ExecutionContext& context) const {
+  const PassLaunch on(routing.m_sizes.device, context);
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  check(cudaStreamIsCapturing(stream, &capture), "ask whether the CUDA stream is being captured");
+  cuda::check(cudaStreamIsCapturing(on.stream, &capture),
+              "ask whether the CUDA stream is being captured");
   if (capture != cudaStreamCaptureStatusNone) {
     throw Error(ErrorKind::kRuntime,
                 "check (or MOEGEMM_CHECK=1) waits for the device, which a CUDA stream cannot do "
@@ -169,7 +171,7 @@ std::optional<RoutingFault> check_routing(const RoutingView& routing, std::int64
   }
   const TensorView& m_sizes = routing.m_sizes;
   const TensorView& indices = routing.gather_indices;
-  const CheckMemory<Findings> on_device(1, stream);
+  const CheckMemory<Findings> on_device(1, on.stream);
   {
     const void* data = m_sizes.data;
     bool is_64_bit = m_sizes.dtype == DType::kInt64;
@@ -177,9 +179,9 @@ std::optional<RoutingFault> check_routing(const RoutingView& routing, std::int64
     Findings* findings = on_device.get();
     void* parameters[] = {&data, &is_64_bit, &experts, &rows, &findings};
     launch({reinterpret_cast<const void*>(&check_sizes), "check_sizes", dim3(1), dim3(kThreads)},
-           parameters, stream);
+           parameters, on.stream);
   }
-  const Findings found = read_back(on_device.get(), stream);
+  const Findings found = read_back(on_device.get(), on.stream);
   if (found.bad_expert != kNone) {
     const bool negative = found.bad_size < 0;
     return RoutingFault{
@@ -187,7 +189,7 @@ std::optional<RoutingFault> check_routing(const RoutingView& routing, std::int64
         static_cast<std::int64_t>(found.bad_expert), negative ? found.bad_size : found.size_sum};
   }
   if (!indices.given() || rows == 0) return std::nullopt;
-  return find_bad_index(indices, rows, on_device.get(), stream);
+  return find_bad_index(indices, rows, on_device.get(), on.stream);
 }
 
 }  // namespace moegemm::cuda

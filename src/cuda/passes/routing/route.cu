@@ -1,10 +1,10 @@
 #include <string>
 
-#include "cuda/host/launch.h"
-#include "cuda/host/loading.h"
+#include "cuda/backend/launch.h"
+#include "cuda/backend/loading.h"
 #include "cuda/passes/block_sums.cuh"
 #include "cuda/passes/elements.cuh"
-#include "cuda/passes/routing/route.h"
+#include "cuda/passes/passes.h"
 #include "cuda/passes/routing/route_plan.h"
 #include "moegemm/error.h"
 
@@ -224,9 +224,11 @@ constexpr std::int64_t kMaxRows = std::int64_t{1} << 31;
 
 }  // namespace
 
-void launch_route(const TensorView& expert_ids, std::int64_t experts, const TensorView& m_sizes,
-                  const TensorView& gather_indices, const TensorView& inverse, void* workspace,
-                  cudaStream_t stream) {
+void CudaPasses::route(const TensorView& expert_ids, std::int64_t experts,
+                       const TensorView& m_sizes, const TensorView& gather_indices,
+                       const TensorView& inverse, void* workspace,
+                       const ExecutionContext& context) const {
+  const PassLaunch on(expert_ids.device, context);
   const std::int64_t rows = expert_ids.shape[0] * expert_ids.shape[1];
   const RoutePlan plan = plan_route(rows, experts);
   if (rows > kMaxRows || plan.counters_per_block() >= kMaxRows) {
@@ -259,7 +261,7 @@ void launch_route(const TensorView& expert_ids, std::int64_t experts, const Tens
   const auto start = [&](auto* kernel, const char* name, std::int64_t counters) {
     launch({reinterpret_cast<const void*>(kernel), name, grid, block,
             plan.in_shared_memory ? static_cast<int>(4 * counters) : 0},
-           parameters, stream);
+           parameters, on.stream);
   };
   if (plan.blocks > 1) {
     start(plan.in_shared_memory ? &count_rows<true> : &count_rows<false>, "route count_rows",
@@ -267,6 +269,10 @@ void launch_route(const TensorView& expert_ids, std::int64_t experts, const Tens
   }
   start(plan.in_shared_memory ? &place_rows<true> : &place_rows<false>, "route place_rows",
         plan.counters_per_block());
+}
+
+std::int64_t CudaPasses::route_workspace_bytes(std::int64_t rows, std::int64_t experts) const {
+  return plan_route(rows, experts).workspace_bytes();
 }
 
 }  // namespace moegemm::cuda
