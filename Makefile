@@ -93,15 +93,15 @@ docs: $(STAMPS)/docs-tools ## Build the documentation as a site into build/site/
 
 .PHONY: wheel
 wheel: $(STAMPS)/wheel-tools ## Build the Python wheel into dist/; with CUDA=OFF the one without kernels
-	@CUDA_ARCHS="$(CUDA_ARCHS)" scripts/build_wheel $(WHEEL_VARIANT) $(LAUNCHER)
+	@CUDA_ARCHS="$(CUDA_ARCHS)" scripts/package/wheel $(WHEEL_VARIANT) $(LAUNCHER)
 
 .PHONY: sdist
 sdist: $(STAMPS)/wheel-tools ## Build the source package into dist/
-	@scripts/build_sdist
+	@scripts/package/sdist
 
 .PHONY: package
-package: build ## Build the C++ tarball and Debian package into dist/
-	@scripts/build_cpp_packages
+package: $(STAMPS)/system ## Build the C++ tarball and Debian package into dist/
+	@scripts/package/cpp $(LAUNCHER) -DMOEGEMM_CUDA=$(or $(CUDA),AUTO) '-DMOEGEMM_CUDA_ARCHS=$(or $(CUDA_ARCHS),all)'
 
 .PHONY: build
 build: build/release/build.ninja ## Set up and compile, release

@@ -1,5 +1,5 @@
-#include "moegemm/export.h"
-#include "moegemm/warning.h"
+#include "moegemm/error.h"
+#include "moegemm/kinds.h"
 #include "program.h"
 
 /// The program `moegemm` in the process of a Python interpreter that runs nothing else.

@@ -7,7 +7,7 @@
 namespace moegemm {
 
 void to_json(nlohmann::json& json, const TileShape& tile) {
-  json = {{"rows", tile.rows}, {"cols", tile.cols}, {"depth", tile.depth}};
+  json = {{"rows", tile.rows}, {"cols", tile.columns}, {"depth", tile.depth}};
 }
 
 void to_json(nlohmann::json& json, const Step& step) {

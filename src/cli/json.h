@@ -3,7 +3,6 @@
 #include <nlohmann/json.hpp>
 
 #include "layer/layer_tune.h"
-#include "moegemm/explain.h"
 #include "moegemm/info.h"
 #include "moegemm/plan.h"
 #include "moegemm/problem.h"

@@ -31,7 +31,7 @@ std::string format_table(const std::vector<std::string>& header,
 }
 
 std::string tile_text(const TileShape& tile) {
-  return tile.rows > 0 ? fmt::format("{}x{}x{}", tile.rows, tile.cols, tile.depth) : "";
+  return tile.rows > 0 ? fmt::format("{}x{}x{}", tile.rows, tile.columns, tile.depth) : "";
 }
 
 std::string plan_summary(const Plan& plan) {

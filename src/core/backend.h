@@ -5,10 +5,9 @@
 #include <span>
 #include <string>
 
-#include "moegemm/activation.h"
-#include "moegemm/explain.h"
 #include "moegemm/info.h"
 #include "moegemm/ops.h"
+#include "moegemm/passes.h"
 #include "moegemm/plan.h"
 #include "moegemm/problem.h"
 

@@ -1,3 +1,5 @@
+#include "moegemm/plan.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -5,7 +7,6 @@
 
 #include "cli/program.h"
 #include "moegemm/info.h"
-#include "moegemm/planning_gpus.h"
 
 namespace moegemm::test {
 namespace {

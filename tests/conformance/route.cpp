@@ -5,7 +5,7 @@
 
 #include "conformance/driver/targets.h"
 #include "conformance/suites.h"
-#include "moegemm/routing.h"
+#include "moegemm/passes.h"
 #include "testing/device/device_vector.h"
 #include "testing/numerics/random.h"
 

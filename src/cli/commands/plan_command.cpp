@@ -9,9 +9,8 @@
 #include "layer/layer_run.h"
 #include "layer_options.h"
 #include "moegemm/error.h"
-#include "moegemm/explain.h"
 #include "moegemm/info.h"
-#include "moegemm/planning_gpus.h"
+#include "moegemm/plan.h"
 #include "report.h"
 
 namespace moegemm::cli {

@@ -178,7 +178,7 @@ constexpr std::int64_t kShortDepth = 2304;
 constexpr double kClearly = 1.05;
 
 bool is(const Shape& shape, const TileShape& tile) {
-  return tile.cols == shape.features && tile.rows == shape.rows;
+  return tile.columns == shape.features && tile.rows == shape.rows;
 }
 
 /// A short problem whose large tiles do not even occupy every multiprocessor: the latency of their
@@ -307,7 +307,7 @@ int preference_rank(const KernelInfo& kernel, const Problem& problem) {
   const Preference order =
       problem.activation ? preference_activated(facts_of(problem).rows) : preference(problem);
   for (std::size_t i = 0; i < order.size(); ++i) {
-    if (kernel.tile.cols == order[i].features && kernel.tile.rows == order[i].rows) {
+    if (kernel.tile.columns == order[i].features && kernel.tile.rows == order[i].rows) {
       return static_cast<int>(i);
     }
   }

@@ -1,10 +1,9 @@
-#include "moegemm/routing.h"
-
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <vector>
 
+#include "moegemm/passes.h"
 #include "unit/core/expect_refusal.h"
 
 namespace moegemm {
@@ -54,8 +53,7 @@ TEST_F(RouteRules, IdsAreAMatrixOfIntegers) {
 
 TEST_F(RouteRules, OutputsShareOneDtypeAndHaveTheirLengths) {
   gather_indices.shape[0] = 5;
-  expect_refused(ErrorKind::kInvalidValue,
-                 {"gather_indices is int32[5]", "[M] = [6]"});
+  expect_refused(ErrorKind::kInvalidValue, {"gather_indices is int32[5]", "[M] = [6]"});
   gather_indices.shape[0] = 6;
   inverse.dtype = DType::kInt64;
   expect_refused(ErrorKind::kInvalidType,

@@ -38,39 +38,22 @@ bool fits_one_box(std::int64_t columns) { return columns % kSlabCols == 0; }
 /// See WeightGemmParams. `tile_columns` are what a stage takes of the operand.
 CUtensorMap input_map(const TileShape& tile, const Problem& problem, const void* base,
                       std::int64_t columns, std::int64_t stride, int tile_columns) {
-  const auto row_bytes = static_cast<std::uint64_t>(stride * size_bytes(problem.dtype));
-  const auto stage_rows = static_cast<std::uint32_t>(tile.depth);
-  const auto rows = static_cast<std::uint64_t>(problem.rows);
-  TensorMapSpec spec;
-  spec.base = base;
-  spec.dtype = problem.dtype;
+  const std::int64_t pitch = stride * size_bytes(problem.dtype);
   if (fits_one_box(columns)) {
-    spec.rank = 4;
-    spec.dims = {kSlabCols, stage_rows, static_cast<std::uint64_t>(columns / kSlabCols), rows};
-    spec.strides_bytes = {row_bytes, kSlabCols * 2, row_bytes};
-    spec.box = {kSlabCols, stage_rows, static_cast<std::uint32_t>(tile_columns / kSlabCols), 1};
-  } else {
-    spec.rank = 3;
-    spec.dims = {static_cast<std::uint64_t>(columns), stage_rows, rows};
-    spec.strides_bytes = {row_bytes, row_bytes};
-    spec.box = {kSlabCols, stage_rows, 1};
+    return encode(tensor_spec(
+        base, problem.dtype, {kSlabCols, tile.depth, columns / kSlabCols, problem.rows},
+        {pitch, kSlabCols * 2, pitch}, {kSlabCols, tile.depth, tile_columns / kSlabCols, 1}));
   }
-  return encode(spec);
+  return encode(tensor_spec(base, problem.dtype, {columns, tile.depth, problem.rows},
+                            {pitch, pitch}, {kSlabCols, tile.depth, 1}));
 }
 
 CUtensorMap output_map(const Problem& problem, const Operands& operands) {
   const std::int64_t element_bytes = size_bytes(problem.out_dtype);
-  TensorMapSpec spec;
-  spec.base = operands.out;
-  spec.dtype = problem.out_dtype;
-  spec.rank = 3;
-  spec.dims = {static_cast<std::uint64_t>(problem.k), static_cast<std::uint64_t>(problem.n),
-               static_cast<std::uint64_t>(problem.experts)};
-  spec.strides_bytes = {
-      static_cast<std::uint64_t>(operands.out_stride * element_bytes),
-      static_cast<std::uint64_t>(operands.out_stride * problem.n * element_bytes)};
-  spec.box = {static_cast<std::uint32_t>(128 / element_bytes), 64, 1};
-  return encode(spec);
+  const std::int64_t pitch = operands.out_stride * element_bytes;
+  return encode(tensor_spec(operands.out, problem.out_dtype,
+                            {problem.k, problem.n, problem.experts}, {pitch, pitch * problem.n},
+                            {128 / element_bytes, 64, 1}));
 }
 
 WeightGemmParams make_params(const Step& step, const Problem& problem, const Operands& operands) {
@@ -163,9 +146,9 @@ std::string name_of(const WeightGemm& kernel) {
 
 template <WeightGemm Kernel>
 const void* function(const Problem& problem) {
-  const KernelFunctions functions = problem.dtype == DType::kFloat16
-                                        ? weight_gemm_functions<Kernel, DType::kFloat16>()
-                                        : weight_gemm_functions<Kernel, DType::kBFloat16>();
+  const KernelFunctions functions = with_format(TensorCoreFormats(), problem.dtype, []<DType D>() {
+    return weight_gemm_functions<Kernel, D>();
+  });
   return problem.out_dtype == DType::kFloat32 ? functions.fp32_output : functions.plain;
 }
 
@@ -187,8 +170,8 @@ KernelEntry entry_of() {
                        problem.experts * kSharedBytesPerExpert;
               },
           .function = function<Kernel>,
-          .layer_functions = layer_functions(weight_gemm_functions<Kernel, DType::kBFloat16>(),
-                                             weight_gemm_functions<Kernel, DType::kFloat16>()),
+          .layer_functions =
+              layer_functions([]<DType D>() { return weight_gemm_functions<Kernel, D>(); }),
           .refuse = refuse,
           .grid = grid,
           .launch = launch_weights};
