@@ -4,6 +4,7 @@
 /// permutation inside. Start at ops.h and routing.h.
 
 #include "moegemm/activation.h"
+#include "moegemm/compact.h"
 #include "moegemm/config.h"
 #include "moegemm/epilogue.h"
 #include "moegemm/error.h"

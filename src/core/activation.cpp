@@ -40,11 +40,10 @@ void require_matrix(const Argument& matrix, const Argument& lead, std::int64_t r
   require_shape(matrix, {rows, columns}, meaning);
 }
 
-void require_indices(const Argument& indices, const Argument& lead, std::int64_t rows) {
+void require_indices(const Argument& indices, const Argument& lead) {
   require_tensor(indices, {1});
   require_index(indices);
   require_same_device(indices, lead);
-  require_shape(indices, {rows}, "[M]");
 }
 
 bool same_memory(const TensorView& a, const TensorView& b) {
@@ -126,8 +125,16 @@ void activate_backward(const ActivationGradientInputs& inputs, const RoutingView
   if (flat && !routing.gather_indices.given()) {
     refuse_value("gather_indices is not given; topk_weights and d_weights need it");
   }
-  if (routing.gather_indices.given()) require_indices(indices, pre, rows);
-  if (routing.topk_weights.given()) require_row_weights(weights, pre, rows, routing.topk);
+  if (routing.gather_indices.given()) {
+    require_indices(indices, pre);
+    require_shape(indices, {rows}, "[M]");
+  }
+  const std::int64_t flat_rows = flat_rows_of(routing, outputs, rows);
+  if (flat && flat_rows % routing.topk != 0) {
+    refuse_value(routing.topk_weights.given() ? "topk_weights" : "d_weights", " has ", flat_rows,
+                 " elements; it must have a multiple of topk = ", routing.topk);
+  }
+  if (routing.topk_weights.given()) require_row_weights(weights, pre, flat_rows, routing.topk);
   if (inputs.d_out.given() != inputs.down_bias.given()) {
     refuse_value("d_out and down_bias go together; only ",
                  inputs.d_out.given() ? "d_out" : "down_bias", " is given");
@@ -140,8 +147,8 @@ void activate_backward(const ActivationGradientInputs& inputs, const RoutingView
     require_same_dtype(d_out, pre);
     require_same_device(d_out, pre);
     const std::int64_t tokens = inputs.d_out.shape[0];
-    if (checked_product(tokens, routing.topk, "T * topk") != rows) {
-      refuse_value("d_out has ", tokens, " rows; it must have T = M / topk = ", rows, " / ",
+    if (checked_product(tokens, routing.topk, "T * topk") != flat_rows) {
+      refuse_value("d_out has ", tokens, " rows; it must have T = M / topk = ", flat_rows, " / ",
                    routing.topk);
     }
     require_bias(down_bias, pre, experts, inputs.d_out.shape[1], "[E, H]");
@@ -158,7 +165,7 @@ void activate_backward(const ActivationGradientInputs& inputs, const RoutingView
     require_tensor(d_weights, {1});
     require_dtype_or_float32(d_weights, pre);
     require_same_device(d_weights, pre);
-    require_shape(d_weights, {rows}, "[M]");
+    require_shape(d_weights, {flat_rows}, "[M]");
     require_apart(d_weights);
   }
   if (outputs.weighted_act.given()) {
@@ -191,7 +198,7 @@ void expert_sums(const TensorView& rows_view, const RoutingView& routing,
   require_disjoint(sums, m_sizes);
   if (routing.gather_indices.given()) {
     const std::int64_t count = checked_product(rows_view.shape[0], routing.topk, "T * topk");
-    require_indices(indices, rows, count);
+    require_indices(indices, rows);
     require_disjoint(sums, indices);
     if (routing.topk_weights.given()) {
       require_row_weights(weights, rows, count, routing.topk);

@@ -104,7 +104,7 @@ void check_combine(const TensorView& rows_view, const TensorView& weights_view, 
 void combine(const TensorView& rows, const TensorView& weights, std::int64_t topk,
              const TensorView& out, const ExecutionContext& context) {
   check_combine(rows, weights, topk, out);
-  passes_for(rows.device).combine(rows, weights, topk, out, context);
+  passes_for(rows.device).combine(rows, weights, {}, topk, out, context);
 }
 
 void scale_rows(const TensorView& product_view, const TensorView& x_view,

@@ -75,7 +75,7 @@ void require_output_shape(const Argument& output, const Problem& problem, const 
     require_activation(*problem.activation, "the product", problem.features());
     meaning = "[M, activated columns]";
   }
-  require_shape(output, {problem.rows, problem.output_columns()}, meaning);
+  require_shape(output, {problem.output_rows(), problem.output_columns()}, meaning);
 }
 
 /// Fills in a Problem while checking the tensors it comes from. The first operand of the call
@@ -149,7 +149,7 @@ class Describer {
     if (problem.multiply) {
       const Argument weights{"topk_weights", routing_.topk_weights};
       if (!weights.view.given()) refuse_value("topk_weights is not given; fuse_mul needs it");
-      require_row_weights(weights, lead_, rows, problem.topk);
+      require_row_weights(weights, lead_, problem.flat_rows(), problem.topk);
       problem.weights_dtype = weights.view.dtype;
       operands.topk_weights = weights.view.data;
     }
@@ -167,29 +167,37 @@ class Describer {
   }
 
   /// X holds one row per token with permute_x, else one per routed row.
-  void require_x_rows(const Argument& x, std::int64_t rows) const {
+  void require_x_rows(const Argument& x, std::int64_t rows) {
     const std::int64_t found = x.view.shape[0];
-    if (!problem.gathers_x()) {
-      if (found != rows) {
-        refuse_value(x.name, " has ", found, " rows; without permute_x it must have M = ", rows);
-      }
-    } else if (checked_product(found, problem.topk, "T * topk") != rows) {
-      refuse_value(x.name, " has ", found,
-                   " rows; with permute_x it must have T = M / topk = ", rows, " / ", problem.topk);
+    if (problem.gathers_x()) {
+      count_slots(checked_product(found, problem.topk, "T * topk"), rows);
+    } else if (found != rows) {
+      refuse_value(x.name, " has ", found, " rows; without permute_x it must have M = ", rows);
     }
   }
 
-  /// M: the rows of dY, except that one row per token serves topk of them. The indices then count,
-  /// so that a dY in the wrong order is what gets blamed.
-  std::int64_t rows_of_dy(const Argument& dy) const {
+  /// Indices may name so many flat rows; `rows` are a capacity if it is another number.
+  void count_slots(std::int64_t slots, std::int64_t rows) {
+    if (slots != rows) problem.slots = slots;
+  }
+
+  /// The rows of a dX in flat order are its caller's to say: those of whole tokens.
+  void take_scattered_rows(const Argument& output, std::int64_t rows) {
+    if (problem.permutation != Permutation::kX) return;
+    const std::int64_t found = output.view.shape[0];
+    if (found % problem.topk != 0) {
+      refuse_value(output.name, " has ", found,
+                   " rows; with permute_x it must have T * topk, topk = ", problem.topk);
+    }
+    count_slots(found, rows);
+  }
+
+  /// M: the rows of dY, except that one row per token serves topk of them. The indices then count.
+  std::int64_t rows_of_dy(const Argument& dy) {
     const std::int64_t found = dy.view.shape[0];
     if (!problem.dy_per_token) return found;
     const std::int64_t rows = gather_indices().view.shape[0];
-    if (checked_product(found, problem.topk, "T * topk") != rows) {
-      refuse_value(dy.name, " has ", found,
-                   " rows; with dy_per_token it must have T = M / topk = ", rows, " / ",
-                   problem.topk);
-    }
+    count_slots(checked_product(found, problem.topk, "T * topk"), rows);
     return rows;
   }
 
@@ -215,7 +223,7 @@ class Describer {
   bool spans_beyond_64_gib() const {
     constexpr double kMost = 64.0 * (1 << 30);
     const std::int64_t stride = problem.gathers_x() ? operands.x_stride : operands.dy_stride;
-    const std::int64_t rows = problem.rows / problem.gather_divisor();
+    const std::int64_t rows = problem.flat_rows() / problem.gather_divisor();
     return static_cast<double>(rows) * static_cast<double>(stride) *
                static_cast<double>(size_bytes(problem.dtype)) >
            kMost;
@@ -245,8 +253,7 @@ Call describe_forward(const TensorView& x_view, const TensorView& w_view, const 
   Describer call(Op::kForward, x, routing, options);
   call.add_input(w, {3, 2});
   call.add_output(y, {2});
-  // With permute_x the routing says how many rows there are, so that an X in the wrong order is
-  // what gets blamed.
+  // With permute_x the indices say how many rows there are: T * topk, or a capacity.
   const std::int64_t rows =
       call.problem.gathers_x() ? call.gather_indices().view.shape[0] : x_view.shape[0];
   call.require_x_rows(x, rows);
@@ -270,7 +277,9 @@ Call describe_dx(const TensorView& dy_view, const TensorView& w_view, const Tens
   Describer call(Op::kDx, dy, routing, options);
   call.add_input(w, {3, 2});
   call.add_output(dx, {2});
-  call.add_routing(call.rows_of_dy(dy));
+  const std::int64_t rows = call.rows_of_dy(dy);
+  call.take_scattered_rows(dx, rows);
+  call.add_routing(rows);
   call.problem.n = rows_per_expert(w, call.problem.experts);
   call.problem.k = w_view.shape[w_view.rank - 1];
   require_shape(dy, {dy_view.shape[0], call.problem.n},
@@ -310,6 +319,11 @@ void validate(const Problem& problem) {
   require_at_least("N", problem.n, 1);
   require_at_least("K", problem.k, 1);
   require_at_least("M", problem.rows, 0);
+  if (problem.slots >= 0 &&
+      (problem.permutation == Permutation::kNone || problem.slots % problem.topk != 0)) {
+    refuse_value("slots is ", problem.slots, " with ", to_string(problem.permutation),
+                 "; it must be a multiple of topk = ", problem.topk, ", and -1 without indices");
+  }
   if (problem.activation) {
     require_activation(*problem.activation, "the product", problem.features());
   }
@@ -336,7 +350,8 @@ void validate(const Problem& problem) {
                 to_string(problem.dtype), ", or fp32");
   }
   checked_product(checked_product(problem.experts, problem.n, "E * N"), problem.k, "E * N * K");
-  checked_product(problem.rows, std::max(problem.n, problem.k), "M * max(N, K)");
+  checked_product(std::max(problem.rows, problem.slots), std::max(problem.n, problem.k),
+                  "M * max(N, K)");
 }
 
 void validate(const KernelConfig& config, const Problem& problem) {

@@ -223,8 +223,9 @@ void activate_backward(const ActivationGradientInputs& in, const RoutingView& ro
   const ExpertOf expert_of(routing.m_sizes, rows);
   const TensorView& weights = routing.topk_weights;
   const TensorView& d_weights = out.d_weights;
+  const std::int64_t flat_rows = flat_rows_of(routing, out, rows);
   // Written by index below: what no row names stays zero.
-  for (std::int64_t i = 0; d_weights.given() && i < rows; ++i) {
+  for (std::int64_t i = 0; d_weights.given() && i < flat_rows; ++i) {
     write_float(d_weights.data, d_weights.dtype, i, 0.0f);
   }
   with_function(activation.function, [&]<typename Function>(Function) {
@@ -237,7 +238,7 @@ void activate_backward(const ActivationGradientInputs& in, const RoutingView& ro
                   routing.gather_indices.given()
                       ? read_index(routing.gather_indices.data, routing.gather_indices.dtype, r)
                       : r;
-              if (expert < 0 || flat < 0 || flat >= rows) {
+              if (expert < 0 || flat < 0 || flat >= flat_rows) {
                 zero_row(out.d_pre, r);
                 zero_row(out.weighted_act, r);
                 continue;

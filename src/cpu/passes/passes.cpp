@@ -1,5 +1,6 @@
 #include "core/registry.h"
 #include "cpu/passes/activation.h"
+#include "cpu/passes/compact.h"
 #include "cpu/passes/expert_sums.h"
 #include "cpu/passes/gather.h"
 #include "cpu/passes/route.h"
@@ -18,9 +19,22 @@ class CpuPasses final : public Passes {
 
   std::int64_t route_workspace_bytes(std::int64_t, std::int64_t) const override { return 0; }
 
-  void combine(const TensorView& rows, const TensorView& weights, std::int64_t topk,
-               const TensorView& out, const ExecutionContext& context) const override {
-    cpu::passes::combine(rows, weights, topk, out, context);
+  void route_compact(const TensorView& expert_ids, std::int64_t experts, const TensorView& m_sizes,
+                     const TensorView& gather_indices, const TensorView& positions,
+                     const RouteLimits& limits, void*, const ExecutionContext&) const override {
+    cpu::passes::route_compact(expert_ids, experts, m_sizes, gather_indices, positions, limits);
+  }
+
+  std::optional<DroppedRow> dropped_row(const TensorView& expert_ids, std::int64_t experts,
+                                        const TensorView& num_tokens, std::int64_t capacity,
+                                        const ExecutionContext&) const override {
+    return cpu::passes::dropped_row(expert_ids, experts, num_tokens, capacity);
+  }
+
+  void combine(const TensorView& rows, const TensorView& weights, const TensorView& positions,
+               std::int64_t topk, const TensorView& out,
+               const ExecutionContext& context) const override {
+    cpu::passes::combine(rows, weights, positions, topk, out, context);
   }
 
   void activate(const TensorView& pre, const TensorView& bias, const TensorView& m_sizes,
@@ -52,8 +66,9 @@ class CpuPasses final : public Passes {
   }
 
   std::optional<RoutingFault> check(const RoutingView& routing, std::int64_t rows,
+                                    std::int64_t flat_rows,
                                     const ExecutionContext&) const override {
-    return cpu::passes::check(routing, rows);
+    return cpu::passes::check(routing, rows, flat_rows);
   }
 };
 

@@ -12,6 +12,7 @@ namespace moegemm::cpu::passes {
 void route(const TensorView& expert_ids, std::int64_t experts, const TensorView& m_sizes,
            const TensorView& gather_indices, const TensorView& inverse);
 
-std::optional<RoutingFault> check(const RoutingView& routing, std::int64_t rows);
+std::optional<RoutingFault> check(const RoutingView& routing, std::int64_t rows,
+                                  std::int64_t flat_rows);
 
 }  // namespace moegemm::cpu::passes

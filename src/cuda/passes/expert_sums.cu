@@ -42,7 +42,8 @@ struct SumArguments {
   void* sums;  // [experts, columns]
   DType sums_dtype;
   std::int64_t sums_stride;
-  int count;  // M
+  int count;               // M
+  std::int64_t flat_rows;  // indices are below it
   FastDivisor topk;
   std::int64_t columns;
   unsigned strips;
@@ -57,7 +58,7 @@ struct Source {
 __device__ __forceinline__ Source source_of(const SumArguments& a, int position) {
   if (!a.gather_indices) return {position, 1.0f};
   const std::int64_t flat = load_index(a.gather_indices, a.indices_64_bit, position);
-  if (flat < 0 || flat >= a.count) return {-1, 0.0f};
+  if (flat < 0 || flat >= a.flat_rows) return {-1, 0.0f};
   return {static_cast<int>(a.topk.divide(static_cast<std::uint32_t>(flat))),
           a.weights ? load_float(a.weights, a.weights_dtype, flat) : 1.0f};
 }
@@ -207,10 +208,12 @@ void launch_expert_sums(const TensorView& rows, const RoutingView& routing, cons
   const std::int64_t strips = (columns + strip - 1) / strip;
   const std::int64_t count = gathers ? routing.gather_indices.shape[0] : rows.shape[0];
   constexpr std::int64_t kMostRows = INT32_MAX - kDeep * (kStages + 1);  // threads count past them
-  if (strips > INT32_MAX / experts || count > kMostRows) {
-    throw Error(ErrorKind::kNotImplemented, "expert_sums on a GPU: " + std::to_string(count) +
-                                                " rows and " + std::to_string(experts * columns) +
-                                                " sums, more than one launch covers");
+  const std::int64_t flat_rows = gathers ? rows.shape[0] * routing.topk : count;
+  if (strips > INT32_MAX / experts || std::max(count, flat_rows) > kMostRows) {
+    throw Error(ErrorKind::kNotImplemented,
+                "expert_sums on a GPU: " + std::to_string(std::max(count, flat_rows)) +
+                    " rows and " + std::to_string(experts * columns) +
+                    " sums, more than one launch covers");
   }
   SumArguments arguments = {
       .rows = rows.data,
@@ -226,6 +229,7 @@ void launch_expert_sums(const TensorView& rows, const RoutingView& routing, cons
       .sums_dtype = sums.dtype,
       .sums_stride = sums.row_stride,
       .count = static_cast<int>(count),
+      .flat_rows = flat_rows,
       .topk = make_fast_divisor(
           static_cast<std::uint32_t>(std::min<std::int64_t>(routing.topk, INT32_MAX))),
       .columns = columns,

@@ -33,10 +33,28 @@ class CudaPasses final : public Passes {
     return cuda::plan_route(rows, experts).workspace_bytes();
   }
 
-  void combine(const TensorView& rows, const TensorView& weights, std::int64_t topk,
-               const TensorView& out, const ExecutionContext& context) const override {
+  void route_compact(const TensorView& expert_ids, std::int64_t experts, const TensorView& m_sizes,
+                     const TensorView& gather_indices, const TensorView& positions,
+                     const RouteLimits& limits, void* workspace,
+                     const ExecutionContext& context) const override {
+    const cuda::DeviceGuard guard(expert_ids.device.index);
+    cuda::launch_route_compact(expert_ids, experts, m_sizes, gather_indices, positions, limits,
+                               workspace, stream_of(context));
+  }
+
+  std::optional<DroppedRow> dropped_row(const TensorView& expert_ids, std::int64_t experts,
+                                        const TensorView& num_tokens, std::int64_t capacity,
+                                        const ExecutionContext& context) const override {
+    const cuda::DeviceGuard guard(expert_ids.device.index);
+    return cuda::find_dropped_row_on_device(expert_ids, experts, num_tokens, capacity,
+                                            stream_of(context));
+  }
+
+  void combine(const TensorView& rows, const TensorView& weights, const TensorView& positions,
+               std::int64_t topk, const TensorView& out,
+               const ExecutionContext& context) const override {
     const cuda::DeviceGuard guard(rows.device.index);
-    cuda::launch_combine(rows, weights, topk, out, stream_of(context));
+    cuda::launch_combine(rows, weights, positions, topk, out, stream_of(context));
   }
 
   void activate(const TensorView& pre, const TensorView& bias, const TensorView& m_sizes,
@@ -73,9 +91,10 @@ class CudaPasses final : public Passes {
   }
 
   std::optional<RoutingFault> check(const RoutingView& routing, std::int64_t rows,
+                                    std::int64_t flat_rows,
                                     const ExecutionContext& context) const override {
     const cuda::DeviceGuard guard(routing.m_sizes.device.index);
-    return cuda::check_routing(routing, rows, stream_of(context));
+    return cuda::check_routing(routing, rows, flat_rows, stream_of(context));
   }
 };
 

@@ -51,7 +51,8 @@ class Sm90Backend final : public Backend {
              std::to_string(problem.input_alignment) + " (TMA)";
     }
     constexpr std::int64_t kMost = std::numeric_limits<int>::max() / 2;
-    if (problem.rows > kMost || problem.n > kMost || problem.k > kMost || problem.experts > kMost) {
+    if (problem.rows > kMost || problem.slots > kMost || problem.n > kMost || problem.k > kMost ||
+        problem.experts > kMost) {
       return "M, N, K and E must be below 2^30";
     }
     const DeviceFacts* facts = cuda::device_facts(problem.device.index);

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/backend.h"
 #include "cuda/device/activation_math.cuh"
 #include "cuda/host/device_facts.h"
 #include "cuda/host/error.h"
@@ -62,14 +63,15 @@ struct BackwardArguments {
   RowMatrix down_bias;
   RowMatrix d_pre;
   RowMatrix weighted_act;
-  void* d_weights;  // [rows], flat order, or null
+  void* d_weights;  // [flat_rows] or null
   DType d_weights_dtype;
-  const void* weights;  // [rows], flat order, or null
+  const void* weights;  // [flat_rows] or null
   DType weights_dtype;
   IndexArray gather_indices;  // [rows], or null
   IndexArray m_sizes;
   int experts;
   int rows;
+  int flat_rows;  // indices are below it
   int topk;
   int activated;
   int hidden;
@@ -236,7 +238,7 @@ __global__ void __launch_bounds__(kThreads, least_resident_blocks<T>())
   for (int stage = 0; stage < Ring<T, L>::kStages; ++stage) {
     fetch(begin + stage < end);
   }
-  if (my_row < count) rows[my_row] = look_up(a, my_index.below(a.rows));
+  if (my_row < count) rows[my_row] = look_up(a, my_index.below(a.flat_rows));
   share_row_prefix(a.m_sizes, sizes, a.experts, a.rows, row_prefix);
   if (my_row < count) place(a, row_prefix, first + my_row, rows[my_row]);
   __syncthreads();
@@ -359,7 +361,7 @@ __global__ void __launch_bounds__(kThreads) backward_elements(const BackwardArgu
   share_row_prefix(a.m_sizes, fetch_sizes(a.m_sizes, a.experts), a.experts, a.rows, row_prefix);
   const int step = static_cast<int>(gridDim.x) * kWarps;
   for (int r = static_cast<int>(blockIdx.x * kWarps + threadIdx.x / 32); r < a.rows; r += step) {
-    Row row = look_up(a, a.gather_indices.data ? flat_row(a.gather_indices, r, a.rows) : r);
+    Row row = look_up(a, a.gather_indices.data ? flat_row(a.gather_indices, r, a.flat_rows) : r);
     place(a, row_prefix, r, row);
     if (row.flat < 0) {
       zero_columns(a.d_pre, r, a.activation.gated() ? 2 * a.activated : a.activated);
@@ -409,6 +411,14 @@ void launch_activate_backward(const ActivationGradientInputs& in, const RoutingV
                               const Activation& activation, const ActivationGradientOutputs& out,
                               cudaStream_t stream) {
   const std::int64_t rows = in.pre.shape[0], activated = in.d_act.shape[1];
+  const std::int64_t flat_rows = flat_rows_of(routing, out, rows);
+  if (out.d_weights.given()) {
+    // All zero bits are zero in every floating dtype.
+    check(cudaMemsetAsync(out.d_weights.data, 0,
+                          static_cast<std::size_t>(flat_rows * size_bytes(out.d_weights.dtype)),
+                          stream),
+          "clear d_weights for activate_backward");
+  }
   if (rows == 0) {
     return;
   }
@@ -432,8 +442,8 @@ void launch_activate_backward(const ActivationGradientInputs& in, const RoutingV
                    static_cast<int>(group *
                                     static_cast<std::int64_t>(sizeof(Row) + dots * sizeof(float)))
              : 0;
-  require_activation_limits(rows, std::max(in.pre.shape[1], hidden), experts, shared_bytes,
-                            in.pre.device);
+  require_activation_limits(std::max(rows, flat_rows), std::max(in.pre.shape[1], hidden), experts,
+                            shared_bytes, in.pre.device);
   BackwardArguments arguments = {
       .pre = matrix_of(in.pre),
       .bias = matrix_of(in.bias),
@@ -451,6 +461,7 @@ void launch_activate_backward(const ActivationGradientInputs& in, const RoutingV
       .m_sizes = {routing.m_sizes.data, routing.m_sizes.dtype == DType::kInt64},
       .experts = static_cast<int>(experts),
       .rows = static_cast<int>(rows),
+      .flat_rows = static_cast<int>(flat_rows),
       .topk = static_cast<int>(routing.topk),
       .activated = static_cast<int>(activated),
       .hidden = static_cast<int>(hidden),
@@ -460,12 +471,6 @@ void launch_activate_backward(const ActivationGradientInputs& in, const RoutingV
       .activation = activation,
       .columns = gate_columns(activation, activated),
   };
-  if (out.d_weights.given()) {
-    // All zero bits are zero in every floating dtype.
-    check(cudaMemsetAsync(out.d_weights.data, 0,
-                          static_cast<std::size_t>(rows * size_bytes(out.d_weights.dtype)), stream),
-          "clear d_weights for activate_backward");
-  }
   void* parameters[] = {&arguments};
   if (!packed) {
     const std::int64_t blocks = std::min((rows + kWarps - 1) / kWarps, resident);

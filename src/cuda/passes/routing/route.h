@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "moegemm/compact.h"
 #include "moegemm/tensor.h"
 
 namespace moegemm::cuda {
@@ -13,5 +14,11 @@ namespace moegemm::cuda {
 void launch_route(const TensorView& expert_ids, std::int64_t experts, const TensorView& m_sizes,
                   const TensorView& gather_indices, const TensorView& inverse, void* workspace,
                   cudaStream_t stream);
+
+/// moegemm::route_compact likewise; see include/moegemm/compact.h.
+void launch_route_compact(const TensorView& expert_ids, std::int64_t experts,
+                          const TensorView& m_sizes, const TensorView& gather_indices,
+                          const TensorView& positions, const RouteLimits& limits, void* workspace,
+                          cudaStream_t stream);
 
 }  // namespace moegemm::cuda

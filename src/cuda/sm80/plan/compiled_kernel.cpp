@@ -175,7 +175,8 @@ std::string refuse(const CompiledKernel& kernel, const Problem& problem, const D
   }
   if (std::string reason = refuse_dtype(kernel, problem); !reason.empty()) return reason;
   if (std::string reason = refuse_alignment(kernel, problem); !reason.empty()) return reason;
-  if (problem.rows > kMost || problem.n > kMost || problem.k > kMost || problem.experts > kMost) {
+  if (problem.rows > kMost || problem.slots > kMost || problem.n > kMost || problem.k > kMost ||
+      problem.experts > kMost) {
     return "M, N, K and E must be below 2^30";
   }
   // Tile numbers, and a block's overshoot of them, must fit 32 bits.

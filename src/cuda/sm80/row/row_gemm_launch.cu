@@ -1,3 +1,4 @@
+#include "cuda/host/empty_output.h"
 #include "cuda/sm80/plan/launch_kernel.h"
 #include "cuda/sm80/plan/pitch.h"
 #include "cuda/sm80/row/row_gemm_params.h"
@@ -32,7 +33,7 @@ RowGemmParams make_params(const Step& step, const Problem& problem, const Operan
 
 void launch_rows(const CompiledKernel& kernel, const Step& step, const Problem& problem,
                  const Operands& operands, cudaStream_t stream) {
-  if (problem.rows == 0) return;
+  if (problem.rows == 0) return zero_unnamed_output(problem, operands, stream);
   RowGemmParams params = make_params(step, problem, operands);
   launch_kernel(kernel, step, problem, params, &params, stream);
 }

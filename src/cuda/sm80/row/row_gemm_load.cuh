@@ -191,7 +191,7 @@ class RowLoader {
       }
 #pragma unroll
       for (int i = 0; i < kInFlight; ++i) {
-        const int flat = fetched[i].below(params_.total_rows);
+        const int flat = fetched[i].below(params_.flat_rows);
         rows_[start + i] = flat < 0 ? kNoRow
                                     : params_.divisor.divide(static_cast<unsigned>(flat)) *
                                           params_.row_pitch.units;

@@ -14,7 +14,7 @@ __device__ __forceinline__ int flat_row_of(const RowGemmParams& params, const Ro
                                            int local) {
   const bool indexed = params.scatter || params.multiply;
   return indexed && local < tile.rows
-             ? flat_row(params.gather_indices, tile.row + local, params.total_rows)
+             ? flat_row(params.gather_indices, tile.row + local, params.flat_rows)
              : -1;
 }
 

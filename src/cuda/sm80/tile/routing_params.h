@@ -15,6 +15,7 @@ struct RoutingParams {
 
   int experts;
   int total_rows;
+  int flat_rows;        ///< indices are below it
   FastDivisor divisor;  ///< a gathered flat index over this is the row to read
 
   bool multiply;  ///< by topk_weights of the flat row: results of row GEMMs, dY of dW

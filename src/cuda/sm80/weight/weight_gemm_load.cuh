@@ -188,7 +188,7 @@ class WeightLoader {
   /// Rows past the segment and absent ones are missing in both operands: 0 times a NaN opposite
   /// would not be 0.
   __device__ __forceinline__ void write_fetched() {
-    const int flat = fetched_.below(params_.total_rows);
+    const int flat = fetched_.below(params_.flat_rows);
     const bool present = params_.indexed ? flat >= 0 : ahead_tile_ >= 0 && is_ahead_inside();
     const int row = present ? ahead_row_ : -1;
     const int source =

@@ -97,7 +97,7 @@ class WeightStreamLoader {
   /// The rows that the fetched indices name. Rows past the segment and absent ones are missing in
   /// both operands: 0 times a NaN opposite would not be 0.
   __device__ __forceinline__ void look_up() {
-    const int flat = fetched_.below(params_.total_rows);
+    const int flat = fetched_.below(params_.flat_rows);
     const unsigned source = flat < 0 ? kNoRow : params_.divisor.divide(static_cast<unsigned>(flat));
     const bool present = params_.indexed ? flat >= 0 : position_ < end_;
     const unsigned row = present ? static_cast<unsigned>(position_) : kNoRow;

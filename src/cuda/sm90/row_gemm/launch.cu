@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cuda/host/device_facts.h"
+#include "cuda/host/empty_output.h"
 #include "cuda/host/launch.h"
 #include "cuda/host/loading.h"
 #include "cuda/host/tensor_map.h"
@@ -235,6 +236,7 @@ RowGemmParams make_params(const CompiledRowGemm& kernel, const Step& step, const
   params.bias_stride = operands.bias_stride;
   params.experts = static_cast<int>(problem.experts);
   params.total_rows = static_cast<int>(problem.rows);
+  params.flat_rows = static_cast<int>(problem.flat_rows());
   params.features = static_cast<int>(rows.features);
   params.depth = static_cast<int>(rows.depth);
   params.divisor = make_fast_divisor(static_cast<std::uint32_t>(problem.gather_divisor()));
@@ -256,7 +258,7 @@ RowGemmParams make_params(const CompiledRowGemm& kernel, const Step& step, const
 
 void launch_entry(const KernelEntry& entry, const Step& step, const Problem& problem,
                   const Operands& operands, cudaStream_t stream) {
-  if (problem.rows == 0) return;
+  if (problem.rows == 0) return zero_unnamed_output(problem, operands, stream);
   const CompiledRowGemm& kernel = all_compiled()[entry.family_index];
   const DeviceFacts& facts = *device_facts(problem.device.index);
   RowGemmParams params = make_params(kernel, step, problem, operands);

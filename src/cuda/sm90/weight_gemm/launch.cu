@@ -171,6 +171,7 @@ WeightGemmParams make_params(const CompiledWeightGemm& kernel, const Step& step,
   params.m_sizes = {operands.m_sizes, problem.sizes_dtype == DType::kInt64};
   params.experts = static_cast<int>(problem.experts);
   params.total_rows = static_cast<int>(problem.rows);
+  params.flat_rows = static_cast<int>(problem.flat_rows());
   params.output = problem.accumulate                     ? WeightOutput::kAddToFloat32
                   : problem.out_dtype == DType::kFloat32 ? WeightOutput::kFloat32
                                                          : WeightOutput::kInputType;
@@ -218,7 +219,7 @@ std::string refuse(const KernelEntry& entry, const Problem& problem, const Devic
     return "base addresses and row pitches must be multiples of 16 bytes";
   }
   constexpr std::int64_t kMost = std::numeric_limits<int>::max() / 2;
-  if (problem.rows > kMost || problem.n > kMost || problem.k > kMost) {
+  if (problem.rows > kMost || problem.slots > kMost || problem.n > kMost || problem.k > kMost) {
     return "M, N and K must be below 2^30";
   }
   // The tile number and a block's overshoot of it must fit 32 bits.
