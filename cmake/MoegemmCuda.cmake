@@ -22,14 +22,20 @@ find_package(Python3 REQUIRED COMPONENTS Interpreter)  # runs ptxas_check.py
 set(MOEGEMM_CUDA_ARCHS "80;90" CACHE STRING
   "Compute capabilities to compile for, ascending; releases: 80;86;89;90a;100;120")
 
-# Passes are plain CUDA: machine code for the listed architectures, and PTX of the newest so
-# that any later GPU can run them.
+option(MOEGEMM_CUDA_COMPRESS "Compress the kernels for size, as releases do" OFF)
+
+# Passes are plain CUDA: machine code for the listed architectures, and PTX of compute capability 9.0, or of the newest
+# before it, for every later GPU that is not listed (11.0 comes after 10.0 and runs no PTX of 12.0).
 set(MOEGEMM_PASS_GENCODE "")
+set(ptx "")
 foreach(arch IN LISTS MOEGEMM_CUDA_ARCHS)
   list(APPEND MOEGEMM_PASS_GENCODE "-gencode=arch=compute_${arch},code=sm_${arch}")
+  string(REGEX MATCH "^[0-9]+" arch "${arch}")  # PTX of "90a" would run on that alone
+  if(NOT ptx OR ptx LESS 90)
+    set(ptx ${arch})
+  endif()
 endforeach()
-list(GET MOEGEMM_CUDA_ARCHS -1 arch)
-list(APPEND MOEGEMM_PASS_GENCODE "-gencode=arch=compute_${arch},code=compute_${arch}")
+list(APPEND MOEGEMM_PASS_GENCODE "-gencode=arch=compute_${ptx},code=compute_${ptx}")
 
 # The mma.sync kernels use nothing beyond the oldest architecture: one front-end pass for it, machine
 # code for all, and its PTX for every GPU that is newer and not listed. "90a" is "90" to them. Some of
@@ -57,6 +63,9 @@ set(MOEGEMM_SM90_GENCODE "-gencode=arch=compute_90a,code=sm_90a")
 
 # One token per option: CMake removes repeated tokens, and a bare -Xptxas would be one.
 set(MOEGEMM_CUDA_OPTIONS --expt-relaxed-constexpr -Xptxas=-v -Xcompiler=-Wall,-Wextra)
+if(MOEGEMM_CUDA_COMPRESS)
+  list(APPEND MOEGEMM_CUDA_OPTIONS --compress-mode=size)
+endif()
 
 # moegemm_add_cuda_sources(<target> <gencode list variable> <source>...)
 # Adds device sources with their architectures, relative to the current folder.

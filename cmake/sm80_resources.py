@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from ptxas_check import faults_of, kernels_of
 
 LINE = re.compile(r"^MOEGEMM_SM80_KERNEL(_90)?\((k\w+), (k\w+), (k\w+), ([\d, ]+)\)")
-SOURCE = """#include "cuda/sm80/{family}/{family}_gemm_instance.cuh"
+SOURCE = """#include "cuda/sm80/{family}_gemm/kernel.cuh"
 namespace moegemm::cuda::sm80 {{
 template const void* kernel_function<Op::{op}, Math::{math}, Loads::{loads}, BlockShape<{shape}>, DType::{dtype}>();
 extern "C" __device__ const int shared_bytes = {layout}::total({experts});

@@ -1,4 +1,3 @@
-#include "activation_numbers.h"
 #include "gemm_rules.h"
 #include "moegemm/activation.h"
 #include "moegemm/routing.h"
@@ -28,31 +27,33 @@ TensorView readable(Argument& argument) {
 
 }  // namespace
 
-Tensor activate(Tensor pre, std::optional<Tensor> bias, Tensor m_sizes, std::int64_t function,
-                std::int64_t layout, double alpha, double limit, double up_offset) {
+Tensor activate(Tensor pre, std::optional<Tensor> bias, Tensor m_sizes,
+                const std::string& activation) {
   return raising([&] {
-    const Activation activation = activation_from(function, layout, alpha, limit, up_offset);
+    const Activation parsed = parse_activation(activation);
     Argument input("pre", pre), biases("bias", bias), sizes("m_sizes", m_sizes);
-    const std::int64_t columns = activated_columns(input, activation);
+    const std::int64_t columns = activated_columns(input, parsed);
     const TensorView pre_view = input.readable(), bias_view = readable(biases);
     const TensorView sizes_view = sizes.readable();
     const Execution execution(input.device(), kElementFlops * static_cast<double>(input.numel()));
     Output act = allocate({input.size(0), columns}, input.dtype(), input.device());
-    moegemm::activate(pre_view, bias_view, sizes_view, activation, act.view, execution.context());
+    moegemm::activate(pre_view, bias_view, sizes_view, parsed, act.view, execution.context());
     return act.hand_over();
   });
 }
 
-std::tuple<Tensor, Tensor> activate_backward(
-    Tensor d_act, Tensor pre, std::optional<Tensor> bias, Tensor m_sizes, Tensor gather_indices,
-    std::optional<Tensor> topk_weights, std::int64_t topk, std::optional<Tensor> d_out,
-    std::optional<Tensor> down_bias, std::int64_t function, std::int64_t layout, double alpha,
-    double limit, double up_offset, bool need_weighted_act, bool need_d_weights) {
+std::tuple<Tensor, Tensor> activate_backward(Tensor d_act, Tensor pre, std::optional<Tensor> bias,
+                                             Tensor m_sizes, Tensor gather_indices,
+                                             std::optional<Tensor> topk_weights, std::int64_t topk,
+                                             std::optional<Tensor> d_out,
+                                             std::optional<Tensor> down_bias,
+                                             const std::string& activation, bool need_weighted_act,
+                                             bool need_d_weights) {
   return raising([&] {
-    const Activation activation = activation_from(function, layout, alpha, limit, up_offset);
+    const Activation parsed = parse_activation(activation);
     Argument gradient("d_act", d_act), input("pre", pre), biases("bias", bias);
     Argument d_outs("d_out", d_out), down_biases("down_bias", down_bias);
-    activated_columns(input, activation);
+    activated_columns(input, parsed);
     RoutingArguments routing{Argument("m_sizes", m_sizes),
                              Argument("gather_indices", gather_indices),
                              Argument("topk_weights", topk_weights), topk};
@@ -71,7 +72,7 @@ std::tuple<Tensor, Tensor> activate_backward(
     outputs.d_pre = d_pre.view;
     if (need_weighted_act) outputs.weighted_act = inputs.d_act;
     if (need_d_weights) outputs.d_weights = d_weights.view;
-    moegemm::activate_backward(inputs, routing_view, activation, outputs, execution.context());
+    moegemm::activate_backward(inputs, routing_view, parsed, outputs, execution.context());
     return std::make_tuple(d_pre.hand_over(), d_weights.hand_over());
   });
 }

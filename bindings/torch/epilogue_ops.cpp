@@ -1,7 +1,6 @@
 #include <optional>
 #include <vector>
 
-#include "activation_numbers.h"
 #include "gemm_rules.h"
 #include "operators.h"
 #include "runtime/execution.h"
@@ -61,11 +60,10 @@ Tensor run(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias,
 
 Tensor forward_activated(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias,
                          const Tensor& m_sizes, const std::optional<Tensor>& gather_indices,
-                         std::int64_t topk, std::int64_t flags, std::int64_t function,
-                         std::int64_t layout, double alpha, double limit, double up_offset) {
+                         std::int64_t topk, std::int64_t flags, const std::string& activation) {
   return raising([&] {
-    return run(x, w, bias, activation_from(function, layout, alpha, limit, up_offset), m_sizes,
-               gather_indices, std::nullopt, topk, flags);
+    return run(x, w, bias, parse_activation(activation), m_sizes, gather_indices, std::nullopt,
+               topk, flags);
   });
 }
 

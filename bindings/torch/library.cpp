@@ -31,8 +31,7 @@ STABLE_TORCH_LIBRARY(moegemm, m) {
       "Tensor? topk_weights, int topk, int flags, int[]? config, Tensor(a!) out) -> ()");
   m.def(
       "forward_activated(Tensor x, Tensor w, Tensor? bias, Tensor m_sizes, Tensor? gather_indices, "
-      "int topk, int flags, int function, int layout, float alpha, float limit, float up_offset) "
-      "-> Tensor");
+      "int topk, int flags, str activation) -> Tensor");
   m.def(
       "forward_biased(Tensor x, Tensor w, Tensor bias, Tensor m_sizes, Tensor? gather_indices, "
       "Tensor? topk_weights, int topk, int flags) -> Tensor");
@@ -43,14 +42,11 @@ STABLE_TORCH_LIBRARY(moegemm, m) {
   m.def(
       "scale_rows(Tensor(a!) product, Tensor x, Tensor m_sizes, Tensor gather_indices, "
       "Tensor topk_weights, int topk) -> Tensor");
-  m.def(
-      "activate(Tensor pre, Tensor? bias, Tensor m_sizes, int function, int layout, float alpha, "
-      "float limit, float up_offset) -> Tensor");
+  m.def("activate(Tensor pre, Tensor? bias, Tensor m_sizes, str activation) -> Tensor");
   m.def(
       "activate_backward(Tensor(a!) d_act, Tensor pre, Tensor? bias, Tensor m_sizes, "
       "Tensor gather_indices, Tensor? topk_weights, int topk, Tensor? d_out, Tensor? down_bias, "
-      "int function, int layout, float alpha, float limit, float up_offset, "
-      "bool need_weighted_act, bool need_d_weights) -> (Tensor, Tensor)");
+      "str activation, bool need_weighted_act, bool need_d_weights) -> (Tensor, Tensor)");
   m.def(
       "expert_sums(Tensor rows, Tensor m_sizes, Tensor? gather_indices, Tensor? topk_weights, "
       "int topk) -> Tensor");

@@ -42,8 +42,7 @@ void dw_out(const Tensor& dy, const Tensor& x, const Tensor& m_sizes,
 /// activation(X W^T + bias), rows in expert order; see GemmOptions::activation.
 Tensor forward_activated(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias,
                          const Tensor& m_sizes, const std::optional<Tensor>& gather_indices,
-                         std::int64_t topk, std::int64_t flags, std::int64_t function,
-                         std::int64_t layout, double alpha, double limit, double up_offset);
+                         std::int64_t topk, std::int64_t flags, const std::string& activation);
 /// X W^T + bias, scaled behind it with the flag for that.
 Tensor forward_biased(const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& m_sizes,
                       const std::optional<Tensor>& gather_indices,
@@ -59,15 +58,17 @@ Tensor combine(const Tensor& rows, const std::optional<Tensor>& weights, std::in
 Tensor scale_rows(const Tensor& product, const Tensor& x, const Tensor& m_sizes,
                   const Tensor& gather_indices, const Tensor& topk_weights, std::int64_t topk);
 
-Tensor activate(Tensor pre, std::optional<Tensor> bias, Tensor m_sizes, std::int64_t function,
-                std::int64_t layout, double alpha, double limit, double up_offset);
+Tensor activate(Tensor pre, std::optional<Tensor> bias, Tensor m_sizes,
+                const std::string& activation);
 /// d_pre and (empty unless asked for) d_weights; with need_weighted_act the weighted activation
 /// replaces d_act. See moegemm::activate_backward.
-std::tuple<Tensor, Tensor> activate_backward(
-    Tensor d_act, Tensor pre, std::optional<Tensor> bias, Tensor m_sizes, Tensor gather_indices,
-    std::optional<Tensor> topk_weights, std::int64_t topk, std::optional<Tensor> d_out,
-    std::optional<Tensor> down_bias, std::int64_t function, std::int64_t layout, double alpha,
-    double limit, double up_offset, bool need_weighted_act, bool need_d_weights);
+std::tuple<Tensor, Tensor> activate_backward(Tensor d_act, Tensor pre, std::optional<Tensor> bias,
+                                             Tensor m_sizes, Tensor gather_indices,
+                                             std::optional<Tensor> topk_weights, std::int64_t topk,
+                                             std::optional<Tensor> d_out,
+                                             std::optional<Tensor> down_bias,
+                                             const std::string& activation, bool need_weighted_act,
+                                             bool need_d_weights);
 Tensor expert_sums(Tensor rows, Tensor m_sizes, std::optional<Tensor> gather_indices,
                    std::optional<Tensor> topk_weights, std::int64_t topk);
 /// Measures one product (0 forward, 1 dX, 2 dW) as `moegemm::tune_forward` does; the report as

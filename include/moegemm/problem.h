@@ -83,8 +83,6 @@ struct Problem {
 
 MOEGEMM_API const char* to_string(Op op);                    ///< "forward", "dX", "dW"
 MOEGEMM_API const char* to_string(Permutation permutation);  ///< "none", "permute_x", "permute_y"
-/// "activation=silu/concatenated", and its numbers where they are not the defaults.
-MOEGEMM_API std::string to_string(const Activation& activation);
 MOEGEMM_API std::string to_string(const Problem& problem);
 MOEGEMM_API std::size_t hash_value(const Problem& problem);
 

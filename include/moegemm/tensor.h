@@ -9,22 +9,6 @@
 
 namespace moegemm {
 
-constexpr std::int64_t size_bytes(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat16:
-    case DType::kBFloat16:
-      return 2;
-    case DType::kFloat32:
-    case DType::kInt32:
-      return 4;
-    case DType::kInt64:
-      return 8;
-  }
-  return 0;
-}
-constexpr bool is_floating(DType dtype) { return dtype <= DType::kBFloat16; }
-constexpr bool is_index(DType dtype) { return dtype >= DType::kInt32; }
-
 enum class DeviceType : std::uint8_t { kCpu, kCuda };
 
 struct Device {

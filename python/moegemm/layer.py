@@ -89,7 +89,7 @@ class Weights(NamedTuple):
         self, tokens: Tensor, w: Tensor, bias: Tensor | None, activation: Activation, routed: Routed
     ) -> Tensor:
         """from_tokens with its bias and activation: nothing but activated rows is kept, with the same bits."""
-        return _forward_activated(tokens, w, bias, *routed, self._flags(bits.PERMUTE_X), *activation.numbers())
+        return _forward_activated(tokens, w, bias, *routed, self._flags(bits.PERMUTE_X), activation.text())
 
     def to_flat(self, rows: Tensor, w: Tensor, routed: Routed, bias: Tensor | None = None) -> Tensor:
         """[M, K] in expert order -> [M, N] in flat order. The second product, which adds its bias before it rounds."""
@@ -137,7 +137,7 @@ def _run_forward(call: LayerCall, tensors: LayerTensors) -> tuple[Tensor, Tensor
     """The layer's output, and what the backward needs: the first product, m_sizes and gather_indices."""
     routed = _route_rows(tensors)
     pre = call.first.from_tokens(tensors.x, tensors.w_gate_up, routed)
-    act = _activate(pre, tensors.gate_up_bias, routed.m_sizes, *call.activation.numbers())
+    act = _activate(pre, tensors.gate_up_bias, routed.m_sizes, call.activation.text())
     out = _second_half(call, tensors, act, routed)
     return out, pre, routed.m_sizes, routed.gather_indices
 
@@ -221,7 +221,7 @@ def _gradients(
         d_pre, dots = _activate_backward(
             rows, pre, gate_up_bias, m_sizes, gather_indices, router_weights, topk,
             d_out if biased else None, down_bias if biased else None,
-            *call.activation.numbers(), need_down, need_weights,
+            call.activation.text(), need_down, need_weights,
         )  # fmt: skip
         if need_weights:
             assert router_weights is not None
@@ -277,9 +277,9 @@ def moe_mlp(
         w_gate_up: [E, C, H], w_down: [E, H, I]; with transposed [E, H, C] and [E, I, H]. No layout is copied.
         gate_up_bias: [E, C], down_bias: [E, H]; None for none.
 
-    activation: "swiglu", "geglu", "geglu_tanh" and "clamped_swiglu" (gpt-oss) with a gate; "silu", "gelu",
-    "gelu_tanh" and "relu2" without. layout says how gate and up share the C columns: "concatenated" (all gates, then
-    all ups) or "interleaved". alpha, limit and up_offset change the activation's numbers:
+    activation: a name with a gate ("swiglu", "geglu", "clamped_swiglu" of gpt-oss, ...) or without ("silu", "relu2",
+    ...); docs/integration.md has all of them. layout says how gate and up share the C columns: "concatenated" (all
+    gates, then all ups) or "interleaved". alpha, limit and up_offset change the activation's numbers:
     gate * sigmoid(alpha * gate) * (up + up_offset), with gate clamped to at most limit and up to [-limit, limit].
 
     Gradients for x, both weights, both biases and router_weights, each computed only if needed. Kept for the backward

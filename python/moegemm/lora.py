@@ -32,7 +32,7 @@ class _Activate(torch.autograd.Function):
 
     @staticmethod
     def forward(pre: Tensor, bias: Tensor | None, m_sizes: Tensor, activation: Activation) -> Tensor:
-        result: Tensor = ops.activate.default(pre, bias, m_sizes, *activation.numbers())
+        result: Tensor = ops.activate.default(pre, bias, m_sizes, activation.text())
         return result
 
     @staticmethod
@@ -50,7 +50,7 @@ class _Activate(torch.autograd.Function):
         with torch.no_grad():
             order = torch.arange(pre.size(0), device=pre.device, dtype=torch.int32)
             d_pre, _ = ops.activate_backward.default(
-                gradients[0].contiguous(), pre, bias, m_sizes, order, None, 1, None, None, *ctx.activation.numbers(),
+                gradients[0].contiguous(), pre, bias, m_sizes, order, None, 1, None, None, ctx.activation.text(),
                 False, False,
             )  # fmt: skip
             if ctx.needs_input_grad[1]:

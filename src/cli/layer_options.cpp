@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <string_view>
@@ -12,10 +13,8 @@
 #include <vector>
 
 #include "model_catalogue.h"
-#include "moegemm/config.h"
 #include "moegemm/error.h"
 #include "moegemm/info.h"
-#include "testing/device/memory.h"
 
 namespace moegemm::cli {
 namespace {
@@ -40,101 +39,41 @@ std::string refuse_device(const std::string& text) {
   return fmt::format("{} is not a device; accepted: cpu, cuda, cuda:0, cuda:1, ...", text);
 }
 
-const Model& require_model(const std::string& name) {
-  const std::vector<std::string> names = model_names();
-  if (std::find(names.begin(), names.end(), name) == names.end()) {
-    throw CLI::ValidationError(
-        "preset", fmt::format("no model is called {}; accepted: {}", name, fmt::join(names, ", ")));
+std::vector<std::string> model_names() {
+  std::vector<std::string> names;
+  for (const LayerSpec& model : model_catalogue()) names.push_back(model.name);
+  return names;
+}
+
+const LayerSpec& require_model(const std::string& name) {
+  for (const LayerSpec& model : model_catalogue()) {
+    if (model.name == name) return model;
   }
-  return find_model(name);
+  throw CLI::ValidationError("preset", fmt::format("no model is called {}; accepted: {}", name,
+                                                   fmt::join(model_names(), ", ")));
 }
 
-DType parse_dtype(const std::string& name) {
-  for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
-    if (name == to_string(dtype)) return dtype;
-  }
-  throw CLI::ValidationError("--dtype", name + " not in {bf16,fp16,fp32}");
+constexpr DType kDTypes[] = {DType::kBFloat16, DType::kFloat16, DType::kFloat32};
+constexpr BackendKind kBackends[] = {BackendKind::kReference, BackendKind::kCpu, BackendKind::kSm90,
+                                     BackendKind::kSm80};
+
+/// Declares a flag that takes the name of one of these.
+template <typename Values>
+CLI::Option* add_choice(CLI::App& command, const char* flag, std::string& name, const char* help,
+                        const Values& values) {
+  std::vector<std::string> names;
+  for (const auto& value : values) names.emplace_back(to_string(value));
+  return command.add_option(flag, name, help)->check(CLI::IsMember(names))->type_name("");
 }
 
-std::vector<std::string> backend_names() {
-  return {to_string(BackendKind::kReference), to_string(BackendKind::kCpu),
-          to_string(BackendKind::kSm90), to_string(BackendKind::kSm80)};
+/// The one of that name, which a check has let pass.
+template <typename Values>
+auto choice(const std::string& name, const Values& values) {
+  return *std::find_if(std::begin(values), std::end(values),
+                       [&](const auto& value) { return name == to_string(value); });
 }
 
-double gib(double bytes) { return bytes / (1 << 30); }
-
-}  // namespace
-
-CLI::Validator whole_number(std::int64_t least, std::int64_t most) {
-  const auto refuse = [least, most](const std::string& text) -> std::string {
-    std::int64_t value = 0;
-    const char* end = text.data() + text.size();
-    const auto parsed = std::from_chars(text.data(), end, value);
-    if (parsed.ec == std::errc() && parsed.ptr == end && value >= least && value <= most) return {};
-    return fmt::format("got {}; accepted: a whole number from {} to {}", text, least, most);
-  };
-  return {refuse, ""};
-}
-
-LayerOptions::LayerOptions(CLI::App& command) : preset_(model_catalogue().front().name) {
-  const auto positive = whole_number(1, kLargestExtent);
-  const auto not_negative = whole_number(0, kLargestExtent);
-  command
-      .add_option(
-          "preset", preset_,
-          fmt::format("Model whose expert layer to take: {}", fmt::join(model_names(), ", ")))
-      ->type_name("PRESET")
-      ->capture_default_str();
-  command.add_option("--experts", experts_, "Number of experts")->check(positive)->type_name("E");
-  command.add_option("--topk", topk_, "Experts per token")->check(positive)->type_name("K");
-  command.add_option("--hidden", hidden_, "Width of a token")->check(positive)->type_name("H");
-  command.add_option("--intermediate", intermediate_, "Width inside an expert")
-      ->check(positive)
-      ->type_name("I");
-  command.add_option("--tokens", tokens_, "Tokens in the batch")
-      ->check(not_negative)
-      ->type_name("T");
-  command.add_option("--dtype", dtype_, "Type of tokens and weights")
-      ->check(CLI::IsMember({"bf16", "fp16", "fp32"}))
-      ->type_name("")
-      ->capture_default_str();
-  command.add_option("--device", device_, "cpu, cuda or cuda:INDEX")
-      ->check(CLI::Validator(refuse_device, ""))
-      ->type_name("DEVICE")
-      ->capture_default_str();
-  command.add_option("--backend", backend_, "Force a backend; default: the best that can run")
-      ->check(CLI::IsMember(backend_names()))
-      ->type_name("");
-}
-
-LayerSpec LayerOptions::layer() const {
-  const Model& model = require_model(preset_);
-  LayerSpec spec;
-  spec.name = model.name;
-  spec.experts = experts_ > 0 ? experts_ : model.experts;
-  spec.topk = topk_ > 0 ? topk_ : model.topk;
-  spec.hidden = hidden_ > 0 ? hidden_ : model.hidden;
-  spec.intermediate = intermediate_ > 0 ? intermediate_ : model.intermediate;
-  spec.tokens = tokens_ >= 0 ? tokens_ : model.tokens;
-  spec.dtype = parse_dtype(dtype_);
-  spec.device = *parse_device(device_);
-  if (!backend_.empty()) spec.backend = parse_backend(backend_);
-  if (spec.topk > spec.experts) {
-    throw CLI::ValidationError(
-        "--topk", fmt::format("{} experts per token, but there are {}; accepted: 1 to {}",
-                              spec.topk, spec.experts, spec.experts));
-  }
-  if (spec.rows() > std::numeric_limits<std::int32_t>::max()) {
-    throw CLI::ValidationError(
-        "--tokens",
-        fmt::format("{} tokens times {} experts each do not fit 32-bit row indices; "
-                    "accepted: up to {}",
-                    spec.tokens, spec.topk, std::numeric_limits<std::int32_t>::max() / spec.topk));
-  }
-  return spec;
-}
-
-std::string describe_device(Device device) {
+std::string describe(Device device) {
   if (device.type == DeviceType::kCpu) {
     const CpuInfo cpu = cpu_info();
     return fmt::format("{} ({}, {} threads)", cpu.model, cpu.isa, cpu.threads);
@@ -153,13 +92,89 @@ std::string describe_device(Device device) {
   return found[static_cast<std::size_t>(device.index)].name;
 }
 
-void require_memory(const LayerSpec& spec, double needed, testing::Memory& memory) {
-  const auto available = static_cast<double>(memory.available_bytes());
-  if (needed <= available) return;
+double gib(double bytes) { return bytes / (1 << 30); }
+
+}  // namespace
+
+CLI::Validator whole_number(std::int64_t least, std::int64_t most) {
+  const auto refuse = [least, most](const std::string& text) -> std::string {
+    std::int64_t value = 0;
+    const char* end = text.data() + text.size();
+    const auto parsed = std::from_chars(text.data(), end, value);
+    if (parsed.ec == std::errc() && parsed.ptr == end && value >= least && value <= most) return {};
+    return fmt::format("got {}; accepted: a whole number from {} to {}", text, least, most);
+  };
+  return {refuse, ""};
+}
+
+LayerOptions::LayerOptions(CLI::App& command, bool with_routing)
+    : preset_(model_catalogue().front().name) {
+  command
+      .add_option(
+          "preset", preset_,
+          fmt::format("Model whose expert layer to take: {}", fmt::join(model_names(), ", ")))
+      ->type_name("PRESET")
+      ->capture_default_str();
+  const auto add_extent = [&](const char* flag, std::optional<std::int64_t>& extent,
+                              const char* help, const char* letter, int least = 1) {
+    command.add_option(flag, extent, help)
+        ->check(whole_number(least, kLargestExtent))
+        ->type_name(letter);
+  };
+  add_extent("--experts", experts_, "Number of experts", "E");
+  add_extent("--topk", topk_, "Experts per token", "K");
+  add_extent("--hidden", hidden_, "Width of a token", "H");
+  add_extent("--intermediate", intermediate_, "Width inside an expert", "I");
+  add_extent("--tokens", tokens_, "Tokens in the batch", "T", 0);
+  add_choice(command, "--dtype", dtype_, "Type of tokens and weights", kDTypes)
+      ->capture_default_str();
+  command.add_option("--device", device_, "cpu, cuda or cuda:INDEX")
+      ->check(CLI::Validator(refuse_device, ""))
+      ->type_name("DEVICE")
+      ->capture_default_str();
+  add_choice(command, "--backend", backend_, "Force a backend; default: the best that can run",
+             kBackends);
+  if (with_routing) {
+    add_choice(command, "--routing", routing_, "How tokens choose experts", kRoutingPatterns)
+        ->capture_default_str();
+  }
+  command.add_flag("--json", json_, "Print as JSON");
+}
+
+LayerSpec LayerOptions::layer() const {
+  LayerSpec spec = require_model(preset_);
+  spec.experts = experts_.value_or(spec.experts);
+  spec.topk = topk_.value_or(spec.topk);
+  spec.hidden = hidden_.value_or(spec.hidden);
+  spec.intermediate = intermediate_.value_or(spec.intermediate);
+  spec.tokens = tokens_.value_or(spec.tokens);
+  spec.dtype = choice(dtype_, kDTypes);
+  spec.device = *parse_device(device_);
+  spec.pattern = choice(routing_, kRoutingPatterns);
+  if (!backend_.empty()) spec.backend = choice(backend_, kBackends);
+  if (spec.topk > spec.experts) {
+    throw CLI::ValidationError(
+        "--topk", fmt::format("{} experts per token, but there are {}; accepted: 1 to {}",
+                              spec.topk, spec.experts, spec.experts));
+  }
+  if (spec.rows() > std::numeric_limits<std::int32_t>::max()) {
+    throw CLI::ValidationError(
+        "--tokens",
+        fmt::format("{} tokens times {} experts each do not fit 32-bit row indices; "
+                    "accepted: up to {}",
+                    spec.tokens, spec.topk, std::numeric_limits<std::int32_t>::max() / spec.topk));
+  }
+  return spec;
+}
+
+OpenDevice open_device(const LayerSpec& spec, double needed_bytes) {
+  OpenDevice opened{describe(spec.device), testing::open_memory(spec.device)};
+  const auto available = static_cast<double>(opened.memory->available_bytes());
+  if (needed_bytes <= available) return opened;
   throw Error(ErrorKind::kRuntime,
               fmt::format("this layer needs about {:.1f} GiB on {}, {:.1f} GiB are available: take "
                           "fewer --experts or --tokens, or a smaller preset",
-                          gib(needed), to_string(spec.device), gib(available)));
+                          gib(needed_bytes), to_string(spec.device), gib(available)));
 }
 
 }  // namespace moegemm::cli

@@ -1,7 +1,6 @@
 #include "model_catalogue.h"
 
 #include <nlohmann/json.hpp>
-#include <stdexcept>
 
 #include "models_json.h"
 
@@ -11,38 +10,26 @@ namespace {
 // Enough rows per expert that weights are reused, few enough that a laptop holds the activations.
 constexpr std::int64_t kDefaultTokens = 2048;
 
-std::vector<Model> parse_catalogue() {
-  std::vector<Model> models;
+std::vector<LayerSpec> parse_catalogue() {
+  std::vector<LayerSpec> models;
   const nlohmann::json catalogue = nlohmann::json::parse(kModelsJson);
   for (const auto& entry : catalogue.at("models")) {
-    models.push_back({.name = entry.at("name"),
-                      .experts = entry.at("experts"),
-                      .topk = entry.at("topk"),
-                      .hidden = entry.at("hidden"),
-                      .intermediate = entry.at("intermediate"),
-                      .tokens = entry.value("tokens", kDefaultTokens)});
+    LayerSpec& model = models.emplace_back();
+    model.name = entry.at("name");
+    model.experts = entry.at("experts");
+    model.topk = entry.at("topk");
+    model.hidden = entry.at("hidden");
+    model.intermediate = entry.at("intermediate");
+    model.tokens = entry.value("tokens", kDefaultTokens);
   }
   return models;
 }
 
 }  // namespace
 
-const std::vector<Model>& model_catalogue() {
-  static const std::vector<Model> models = parse_catalogue();
+const std::vector<LayerSpec>& model_catalogue() {
+  static const std::vector<LayerSpec> models = parse_catalogue();
   return models;
-}
-
-std::vector<std::string> model_names() {
-  std::vector<std::string> names;
-  for (const Model& model : model_catalogue()) names.push_back(model.name);
-  return names;
-}
-
-const Model& find_model(const std::string& name) {
-  for (const Model& model : model_catalogue()) {
-    if (model.name == name) return model;
-  }
-  throw std::out_of_range("no model named " + name);
 }
 
 }  // namespace moegemm::cli

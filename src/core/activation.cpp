@@ -52,32 +52,6 @@ bool same_memory(const TensorView& a, const TensorView& b) {
 
 }  // namespace
 
-const char* to_string(ActivationFunction function) {
-  switch (function) {
-    case ActivationFunction::kSilu:
-      return "silu";
-    case ActivationFunction::kGelu:
-      return "gelu";
-    case ActivationFunction::kGeluTanh:
-      return "gelu_tanh";
-    case ActivationFunction::kRelu2:
-      return "relu2";
-  }
-  return "?";
-}
-
-const char* to_string(GateLayout layout) {
-  switch (layout) {
-    case GateLayout::kNone:
-      return "none";
-    case GateLayout::kConcatenated:
-      return "concatenated";
-    case GateLayout::kInterleaved:
-      return "interleaved";
-  }
-  return "?";
-}
-
 void activate(const TensorView& pre_view, const TensorView& bias_view,
               const TensorView& m_sizes_view, const Activation& activation,
               const TensorView& act_view, const ExecutionContext& context) {

@@ -66,8 +66,8 @@ TensorView DeviceProblem::view_of(const HostMatrix& matrix, void* data) const {
                             memory_.device());
 }
 
-DeviceProblem::Tensor DeviceProblem::upload(const HostMatrix& matrix) {
-  Tensor tensor{Buffer(memory_, matrix.bytes.size()), {}};
+DeviceTensor DeviceProblem::upload(const HostMatrix& matrix) {
+  DeviceTensor tensor{Buffer(memory_, matrix.bytes.size()), {}};
   tensor.buffer.upload(matrix.bytes.data());
   tensor.view = view_of(matrix, tensor.buffer.data());
   return tensor;

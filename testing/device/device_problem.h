@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "moegemm/ops.h"
-#include "testing/device/memory.h"
+#include "testing/device/device_tensor.h"
 #include "testing/problem/host_problem.h"
 
 namespace moegemm::testing {
@@ -32,16 +32,12 @@ class DeviceProblem {
   std::string trespass() const;
 
  private:
-  struct Tensor {
-    Buffer buffer;
-    TensorView view;
-  };
   TensorView view_of(const HostMatrix& matrix, void* data) const;
-  Tensor upload(const HostMatrix& matrix);
+  DeviceTensor upload(const HostMatrix& matrix);
 
   Memory& memory_;
   const HostProblem& host_;
-  Tensor x_, w_, dy_, bias_;
+  DeviceTensor x_, w_, dy_, bias_;
   Buffer out_;
   TensorView out_view_;
   Buffer sizes_, indices_, weights_;

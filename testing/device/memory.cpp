@@ -81,6 +81,16 @@ Buffer::Buffer(Memory& memory, std::size_t bytes, bool guarded)
   if (guarded) memory.fill(base_, kPoisonByte, bytes + 2 * guard_);
 }
 
+Buffer Buffer::if_possible(Memory& memory, std::size_t bytes) {
+  try {
+    return {memory, bytes};
+  } catch (const Error&) {
+    return {};
+  } catch (const std::bad_alloc&) {
+    return {};
+  }
+}
+
 Buffer::~Buffer() {
   if (base_ != nullptr) memory_->release(base_);
 }
@@ -116,8 +126,11 @@ bool Buffer::guards_intact() const {
 
 void* BorrowedMemory::allocate(std::int64_t bytes, Device) {
   const auto size = static_cast<std::size_t>(bytes);
-  if (lent_.bytes() < size) lent_ = Buffer(memory_, size);
-  if (size > 0) memory_.fill(lent_.data(), kPoisonByte, size);
+  if (lent_.bytes() < size) {
+    lent_ = {};  // before the larger one is taken
+    lent_ = Buffer::if_possible(memory_, size);
+  }
+  if (poisoned_ && lent_.data() != nullptr) memory_.fill(lent_.data(), kPoisonByte, size);
   return lent_.data();
 }
 

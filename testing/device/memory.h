@@ -40,12 +40,10 @@ Memory& cpu_memory();
 /// The first CUDA device with a stream of its own: a kernel launched on the default one then shows
 /// as a wrong result. nullptr when there is none, and then `why_none` says why.
 Memory* cuda_memory(std::string* why_none);
-#if MOEGEMM_HAS_CUDA
-/// What open_memory returns for a GPU.
+/// What open_memory returns for a GPU; this and the next are defined in builds with CUDA.
 std::unique_ptr<Memory> open_cuda_memory(Device device);
 /// The same device with one more stream; there must be one.
 std::unique_ptr<Memory> another_cuda_stream();
-#endif
 
 /// One allocation. `guarded` puts poisoned bytes around it that `guards_intact` looks at: outputs
 /// have them. Inputs have none, so that address sanitizers see a read past the end.
@@ -53,6 +51,8 @@ class Buffer {
  public:
   Buffer() = default;
   Buffer(Memory& memory, std::size_t bytes, bool guarded = false);
+  /// Without bytes where the device has no memory for it.
+  static Buffer if_possible(Memory& memory, std::size_t bytes);
   Buffer(Buffer&& other) noexcept { swap(other); }
   Buffer& operator=(Buffer&& other) noexcept {
     swap(other);
@@ -77,16 +77,19 @@ class Buffer {
   std::size_t guard_ = 0;
 };
 
-/// Lends the same memory to one call after another, poisoned each time; calls must not overlap.
+/// Lends the same memory to one call after another; calls must not overlap. It is poisoned each
+/// time unless the calls are timed.
 class BorrowedMemory final : public MemorySupport {
  public:
-  explicit BorrowedMemory(Memory& memory) : memory_(memory) {}
+  explicit BorrowedMemory(Memory& memory, bool poisoned = true)
+      : memory_(memory), poisoned_(poisoned) {}
   void* allocate(std::int64_t bytes, Device) override;
   /// The memory's context with this in it.
   ExecutionContext context();
 
  private:
   Memory& memory_;
+  bool poisoned_;
   Buffer lent_;
 };
 

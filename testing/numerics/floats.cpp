@@ -93,6 +93,11 @@ void encode(DType dtype, void* data, std::int64_t index, float value) {
   }
 }
 
+float round_to(DType dtype, float value) {
+  encode(dtype, &value, 0, value);
+  return decode(dtype, &value, 0);
+}
+
 double unit_roundoff(DType dtype) { return std::ldexp(1.0, -significand_bits(dtype)); }
 
 double half_ulp(DType dtype, double magnitude) {

@@ -5,19 +5,21 @@
 
 #include "moegemm/tensor.h"
 
-/// Floating-point formats of the tests, written apart from the library's own conversions so that a
-/// mistake there cannot hide here.
+/// Floating-point formats of the tests and the program, written apart from the library's own
+/// conversions so that a mistake there cannot hide here.
 namespace moegemm::testing {
 
 /// The element's value; exact, since every format is a subset of fp32.
 float decode(DType dtype, const void* data, std::int64_t index);
 /// Rounds to nearest, ties to even, and stores.
 void encode(DType dtype, void* data, std::int64_t index, float value);
+/// The value that is stored when this one is.
+float round_to(DType dtype, float value);
 
 /// Half the distance between neighbours of `dtype` around this magnitude: the most that one
 /// rounding to nearest can be off.
 double half_ulp(DType dtype, double magnitude);
-/// Relative error of one rounding to nearest of a normal number: 2^-24, 2^-11, 2^-9.
+/// Relative error of one rounding to nearest of a normal number: 2^-24, 2^-11, 2^-8.
 double unit_roundoff(DType dtype);
 /// The smallest number that has all its digits.
 double least_normal(DType dtype);

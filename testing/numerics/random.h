@@ -5,18 +5,22 @@
 
 namespace moegemm::testing {
 
+/// splitmix64's last part: every bit of the result depends on every bit of `x`.
+constexpr std::uint64_t mix_bits(std::uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+/// Its first part adds this: 2^64 divided by the golden ratio.
+inline constexpr std::uint64_t kGoldenStep = 0x9E3779B97F4A7C15u;
+
 /// splitmix64: small, fast, and the same numbers with every standard library, so that a printed
 /// seed reproduces a failure on another machine.
 class Random {
  public:
   explicit Random(std::uint64_t seed) : state_(seed) {}
 
-  std::uint64_t bits() {
-    std::uint64_t z = (state_ += 0x9E3779B97F4A7C15u);
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
-  }
+  std::uint64_t bits() { return mix_bits(state_ += kGoldenStep); }
   /// In [0, count); count >= 1.
   std::int64_t below(std::int64_t count) {
     return static_cast<std::int64_t>(bits() % static_cast<std::uint64_t>(count));

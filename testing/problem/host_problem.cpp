@@ -46,10 +46,7 @@ void choose_indices(HostProblem& p, Random& random) {
 
 void choose_weights(HostProblem& p, Random& random) {
   p.topk_weights.resize(p.spec.flat_rows());
-  for (float& weight : p.topk_weights) {
-    encode(p.weights_dtype, &weight, 0, random.symmetric());
-    weight = decode(p.weights_dtype, &weight, 0);
-  }
+  for (float& weight : p.topk_weights) weight = round_to(p.weights_dtype, random.symmetric());
 }
 
 /// Whole rows of NaN, and single infinities of either sign, in turn.

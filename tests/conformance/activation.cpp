@@ -9,6 +9,7 @@
 #include "conformance/row_checks.h"
 #include "conformance/suites.h"
 #include "testing/device/device_vector.h"
+#include "testing/numerics/oracle.h"
 #include "testing/problem/problem_case.h"
 
 namespace moegemm::testing {
@@ -107,12 +108,11 @@ std::vector<ActivationCase> activation_cases() {
        .rows = 720,
        .bias = true},
   };
-  for (const Function function :
-       {Function::kSilu, Function::kGelu, Function::kGeluTanh, Function::kRelu2}) {
-    for (const Layout layout : {Layout::kNone, Layout::kConcatenated, Layout::kInterleaved}) {
+  for (const auto& function : kActivationFunctions) {
+    for (const auto& layout : kGateLayouts) {
       ActivationCase c;
-      c.name = std::string(to_string(function)) + "_" + to_string(layout);
-      c.activation = {.function = function, .layout = layout};
+      c.name = std::string(function.name) + "_" + layout.name;
+      c.activation = {.function = function.value, .layout = layout.value};
       cases.push_back(c);
       c.name += "_unaligned";
       c.cols = 27;
@@ -137,44 +137,24 @@ struct Exact {
   double act, d_gate, d_up;
 };
 
-double value_at(Function function, double g, double alpha) {
-  switch (function) {
-    case Function::kSilu:
-      return g / (1 + std::exp(-alpha * g));
-    case Function::kGelu:
-      return 0.5 * g * std::erfc(-g / std::sqrt(2.0));
-    case Function::kGeluTanh:
-      return 0.5 * g * (1 + std::tanh(std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g)));
-    case Function::kRelu2:
-      break;
-  }
-  return g > 0 ? g * g : 0;
-}
-
 /// The derivative as a central difference of the definition, which needs no second formula. With
 /// h = 1e-5 it is off by h^2 / 6 times a third derivative of at most a few units, and by 1e-16 / h.
-double slope_at(Function function, double g, double alpha) {
+double slope_at(const Activation& function, double g) {
   constexpr double kStep = 1e-5;
-  return (value_at(function, g + kStep, alpha) - value_at(function, g - kStep, alpha)) /
+  return (activation_at(function, g + kStep, 0) - activation_at(function, g - kStep, 0)) /
          (2 * kStep);
 }
 constexpr double kDifferenceError = 1e-9;
 
 Exact exact(const Activation& a, double gate, double up) {
+  const Activation function = {.function = a.function, .layout = Layout::kNone, .alpha = a.alpha};
   const double limit = a.limit;
   const double g = std::min(gate, limit);
-  const double f = value_at(a.function, g, a.alpha);
-  const double slope = gate > limit ? 0.0 : slope_at(a.function, g, a.alpha);
+  const double f = activation_at(function, g, 0);
+  const double slope = gate > limit ? 0.0 : slope_at(function, g);
   if (!a.gated()) return {f, slope, 0.0};
   const double factor = std::clamp(up, -limit, limit) + static_cast<double>(a.up_offset);
-  return {f * factor, slope * factor, std::fabs(up) > limit ? 0.0 : f};
-}
-
-std::int64_t gate_at(const Activation& a, std::int64_t c) {
-  return a.layout == Layout::kInterleaved ? 2 * c : c;
-}
-std::int64_t up_at(const Activation& a, std::int64_t cols, std::int64_t c) {
-  return a.layout == Layout::kInterleaved ? 2 * c + 1 : cols + c;
+  return {activation_at(a, gate, up), slope * factor, std::fabs(up) > limit ? 0.0 : f};
 }
 
 /// A case's tensors on the host.
@@ -238,9 +218,9 @@ void expect_activate(const RowTarget& target, const ActivationCase& c, DType dty
     for (std::int64_t col = 0; col < c.cols; ++col) {
       double want = 0, bound = 0;
       if (host.routing.owners[r] >= 0) {
-        const double gate = host.pre_at(c, r, gate_at(c.activation, col));
+        const double gate = host.pre_at(c, r, gate_column(c.activation, col));
         const double up =
-            c.activation.gated() ? host.pre_at(c, r, up_at(c.activation, c.cols, col)) : 0.0;
+            c.activation.gated() ? host.pre_at(c, r, up_column(c.activation, c.cols, col)) : 0.0;
         const Exact e = exact(c.activation, gate, up);
         want = e.act;
         bound = kElementError *
@@ -304,8 +284,8 @@ void expect_backward(const RowTarget& target, const ActivationCase& c, DType dty
       Exact e = {};
       double gate = 0, up = 0, gradient = 0;
       if (used) {
-        gate = host.pre_at(c, r, gate_at(activation, col));
-        up = activation.gated() ? host.pre_at(c, r, up_at(activation, c.cols, col)) : 1.0;
+        gate = host.pre_at(c, r, gate_column(activation, col));
+        up = activation.gated() ? host.pre_at(c, r, up_column(activation, c.cols, col)) : 1.0;
         e = exact(activation, gate, up);
         gradient = host.d_act.row(r)[col];
         // How far the activation may be off: its own roundings and those of its inputs.
@@ -325,10 +305,11 @@ void expect_backward(const RowTarget& target, const ActivationCase& c, DType dty
       const double act_error =
           kElementError * std::fabs(weight) *
           (std::fabs(e.act) + std::fabs(gate * e.d_gate) + std::fabs(up * e.d_up));
-      if (!expect(blank_pre, d_pre_bytes, r, gate_at(activation, col), weight * gradient * e.d_gate,
-                  slope_error, "d_gate") ||
-          (activation.gated() && !expect(blank_pre, d_pre_bytes, r, up_at(activation, c.cols, col),
-                                         weight * gradient * e.d_up, up_error, "d_up")) ||
+      if (!expect(blank_pre, d_pre_bytes, r, gate_column(activation, col),
+                  weight * gradient * e.d_gate, slope_error, "d_gate") ||
+          (activation.gated() &&
+           !expect(blank_pre, d_pre_bytes, r, up_column(activation, c.cols, col),
+                   weight * gradient * e.d_up, up_error, "d_up")) ||
           (c.with_weighted_act && !expect(c.in_place ? host.d_act : blank_act, act_bytes, r, col,
                                           weight * e.act, act_error, "weighted_act"))) {
         return;

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from moegemm.activations import Activation
+from moegemm.activations import GATED_LAYOUTS, Activation
 from moegemm.integrations.experts import Stored, run_experts, say_once, unsaid, why_not
 from moegemm.integrations.forwards import OnMoegemm, give_forward, take_forward_back, why_not_replaceable
-from moegemm.integrations.gates import NUMBER_NAMES, activation_of
+from moegemm.integrations.gates import NUMBER_NAMES, activation_of, split_gate
 from moegemm.operators.raw import torch_allows_tf32
 
 _BIAS_NAMES = (("gate_up_proj_bias", "down_proj_bias"), ("gate_up_bias", "down_bias"))
@@ -32,14 +32,14 @@ class Form(NamedTuple):
     """What a module does with its weights, besides act_fn."""
 
     transposed: bool
-    layout: int = 1  # of gate and up; that of `_apply_gate` counts where the module has one
+    layout: str = "concatenated"  # of gate and up; that of `_apply_gate` counts where the module has one
     limit: float = math.inf
     up_offset: float = 0.0
     bias_names: tuple[str | None, str | None] = (None, None)
     argument_names: tuple[str, ...] = ()
 
     def gate(self, act_fn: Any, h: Tensor) -> Tensor:
-        gate, up = (h[..., ::2], h[..., 1::2]) if self.layout == 2 else h.chunk(2, dim=-1)
+        gate, up = split_gate(h, self.layout)
         if self.limit != math.inf:
             gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
         return act_fn(gate) * (up + self.up_offset) if self.up_offset else act_fn(gate) * up  # type: ignore[no-any-return]
@@ -130,7 +130,7 @@ def _candidates(module: Any, first: Form) -> Iterator[Form]:
         return
     numbers = [getattr(module, name, None) for name in NUMBER_NAMES]
     limits = [math.inf, *(float(n) for n in numbers if isinstance(n, int | float) and n > 0)]
-    for layout, limit, up_offset in itertools.product((1, 2), limits, (0.0, 1.0)):
+    for layout, limit, up_offset in itertools.product(GATED_LAYOUTS, limits, (0.0, 1.0)):
         yield first._replace(layout=layout, limit=limit, up_offset=up_offset)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moegemm.activations import is_gated
 from moegemm.operators import combine_gradient
 from moegemm.operators import flags as bits
 from moegemm.operators.derivatives import vmap_refusal
@@ -85,9 +86,9 @@ def _with_epilogue(x: Tensor, w: Tensor, gather_indices: Tensor | None, flags: i
 
 def _forward_activated(
     x: Tensor, w: Tensor, bias: Tensor | None, m_sizes: Tensor, gather_indices: Tensor | None, topk: int, flags: int,
-    function: int, layout: int, alpha: float, limit: float, up_offset: float,
+    activation: str,
 ) -> Tensor:  # fmt: skip
-    return _with_epilogue(x, w, gather_indices, flags, layout != 0)
+    return _with_epilogue(x, w, gather_indices, flags, is_gated(activation))
 
 
 def _forward_biased(
@@ -120,16 +121,15 @@ def _scale_rows(
 
 
 def _activate(
-    pre: Tensor, bias: Tensor | None, m_sizes: Tensor, function: int, layout: int,
-    alpha: float, limit: float, up_offset: float,
+    pre: Tensor, bias: Tensor | None, m_sizes: Tensor, activation: str,
 ) -> Tensor:  # fmt: skip
-    return pre.new_empty((pre.size(0), pre.size(1) // 2 if layout else pre.size(1)))
+    return pre.new_empty((pre.size(0), pre.size(1) // 2 if is_gated(activation) else pre.size(1)))
 
 
 def _activate_backward(
     d_act: Tensor, pre: Tensor, bias: Tensor | None, m_sizes: Tensor, gather_indices: Tensor,
     topk_weights: Tensor | None, topk: int, d_out: Tensor | None, down_bias: Tensor | None,
-    function: int, layout: int, alpha: float, limit: float, up_offset: float,
+    activation: str,
     need_weighted_act: bool, need_d_weights: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     rows = pre.size(0) if need_d_weights else 0

@@ -24,7 +24,9 @@ def tune(
     progress: Callable[[dict[str, Any]], object] | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Measures the kernels for a product and, with `backward`, for its two gradients, and remembers the fastest for
-    calls with autotune=True. The arguments are those of grouped_gemm; no tensor and no random state is changed.
+    calls with autotune=True. The arguments are those of grouped_gemm; no tensor and no random state is changed. dX is
+    measured as backward runs it: without the multiply of fuse_mul_post, which then is a pass that also gives the
+    gradient of topk_weights. Where X or W requires a gradient and topk_weights does not, dX multiplies itself.
 
     Returns one report per product: problem, kernel, steps (every launch of its plan), seconds, measured, why_not (why
     nothing was), not_saved (why it is kept in this process only), memory_bytes that the measurement borrowed, and
@@ -48,13 +50,14 @@ def tune(
     reports: list[dict[str, Any]] = []
     arguments = RawArguments(X, W, m_sizes, gather_indices, topk_weights, topk)
 
-    def measure(op: int, first: Tensor, second: Tensor) -> bool:
-        weights = topk_weights if fuse_mul_post else None
-        found = ops.tune.default(op, first, second, m_sizes, gather_indices, weights, topk, flags, float(budget), again)
+    def measure(op: int, first: Tensor, second: Tensor, multiply: bool = fuse_mul_post) -> bool:
+        weights, these = (topk_weights, flags) if multiply else (None, flags & ~bits.FUSE_MUL)
+        found = ops.tune.default(op, first, second, m_sizes, gather_indices, weights, topk, these, float(budget), again)
         reports.append(json.loads(found))
         return not reports[-1]["interrupted"]
 
     try:
+        dx_multiplies = fuse_mul_post and (X.requires_grad or W.requires_grad) and not topk_weights.requires_grad
         with torch.no_grad(), watch.listening(progress):
             X, W = X.detach(), W.detach()
             going_on = measure(0, X, W)
@@ -62,7 +65,7 @@ def tune(
                 # The product itself is what its gradient looks like: [M, N], and not zeros.
                 plain = flags & ~bits.AUTOTUNE
                 dY = ops.forward.default(X, W, m_sizes, gather_indices, topk_weights, topk, plain)
-                if measure(1, dY, W):
+                if measure(1, dY, W, dx_multiplies):
                     measure(2, dY, X)
     except RuntimeError as error:
         raise explain(error, arguments.tensors(), topk) from None

@@ -4,9 +4,9 @@
 #include <iostream>
 #include <iterator>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "commands/commands.h"
+#include "json.h"
 #include "moegemm/error.h"
 #include "moegemm/tune.h"
 #include "report.h"
@@ -29,7 +29,7 @@ int show(const CacheOptions& options) {
   const std::vector<TunedEntry> entries = tuning_cache_entries();
   if (options.json) {
     const nlohmann::json stored = nlohmann::json::parse(export_tuning_cache());
-    fmt::print("{}\n", to_text({{"path", tuning_cache_path()}, {"entries", stored.at("entries")}}));
+    print_json({{"path", tuning_cache_path()}, {"entries", stored.at("entries")}});
     return kSuccess;
   }
   fmt::print("{}: {} measurements\n", where(), entries.size());

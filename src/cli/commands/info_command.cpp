@@ -2,9 +2,9 @@
 #include <fmt/ranges.h>
 
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "commands/commands.h"
+#include "json.h"
 #include "moegemm/info.h"
 #include "report.h"
 
@@ -16,53 +16,14 @@ struct InfoOptions {
   bool json = false;
 };
 
-std::string tile_text(const TileShape& tile) {
-  return tile.rows > 0 ? fmt::format("{}x{}x{}", tile.rows, tile.cols, tile.depth) : "";
-}
-
-void print_json(const InfoOptions& options) {
-  const CpuInfo cpu = cpu_info();
+void print_machine_readable(const InfoOptions& options) {
   std::string why_no_gpu;
-  nlohmann::json gpu_list = nlohmann::json::array();
-  for (const GpuInfo& gpu : gpus(&why_no_gpu)) {
-    gpu_list.push_back(
-        {{"index", gpu.index},
-         {"name", gpu.name},
-         {"compute_capability", fmt::format("{}.{}", gpu.compute_major, gpu.compute_minor)},
-         {"multiprocessors", gpu.multiprocessors},
-         {"memory_bytes", gpu.memory_bytes},
-         {"shared_memory_bytes", gpu.shared_memory_bytes},
-         {"backend", gpu.backend},
-         {"why", gpu.why}});
-  }
-  nlohmann::json backend_list = nlohmann::json::array();
-  for (const BackendInfo& backend : backends()) {
-    backend_list.push_back({{"name", to_string(backend.kind)},
-                            {"available", backend.available},
-                            {"reason", backend.reason}});
-  }
-  nlohmann::json document = {
-      {"version", version()},
-      {"build", build_description()},
-      {"cpu",
-       {{"model", cpu.model}, {"threads", cpu.threads}, {"isa", cpu.isa}, {"isas", cpu.isas}}},
-      {"gpus", gpu_list},
-      {"why_no_gpu", why_no_gpu},
-      {"backends", backend_list}};
-  if (options.kernels) {
-    nlohmann::json kernel_list = nlohmann::json::array();
-    for (const KernelInfo& kernel : kernels()) {
-      kernel_list.push_back(
-          {{"backend", to_string(kernel.backend)},
-           {"name", kernel.name},
-           {"op", to_string(kernel.op)},
-           {"tile",
-            {{"rows", kernel.tile.rows}, {"cols", kernel.tile.cols}, {"depth", kernel.tile.depth}}},
-           {"stages", kernel.stages}});
-    }
-    document["kernels"] = kernel_list;
-  }
-  fmt::print("{}\n", to_text(document));
+  const std::vector<GpuInfo> found = gpus(&why_no_gpu);
+  nlohmann::json document = {{"version", version()},     {"build", build_description()},
+                             {"cpu", cpu_info()},        {"gpus", found},
+                             {"why_no_gpu", why_no_gpu}, {"backends", backends()}};
+  if (options.kernels) document["kernels"] = kernels();
+  print_json(document);
 }
 
 void print_kernels() {
@@ -108,7 +69,7 @@ Command add_info_command(CLI::App& app) {
   command->add_flag("--json", options->json, "Print as JSON");
   return [options] {
     if (options->json) {
-      print_json(*options);
+      print_machine_readable(*options);
     } else {
       print_text(*options);
     }

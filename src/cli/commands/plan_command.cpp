@@ -3,9 +3,9 @@
 
 #include <algorithm>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "commands/commands.h"
+#include "json.h"
 #include "layer/layer_run.h"
 #include "layer_options.h"
 #include "moegemm/error.h"
@@ -18,10 +18,11 @@ namespace moegemm::cli {
 namespace {
 
 struct PlanOptions {
-  std::unique_ptr<LayerOptions> layer;
+  explicit PlanOptions(CLI::App& command) : layer(command, false) {}
+
+  LayerOptions layer;
   std::string gpu;
   bool autotune = false;
-  bool json = false;
 };
 
 /// "412 GFLOP", "1.04 GB": three digits and the prefix that suits.
@@ -84,39 +85,20 @@ void print_product(const std::string& op, const Problem& problem,
                                   {false, false, true, true, false}));
 }
 
-nlohmann::json cost_json(const CostEstimate& cost) {
-  return {{"flops", cost.flops},
-          {"bytes", cost.bytes},
-          {"tiles", cost.tiles},
-          {"waves", cost.waves},
-          {"compute_us", cost.compute_us},
-          {"memory_us", cost.memory_us},
-          {"tile_load_us", cost.tile_load_us},
-          {"total_us", cost.total_us}};
-}
-
 nlohmann::json product_json(const std::string& op, const Problem& problem,
                             const PlanExplanation& explained) {
-  nlohmann::json candidates = nlohmann::json::array();
-  for (const PlanCandidate& candidate : explained.candidates) {
-    candidates.push_back({{"kernel", candidate.kernel.name},
-                          {"chosen", candidate.chosen},
-                          {"refused", candidate.refused},
-                          {"cost", cost_json(candidate.cost)},
-                          {"why", candidate.remark}});
-  }
   return {{"op", op},
-          {"problem", to_json(problem)},
-          {"plan", to_json(explained.plan)},
+          {"problem", problem},
+          {"plan", explained.plan},
           {"limit", explained.cost.limit()},
-          {"cost", cost_json(explained.cost)},
-          {"candidates", candidates},
+          {"cost", explained.cost},
+          {"candidates", explained.candidates},
           {"not_available", explained.not_available}};
 }
 
 /// The layer on the GPU that was named, or on a device of this machine.
 LayerSpec layer_to_plan(const PlanOptions& options) {
-  LayerSpec spec = options.layer->layer();
+  LayerSpec spec = options.layer.layer();
   std::string why_none;
   if (!options.gpu.empty()) {
     spec.device = *planning_gpu(options.gpu);
@@ -137,7 +119,7 @@ LayerSpec layer_to_plan(const PlanOptions& options) {
 int print_plans(const PlanOptions& options) {
   const LayerSpec spec = layer_to_plan(options);
   nlohmann::json plans = nlohmann::json::array();
-  if (!options.json) {
+  if (!options.layer.json()) {
     fmt::print(
         "{}: {} experts, top {}, hidden {}, intermediate {}; {} tokens, {:.1f} rows per "
         "expert\n\n",
@@ -150,16 +132,14 @@ int print_plans(const PlanOptions& options) {
       const PlanExplanation explained = explain(problem, spec.backend, {}, options.autotune);
       const std::string name =
           fmt::format("{} {}", to_string(op), gemm == LayerGemm::kFirst ? 1 : 2);
-      if (options.json) {
+      if (options.layer.json()) {
         plans.push_back(product_json(name, problem, explained));
       } else {
         print_product(name, problem, explained);
       }
     }
   }
-  if (options.json) {
-    fmt::print("{}\n", to_text({{"layer", to_json(spec)}, {"plans", plans}}));
-  }
+  if (options.layer.json()) print_json({{"layer", spec}, {"plans", plans}});
   return kSuccess;
 }
 
@@ -171,8 +151,7 @@ Command add_plan_command(CLI::App& app) {
       "Show the launches that each product of a layer would take and the reason of each, what\n"
       "limits the product and why every other kernel lost or cannot run it, without running\n"
       "anything.");
-  auto options = std::make_shared<PlanOptions>();
-  options->layer = std::make_unique<LayerOptions>(*command);
+  auto options = std::make_shared<PlanOptions>(*command);
   CLI::Option* gpu = command
                          ->add_option("--gpu", options->gpu,
                                       fmt::format("Plan for a GPU that need not be here: {}",
@@ -182,7 +161,6 @@ Command add_plan_command(CLI::App& app) {
   // Measurements are of this machine's devices.
   command->add_flag("--autotune", options->autotune, "Plan as calls with autotune=True do")
       ->excludes(gpu);
-  command->add_flag("--json", options->json, "Print the plans as JSON");
   return [options] { return print_plans(*options); };
 }
 

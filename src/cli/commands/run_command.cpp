@@ -4,26 +4,24 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <nlohmann/json.hpp>
+#include <optional>
 
 #include "commands/commands.h"
-#include "layer/layer_run.h"
-#include "layer/progress.h"
+#include "json.h"
 #include "layer_options.h"
-#include "moegemm/info.h"
+#include "progress.h"
 #include "report.h"
-#include "testing/device/memory.h"
 
 namespace moegemm::cli {
 namespace {
 
 struct RunOptions {
-  std::unique_ptr<LayerOptions> layer;
-  std::string routing = "uniform";
+  explicit RunOptions(CLI::App& command) : layer(command, true) {}
+
+  LayerOptions layer;
   std::uint64_t seed = 0;
   int repeat = 5;
-  double tolerance = -1;
-  bool json = false;
+  std::optional<double> tolerance;
 };
 
 std::string refuse_tolerance(const std::string& text) {
@@ -44,11 +42,11 @@ std::string headline(const LayerSpec& spec, const std::string& device_words) {
 std::string results_table(const std::vector<OpReport>& reports) {
   std::vector<std::vector<std::string>> rows;
   for (const OpReport& report : reports) {
-    rows.push_back(
-        {report.op, report.plan ? plan_summary(*report.plan) : "",
-         fmt::format("{:.3f}", report.median_ms),
-         report.flops > 0 ? fmt::format("{:.1f}", report.flops / report.median_ms * 1e-6) : "",
-         fmt::format("{:.1e}", report.check.error), report.check.passed() ? "ok" : "WRONG"});
+    rows.push_back({report.op, report.plan ? plan_summary(*report.plan) : "",
+                    fmt::format("{:.3f}", report.median_ms),
+                    report.flops > 0 ? fmt::format("{:.1f}", report.gflops()) : "",
+                    fmt::format("{:.1e}", report.check.error),
+                    report.check.passed() ? "ok" : "WRONG"});
   }
   return format_table({"op", "plan", "ms", "GFLOP/s", "error", "check"}, rows,
                       {false, false, true, true, true, false});
@@ -72,39 +70,27 @@ void print_text(const LayerSpec& spec, const std::string& device_words,
                     : fmt::format("{} of {} checks failed", failures, reports.size()));
 }
 
-void print_json(const LayerSpec& spec, const std::string& device_words,
-                const std::vector<OpReport>& reports, bool passed) {
-  nlohmann::json ops = nlohmann::json::array();
-  for (const OpReport& report : reports) ops.push_back(to_json(report));
-  const nlohmann::json document = {{"version", version()},
-                                   {"layer", to_json(spec)},
-                                   {"device", device_words},
-                                   {"ops", ops},
-                                   {"passed", passed}};
-  fmt::print("{}\n", to_text(document));
-}
-
 int run(const RunOptions& options) {
-  LayerSpec spec = options.layer->layer();
-  spec.pattern = *parse_routing_pattern(options.routing);
+  LayerSpec spec = options.layer.layer();
   spec.seed = options.seed;
   spec.repeat = options.repeat;
-  if (options.tolerance >= 0) spec.tolerance = options.tolerance;
-
-  const std::string device_words = describe_device(spec.device);
-  const std::unique_ptr<testing::Memory> memory = testing::open_memory(spec.device);
-  require_memory(spec, layer_bytes(spec), *memory);
+  spec.tolerance = options.tolerance;
+  const OpenDevice device = open_device(spec, layer_bytes(spec));
   std::vector<OpReport> reports;
   {
     Progress progress(kLayerOps);
-    reports = run_layer(spec, *memory, progress);
+    reports = run_layer(spec, *device.memory, progress);
   }
   const bool passed = std::all_of(reports.begin(), reports.end(),
                                   [](const OpReport& r) { return r.check.passed(); });
-  if (options.json) {
-    print_json(spec, device_words, reports, passed);
+  if (options.layer.json()) {
+    print_json({{"version", version()},
+                {"layer", spec},
+                {"device", device.words},
+                {"ops", reports},
+                {"passed", passed}});
   } else {
-    print_text(spec, device_words, reports);
+    print_text(spec, device.words, reports);
   }
   return passed ? kSuccess : kCheckFailed;
 }
@@ -116,12 +102,7 @@ Command add_run_command(CLI::App& app) {
       "run",
       "Run and check one MoE layer: routing, both products forward, combine, dX and dW of both.\n"
       "Flags override the preset's numbers.");
-  auto options = std::make_shared<RunOptions>();
-  options->layer = std::make_unique<LayerOptions>(*command);
-  command->add_option("--routing", options->routing, "How tokens choose experts")
-      ->check(CLI::IsMember({"uniform", "zipf", "balanced"}))
-      ->type_name("")
-      ->capture_default_str();
+  auto options = std::make_shared<RunOptions>(*command);
   command->add_option("--seed", options->seed, "Seed of tokens, weights and routing")
       ->check(whole_number(0, std::numeric_limits<std::int64_t>::max()))
       ->type_name("N")
@@ -136,7 +117,6 @@ Command add_run_command(CLI::App& app) {
                    "and fp32 accumulation explain")
       ->check(CLI::Validator(refuse_tolerance, ""))
       ->type_name("X");
-  command->add_flag("--json", options->json, "Print the results as JSON");
   return [options] { return run(*options); };
 }
 

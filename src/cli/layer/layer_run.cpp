@@ -4,13 +4,10 @@
 #include <cmath>
 #include <functional>
 
-#include "layer/progress.h"
-#include "layer/tensors/device_tensor.h"
-#include "layer/tensors/lent_memory.h"
-#include "layer/tensors/random_tensor.h"
-#include "moegemm/ops.h"
+#include "layer/random_tensor.h"
 #include "moegemm/routing.h"
-#include "testing/device/memory.h"
+#include "progress.h"
+#include "testing/device/device_tensor.h"
 #include "testing/numerics/floats.h"
 
 namespace moegemm::cli {
@@ -19,11 +16,9 @@ namespace {
 // Rows of each output that the oracle recomputes.
 constexpr std::int64_t kSampledRows = 16;
 
-using Tensor = DeviceTensor;
-
-void poison(testing::Memory& memory, const Tensor& tensor) {
-  memory.fill(tensor.buffer.data(), testing::kPoisonByte, tensor.buffer.bytes());
-}
+using Tensor = testing::DeviceTensor;
+/// The row of an operand that belongs to an expert-ordered row.
+using RowMap = std::function<std::int64_t(std::int64_t)>;
 
 /// Runs the operations of one layer and remembers what they reported.
 class Layer {
@@ -32,17 +27,17 @@ class Layer {
       : spec_(spec),
         memory_(memory),
         progress_(progress),
-        workspace_(memory),
+        workspace_(memory, false),
         host_(make_routing(spec.pattern, spec.tokens, spec.topk, spec.experts, spec.seed)),
-        expert_ids_(upload(memory, DType::kInt32, host_.expert_ids)),
-        weights_(upload(memory, DType::kFloat32, host_.weights)),
-        m_sizes_(upload(memory, DType::kInt32, host_.m_sizes)),
-        gather_indices_(upload(memory, DType::kInt32, host_.gather_indices)) {}
+        expert_ids_(testing::upload(memory, DType::kInt32, host_.expert_ids)),
+        weights_(testing::upload(memory, DType::kFloat32, host_.weights)),
+        m_sizes_(testing::upload(memory, DType::kInt32, host_.m_sizes)),
+        gather_indices_(testing::upload(memory, DType::kInt32, host_.gather_indices)) {}
 
   std::vector<OpReport> run() {
     route_tokens();
-    first_gemm();
-    second_gemm();
+    run_gemm(LayerGemm::kFirst);
+    run_gemm(LayerGemm::kSecond);
     return std::move(reports_);
   }
 
@@ -54,20 +49,19 @@ class Layer {
   }
 
   Tensor random_matrix(const RandomTensor& values, std::int64_t rows, std::int64_t cols) {
-    Tensor tensor = make_matrix(memory_, values.dtype(), rows, cols);
-    fill("random rows", values, tensor, rows * cols);
+    Tensor tensor = testing::make_matrix(memory_, values.dtype(), rows, cols);
+    fill("random rows", values, tensor);
     return tensor;
   }
 
   Tensor random_weights(const RandomTensor& values, std::int64_t rows, std::int64_t cols) {
-    Tensor tensor = make_stack(memory_, values.dtype(), spec_.experts, rows, cols);
-    fill("random weights", values, tensor, spec_.experts * rows * cols);
+    Tensor tensor = testing::make_stack(memory_, values.dtype(), spec_.experts, rows, cols);
+    fill("random weights", values, tensor);
     return tensor;
   }
 
-  void fill(const char* what, const RandomTensor& values, const Tensor& tensor,
-            std::int64_t count) {
-    values.fill(memory_, tensor.buffer.data(), count,
+  void fill(const char* what, const RandomTensor& values, const Tensor& tensor) {
+    values.fill(memory_, tensor.buffer.data(), tensor.view.numel(),
                 [&](int chunk, int chunks) { progress_.phase(what, chunk, chunks); });
   }
 
@@ -81,19 +75,13 @@ class Layer {
     return context;
   }
 
-  GemmOptions options(LayerGemm gemm) const {
-    GemmOptions options;
-    options.permute_x = gemm == LayerGemm::kFirst;
-    options.permute_y = gemm == LayerGemm::kSecond;
-    options.backend = spec_.backend;
-    return options;
-  }
-
   /// Poisons `outputs`, runs once to warm up and `repeat` times for the clock.
   OpReport& measure(const std::string& op, std::initializer_list<const Tensor*> outputs,
                     const std::function<std::optional<Plan>()>& work) {
     progress_.step(op);
-    for (const Tensor* output : outputs) poison(memory_, *output);
+    for (const Tensor* output : outputs) {
+      memory_.fill(output->buffer.data(), testing::kPoisonByte, output->buffer.bytes());
+    }
     OpReport report;
     report.op = op;
     report.plan = work();
@@ -110,9 +98,12 @@ class Layer {
     return reports_.back();
   }
 
-  double product_flops(std::int64_t n, std::int64_t k) const {
-    return 2.0 * static_cast<double>(spec_.rows()) * static_cast<double>(n) *
-           static_cast<double>(k);
+  /// The same for a matrix product.
+  OpReport& measure(const std::string& op, const Problem& problem, const Tensor& output,
+                    const std::function<Plan()>& work) {
+    OpReport& report = measure(op, {&output}, work);
+    report.flops = problem.flops();
+    return report;
   }
 
   std::int64_t flat(std::int64_t row) const {
@@ -135,42 +126,29 @@ class Layer {
     return elements;
   }
 
-  /// Rows of Y = X W^T: `x_row` and `out_row` map an expert-ordered row.
-  void check_forward(OpReport& report, const Tensor& y, const RandomTensor& x,
-                     const RandomTensor& w, std::int64_t n, std::int64_t k,
-                     const std::function<std::int64_t(std::int64_t)>& x_row,
-                     const std::function<std::int64_t(std::int64_t)>& out_row, bool multiply) {
+  /// Rows of Y = X W^T or dX = dY W: `source_row` is that of X or dY.
+  void check_row_gemm(OpReport& report, const Problem& problem, const Tensor& out,
+                      const RandomTensor& sources, const RandomTensor& w, const RowMap& source_row,
+                      const RowMap& out_row) {
+    const bool forward = problem.op == Op::kForward;
+    const std::int64_t length = forward ? problem.k : problem.n;
+    const std::int64_t col_step = forward ? problem.k : 1;
+    const std::int64_t term_step = forward ? 1 : problem.k;
     std::vector<OracleRow> rows;
     for (const std::int64_t r : spread(spec_.rows(), kSampledRows)) {
-      const std::int64_t first = expert(r) * n * k;
-      rows.push_back({out_row(r), row_of(x, x_row(r), k),
-                      [&w, first, k](std::int64_t col, std::int64_t l) {
-                        return double{w.at(first + col * k + l)};
+      const std::int64_t first = expert(r) * problem.n * problem.k;
+      rows.push_back({out_row(r), row_of(sources, source_row(r), length),
+                      [=, &w](std::int64_t col, std::int64_t l) {
+                        return double{w.at(first + col * col_step + l * term_step)};
                       },
-                      multiply ? weight(flat(r)) : 1.0});
+                      problem.multiply ? weight(flat(r)) : 1.0});
     }
-    report.check = check_products(memory_, y.view, rows, spec_.tolerance);
-  }
-
-  /// Rows of dX = dY W: `dy_row` and `out_row` map an expert-ordered row.
-  void check_dx(OpReport& report, const Tensor& dx, const RandomTensor& dy, const RandomTensor& w,
-                std::int64_t n, std::int64_t k,
-                const std::function<std::int64_t(std::int64_t)>& dy_row,
-                const std::function<std::int64_t(std::int64_t)>& out_row) {
-    std::vector<OracleRow> rows;
-    for (const std::int64_t r : spread(spec_.rows(), kSampledRows)) {
-      const std::int64_t first = expert(r) * n * k;
-      rows.push_back(
-          {out_row(r), row_of(dy, dy_row(r), n), [&w, first, k](std::int64_t col, std::int64_t l) {
-             return double{w.at(first + l * k + col)};
-           }});
-    }
-    report.check = check_products(memory_, dx.view, rows, spec_.tolerance);
+    report.check = check_products(memory_, out.view, rows, spec_.tolerance);
   }
 
   /// Rows of dW = dY^T X: `dy_row` maps an expert-ordered row, `x` gives its elements.
   void check_dw(OpReport& report, const Tensor& dw, const RandomTensor& dy, std::int64_t n,
-                const std::function<std::int64_t(std::int64_t)>& dy_row,
+                const RowMap& dy_row,
                 const std::function<double(std::int64_t row, std::int64_t col)>& x) {
     std::vector<OracleRow> rows;
     for (const std::int64_t out_row : spread(spec_.experts * n, kSampledRows)) {
@@ -234,95 +212,65 @@ class Layer {
                   std::to_string(*wrong) + ", expected " + std::to_string(*right);
   }
 
-  void first_gemm() {
-    const std::int64_t n = 2 * spec_.intermediate;
-    const std::int64_t k = spec_.hidden;
-    const auto expert_order = [](std::int64_t r) { return r; };
-    const auto flat_order = [this](std::int64_t r) { return flat(r); };
-    const auto token_order = [this](std::int64_t r) { return flat(r) / spec_.topk; };
-    const RandomTensor x_values = random(0, 3);
-    const RandomTensor w_values = random(1, k);
-    const RandomTensor dy_values = random(2, n);
-    const GemmOptions gemm_options = options(LayerGemm::kFirst);
+  /// Forward, dX and dW of one product, and the passes between them and the rest of the layer.
+  void run_gemm(LayerGemm gemm) {
+    const bool first = gemm == LayerGemm::kFirst;
+    const Problem forward_problem = layer_problem(spec_, gemm, Op::kForward);
+    const Problem dx_problem = layer_problem(spec_, gemm, Op::kDx);
+    const Problem dw_problem = layer_problem(spec_, gemm, Op::kDw);
+    const std::int64_t n = forward_problem.n;
+    const std::int64_t k = forward_problem.k;
+    const RowMap expert_order = [](std::int64_t r) { return r; };
+    const RowMap flat_order = [this](std::int64_t r) { return flat(r); };
+    const RowMap token_order = [this](std::int64_t r) { return flat(r) / spec_.topk; };
+    const RowMap& x_row = first ? token_order : expert_order;
+    const RowMap& y_row = first ? expert_order : flat_order;
+    const RandomTensor x_values = random(first ? 0 : 3, 3);
+    const RandomTensor w_values = random(first ? 1 : 4, k);
+    const RandomTensor dy_values = random(first ? 2 : 5, n);
 
-    const Tensor x = random_matrix(x_values, spec_.tokens, k);
+    const Tensor x = random_matrix(x_values, first ? spec_.tokens : spec_.rows(), k);
+    Tensor dy;
+    Tensor scaled_x;
     {
       const Tensor w = random_weights(w_values, n, k);
       {
-        const Tensor y = make_matrix(memory_, spec_.dtype, spec_.rows(), n);
-        OpReport& report = measure("forward 1: gather", {&y}, [&] {
-          return forward(x.view, w.view, y.view, routing(), gemm_options, context());
-        });
-        report.flops = product_flops(n, k);
-        check_forward(report, y, x_values, w_values, n, k, token_order, expert_order, false);
+        const Tensor y = testing::make_matrix(memory_, spec_.dtype, spec_.rows(), n);
+        OpReport& report = measure(first ? "forward 1: gather" : "forward 2: multiply, scatter",
+                                   forward_problem, y, [&] {
+                                     return forward(x.view, w.view, y.view, routing(),
+                                                    options_of(forward_problem, spec_), context());
+                                   });
+        check_row_gemm(report, forward_problem, y, x_values, w_values, x_row, y_row);
+        if (!first) sum_per_token("combine", y);
       }
-      const Tensor dy = random_matrix(dy_values, spec_.rows(), n);
-      const Tensor dx = make_matrix(memory_, spec_.dtype, spec_.rows(), k);
-      OpReport& report = measure("dX 1: scatter", {&dx}, [&] {
-        return backward_dx(dy.view, w.view, dx.view, routing(), gemm_options, context());
+      dy = random_matrix(dy_values, spec_.rows(), n);
+      const Tensor dx = testing::make_matrix(memory_, spec_.dtype, spec_.rows(), k);
+      OpReport& report = measure(first ? "dX 1: scatter" : "dX 2: gather", dx_problem, dx, [&] {
+        return backward_dx(dy.view, w.view, dx.view, routing(), options_of(dx_problem, spec_),
+                           context());
       });
-      report.flops = product_flops(n, k);
-      check_dx(report, dx, dy_values, w_values, n, k, expert_order, flat_order);
-      sum_per_token("sum dX 1", dx);
-    }
-    const Tensor dy = random_matrix(dy_values, spec_.rows(), n);
-    const Tensor dw = make_stack(memory_, spec_.dtype, spec_.experts, n, k);
-    OpReport& report = measure("dW 1: gather", {&dw}, [&] {
-      return backward_dw(dy.view, x.view, dw.view, routing(), gemm_options, context());
-    });
-    report.flops = product_flops(n, k);
-    check_dw(report, dw, dy_values, n, expert_order, [&](std::int64_t r, std::int64_t col) {
-      return double{x_values.at(token_order(r) * k + col)};
-    });
-  }
-
-  void second_gemm() {
-    const std::int64_t n = spec_.hidden;
-    const std::int64_t k = spec_.intermediate;
-    const auto expert_order = [](std::int64_t r) { return r; };
-    const auto flat_order = [this](std::int64_t r) { return flat(r); };
-    const RandomTensor x_values = random(3, 3);
-    const RandomTensor w_values = random(4, k);
-    const RandomTensor dy_values = random(5, n);
-    const GemmOptions gemm_options = options(LayerGemm::kSecond);
-
-    const Tensor x = random_matrix(x_values, spec_.rows(), k);
-    const Tensor scaled_x = make_matrix(memory_, spec_.dtype, spec_.rows(), k);
-    {
-      const Tensor w = random_weights(w_values, n, k);
-      {
-        const Tensor y = make_matrix(memory_, spec_.dtype, spec_.rows(), n);
-        GemmOptions multiply = gemm_options;
-        multiply.fuse_mul = true;
-        OpReport& report = measure("forward 2: multiply, scatter", {&y}, [&] {
-          return forward(x.view, w.view, y.view, routing(), multiply, context());
-        });
-        report.flops = product_flops(n, k);
-        check_forward(report, y, x_values, w_values, n, k, expert_order, flat_order, true);
-        sum_per_token("combine", y);
+      check_row_gemm(report, dx_problem, dx, dy_values, w_values, y_row,
+                     first ? flat_order : expert_order);
+      if (first) {
+        sum_per_token("sum dX 1", dx);
+      } else {
+        scaled_x = scale_by_weights(dx, x, x_values);
       }
-      const Tensor dy = random_matrix(dy_values, spec_.rows(), n);
-      const Tensor dx = make_matrix(memory_, spec_.dtype, spec_.rows(), k);
-      OpReport& report = measure("dX 2: gather", {&dx}, [&] {
-        return backward_dx(dy.view, w.view, dx.view, routing(), gemm_options, context());
-      });
-      report.flops = product_flops(n, k);
-      check_dx(report, dx, dy_values, w_values, n, k, flat_order, expert_order);
-      scale_by_weights(dx, x, x_values, scaled_x);
     }
-    const Tensor dy = random_matrix(dy_values, spec_.rows(), n);
-    const Tensor dw = make_stack(memory_, spec_.dtype, spec_.experts, n, k);
-    OpReport& report = measure("dW 2: gather", {&dw}, [&] {
-      return backward_dw(dy.view, scaled_x.view, dw.view, routing(), gemm_options, context());
+    const Tensor dw = testing::make_stack(memory_, spec_.dtype, spec_.experts, n, k);
+    OpReport& report = measure(first ? "dW 1: gather" : "dW 2: gather", dw_problem, dw, [&] {
+      return backward_dw(dy.view, first ? x.view : scaled_x.view, dw.view, routing(),
+                         options_of(dw_problem, spec_), context());
     });
-    report.flops = product_flops(n, k);
-    check_dw(report, dw, dy_values, n, flat_order, [&](std::int64_t r, std::int64_t col) {
-      return double{scaled_element(x_values, r, col)};
+    check_dw(report, dw, dy_values, n, y_row, [&](std::int64_t r, std::int64_t col) {
+      const float element = x_values.at(x_row(r) * k + col);
+      return double{first ? element : scaled(r, element)};
     });
   }
 
   void sum_per_token(const std::string& op, const Tensor& rows) {
-    const Tensor out = make_matrix(memory_, spec_.dtype, spec_.tokens, rows.view.shape[1]);
+    const Tensor out = testing::make_matrix(memory_, spec_.dtype, spec_.tokens, rows.view.shape[1]);
     OpReport& report = measure(op, {&out}, [&] {
       combine(rows.view, {}, spec_.topk, out.view);
       return std::nullopt;
@@ -330,18 +278,18 @@ class Layer {
     check_token_sums(report, out, rows);
   }
 
-  /// Element of scaled_x: the row's weight times x, rounded once to x's type.
-  float scaled_element(const RandomTensor& x_values, std::int64_t row, std::int64_t col) const {
-    const float weight = host_.weights[static_cast<std::size_t>(flat(row))];
-    return round_to(spec_.dtype, weight * x_values.at(row * spec_.intermediate + col));
+  /// The row's weight times an element of x, rounded once to x's type.
+  float scaled(std::int64_t row, float x_element) const {
+    return testing::round_to(spec_.dtype, static_cast<float>(weight(flat(row))) * x_element);
   }
 
-  /// The gradient of the fused multiply: per row a dot product and two scaled copies.
-  void scale_by_weights(const Tensor& product, const Tensor& x, const RandomTensor& x_values,
-                        const Tensor& scaled_x) {
+  /// The gradient of the fused multiply: per row a dot product and two scaled copies. Returns x
+  /// times the weights.
+  Tensor scale_by_weights(const Tensor& product, const Tensor& x, const RandomTensor& x_values) {
     const std::int64_t k = spec_.intermediate;
-    const Tensor scaled = make_matrix(memory_, spec_.dtype, spec_.rows(), k);
-    const Tensor dot = make_vector(memory_, DType::kFloat32, spec_.rows());
+    const Tensor scaled = testing::make_matrix(memory_, spec_.dtype, spec_.rows(), k);
+    Tensor scaled_x = testing::make_matrix(memory_, spec_.dtype, spec_.rows(), k);
+    const Tensor dot = testing::make_vector(memory_, DType::kFloat32, spec_.rows());
     OpReport& report = measure("scale rows", {&scaled, &dot, &scaled_x}, [&] {
       scale_rows(product.view, x.view, routing(), scaled.view, dot.view, scaled_x.view);
       return std::nullopt;
@@ -372,14 +320,16 @@ class Layer {
     report.check = scaled_comparison.result();
     const CheckResult dot_check = dot_comparison.result();
     report.check.elements += dot_check.elements;
-    if (report.check.passed() && !dot_check.passed())
+    if (report.check.passed() && !dot_check.passed()) {
       report.check.fault = "dot: " + dot_check.fault;
+    }
+    return scaled_x;
   }
 
   const LayerSpec& spec_;
   testing::Memory& memory_;
   Progress& progress_;
-  LentMemory workspace_;
+  testing::BorrowedMemory workspace_;
   TokenRouting host_;
   Tensor expert_ids_;
   Tensor weights_;
@@ -414,6 +364,15 @@ Problem layer_problem(const LayerSpec& spec, LayerGemm gemm, Op op) {
   problem.input_alignment = op == Op::kForward ? k_alignment : std::min(n_alignment, k_alignment);
   problem.output_alignment = op == Op::kForward ? n_alignment : k_alignment;
   return problem;
+}
+
+GemmOptions options_of(const Problem& problem, const LayerSpec& spec) {
+  GemmOptions options;
+  options.permute_x = problem.permutation == Permutation::kX;
+  options.permute_y = problem.permutation == Permutation::kY;
+  options.fuse_mul = problem.multiply;
+  options.backend = spec.backend;
+  return options;
 }
 
 double layer_bytes(const LayerSpec& spec) {

@@ -8,6 +8,7 @@
 #include "layer/oracle.h"
 #include "layer/token_routing.h"
 #include "moegemm/config.h"
+#include "moegemm/ops.h"
 #include "moegemm/plan.h"
 #include "moegemm/problem.h"
 #include "moegemm/tensor.h"
@@ -46,6 +47,8 @@ struct OpReport {
   double best_ms = 0;
   double flops = 0;  ///< 0 for the memory-bound operations
   CheckResult check;
+
+  double gflops() const { return flops / median_ms * 1e-6; }
 };
 
 /// Which matrix product of the layer: the first reads tokens and gives gate and up projection side
@@ -55,6 +58,9 @@ enum class LayerGemm { kFirst, kSecond };
 
 /// The problem that `run_layer` poses for one product.
 Problem layer_problem(const LayerSpec& spec, LayerGemm gemm, Op op);
+
+/// The options of a call that poses this problem.
+GemmOptions options_of(const Problem& problem, const LayerSpec& spec);
 
 /// Device memory that `run_layer` needs at its peak. A layer that exists in nobody's memory has
 /// more bytes than 64 bits count.

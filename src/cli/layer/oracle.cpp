@@ -5,28 +5,17 @@
 #include <algorithm>
 #include <cmath>
 
-#include "layer/tensors/random_tensor.h"
 #include "testing/device/memory.h"
+#include "testing/numerics/floats.h"
 
 namespace moegemm::cli {
 namespace {
 
 constexpr double kFloatRoundoff = 0x1p-24;
 
-/// Half the spacing of `dtype` relative to the number: the error of one correct rounding.
-double unit_roundoff(DType dtype) {
-  switch (dtype) {
-    case DType::kBFloat16:
-      return 0x1p-8;
-    case DType::kFloat16:
-      return 0x1p-11;
-    default:
-      return kFloatRoundoff;
-  }
-}
-
-/// Half the spacing of the dtype's smallest numbers, where rounding stops being relative.
-double smallest_rounding(DType dtype) { return dtype == DType::kFloat16 ? 0x1p-25 : 0x1p-126; }
+/// What is allowed where rounding stops being relative: half the spacing of the dtype's smallest
+/// numbers, and that the smallest of fp32 are taken for zero.
+double smallest_rounding(DType dtype) { return std::max(testing::half_ulp(dtype, 0), 0x1p-126); }
 
 }  // namespace
 
@@ -42,7 +31,7 @@ void Comparison::add(std::int64_t row, std::int64_t col, double got, double expe
   ++elements_;
   // An fp32 sum in any order errs by at most (terms - 1) roundoffs of the magnitude; 3 more cover
   // the product, the multiplier and the bound's own second-order terms. Then one rounding to out.
-  const double bound = unit_roundoff(out_dtype_) * std::fabs(expected) +
+  const double bound = testing::unit_roundoff(out_dtype_) * std::fabs(expected) +
                        static_cast<double>(terms + 2) * kFloatRoundoff * magnitude +
                        smallest_rounding(out_dtype_);
   const bool within = difference <= bound;  // false for NaN
@@ -60,7 +49,7 @@ CheckResult Comparison::result() const {
   // One rounding to the output type, plus the random walk of fp32 roundings along the dot product
   // (4 standard deviations).
   result.tolerance = tolerance_.value_or(
-      unit_roundoff(out_dtype_) +
+      testing::unit_roundoff(out_dtype_) +
       4 * kFloatRoundoff * std::sqrt(static_cast<double>(std::max<std::int64_t>(most_terms_, 1))));
   result.fault = fault_;
   const bool within = result.error <= result.tolerance;  // false for NaN
@@ -88,7 +77,7 @@ std::vector<double> read_row(testing::Memory& memory, const TensorView& matrix, 
                   static_cast<std::int64_t>(bytes.size()));
   std::vector<double> values(static_cast<std::size_t>(cols));
   for (std::int64_t c = 0; c < cols; ++c) {
-    values[static_cast<std::size_t>(c)] = load_element(bytes.data(), matrix.dtype, c);
+    values[static_cast<std::size_t>(c)] = testing::decode(matrix.dtype, bytes.data(), c);
   }
   return values;
 }

@@ -31,7 +31,7 @@ class Comparison {
   /// `tolerance`: replaces the norm bound that follows from the dtype and the dot lengths.
   Comparison(DType out_dtype, std::optional<double> tolerance);
 
-  /// `magnitude` is the sum of |a * b| over the `terms` products behind `expected`.
+  /// `magnitude` is the sum of |a * b| over the `terms` products that `expected` is the sum of.
   void add(std::int64_t row, std::int64_t col, double got, double expected, double magnitude,
            std::int64_t terms);
   CheckResult result() const;

@@ -80,15 +80,9 @@ void sort_by_expert(TokenRouting& routing, std::int64_t experts) {
 
 }  // namespace
 
-std::optional<RoutingPattern> parse_routing_pattern(const std::string& name) {
-  for (int i = 0; i < 3; ++i) {
-    if (name == kRoutingPatternNames[i]) return static_cast<RoutingPattern>(i);
-  }
-  return std::nullopt;
-}
-
 const char* to_string(RoutingPattern pattern) {
-  return kRoutingPatternNames[static_cast<int>(pattern)];
+  constexpr const char* kNames[] = {"uniform", "zipf", "balanced"};
+  return kNames[static_cast<int>(pattern)];
 }
 
 TokenRouting make_routing(RoutingPattern pattern, std::int64_t tokens, std::int64_t topk,

@@ -1,8 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
-#include <string>
 #include <vector>
 
 namespace moegemm::cli {
@@ -13,8 +11,8 @@ enum class RoutingPattern {
   kZipf,      ///< the expert of rank i with probability ~ 1 / i, as trained routers drift to
   kBalanced,  ///< every expert the same number of rows, give or take one
 };
-inline constexpr const char* kRoutingPatternNames[] = {"uniform", "zipf", "balanced"};
-std::optional<RoutingPattern> parse_routing_pattern(const std::string& name);
+inline constexpr RoutingPattern kRoutingPatterns[] = {
+    RoutingPattern::kUniform, RoutingPattern::kZipf, RoutingPattern::kBalanced};
 const char* to_string(RoutingPattern pattern);
 
 /// What a router hands to the layer, and the sorted order that follows from it: computed on the

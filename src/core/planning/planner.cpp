@@ -10,37 +10,36 @@
 namespace moegemm {
 
 std::size_t Planner::KeyHash::operator()(const KeyView& key) const {
-  std::size_t hash = hash_value(key.problem);
-  const std::uint64_t backend = key.backend ? static_cast<std::uint64_t>(*key.backend) + 1 : 0;
-  hash = fold_hash(
-      hash, (backend * 2 + (key.autotune ? 1 : 0)) * 4 + static_cast<std::uint64_t>(key.workspace));
-  if (key.config) {
+  const auto& [problem, backend, config, measurements, workspace] = key;
+  std::size_t hash = hash_value(problem);
+  const std::uint64_t kind = backend ? static_cast<std::uint64_t>(*backend) + 1 : 0;
+  hash = fold_hash(hash, (kind * 2 + (measurements != nullptr ? 1 : 0)) * 4 +
+                             static_cast<std::uint64_t>(workspace));
+  if (config) {
     // The TMA flags are left to equality: few calls differ in nothing else.
-    hash = fold_hash(hash, static_cast<std::uint64_t>(key.config->block_rows));
-    hash = fold_hash(hash, static_cast<std::uint64_t>(key.config->block_cols));
-    hash = fold_hash(hash, static_cast<std::uint64_t>(key.config->block_depth));
-    hash = fold_hash(hash, static_cast<std::uint64_t>(key.config->stages));
-    hash = fold_hash(hash, std::hash<std::string>{}(key.config->kernel));
+    hash = fold_hash(hash, static_cast<std::uint64_t>(config->block_rows));
+    hash = fold_hash(hash, static_cast<std::uint64_t>(config->block_cols));
+    hash = fold_hash(hash, static_cast<std::uint64_t>(config->block_depth));
+    hash = fold_hash(hash, static_cast<std::uint64_t>(config->stages));
+    hash = fold_hash(hash, std::hash<std::string>{}(config->kernel));
   }
   return hash;
-}
-
-std::size_t Planner::KeyHash::operator()(const Key& key) const {
-  return (*this)(KeyView{key.problem, key.backend, key.config, key.autotune, key.workspace});
 }
 
 Planned Planner::plan(const Problem& problem, const std::optional<BackendKind>& backend,
                       const std::optional<KernelConfig>& config, bool autotune,
                       WorkspaceUse workspace) {
+  const void* const measurements = !autotune ? nullptr : measurements_ ? measurements_() : this;
+  const KeyView key(problem, backend, config, measurements, workspace);
   {
     std::shared_lock lock(mutex_);
-    const auto found = cache_.find(KeyView{problem, backend, config, autotune, workspace});
+    const auto found = cache_.find(key);
     if (found != cache_.end()) return found->second;
   }
   Planned planned = lower(problem, {backend, config, autotune, workspace}, backends_, tuned_);
   std::unique_lock lock(mutex_);
   if (cache_.size() >= kMaxCachedPlans) cache_.clear();
-  cache_.insert_or_assign(Key{problem, backend, config, autotune, workspace}, planned);
+  cache_.insert_or_assign(Key(key), planned);
   return planned;
 }
 
@@ -55,10 +54,13 @@ void Planner::forget_plans() {
 }
 
 Planner& process_planner() {
-  static Planner planner(all_backends(), [](const Problem& problem, const Backend& backend) {
-    const auto record = tuning_store().find(tuning_key(problem, backend));
-    return record ? record->kernel : std::string();
-  });
+  static Planner planner(
+      all_backends(),
+      [](const Problem& problem, const Backend& backend) {
+        const auto record = tuning_store().find(tuning_key(problem, backend));
+        return record ? record->kernel : std::string();
+      },
+      [] { return &tuning_store(); });
   return planner;
 }
 

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <shared_mutex>
 #include <span>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
@@ -21,9 +23,13 @@ class Planner {
   /// this is under 3 MiB. When full the cache starts again: planning anew costs microseconds.
   static constexpr std::size_t kMaxCachedPlans = 4096;
 
+  /// Names the measurements that `tuned` looks at just now.
+  using Measurements = std::function<const void*()>;
+
   /// Backends in the order of preference.
-  explicit Planner(std::span<const Backend* const> backends, TunedKernel tuned = {})
-      : backends_(backends), tuned_(std::move(tuned)) {}
+  explicit Planner(std::span<const Backend* const> backends, TunedKernel tuned = {},
+                   Measurements measurements = {})
+      : backends_(backends), tuned_(std::move(tuned)), measurements_(std::move(measurements)) {}
 
   /// Plans a validated problem: see PlanRequest for the other arguments.
   Planned plan(const Problem& problem, const std::optional<BackendKind>& backend,
@@ -35,39 +41,23 @@ class Planner {
   void forget_plans();
 
  private:
-  struct Key {
-    Problem problem;
-    std::optional<BackendKind> backend;
-    std::optional<KernelConfig> config;
-    bool autotune;
-    WorkspaceUse workspace;
-  };
+  /// The problem and what was requested; the measurements of a request for autotune, else null.
+  using Key = std::tuple<Problem, std::optional<BackendKind>, std::optional<KernelConfig>,
+                         const void*, WorkspaceUse>;
   /// Looks up without copying the config's string.
-  struct KeyView {
-    const Problem& problem;
-    const std::optional<BackendKind>& backend;
-    const std::optional<KernelConfig>& config;
-    bool autotune;
-    WorkspaceUse workspace;
-  };
+  using KeyView =
+      std::tuple<const Problem&, const std::optional<BackendKind>&,
+                 const std::optional<KernelConfig>&, const void* const&, const WorkspaceUse&>;
   struct KeyHash {
     using is_transparent = void;
     std::size_t operator()(const KeyView& key) const;
-    std::size_t operator()(const Key& key) const;
-  };
-  struct KeyEqual {
-    using is_transparent = void;
-    template <typename A, typename B>
-    bool operator()(const A& a, const B& b) const {
-      return a.problem == b.problem && a.backend == b.backend && a.config == b.config &&
-             a.autotune == b.autotune && a.workspace == b.workspace;
-    }
   };
 
   std::span<const Backend* const> backends_;
   TunedKernel tuned_;
+  Measurements measurements_;
   mutable std::shared_mutex mutex_;
-  std::unordered_map<Key, Planned, KeyHash, KeyEqual> cache_;
+  std::unordered_map<Key, Planned, KeyHash, std::equal_to<>> cache_;
 };
 
 /// The planner over every compiled backend, with the measurements of tuning_store().

@@ -134,8 +134,7 @@ TuneReport measure_call(const Planned& planned, const Call& call, const Executio
 /// What to say of a problem that nobody has to measure; nothing if somebody has to.
 std::optional<TuneReport> known(const Planned& planned, const Problem& problem, double budget) {
   const TuningKey key = tuning_key(problem, *planned.backend);
-  // The plan may be from before the environment named another cache.
-  if (planned.plan.source != PlanSource::kTuned || !tuning_store().find(key)) return std::nullopt;
+  if (planned.plan.source != PlanSource::kTuned) return std::nullopt;
   TuneReport report;
   report.problem = problem;
   report.plan = planned.plan;

@@ -31,16 +31,6 @@ const char* to_string(Permutation permutation) {
   return "?";
 }
 
-std::string to_string(const Activation& activation) {
-  std::string text =
-      join("activation=", to_string(activation.function), "/", to_string(activation.layout));
-  constexpr Activation kPlain;
-  if (activation.alpha != kPlain.alpha) text += join(" alpha=", activation.alpha);
-  if (activation.limit != kPlain.limit) text += join(" limit=", activation.limit);
-  if (activation.up_offset != kPlain.up_offset) text += join(" up_offset=", activation.up_offset);
-  return text;
-}
-
 std::string to_string(const Problem& problem) {
   std::string text = join(to_string(problem.op), " ", to_string(problem.dtype));
   if (problem.out_dtype != problem.dtype) text += join("->", to_string(problem.out_dtype));
@@ -59,7 +49,7 @@ std::string to_string(const Problem& problem) {
   if (problem.far_rows) text += " far_rows";
   if (problem.allow_tf32) text += " tf32";
   if (problem.bias) text += " bias";
-  if (problem.activation) text += join(" ", to_string(*problem.activation));
+  if (problem.activation) text += join(" activation=", to_string(*problem.activation));
   if (problem.sizes_dtype != DType::kInt32) {
     text += join(" m_sizes(", to_string(problem.sizes_dtype), ")");
   }

@@ -32,21 +32,7 @@ TensorView TensorView::stack(const void* data, DType dtype, std::int64_t count, 
           device};
 }
 
-const char* to_string(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return "fp32";
-    case DType::kFloat16:
-      return "fp16";
-    case DType::kBFloat16:
-      return "bf16";
-    case DType::kInt32:
-      return "int32";
-    case DType::kInt64:
-      return "int64";
-  }
-  return "?";
-}
+const char* to_string(DType dtype) { return format_of(dtype).name; }
 
 std::string to_string(Device device) {
   if (device.type == DeviceType::kCpu) return "cpu";

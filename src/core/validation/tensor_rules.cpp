@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "core/refusal.h"
+#include "core/types/names.h"
 
 namespace moegemm {
 namespace {
@@ -87,15 +88,15 @@ void require_tensor(const Argument& argument, std::initializer_list<int> ranks) 
 
 void require_floating(const Argument& argument) {
   if (!is_floating(argument.view.dtype)) {
-    refuse_type(argument.name, " has dtype ", to_string(argument.view.dtype),
-                "; accepted are bf16, fp16 and fp32");
+    refuse_type(argument.name, " has dtype ", to_string(argument.view.dtype), "; accepted are ",
+                list_of_names(kFloatingFormats));
   }
 }
 
 void require_index(const Argument& argument) {
   if (!is_index(argument.view.dtype)) {
-    refuse_type(argument.name, " has dtype ", to_string(argument.view.dtype),
-                "; accepted are int32 and int64");
+    refuse_type(argument.name, " has dtype ", to_string(argument.view.dtype), "; accepted are ",
+                list_of_names(kIndexFormats));
   }
 }
 

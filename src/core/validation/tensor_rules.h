@@ -20,7 +20,7 @@ struct Argument {
 /// least their length apart, a byte count below 2^63, and data unless it is empty.
 void require_tensor(const Argument& argument, std::initializer_list<int> ranks);
 
-/// bf16, fp16 or fp32.
+/// One of kFloatingFormats.
 void require_floating(const Argument& argument);
 /// int32 or int64.
 void require_index(const Argument& argument);

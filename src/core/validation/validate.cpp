@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/refusal.h"
+#include "core/types/names.h"
 #include "core/validation/tensor_rules.h"
 
 namespace moegemm {
@@ -328,7 +329,8 @@ void validate(const Problem& problem) {
     require_activation(*problem.activation, "the product", problem.features());
   }
   if (!is_floating(problem.dtype)) {
-    refuse_type("dtype is ", to_string(problem.dtype), "; accepted are bf16, fp16 and fp32");
+    refuse_type("dtype is ", to_string(problem.dtype), "; accepted are ",
+                list_of_names(kFloatingFormats));
   }
   if (problem.out_dtype != problem.dtype && problem.out_dtype != DType::kFloat32) {
     refuse_type("out_dtype is ", to_string(problem.out_dtype), "; it must be dtype, ",

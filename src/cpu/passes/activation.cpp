@@ -4,6 +4,8 @@
 #include <cmath>
 #include <vector>
 
+#include "core/types/constant_of.h"
+#include "cpu/activation_functions.h"
 #include "cpu/element_type.h"
 #include "cpu/parallel.h"
 #include "cpu/routing_data.h"
@@ -19,60 +21,6 @@ std::int64_t grain_rows(std::int64_t cols) {
   return std::max<std::int64_t>(1, kGrainElems / std::max<std::int64_t>(cols, 1));
 }
 
-/// f(g) and f'(g).
-struct Point {
-  float value;
-  float slope;
-};
-
-struct Silu {
-  static Point at(float g, float alpha) {
-    const float s = 1.0f / (1.0f + std::exp(-alpha * g));
-    return {g * s, s * (1.0f + alpha * g * (1.0f - s))};
-  }
-};
-
-struct Gelu {
-  static Point at(float g, float) {
-    constexpr float kRootHalf = 0.70710678118654752f;
-    constexpr float kDensityAtZero = 0.39894228040143268f;  // 1 / sqrt(2 pi)
-    const float below = 0.5f * std::erfc(-g * kRootHalf);
-    return {g * below, below + g * kDensityAtZero * std::exp(-0.5f * g * g)};
-  }
-};
-
-struct GeluTanh {
-  static Point at(float g, float) {
-    // (1 + tanh y) / 2 = sigmoid(2 y), which has no cancellation for negative y.
-    constexpr float kScale = 2.0f * 0.79788456080286536f;  // 2 sqrt(2 / pi)
-    constexpr float kCubic = 0.044715f;
-    const float square = kCubic * g * g;
-    const float s = 1.0f / (1.0f + std::exp(-kScale * g * (1.0f + square)));
-    return {g * s, s * (1.0f + g * (1.0f - s) * kScale * (1.0f + 3.0f * square))};
-  }
-};
-
-struct Relu2 {
-  static Point at(float g, float) {
-    const float positive = g < 0.0f ? 0.0f : g;  // NaN stays
-    return {positive * positive, 2.0f * positive};
-  }
-};
-
-template <typename Body>
-void with_function(ActivationFunction function, const Body& body) {
-  switch (function) {
-    case ActivationFunction::kSilu:
-      return body(Silu{});
-    case ActivationFunction::kGelu:
-      return body(Gelu{});
-    case ActivationFunction::kGeluTanh:
-      return body(GeluTanh{});
-    case ActivationFunction::kRelu2:
-      return body(Relu2{});
-  }
-}
-
 /// The activation of one element and its derivatives.
 struct Activated {
   float act;
@@ -80,10 +28,10 @@ struct Activated {
   float d_up;
 };
 
-template <typename Function>
+template <ActivationFunction F>
 Activated evaluate(const Activation& a, float gate, float up) {
   const bool gate_passes = !(gate > a.limit);
-  const Point f = Function::at(gate_passes ? gate : a.limit, a.alpha);
+  const Point f = Function<F>::at(gate_passes ? gate : a.limit, a.alpha);
   const float d_gate = gate_passes ? f.slope : 0.0f;
   if (!a.gated()) return {f.value, d_gate, 0.0f};
   const bool up_passes = !(up > a.limit || up < -a.limit);
@@ -156,7 +104,7 @@ double dot(const T* a, const T* b, std::int64_t count) {
 
 /// One row of the backward; returns <d_act, act>. A double sum costs nothing beside the
 /// exponentials.
-template <typename Function, typename T>
+template <ActivationFunction F, typename T>
 double backward_row(const ActivationGradientInputs& in, const Activation& activation,
                     const ActivationGradientOutputs& out, std::int64_t r, std::int64_t expert,
                     float weight) {
@@ -166,7 +114,7 @@ double backward_row(const ActivationGradientInputs& in, const Activation& activa
   double sum = 0;
   for (std::int64_t c = 0; c < activated; ++c) {
     const float up = activation.gated() ? row[columns.up_at(c)] : 0.0f;
-    const Activated a = evaluate<Function>(activation, row[columns.gate_at(c)], up);
+    const Activated a = evaluate<F>(activation, row[columns.gate_at(c)], up);
     const float gradient = read_float(in.d_act.data, in.d_act.dtype, r * in.d_act.row_stride + c);
     sum += static_cast<double>(gradient) * static_cast<double>(a.act);
     const float weighted = weight * gradient;
@@ -192,25 +140,25 @@ void activate(const TensorView& pre, const TensorView& bias, const TensorView& m
   const std::int64_t activated = act.shape[1];
   const ExpertOf expert_of(m_sizes, rows);
   const Columns columns(activation, activated);
-  with_function(activation.function, [&]<typename Function>(Function) {
+  with_constant<kActivationFunctions>(activation.function, [&]<ActivationFunction F>() {
     with_element_type(pre.dtype, [&]<typename T>(T*) {
       with_element_type(act.dtype, [&]<typename Out>(Out*) {
-        for_each_range(
-            context, rows, grain_rows(activated), [&](std::int64_t begin, std::int64_t end) {
-              for (std::int64_t r = begin; r < end; ++r) {
-                const std::int64_t expert = expert_of(r);
-                if (expert < 0) {
-                  zero_row(act, r);
-                  continue;
-                }
-                const BiasedRow<T> row(pre, bias, r, expert);
-                Out* to = row_of<Out>(act, r);
-                for (std::int64_t c = 0; c < activated; ++c) {
-                  const float up = activation.gated() ? row[columns.up_at(c)] : 0.0f;
-                  store(evaluate<Function>(activation, row[columns.gate_at(c)], up).act, to[c]);
-                }
-              }
-            });
+        for_each_range(context, rows, grain_rows(activated),
+                       [&](std::int64_t begin, std::int64_t end) {
+                         for (std::int64_t r = begin; r < end; ++r) {
+                           const std::int64_t expert = expert_of(r);
+                           if (expert < 0) {
+                             zero_row(act, r);
+                             continue;
+                           }
+                           const BiasedRow<T> row(pre, bias, r, expert);
+                           Out* to = row_of<Out>(act, r);
+                           for (std::int64_t c = 0; c < activated; ++c) {
+                             const float up = activation.gated() ? row[columns.up_at(c)] : 0.0f;
+                             store(evaluate<F>(activation, row[columns.gate_at(c)], up).act, to[c]);
+                           }
+                         }
+                       });
       });
     });
   });
@@ -228,7 +176,7 @@ void activate_backward(const ActivationGradientInputs& in, const RoutingView& ro
   for (std::int64_t i = 0; d_weights.given() && i < flat_rows; ++i) {
     write_float(d_weights.data, d_weights.dtype, i, 0.0f);
   }
-  with_function(activation.function, [&]<typename Function>(Function) {
+  with_constant<kActivationFunctions>(activation.function, [&]<ActivationFunction F>() {
     with_element_type(in.pre.dtype, [&]<typename T>(T*) {
       for_each_range(
           context, rows, grain_rows(in.d_act.shape[1]), [&](std::int64_t begin, std::int64_t end) {
@@ -245,7 +193,7 @@ void activate_backward(const ActivationGradientInputs& in, const RoutingView& ro
               }
               const float weight =
                   weights.given() ? read_float(weights.data, weights.dtype, flat) : 1.0f;
-              double sum = backward_row<Function, T>(in, activation, out, r, expert, weight);
+              double sum = backward_row<F, T>(in, activation, out, r, expert, weight);
               if (!d_weights.given()) continue;
               if (in.down_bias.given()) {
                 sum += dot(row_of<const T>(in.d_out, flat / routing.topk),

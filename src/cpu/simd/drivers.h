@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+
 #include "core/backend.h"
 #include "cpu/simd/kernel_table.h"
 
@@ -21,15 +23,8 @@ void run_dx(const KernelTable& kernels, DxPath path, const Problem& problem,
 void run_dw(const KernelTable& kernels, bool stream, const Problem& problem,
             const Operands& operands, const ExecutionContext& context);
 
-inline const DTypeKernels& passes_for(const KernelTable& kernels, DType dtype) {
-  switch (dtype) {
-    case DType::kBFloat16:
-      return kernels.bfloat16;
-    case DType::kFloat16:
-      return kernels.float16;
-    default:
-      return kernels.float32;
-  }
+inline const DTypeKernels& kernels_for(const KernelTable& kernels, DType dtype) {
+  return *std::ranges::find(kernels.formats, dtype, &DTypeKernels::dtype);
 }
 
 }  // namespace moegemm::cpu::simd

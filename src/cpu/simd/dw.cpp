@@ -51,7 +51,7 @@ void run_dw(const KernelTable& kernels, bool stream, const Problem& problem,
   const std::int64_t out_element = size_bytes(problem.out_dtype);
   if (!problem.accumulate) prepare_output_pages(output_span(problem, operands), context);
   const RowLocator locator(problem, operands);
-  const DTypeKernels& typed = passes_for(kernels, problem.dtype);
+  const DTypeKernels& typed = kernels_for(kernels, problem.dtype);
   const DwFn kernel = problem.multiply ? typed.dw_scaled : typed.dw;
   const int terms_per_step = problem.multiply ? 1 : typed.terms_per_step;
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "cuda/device/tile_split.h"
+#include "cuda/device/warp.h"
 
 /// Where each expert's rows lie: built from m_sizes in shared memory, once per thread block.
 namespace moegemm::cuda {
@@ -12,9 +13,6 @@ struct SegmentStart {
   int row;   ///< rows before it
   int tile;  ///< output tiles before it
 };
-
-constexpr unsigned kFullMask = 0xffffffffu;
-constexpr int kWarpSize = 32;
 
 /// An int32 or int64 array that somebody else checked for length; the width is a run-time flag, so
 /// that it does not double the number of compiled kernels.
@@ -110,6 +108,13 @@ __device__ inline void scan_segments(const IndexArray& m_sizes, int experts, int
 __device__ __forceinline__ int flat_row(const IndexArray& gather_indices, int row, int total_rows) {
   const long long index = gather_indices[row];
   return index >= 0 && index < total_rows ? static_cast<int>(index) : -1;
+}
+
+/// The router weight of a flat row, in fp32 or in the type of the inputs.
+template <typename T>
+__device__ __forceinline__ float router_weight(const void* weights, bool are_fp32, int flat) {
+  if (are_fp32) return __ldg(static_cast<const float*>(weights) + flat);
+  return static_cast<float>(__ldg(static_cast<const T*>(weights) + flat));
 }
 
 }  // namespace moegemm::cuda

@@ -7,7 +7,14 @@
 /// Sums over a whole thread block. Every thread of the block must call; blocks are whole warps.
 namespace moegemm::cuda {
 
-constexpr unsigned kAllLanes = 0xffffffffu;
+/// The lanes are added in a tree, the same one each time.
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
+    value += __shfl_xor_sync(kFullMask, value, distance);
+  }
+  return value;
+}
 
 /// Inclusive prefix sum over the lanes of a warp.
 template <typename T>
@@ -15,7 +22,7 @@ __device__ inline T warp_inclusive_sum(T value) {
   const unsigned lane = threadIdx.x % 32;
 #pragma unroll
   for (unsigned distance = 1; distance < 32; distance *= 2) {
-    const T before = __shfl_up_sync(kAllLanes, value, distance);
+    const T before = __shfl_up_sync(kFullMask, value, distance);
     if (lane >= distance) {
       value += before;
     }
@@ -45,13 +52,13 @@ __device__ inline T block_exclusive_sum(T value, T* warp_sums, T& total) {
 }
 
 /// Rows that belong to an expert: the sum of m_sizes with negative sizes as 0, at most `rows`.
-__device__ inline std::int64_t block_routed_rows(const void* m_sizes, bool is_64_bit,
-                                                 std::int64_t experts, std::int64_t rows) {
+__device__ inline std::int64_t block_routed_rows(const IndexArray& m_sizes, std::int64_t experts,
+                                                 std::int64_t rows) {
   __shared__ std::int64_t warp_sums[32];
   std::int64_t mine = 0;
   for (std::int64_t e = threadIdx.x; e < experts; e += blockDim.x) {
     // Each size cut at `rows`: the clipped sum stays the same and cannot overflow.
-    const std::int64_t size = load_index(m_sizes, is_64_bit, e);
+    const std::int64_t size = m_sizes[e];
     mine += size < 0 ? 0 : (size < rows ? size : rows);
   }
   std::int64_t total = 0;

@@ -33,17 +33,12 @@ constexpr int slots_in_flight(std::int64_t element_bytes, int loads) {
 }
 
 struct CombineArguments {
-  const void* rows;  // [T * topk, columns]; by position [row_count, columns]
-  DType rows_dtype;
-  std::int64_t rows_stride;
-  const void* weights;  // [T * topk] or null
-  DType weights_dtype;
+  Floats rows;     // [T * topk, columns]; by position [row_count, columns]
+  Floats weights;  // [T * topk]
   int topk;
   int step;                   // slots at a time
   std::int64_t first_column;  // of combine_elements
-  void* out;                  // [T, columns]
-  DType out_dtype;
-  std::int64_t out_stride;
+  Floats out;                 // [T, columns]
   int first_token;
   int places;  // packs or columns of a token
   int items;   // threads, one for each place of this launch's tokens
@@ -90,10 +85,10 @@ __global__ void __launch_bounds__(kThreads) combine_elements(const CombineArgume
     const std::int64_t slot = token * a.topk + s;
     const std::int64_t row = ByPosition ? row_at(a, slot) : slot;
     if (ByPosition && row < 0) continue;
-    const float value = load_float(a.rows, a.rows_dtype, row * a.rows_stride + column);
-    sum = fmaf(a.weights ? load_float(a.weights, a.weights_dtype, slot) : 1.0f, value, sum);
+    const float value = a.rows.load(row * a.rows.stride + column);
+    sum = fmaf(a.weights.data ? a.weights.load(slot) : 1.0f, value, sum);
   }
-  store_float(a.out, a.out_dtype, token * a.out_stride + column, sum);
+  a.out.store(token * a.out.stride + column, sum);
 }
 
 /// The weights of rows, in fp32 or the rows' dtype.
@@ -114,10 +109,10 @@ __device__ __forceinline__ void combine_pack(const CombineArguments& a, const It
                                              const Weights& row_weights) {
   constexpr int kSlots = slots_in_flight(sizeof(T), Loads);
   constexpr bool kOneBatch = Loads < kMostLoads;
-  const int stride = static_cast<int>(a.rows_stride);
+  const int stride = static_cast<int>(a.rows.stride);
   const std::int64_t column = std::int64_t{item.place} * kPackElems;
   const std::int64_t row = std::int64_t{item.token} * a.topk;
-  const T* source = static_cast<const T*>(a.rows) + (ByPosition ? 0 : row * stride) + column;
+  const T* source = static_cast<const T*>(a.rows.data) + (ByPosition ? 0 : row * stride) + column;
   float sums[kPackElems] = {};
   int done = 0;
   do {
@@ -159,7 +154,7 @@ __device__ __forceinline__ void combine_pack(const CombineArguments& a, const It
     }
     done += count;
   } while (!kOneBatch && done < a.topk);
-  store_pack(a.out, a.out_dtype, item.token * a.out_stride + column, sums);
+  store_pack(a.out.data, a.out.dtype, item.token * a.out.stride + column, sums);
 }
 
 template <typename T, int Loads, bool ByPosition>
@@ -170,13 +165,13 @@ __global__ void __launch_bounds__(kThreads, blocks_per_multiprocessor(Loads))
     return;
   }
   // The branch is out here, as inside it would be between a batch's loads.
-  if (!a.weights) {
+  if (!a.weights.data) {
     combine_pack<T, Loads, ByPosition>(a, item, UnitWeights());
-  } else if (a.weights_dtype == DType::kFloat32) {
-    const auto* weights = static_cast<const float*>(a.weights);
+  } else if (a.weights.dtype == DType::kFloat32) {
+    const auto* weights = static_cast<const float*>(a.weights.data);
     combine_pack<T, Loads, ByPosition>(a, item, GivenWeights<float>{weights});
   } else if constexpr (sizeof(T) == 2) {
-    const auto* weights = static_cast<const T*>(a.weights);
+    const auto* weights = static_cast<const T*>(a.weights.data);
     combine_pack<T, Loads, ByPosition>(a, item, GivenWeights<T>{weights});
   }
 }
@@ -193,23 +188,17 @@ const void* packed_kernel(int loads) {
 
 template <bool ByPosition>
 const void* packed_kernel(DType dtype, int loads) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return packed_kernel<__half, ByPosition>(loads);
-    case DType::kBFloat16:
-      return packed_kernel<__nv_bfloat16, ByPosition>(loads);
-    default:
-      return packed_kernel<float, ByPosition>(loads);
-  }
+  return with_format(FloatingFormats(), dtype,
+                     [&]<DType D>() { return packed_kernel<ElementType<D>, ByPosition>(loads); });
 }
 
 const ListedKernels listed([] {
   std::vector<const void*> kernels;
-  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+  for_each_format(TensorCoreFormats(), [&]<DType D>() {
     for (const int loads : {1, 2, 4, kMostLoads}) {
-      kernels.push_back(packed_kernel<false>(dtype, loads));
+      kernels.push_back(packed_kernel<false>(D, loads));
     }
-  }
+  });
   return kernels;
 });
 
@@ -251,17 +240,12 @@ void launch_combine(const TensorView& rows, const TensorView& weights, const Ten
   const std::int64_t packs = packed ? columns / kPackElems : 0;
   const std::int64_t single_columns = columns - packs * kPackElems;  // a row's last, or all
   CombineArguments arguments = {
-      .rows = rows.data,
-      .rows_dtype = rows.dtype,
-      .rows_stride = rows.row_stride,
-      .weights = weights.given() ? weights.data : nullptr,
-      .weights_dtype = weights.dtype,
+      .rows = floats_of(rows),
+      .weights = floats_of(weights),
       .topk = static_cast<int>(topk),
       .step = static_cast<int>(even_batches(topk, slots_in_flight(size_bytes(rows.dtype), loads))),
       .first_column = packs * kPackElems,
-      .out = out.data,
-      .out_dtype = out.dtype,
-      .out_stride = out.row_stride,
+      .out = floats_of(out),
       .first_token = 0,
       .places = 0,
       .items = 0,

@@ -18,8 +18,7 @@ struct GatherArguments {
   std::int64_t pitch;  // chunks
   void* gathered;
   std::int64_t gathered_pitch;
-  const void* indices;
-  bool indices_64_bit;
+  IndexArray indices;
   std::int64_t count;
   std::int64_t flat_rows;  // indices are below it
   std::int64_t divisor;
@@ -31,7 +30,7 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const GatherArguments 
   constexpr int kInFlight = 4;
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   if (row >= a.count) return;
-  const std::int64_t flat = load_index(a.indices, a.indices_64_bit, row);
+  const std::int64_t flat = a.indices[row];
   const bool named = flat >= 0 && flat < a.flat_rows;
   const Chunk* const source =
       static_cast<const Chunk*>(a.rows) + (named ? flat / a.divisor : 0) * a.pitch;
@@ -60,8 +59,7 @@ void launch_chunks(const TensorView& rows, const TensorView& indices, std::int64
       .pitch = chunks(rows.row_stride),
       .gathered = gathered.data,
       .gathered_pitch = chunks(gathered.row_stride),
-      .indices = indices.data,
-      .indices_64_bit = indices.dtype == DType::kInt64,
+      .indices = indices_of(indices),
       .count = gathered.shape[0],
       .flat_rows = rows.shape[0] * divisor,
       .divisor = divisor,

@@ -20,26 +20,16 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 
-struct Matrix {  // [rows, columns]
-  void* data;
-  DType dtype;
-  std::int64_t stride;
-};
-
 struct ScaleArguments {
-  Matrix product;
-  Matrix x;
-  Matrix scaled;
-  Matrix scaled_x;  // data null: not asked for
-  const void* m_sizes;
-  bool sizes_64_bit;
+  Floats product;
+  Floats x;
+  Floats scaled;
+  Floats scaled_x;
+  IndexArray m_sizes;
   std::int64_t experts;
-  const void* gather_indices;
-  bool indices_64_bit;
-  const void* weights;  // [rows], flat order
-  DType weights_dtype;
-  void* dot;  // [rows], flat order
-  DType dot_dtype;
+  IndexArray gather_indices;
+  Floats weights;  // [rows], flat order
+  Floats dot;      // [rows], flat order
   std::int64_t rows;
   int columns;
   int group_rows;  // consecutive rows that a warp takes at a time, at most 32
@@ -59,13 +49,11 @@ __device__ float scale_elements(const ScaleArguments& a, const RowOffsets& row, 
                                 int first) {
   float sum = 0.0f;
   for (int c = first + static_cast<int>(threadIdx.x % 32); c < a.columns; c += 32) {
-    const float p = load_float(a.product.data, a.product.dtype, row.product + c);
-    const float x = load_float(a.x.data, a.x.dtype, row.x + c);
+    const float p = a.product.load(row.product + c);
+    const float x = a.x.load(row.x + c);
     sum = fmaf(p, x, sum);
-    store_float(a.scaled.data, a.scaled.dtype, row.scaled + c, weight * p);
-    if (a.scaled_x.data) {
-      store_float(a.scaled_x.data, a.scaled_x.dtype, row.scaled_x + c, weight * x);
-    }
+    a.scaled.store(row.scaled + c, weight * p);
+    if (a.scaled_x.data) a.scaled_x.store(row.scaled_x + c, weight * x);
   }
   return sum;
 }
@@ -111,19 +99,10 @@ __device__ float scale_packs(const ScaleArguments& a, const RowOffsets& row, flo
   return sum + scale_elements(a, row, weight, packs * kPackElems);
 }
 
-__device__ void zero_row(const ScaleArguments& a, const RowOffsets& row) {
-  for (int c = threadIdx.x % 32; c < a.columns; c += 32) {
-    store_float(a.scaled.data, a.scaled.dtype, row.scaled + c, 0.0f);
-    if (a.scaled_x.data) {
-      store_float(a.scaled_x.data, a.scaled_x.dtype, row.scaled_x + c, 0.0f);
-    }
-  }
-}
-
 /// Packs: 16-byte accesses, with P and X the dtypes of product and x; else one element at a time.
 template <bool Packs, typename P, typename X>
 __global__ void __launch_bounds__(kThreads, 3) scale_kernel(const ScaleArguments a) {
-  const std::int64_t routed = block_routed_rows(a.m_sizes, a.sizes_64_bit, a.experts, a.rows);
+  const std::int64_t routed = block_routed_rows(a.m_sizes, a.experts, a.rows);
   const int lane = threadIdx.x % 32;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kWarps * a.group_rows;
   for (std::int64_t first =
@@ -133,31 +112,27 @@ __global__ void __launch_bounds__(kThreads, 3) scale_kernel(const ScaleArguments
     // Lane i fetches the index and the weight of row i: their latency is paid once for the group.
     std::int64_t lane_flat = -1;
     if (lane < count && first + lane < routed) {
-      lane_flat = load_index(a.gather_indices, a.indices_64_bit, first + lane);
+      lane_flat = a.gather_indices[first + lane];
     }
     const bool lane_named = lane_flat >= 0 && lane_flat < a.rows;
-    const float lane_weight = lane_named ? load_float(a.weights, a.weights_dtype, lane_flat) : 0.0f;
-    const unsigned named = __ballot_sync(kAllLanes, lane_named);
+    const float lane_weight = lane_named ? a.weights.load(lane_flat) : 0.0f;
+    const unsigned named = __ballot_sync(kFullMask, lane_named);
     for (int i = 0; i < count; ++i) {
-      const RowOffsets row = offsets_of(a, first + i);
       if ((named >> i & 1) == 0) {
-        zero_row(a, row);
+        a.scaled.zero_row(first + i, a.columns);
+        a.scaled_x.zero_row(first + i, a.columns);
         continue;
       }
-      const float weight = __shfl_sync(kAllLanes, lane_weight, i);
+      const RowOffsets row = offsets_of(a, first + i);
+      const float weight = __shfl_sync(kFullMask, lane_weight, i);
       float sum;
       if constexpr (Packs) {
         sum = scale_packs<P, X>(a, row, weight);
       } else {
         sum = scale_elements(a, row, weight, 0);
       }
-#pragma unroll
-      for (int distance = 16; distance > 0; distance /= 2) {
-        sum += __shfl_xor_sync(kAllLanes, sum, distance);
-      }
-      if (lane == i) {
-        store_float(a.dot, a.dot_dtype, lane_flat, sum);
-      }
+      sum = warp_sum(sum);
+      if (lane == i) a.dot.store(lane_flat, sum);
     }
   }
 }
@@ -165,31 +140,16 @@ __global__ void __launch_bounds__(kThreads, 3) scale_kernel(const ScaleArguments
 /// The packed kernel for product's and x's dtypes, or null where none is compiled: two different
 /// 16-bit formats do not meet in one layer, nor does a 16-bit product of an fp32 x.
 const void* packed_kernel(DType product, DType x) {
-  using Half = __half;
-  using BFloat = __nv_bfloat16;
-  if (x == DType::kFloat16) {
-    return product == DType::kFloat16
-               ? reinterpret_cast<const void*>(&scale_kernel<true, Half, Half>)
-           : product == DType::kFloat32
-               ? reinterpret_cast<const void*>(&scale_kernel<true, float, Half>)
-               : nullptr;
-  }
-  if (x == DType::kBFloat16) {
-    return product == DType::kBFloat16
-               ? reinterpret_cast<const void*>(&scale_kernel<true, BFloat, BFloat>)
-           : product == DType::kFloat32
-               ? reinterpret_cast<const void*>(&scale_kernel<true, float, BFloat>)
-               : nullptr;
-  }
-  return product == DType::kFloat32
-             ? reinterpret_cast<const void*>(&scale_kernel<true, float, float>)
-             : nullptr;
+  return with_format(FloatingFormats(), x, [&]<DType D>() -> const void* {
+    using X = ElementType<D>;
+    if (product == D) return reinterpret_cast<const void*>(&scale_kernel<true, X, X>);
+    if (product != DType::kFloat32) return nullptr;
+    return reinterpret_cast<const void*>(&scale_kernel<true, float, X>);
+  });
 }
 
 /// Columns are counted in 32 bits, with room for a step past the end.
 constexpr std::int64_t kMaxColumns = std::int64_t{1} << 30;
-
-Matrix matrix_of(const TensorView& view) { return {view.data, view.dtype, view.row_stride}; }
 
 }  // namespace
 
@@ -205,19 +165,15 @@ void launch_scale_rows(const TensorView& product, const TensorView& x, const Rou
                                                 std::to_string(product.shape[1]));
   }
   ScaleArguments arguments = {
-      .product = matrix_of(product),
-      .x = matrix_of(x),
-      .scaled = matrix_of(scaled),
-      .scaled_x = scaled_x.given() ? matrix_of(scaled_x) : Matrix{},
-      .m_sizes = routing.m_sizes.data,
-      .sizes_64_bit = routing.m_sizes.dtype == DType::kInt64,
+      .product = floats_of(product),
+      .x = floats_of(x),
+      .scaled = floats_of(scaled),
+      .scaled_x = floats_of(scaled_x),
+      .m_sizes = indices_of(routing.m_sizes),
       .experts = routing.m_sizes.shape[0],
-      .gather_indices = routing.gather_indices.data,
-      .indices_64_bit = routing.gather_indices.dtype == DType::kInt64,
-      .weights = routing.topk_weights.data,
-      .weights_dtype = routing.topk_weights.dtype,
-      .dot = dot.data,
-      .dot_dtype = dot.dtype,
+      .gather_indices = indices_of(routing.gather_indices),
+      .weights = floats_of(routing.topk_weights),
+      .dot = floats_of(dot),
       .rows = rows,
       .columns = static_cast<int>(product.shape[1]),
       .group_rows = 1,

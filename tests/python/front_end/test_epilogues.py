@@ -7,13 +7,13 @@ from conftest import make_case
 from moegemm.operators import flags as bits
 
 OPS = torch.ops.moegemm
-SWIGLU = (0, 1, 1.0, float("inf"), 0.0)
-GPT_OSS = (0, 2, 1.702, 7.0, 1.0)
-GELU = (1, 0, 1.0, float("inf"), 0.0)
+SWIGLU = "silu/concatenated"
+GPT_OSS = "silu/interleaved alpha=1.702 limit=7 up_offset=1"
+GELU = "gelu/none"
 
 
 def first_product(case, w, bias, activation, flags=bits.PERMUTE_X):
-    return OPS.forward_activated(case.X, w, bias, case.m_sizes, case.gather_indices, case.topk, flags, *activation)
+    return OPS.forward_activated(case.X, w, bias, case.m_sizes, case.gather_indices, case.topk, flags, activation)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -29,7 +29,7 @@ def test_activated_product_is_the_product_then_the_activation(device, dtype, act
     product = OPS.forward(
         case.X, case.W, case.m_sizes, case.gather_indices, None, case.topk, bits.PERMUTE_X | bits.FLOAT32_OUTPUT
     )
-    want = OPS.activate(product, None if bias is None else bias.float(), case.m_sizes, *activation)
+    want = OPS.activate(product, None if bias is None else bias.float(), case.m_sizes, activation)
     # The joined operator may round the product before it activates it.
     tolerance = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
     torch.testing.assert_close(got.float(), want, rtol=tolerance, atol=tolerance)
@@ -70,6 +70,8 @@ def test_refusals_name_the_argument(device):
     case = make_case(device, "permute_x", torch.float32)
     with pytest.raises(RuntimeError, match="bias"):
         first_product(case, case.W, torch.randn(5, 23, device=device), SWIGLU)
+    with pytest.raises(RuntimeError, match="activation is 'swish'; accepted are silu, gelu, "):
+        first_product(case, case.W, None, "swish/none")
     with pytest.raises(RuntimeError, match="activation"):
         first_product(make_case(device, "permute_y", torch.float32), case.W, None, SWIGLU, bits.PERMUTE_Y)
     case = make_case(device, "permute_y_mul", torch.float32)

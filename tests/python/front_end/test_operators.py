@@ -53,8 +53,8 @@ def test_products_with_epilogues(device, transposed):
     flags = bits.TRANSPOSED * transposed
     bias = torch.randn(5, 24, device=device).bfloat16()
     routing = (case.m_sizes, case.gather_indices)
-    for layout in (0, 1, 2):
-        activated = (case.X, w, bias, *routing, case.topk, flags | bits.PERMUTE_X, 0, layout, 1.0, 7.0, 0.0)
+    for layout in ("none", "concatenated", "interleaved"):
+        activated = (case.X, w, bias, *routing, case.topk, flags | bits.PERMUTE_X, f"silu/{layout} limit=7.0")
         torch.library.opcheck(OPS.forward_activated.default, activated)
     rows = torch.randn(case.rows, 40, device=device).bfloat16()
     biased = (rows, w, bias, *routing, None, case.topk, flags | bits.PERMUTE_Y)
@@ -95,11 +95,11 @@ def test_activations(device):
     pre, bias = torch.randn_like(case.X), torch.randn(5, 40, device=device).bfloat16()
     d_act = torch.randn(case.rows, 20, device=device).bfloat16()
     d_out, down_bias = torch.randn(13, 8, device=device).bfloat16(), torch.randn(5, 8, device=device).bfloat16()
-    activation = (0, 1, 1.0, 7.0, 0.0)
-    torch.library.opcheck(OPS.activate.default, (pre, bias, case.m_sizes, *activation))
+    activation = "silu/concatenated limit=7.0"
+    torch.library.opcheck(OPS.activate.default, (pre, bias, case.m_sizes, activation))
     for needs in [(True, True), (False, False)]:
         share = (d_out, down_bias) if needs[1] else (None, None)
-        torch.library.opcheck(OPS.activate_backward.default, (d_act, pre, bias, *routing, *share, *activation, *needs))
+        torch.library.opcheck(OPS.activate_backward.default, (d_act, pre, bias, *routing, *share, activation, *needs))
 
 
 def test_expert_sums(device):

@@ -72,6 +72,22 @@ def test_problem_is_measured_once_per_bucket_and_kept_in_the_file(cache_folder):
     assert sum(c["outcome"] == "fastest" for c in candidates.values()) == 1
 
 
+@pytest.mark.parametrize("frozen_router", [False, True])
+def test_training_uses_what_tune_measured(device, frozen_router):
+    case = make_case(device, "permute_y_mul", dtype=torch.bfloat16, k=64, n=48)
+    case.X.requires_grad_()
+    case.W.requires_grad_()
+    case.topk_weights.requires_grad_(not frozen_router)
+    moegemm.tune(
+        case.X, case.W, case.m_sizes, case.topk, case.gather_indices, case.permute_x, case.permute_y,
+        case.topk_weights, case.fuse_mul_post, budget=AMPLE,
+    )  # fmt: skip
+    known = sorted(entry["problem"] for entry in entries())
+    assert known, "dX and dW have several kernels on every backend"
+    product(case, autotune=True).sum().backward()
+    assert sorted(entry["problem"] for entry in entries()) == known, "backward measured something else"
+
+
 def test_tensors_and_random_state_stay_as_they_are(device):
     case = make_case(device, "permute_x", dtype=torch.bfloat16)
     tensors = [case.X, case.W, case.m_sizes, case.gather_indices]

@@ -1,4 +1,4 @@
-#include "layer/tensors/random_tensor.h"
+#include "layer/random_tensor.h"
 
 #include <gtest/gtest.h>
 
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "testing/device/memory.h"
+#include "testing/numerics/floats.h"
 
 namespace moegemm::cli {
 namespace {
@@ -14,27 +15,27 @@ namespace {
 TEST(RoundTo, Fp16EveryFiniteValueIsItsOwnRounding) {
   for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
     const auto half = static_cast<std::uint16_t>(bits);
-    const auto value = static_cast<float>(load_element(&half, DType::kFloat16, 0));
+    const auto value = testing::decode(DType::kFloat16, &half, 0);
     if (!std::isfinite(value)) continue;
     std::uint16_t stored = 0;
-    store_element(&stored, DType::kFloat16, 0, value);
+    testing::encode(DType::kFloat16, &stored, 0, value);
     ASSERT_EQ(stored, half) << value;
   }
 }
 
 TEST(RoundTo, TiesGoToEven) {
-  EXPECT_EQ(round_to(DType::kBFloat16, 1.0F + 0x1p-8F), 1.0F);
-  EXPECT_EQ(round_to(DType::kBFloat16, 1.0F + 3 * 0x1p-8F), 1.0F + 0x1p-6F);
-  EXPECT_EQ(round_to(DType::kFloat16, 1.0F + 0x1p-11F), 1.0F);
-  EXPECT_EQ(round_to(DType::kFloat16, 1.0F + 3 * 0x1p-11F), 1.0F + 0x1p-9F);
+  EXPECT_EQ(testing::round_to(DType::kBFloat16, 1.0F + 0x1p-8F), 1.0F);
+  EXPECT_EQ(testing::round_to(DType::kBFloat16, 1.0F + 3 * 0x1p-8F), 1.0F + 0x1p-6F);
+  EXPECT_EQ(testing::round_to(DType::kFloat16, 1.0F + 0x1p-11F), 1.0F);
+  EXPECT_EQ(testing::round_to(DType::kFloat16, 1.0F + 3 * 0x1p-11F), 1.0F + 0x1p-9F);
 }
 
 TEST(RoundTo, Fp16EndsOfTheRange) {
-  EXPECT_EQ(round_to(DType::kFloat16, 65519.0F), 65504.0F);
-  EXPECT_TRUE(std::isinf(round_to(DType::kFloat16, 65520.0F)));
-  EXPECT_EQ(round_to(DType::kFloat16, 0x1p-25F), 0.0F);
-  EXPECT_EQ(round_to(DType::kFloat16, 0x1.8p-25F), 0x1p-24F);
-  EXPECT_TRUE(std::isnan(round_to(DType::kFloat16, NAN)));
+  EXPECT_EQ(testing::round_to(DType::kFloat16, 65519.0F), 65504.0F);
+  EXPECT_TRUE(std::isinf(testing::round_to(DType::kFloat16, 65520.0F)));
+  EXPECT_EQ(testing::round_to(DType::kFloat16, 0x1p-25F), 0.0F);
+  EXPECT_EQ(testing::round_to(DType::kFloat16, 0x1.8p-25F), 0x1p-24F);
+  EXPECT_TRUE(std::isnan(testing::round_to(DType::kFloat16, NAN)));
 }
 
 class RandomTensorTypes : public ::testing::TestWithParam<DType> {};
@@ -45,7 +46,7 @@ TEST_P(RandomTensorTypes, FillWritesTheElementsThatAtNames) {
   std::vector<std::byte> bytes(static_cast<std::size_t>(1001 * size_bytes(GetParam())));
   tensor.fill(*memory, bytes.data(), 1001);
   for (std::int64_t i = 0; i < 1001; ++i) {
-    ASSERT_EQ(load_element(bytes.data(), GetParam(), i), tensor.at(i)) << i;
+    ASSERT_EQ(testing::decode(GetParam(), bytes.data(), i), tensor.at(i)) << i;
     ASSERT_LE(std::fabs(tensor.at(i)), 0.5F);
   }
 }

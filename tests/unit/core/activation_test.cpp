@@ -108,5 +108,24 @@ TEST(ActivationNames, AreThoseOfTheInterface) {
   EXPECT_EQ((Activation{.layout = GateLayout::kNone}).input_columns(12), 12);
 }
 
+TEST(ActivationText, EveryFunctionAndLayoutComesBack) {
+  for (const auto& function : kActivationFunctions) {
+    for (const auto& layout : kGateLayouts) {
+      const Activation plain = {.function = function.value, .layout = layout.value};
+      EXPECT_EQ(parse_activation(to_string(plain)), plain);
+      const Activation numbers = {function.value, layout.value, 1.702f, 7.0f, 1.0f};
+      EXPECT_EQ(parse_activation(to_string(numbers)), numbers);
+    }
+  }
+}
+
+TEST(ActivationText, OtherNamesAreRefusedWithThoseThatThereAre) {
+  expect_refusal(ErrorKind::kInvalidValue, {"activation is 'swish'", "silu, gelu", " and "},
+                 [] { parse_activation("swish/none"); });
+  expect_refusal(ErrorKind::kInvalidValue,
+                 {"layout is ''; accepted are none, concatenated and interleaved"},
+                 [] { parse_activation("silu/"); });
+}
+
 }  // namespace
 }  // namespace moegemm

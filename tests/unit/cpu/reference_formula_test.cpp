@@ -10,7 +10,7 @@
 #include <tuple>
 #include <vector>
 
-#include "core/float16.h"
+#include "cpu/element_type.h"
 #include "moegemm/moegemm.h"
 
 /// The reference against the formulas of the operation, written down a second time: one sum per

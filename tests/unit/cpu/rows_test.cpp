@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "core/float16.h"
+#include "cpu/element_type.h"
 #include "moegemm/moegemm.h"
 
 namespace moegemm {

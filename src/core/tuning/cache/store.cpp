@@ -1,6 +1,6 @@
 #include "core/tuning/cache/store.h"
 
-#include <memory>
+#include <list>
 #include <stdexcept>
 
 #include "core/process/warning.h"
@@ -99,15 +99,23 @@ std::string TuningStore::save() {
 }
 
 TuningStore& tuning_store() {
+  struct OfRoot {
+    explicit OfRoot(const CacheRoot& root)
+        : word(root.word), below(root.below), store(root.file()) {}
+
+    std::string word;
+    std::string below;
+    TuningStore store;
+  };
   // Never destroyed: other threads may still plan while the process exits.
-  static auto* stores = new std::map<fs::path, std::unique_ptr<TuningStore>>;
+  static auto* stores = new std::list<OfRoot>;
   static auto* mutex = new std::mutex;
-  const fs::path folder = cache_folder();
-  const fs::path path = folder.empty() ? fs::path() : folder / "tuning.json";
+  const CacheRoot root = cache_root();
   const std::lock_guard lock(*mutex);
-  std::unique_ptr<TuningStore>& store = (*stores)[path];
-  if (!store) store = std::make_unique<TuningStore>(path);
-  return *store;
+  for (OfRoot& known : *stores) {
+    if (root == CacheRoot{known.word, known.below}) return known.store;
+  }
+  return stores->emplace_back(root).store;
 }
 
 }  // namespace moegemm

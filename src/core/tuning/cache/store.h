@@ -55,7 +55,7 @@ class TuningStore {
   std::uintmax_t read_size_ = 0;
 };
 
-/// The store of the folder that the environment names now.
+/// The store of the folder that the environment names now. Quick: every call with autotune asks.
 TuningStore& tuning_store();
 
 }  // namespace moegemm

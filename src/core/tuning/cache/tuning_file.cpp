@@ -100,20 +100,24 @@ void make_folder(const fs::path& folder) {
   if (error) fail(join("cannot create ", shown(folder), ": ", error.message()));
 }
 
-const char* variable(const char* name) {
+std::string_view variable(const char* name) {
   const char* value = std::getenv(name);
-  return value != nullptr && *value != '\0' ? value : nullptr;
+  return value != nullptr ? value : "";
 }
 
 }  // namespace
 
-fs::path cache_folder() {
-  if (const char* chosen = variable("MOEGEMM_CACHE_DIR")) return chosen;
-  const char* xdg = variable("XDG_CACHE_HOME");
+CacheRoot cache_root() {
+  const std::string_view chosen = variable("MOEGEMM_CACHE_DIR");
+  if (!chosen.empty()) return {chosen, {}};
+  const std::string_view xdg = variable("XDG_CACHE_HOME");
   // The XDG specification: a relative path there is invalid and ignored.
-  if (xdg != nullptr && fs::path(xdg).is_absolute()) return fs::path(xdg) / "moegemm";
-  if (const char* home = variable("HOME")) return fs::path(home) / ".cache" / "moegemm";
-  return {};
+  if (xdg.starts_with('/')) return {xdg, "moegemm"};
+  return {variable("HOME"), ".cache/moegemm"};
+}
+
+fs::path CacheRoot::file() const {
+  return word.empty() ? fs::path() : fs::path(word) / below / "tuning.json";
 }
 
 std::string shown(const fs::path& path) {

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <string_view>
 
 #include "core/tuning/cache/bucket.h"
 
@@ -20,8 +21,17 @@ struct TunedRecord {
 
 using TunedRecords = std::map<TuningKey, TunedRecord>;
 
-/// MOEGEMM_CACHE_DIR, else moegemm in XDG_CACHE_HOME or ~/.cache; empty when none is set.
-std::filesystem::path cache_folder();
+/// What names the folder of the cache: MOEGEMM_CACHE_DIR, else moegemm in XDG_CACHE_HOME or
+/// ~/.cache. Not to be kept: it points into the environment.
+struct CacheRoot {
+  std::string_view word;   ///< of the environment; empty when none of these is set
+  std::string_view below;  ///< the folder there; empty: the word itself
+
+  bool operator==(const CacheRoot&) const = default;
+  /// The file of measurements; empty when nothing names a folder.
+  std::filesystem::path file() const;
+};
+CacheRoot cache_root();
 
 /// A path in messages: bytes that are not UTF-8, which Python and JSON do not take, are replaced.
 std::string shown(const std::filesystem::path& path);

@@ -203,7 +203,7 @@ __device__ void place_run(const RouteArguments& a, unsigned first, unsigned last
     const bool present = i < last;
     const unsigned bucket = ahead;  // lanes without a row agree on a bucket that is none
     ahead = i + 32 < last ? bucket_of<Compact>(a, i + 32, counted) : a.buckets;
-    const unsigned peers = __match_any_sync(kAllLanes, bucket);
+    const unsigned peers = __match_any_sync(kFullMask, bucket);
     const unsigned rank = __popc(peers & ((1u << lane) - 1));
     const unsigned position = present ? next[bucket] + rank : 0;
     __syncwarp();

@@ -6,9 +6,8 @@
 
 #include "cuda/host/loading.h"
 #include "cuda/sm80/plan/instance.h"
-#include "cuda/sm80/row/row_tiles.h"
-#include "cuda/sm80/tile/shared_layout.h"
-#include "cuda/sm80/weight/weight_tiles.h"
+#include "cuda/sm80/row_gemm/traits.h"
+#include "cuda/sm80/weight_gemm/traits.h"
 
 namespace moegemm::cuda::sm80 {
 namespace {

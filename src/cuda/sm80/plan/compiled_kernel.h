@@ -8,7 +8,7 @@
 #include "core/backend.h"
 #include "cuda/host/device_facts.h"
 #include "cuda/host/launch_policy.h"
-#include "cuda/sm80/tile/block_shape.h"
+#include "cuda/sm80/tile/traits.h"
 
 namespace moegemm::cuda::sm80 {
 

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "cuda/sm80/plan/compiled_kernel.h"
-#include "cuda/sm80/tile/routing_params.h"
+#include "cuda/sm80/tile/params.h"
 
 namespace moegemm::cuda::sm80 {
 

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "cuda/sm80/tile/row_pitch.h"
+#include "cuda/device/row_pitch.h"
 #include "moegemm/tensor.h"
 
 namespace moegemm::cuda::sm80 {

@@ -462,6 +462,24 @@ TEST_F(TuneOnCpuTest, ExportedCacheCanBeImportedElsewhere) {
                  [] { import_tuning_cache("hello"); });
 }
 
+TEST_F(TuneOnCpuTest, AnotherCacheFolderHasMeasurementsOfItsOwn) {
+  const Plan first = call();
+  const int calls = support.calls;
+  {
+    const TemporaryFolder elsewhere;
+    const ScopedEnvironment moved("MOEGEMM_CACHE_DIR", elsewhere.path().c_str());
+    context.tuning = nullptr;
+    EXPECT_EQ(call().source, PlanSource::kHeuristic) << "nothing was measured for this folder";
+    context.tuning = &support;
+    EXPECT_EQ(call().source, PlanSource::kTuned);
+    EXPECT_GT(support.calls, calls);
+    EXPECT_EQ(tuning_cache_entries().size(), 1u);
+  }
+  const int all_calls = support.calls;
+  EXPECT_EQ(call(), first) << "back in the first folder what was found there holds";
+  EXPECT_EQ(support.calls, all_calls);
+}
+
 TEST_F(TuneOnCpuTest, KnownProblemCostsACallNextToNothing) {
   call();
   Problem problem;

@@ -2,13 +2,11 @@
 
 #include <set>
 #include <string>
-#include <tuple>
 
 #include "cuda/sm80/plan/compiled_kernel.h"
 #include "cuda/sm80/plan/compute_capability.h"
 #include "cuda/sm80/plan/heuristic.h"
 #include "cuda/sm80/plan/pitch.h"
-#include "cuda/sm80/weight/weight_tiles.h"
 #include "moegemm/error.h"
 
 namespace moegemm::cuda::sm80 {
@@ -182,22 +180,6 @@ TEST(Sm80Kernels, RowsTooFarApartAreRefusedByName) {
       EXPECT_EQ(error.kind(), ErrorKind::kNotImplemented);
       EXPECT_NE(std::string(error.what()).find("dy"), std::string::npos);
     }
-  }
-}
-
-TEST(Sm80WeightTiles, CoverEveryTileOfEveryExpertOnce) {
-  for (const bool k_fastest : {false, true}) {
-    const WeightTiling tiling = {3, 5, k_fastest};
-    std::set<std::tuple<int, int, int>> seen;
-    for (int number = 0; number < 4 * tiling.per_expert(); ++number) {
-      const WeightTile tile = decode_weight_tile(number, tiling, 128, 64);
-      EXPECT_FALSE(tile.is_end());
-      EXPECT_LT(tile.expert, 4);
-      EXPECT_LT(tile.n, 3 * 128);
-      EXPECT_LT(tile.k, 5 * 64);
-      EXPECT_TRUE(seen.emplace(tile.expert, tile.n, tile.k).second);
-    }
-    EXPECT_EQ(seen.size(), 60u);
   }
 }
 

@@ -283,17 +283,17 @@ TEST_F(TuningFileTest, FolderComesFromTheEnvironment) {
   const ScopedEnvironment home("HOME", "/someone");
   const ScopedEnvironment xdg("XDG_CACHE_HOME", "");
   const ScopedEnvironment own("MOEGEMM_CACHE_DIR", "");
-  EXPECT_EQ(cache_folder(), "/someone/.cache/moegemm");
+  EXPECT_EQ(cache_root().file(), "/someone/.cache/moegemm/tuning.json");
   {
     const ScopedEnvironment set("XDG_CACHE_HOME", "/caches");
-    EXPECT_EQ(cache_folder(), "/caches/moegemm");
+    EXPECT_EQ(cache_root().file(), "/caches/moegemm/tuning.json");
     const ScopedEnvironment outranks("MOEGEMM_CACHE_DIR", "/here");
-    EXPECT_EQ(cache_folder(), "/here");
+    EXPECT_EQ(cache_root().file(), "/here/tuning.json");
   }
   const ScopedEnvironment relative("XDG_CACHE_HOME", "caches");
-  EXPECT_EQ(cache_folder(), "/someone/.cache/moegemm");
+  EXPECT_EQ(cache_root().file(), "/someone/.cache/moegemm/tuning.json");
   const ScopedEnvironment nobody("HOME", "");
-  EXPECT_EQ(cache_folder(), "");
+  EXPECT_EQ(cache_root().file(), "");
 }
 
 }  // namespace
