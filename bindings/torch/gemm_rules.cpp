@@ -133,12 +133,6 @@ void GemmArguments::check_routing(bool first_has_tokens) {
     refuse_value("gather_indices is ", indices.describe(), "; its length must be M = ", shape_.rows,
                  ", the rows of ", first.name());
   }
-  if (options.dy_per_token &&
-      (shape_.rows % routing.topk != 0 || first.size(0) != shape_.rows / routing.topk)) {
-    refuse_value("dY is ", first.describe(),
-                 "; with dy_per_token it must have T = M / topk rows, where M = ", shape_.rows,
-                 " and topk = ", routing.topk);
-  }
 }
 
 void GemmArguments::check_weights() {
@@ -157,15 +151,9 @@ void GemmArguments::check_weights() {
 }
 
 void GemmArguments::check_x_rows(const Argument& x) const {
-  if (!options.permute_x) {
-    if (x.size(0) != shape_.rows) {
-      refuse_value("X is ", x.describe(), "; without permute_x it must have M = ", shape_.rows,
-                   " rows");
-    }
-  } else if (shape_.rows % routing.topk != 0 || x.size(0) != shape_.rows / routing.topk) {
-    refuse_value("X is ", x.describe(),
-                 "; with permute_x it must have T = M / topk rows, where M = ", shape_.rows,
-                 " and topk = ", routing.topk);
+  if (!options.permute_x && x.size(0) != shape_.rows) {
+    refuse_value("X is ", x.describe(), "; without permute_x it must have M = ", shape_.rows,
+                 " rows");
   }
 }
 
@@ -187,7 +175,10 @@ void GemmArguments::check_output(const Argument& output) const {
     return;
   }
   const std::int64_t columns = op_ == Op::kForward ? shape_.n : shape_.k;
-  if (output.rank() != 2 || output.size(0) != shape_.rows || output.size(1) != columns) {
+  // dX in flat order has T * topk rows, which its caller says.
+  const bool flat = op_ == Op::kDx && options.permute_x;
+  if (output.rank() != 2 || output.size(1) != columns ||
+      (flat ? output.size(0) % routing.topk != 0 : output.size(0) != shape_.rows)) {
     refuse_value("out is ", output.describe(), "; its shape must be [", shape_.rows, ", ", columns,
                  "]");
   }

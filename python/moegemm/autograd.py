@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moegemm.operators import flags as bits
 from moegemm.operators.derivatives import primal_of, refuse_traced_forward_mode, vmap_refusal
-from moegemm.operators.gradients import DEFAULTS, FORWARD_ONLY, Call, Settings, backward, needed
+from moegemm.operators.gradients import DEFAULTS, FORWARD_ONLY, Call, Settings, backward, needed, slots_of
 from moegemm.operators.loading import ops
 
 __all__ = ["DEFAULTS", "Call", "DualGroupedGemm", "GroupedGemm", "Settings", "transformed_product"]
@@ -60,6 +60,7 @@ class GroupedGemm(torch.autograd.Function):
         )
         ctx.call = call
         ctx.flat_weights = W.dim() == 2
+        ctx.slots = slots_of(X, gather_indices, call)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from moegemm.activations import is_gated
-from moegemm.operators import combine_gradient
+from moegemm.operators import combine_gradient, compact
 from moegemm.operators import flags as bits
 from moegemm.operators.derivatives import vmap_refusal
 from moegemm.operators.rules import require_same_device, require_same_dtype
@@ -42,10 +42,6 @@ def _forward(
     if flags & bits.PERMUTE_X:
         assert gather_indices is not None
         rows = gather_indices.size(0)
-        _check(
-            x.size(0) * topk == rows,
-            lambda: f"X is {list(x.shape)}; with permute_x it must have T = M / topk rows, M = {rows}, topk = {topk}",
-        )
     n = w.size(1) if w.dim() == 3 else w.size(0) // m_sizes.size(0)
     return x.new_empty((rows, n), dtype=_dtype(x, flags))
 
@@ -127,13 +123,13 @@ def _activate(
 
 
 def _activate_backward(
-    d_act: Tensor, pre: Tensor, bias: Tensor | None, m_sizes: Tensor, gather_indices: Tensor,
+    d_act: Tensor, pre: Tensor, bias: Tensor | None, m_sizes: Tensor, gather_indices: Tensor | None,
     topk_weights: Tensor | None, topk: int, d_out: Tensor | None, down_bias: Tensor | None,
     activation: str,
     need_weighted_act: bool, need_d_weights: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    rows = pre.size(0) if need_d_weights else 0
-    return pre.new_empty(pre.shape), pre.new_empty((rows,), dtype=torch.float32)
+    slots = pre.size(0) if topk_weights is None else topk_weights.numel()
+    return pre.new_empty(pre.shape), pre.new_empty((slots if need_d_weights else 0,), dtype=torch.float32)
 
 
 def _expert_sums(
@@ -158,6 +154,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "forward_out": _writes_out,
     "dx_out": _writes_out,
     "dw_out": _writes_out,
+    **compact.FAKES,
 }
 
 
@@ -201,5 +198,6 @@ def register() -> None:
     _torch_library.register_autograd(
         "moegemm::combine", combine_gradient.backward, setup_context=combine_gradient.setup_context
     )
+    _torch_library.register_autograd("moegemm::combine_rows", compact.backward, setup_context=compact.setup_context)
     # Autograd deals with this one before it is called (shortcuts.py); a stop at torch's fallback takes time.
     _ours.impl("forward_plain", _torch_library.fallthrough_kernel, "Autograd")
