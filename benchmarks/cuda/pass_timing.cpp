@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "core/registry.h"
-#include "cuda/host/launch.h"
-#include "cuda/host/tensor_map.h"
-#include "cuda/host/tile_counters.h"
+#include "cuda/backend/launch.h"
+#include "cuda/backend/tensor_map.h"
+#include "cuda/backend/tile_counters.h"
 #include "graph_timing.h"
 #include "testing/device/cuda_graph.h"
 #include "testing/device/device_vector.h"

@@ -18,8 +18,9 @@ MOEGEMM_API void activate(const TensorView& pre, const TensorView& bias, const T
                           const Activation& activation, const TensorView& act,
                           const ExecutionContext& context = {});
 
-/// What the backward of an activation reads. With g = gather_indices[r] and w = topk_weights[g] (1
-/// if not given), the layer's output is out[t] = sum over slots of w * (act[r] W_down^T + b_down).
+/// What the backward of an activation reads. With g = gather_indices[r] and w = router_weights[g]
+/// (1 if not given), the layer's output is out[t] = sum over slots of w * (act[r] W_down^T +
+/// b_down).
 struct ActivationGradientInputs {
   TensorView d_act;      ///< [M, I]: d_out[g / topk] W_down, without w; pre's dtype or fp32
   TensorView pre;        ///< [M, C], as for `activate`
@@ -38,8 +39,8 @@ struct ActivationGradientOutputs {
 };
 
 /// The gradient of an activation in one pass that also recomputes it. gather_indices is needed for
-/// topk_weights and d_weights, which say what indices are in range: the M rows of `pre` may be more
-/// or fewer than T * topk. A row whose index is out of range is zero in every output.
+/// router_weights and d_weights, which say what indices are in range: the M rows of `pre` may be
+/// more or fewer than T * topk. A row whose index is out of range is zero in every output.
 MOEGEMM_API void activate_backward(const ActivationGradientInputs& inputs,
                                    const RoutingView& routing, const Activation& activation,
                                    const ActivationGradientOutputs& outputs,
@@ -49,7 +50,7 @@ MOEGEMM_API void activate_backward(const ActivationGradientInputs& inputs,
 /// once: the gradient of a bias.
 ///   rows     [M, C] in expert order, or with gather_indices, of any length, [T, C]: row r reads
 ///            rows[g / topk]
-///   routing  topk_weights, if given, need gather_indices
+///   routing  router_weights, if given, need gather_indices
 ///   sums     [E, C] in rows' dtype or fp32
 MOEGEMM_API void expert_sums(const TensorView& rows, const RoutingView& routing,
                              const TensorView& sums, const ExecutionContext& context = {});

@@ -5,14 +5,22 @@
 #include <string>
 
 #include "moegemm/export.h"
+#include "moegemm/kinds.h"
 
 namespace moegemm {
 
 /// Who runs a problem. `kReference` is the plain oracle, `kCpu` the fast CPU kernels, `kSm90` the
 /// Hopper kernels, `kSm80` the kernels for every NVIDIA GPU from Ampere up.
 enum class BackendKind : std::uint8_t { kReference, kCpu, kSm90, kSm80 };
+/// Best first.
+inline constexpr Named<BackendKind> kBackends[] = {
+    {BackendKind::kSm90, "sm90"},
+    {BackendKind::kSm80, "sm80"},
+    {BackendKind::kCpu, "cpu"},
+    {BackendKind::kReference, "reference"},
+};
 
-MOEGEMM_API const char* to_string(BackendKind kind);  ///< "reference", "cpu", "sm90", "sm80"
+MOEGEMM_API const char* to_string(BackendKind kind);
 /// The inverse of to_string; empty for any other word.
 MOEGEMM_API std::optional<BackendKind> parse_backend(const std::string& name);
 

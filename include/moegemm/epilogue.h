@@ -5,6 +5,7 @@
 #include <string>
 
 #include "moegemm/export.h"
+#include "moegemm/kinds.h"
 
 /// What a product can do to its rows before it stores them.
 namespace moegemm {
@@ -21,12 +22,6 @@ enum class GateLayout : std::uint8_t {
   kNone,          ///< no gate: I columns
   kConcatenated,  ///< I gate columns, then I up columns
   kInterleaved,   ///< gate 0, up 0, gate 1, up 1, ...
-};
-
-template <typename Value>
-struct Named {
-  Value value;
-  const char* name;
 };
 
 /// Every function and every layout, by the names that callers give and messages print. What code

@@ -7,6 +7,13 @@
 /// kernels do not read the standard library with it.
 namespace moegemm {
 
+/// An entry of a table of enumerators: by the names that callers give and messages print.
+template <typename Value>
+struct Named {
+  Value value;
+  const char* name;
+};
+
 enum class Op : std::uint8_t { kForward, kDx, kDw };
 
 enum class DType : std::uint8_t { kFloat32, kFloat16, kBFloat16, kInt32, kInt64 };

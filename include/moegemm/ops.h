@@ -34,19 +34,19 @@ struct RoutingView {
   TensorView m_sizes;         ///< [E] int32 or int64: rows of each expert
   TensorView gather_indices;  ///< [M] int32 or int64: flat index of the row at expert-ordered
                               ///< position r; required by permute_x and permute_y
-  TensorView topk_weights;    ///< [M] (or [T, topk]) fp32 or X's dtype, flat order; required by
-                              ///< fuse_mul
+  TensorView router_weights;  ///< [M] (or [T, topk]) fp32 or X's dtype, flat order; required by
+                              ///< multiply
   std::int64_t topk = 1;
 };
 
 struct GemmOptions {
+  WeightLayout weight_layout = WeightLayout::kNk;  ///< of W or dW; [E, K, N] cannot multiply
   bool permute_x = false;     ///< X (or dX) is in flat order: the first GEMM of the layer
   bool permute_y = false;     ///< Y (or dY) is in flat order: the second GEMM of the layer
-  bool fuse_mul = false;      ///< scale row r by topk_weights[gather_indices[r]] in fp32 (needs
+  bool multiply = false;      ///< scale row r by router_weights[gather_indices[r]] in fp32 (needs
                               ///< permute_y). dW: the row's contribution is scaled
   bool dy_per_token = false;  ///< dX and dW with permute_y: dy is [T, N] and row r reads
-                              ///< dy[gather_indices[r] / topk]: the gradient of a token's sum,
-                              ///< or the rows of a first GEMM whose W is stored [E, K, N]
+                              ///< dy[gather_indices[r] / topk]: the gradient of a token's sum
   bool accumulate = false;    ///< dW only: add to the fp32 output instead of overwriting it
   bool allow_tf32 = false;    ///< fp32 inputs may use TF32 tensor cores
   bool autotune = false;      ///< take the measured kernel instead of the predicted one (tune.h)
@@ -55,7 +55,7 @@ struct GemmOptions {
   std::optional<BackendKind> backend;  ///< force one; else MOEGEMM_BACKEND, else the best
   std::optional<KernelConfig> config;  ///< ask for a kernel by hand; else the planner chooses
   /// Forward and dX: [E, columns of the product] of X's dtype, or not given. Added to the fp32
-  /// result before fuse_mul scales it, also to that of a row which reads as zeros.
+  /// result before multiply scales it, also to that of a row which reads as zeros.
   TensorView bias = {};
   /// Forward and dX whose result stays in expert order: activated rows are all that is stored, half
   /// as many columns with a gate. Where no kernel applies it to its own results, a pass after the
@@ -75,13 +75,14 @@ struct ExecutionContext {
 };
 
 /// Y_e = X_e W_e^T (+ bias_e, activated).  x [T, K] with permute_x, else [M, K]; w [E, N, K]; y [M,
-/// N], or [M, N / 2] behind a gated activation.
+/// N], or [M, N / 2] after a gated activation. Here and below W may also be flattened to [E * N,
+/// K], and options.weight_layout may say that W and dW are [E, K, N].
 MOEGEMM_API Plan forward(const TensorView& x, const TensorView& w, const TensorView& y,
                          const RoutingView& routing, const GemmOptions& options = {},
                          const ExecutionContext& context = {});
 
-/// dX_e = dY_e W_e (+ bias_e, activated: the first product of a layer whose W is [E, K, N]).  dy
-/// [M, N], or [T, N] with dy_per_token; w [E, N, K]; dx [M, K], with permute_x [T * topk, K].
+/// dX_e = dY_e W_e (+ bias_e, activated).  dy [M, N], or [T, N] with dy_per_token; w [E, N, K];
+/// dx [M, K], with permute_x [T * topk, K].
 MOEGEMM_API Plan backward_dx(const TensorView& dy, const TensorView& w, const TensorView& dx,
                              const RoutingView& routing, const GemmOptions& options = {},
                              const ExecutionContext& context = {});

@@ -15,13 +15,13 @@ namespace moegemm {
 ///   gather_indices [M] same dtype as m_sizes, written: flat index of the row at position r
 ///   inverse        [M] same dtype, written if given: position of flat row i
 ///   workspace      CUDA only: route_workspace_bytes() bytes on the device, any contents
-MOEGEMM_API void route(const TensorView& expert_ids, std::int64_t experts,
+MOEGEMM_API void route(const TensorView& expert_ids, std::int64_t num_experts,
                        const TensorView& m_sizes, const TensorView& gather_indices,
                        const TensorView& inverse = {}, void* workspace = nullptr,
                        const ExecutionContext& context = {});
 
 /// Bytes of device memory that `route` needs for this many rows and experts; 0 on the CPU.
-MOEGEMM_API std::int64_t route_workspace_bytes(std::int64_t rows, std::int64_t experts,
+MOEGEMM_API std::int64_t route_workspace_bytes(std::int64_t rows, std::int64_t num_experts,
                                                Device device);
 
 /// out[t] = sum over s of weights[t * topk + s] * rows[t * topk + s], in fp32, s ascending, rounded
@@ -30,10 +30,10 @@ MOEGEMM_API std::int64_t route_workspace_bytes(std::int64_t rows, std::int64_t e
 MOEGEMM_API void combine(const TensorView& rows, const TensorView& weights, std::int64_t topk,
                          const TensorView& out, const ExecutionContext& context = {});
 
-/// One pass over the rows that serves the backward of `fuse_mul`, with g = gather_indices[r]:
+/// One pass over the rows that serves the backward of `multiply`, with g = gather_indices[r]:
 ///   dot[g]     = <product[r], x[r]>       fp32 sum, rounded once to dot's dtype
-///   scaled[r]  = topk_weights[g] * product[r]
-///   scaled_x[r] = topk_weights[g] * x[r]  when given
+///   scaled[r]  = router_weights[g] * product[r]
+///   scaled_x[r] = router_weights[g] * x[r]  when given
 /// product, scaled [M, K] (may be the same memory); x, scaled_x [M, K]; dot [M]. Rows past
 /// sum(m_sizes) are zero in scaled and scaled_x; flat slots that no row names are zero in dot.
 MOEGEMM_API void scale_rows(const TensorView& product, const TensorView& x,

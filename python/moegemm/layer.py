@@ -9,7 +9,6 @@ from torch import Tensor
 from moegemm.activations import Activation
 from moegemm.capacity import Capacity, capacity_of, route_within
 from moegemm.layer_arguments import LayerOptions, LayerTensors, layer_arguments
-from moegemm.operators import flags as bits
 from moegemm.operators.derivatives import (
     once_only,
     refuse_forward_mode,
@@ -19,13 +18,12 @@ from moegemm.operators.derivatives import (
 from moegemm.operators.errors import explain
 from moegemm.operators.loading import ops
 from moegemm.operators.main_grad import count_write, gradient_after_adding, main_grad_of
+from moegemm.operators.options import ACCUMULATE, ALLOW_TF32, DY_PER_TOKEN, PERMUTE_X, PERMUTE_Y, TRANSPOSED
 from moegemm.operators.raw import torch_allows_tf32
 from moegemm.operators.shortcuts import apply_function
 
 _forward: Callable[..., Tensor] = ops.forward.default
 _dx: Callable[..., Tensor] = ops.dx.default
-_forward_activated: Callable[..., Tensor] = ops.forward_activated.default
-_forward_biased: Callable[..., Tensor] = ops.forward_biased.default
 _dw: Callable[..., Tensor] = ops.dw.default
 _dw_out: Callable[..., None] = ops.dw_out.default
 _route: Callable[..., tuple[Tensor, Tensor, Tensor]] = ops.route.default
@@ -34,9 +32,6 @@ _combine_rows: Callable[..., Tensor] = ops.combine_rows.default
 _activate: Callable[..., Tensor] = ops.activate.default
 _activate_backward: Callable[..., tuple[Tensor, Tensor]] = ops.activate_backward.default
 _expert_sums: Callable[..., Tensor] = ops.expert_sums.default
-
-_TOKENS_OF_X = bits.PERMUTE_X
-_TOKENS_OF_DY = bits.PERMUTE_Y | bits.DY_PER_TOKEN
 
 
 class Routed(NamedTuple):
@@ -56,82 +51,63 @@ class MainGrad(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """How one product's W is stored: [E, N, K], or [E, K, N] with transposed.
+    """How one product's W is stored: [E, N, K], or [E, K, N] with transposed. Neither is ever copied."""
 
-    Y = X W^T and dX = dY W are each other's formula with W transposed, and dW has its operands swapped. So every
-    layout runs on the same kernels without a copy: only which operator and which permutation flag change.
-    """
-
-    transposed: bool
-    tf32: int  # bits.ALLOW_TF32 or 0
+    options: str  # TRANSPOSED and ALLOW_TF32, each or not
     accumulated: MainGrad | None = None
 
-    def _product(self, rows: Tensor, w: Tensor, routed: Routed, as_forward: int, as_dx: int) -> Tensor:
-        operator, flag = (_dx, as_dx) if self.transposed else (_forward, as_forward)
-        return operator(rows, w, *routed[:2], None, routed.topk, flag | self.tf32)
-
-    def _flags(self, order: int) -> int:
-        """Of the operators with an epilogue, which take either layout."""
-        return order | self.tf32 | (bits.TRANSPOSED if self.transposed else 0)
-
-    def _gradient(self, dy: Tensor, x: Tensor, routed: Routed, flag: int, swapped_flag: int) -> Tensor | None:
-        operands, flag = ((x, dy), swapped_flag) if self.transposed else ((dy, x), flag)
-        flag |= self.tf32
+    def _gradient(self, dy: Tensor, x: Tensor, routed: Routed, order: str) -> Tensor | None:
         if self.accumulated is None:
-            return _dw(*operands, *routed[:2], None, routed.topk, flag)
+            return _dw(dy, x, *routed[:2], None, routed.topk, order + self.options)
         main_grad = self.accumulated.main_grad
-        _dw_out(*operands, *routed[:2], None, routed.topk, flag | bits.ACCUMULATE, None, main_grad)
+        words = order + self.options + ACCUMULATE
+        _dw_out(dy, x, *routed[:2], None, routed.topk, words, None, main_grad)
         count_write(main_grad)
         return gradient_after_adding(self.accumulated.parameter, main_grad.shape)
 
     def from_tokens(self, tokens: Tensor, w: Tensor, routed: Routed) -> Tensor:
         """[T, K] -> [M, N] in expert order: row r reads its token. The first product."""
-        return self._product(tokens, w, routed, _TOKENS_OF_X, _TOKENS_OF_DY)
+        return _forward(tokens, w, *routed[:2], None, routed.topk, PERMUTE_X + self.options)
 
     def activated_from_tokens(
         self, tokens: Tensor, w: Tensor, bias: Tensor | None, activation: Activation, routed: Routed
     ) -> Tensor:
         """from_tokens with its bias and activation: nothing but activated rows is kept, with the same bits."""
-        return _forward_activated(tokens, w, bias, *routed[:3], self._flags(bits.PERMUTE_X), activation.text())
+        words = PERMUTE_X + self.options
+        return _forward(tokens, w, *routed[:2], None, routed.topk, words, None, bias, activation.text())
 
     def to_flat(self, rows: Tensor, w: Tensor, routed: Routed, bias: Tensor | None = None) -> Tensor:
         """[M, K] in expert order -> [M, N] in flat order. The second product, which adds its bias before it rounds."""
-        if bias is None:
-            return self._product(rows, w, routed, bits.PERMUTE_Y, bits.PERMUTE_X)
-        return _forward_biased(rows, w, bias, *routed[:2], None, routed.topk, self._flags(bits.PERMUTE_Y))
-
-    def in_order(self, rows: Tensor, w: Tensor, routed: Routed, bias: Tensor | None = None) -> Tensor:
-        """[M, K] -> [M, N], both in expert order; as to_flat otherwise."""
-        if bias is None:
-            return (_dx if self.transposed else _forward)(rows, w, routed.m_sizes, None, None, 1, self.tf32)
-        return _forward_biased(rows, w, bias, routed.m_sizes, None, None, 1, self._flags(0))
+        return _forward(rows, w, *routed[:2], None, routed.topk, PERMUTE_Y + self.options, None, bias)
 
     def to_tokens(
         self, rows: Tensor, w: Tensor, routed: Routed, bias: Tensor | None, router_weights: Tensor | None
     ) -> Tensor:
         """[M, K] in expert order -> [T, N]: the second product and the sum of each token's rows."""
-        if routed.positions is not None:
-            return _combine_rows(self.in_order(rows, w, routed, bias), router_weights, routed.positions, False)
-        return _combine(self.to_flat(rows, w, routed, bias), router_weights, routed.topk, False)
+        if routed.positions is None:
+            return _combine(self.to_flat(rows, w, routed, bias), router_weights, routed.topk, False)
+        in_order = _forward(rows, w, routed.m_sizes, None, None, 1, self.options, None, bias)
+        return _combine_rows(in_order, router_weights, routed.positions, False)
 
     def from_tokens_backward(self, d_tokens: Tensor, w: Tensor, routed: Routed) -> Tensor:
         """The gradient of to_flat's rows where every slot of a token has the token's gradient [T, N]."""
-        return Weights(not self.transposed, self.tf32).from_tokens(d_tokens, w, routed)
+        return _dx(d_tokens, w, *routed[:2], None, routed.topk, PERMUTE_Y + DY_PER_TOKEN + self.options)
 
     def to_tokens_backward(self, d_rows: Tensor, w: Tensor, routed: Routed) -> Tensor:
         """The gradient [T, K] of from_tokens' tokens."""
-        other = Weights(not self.transposed, self.tf32)
-        if routed.topk == 1 and routed.positions is None:
-            return other.to_flat(d_rows, w, routed)
-        return other.to_tokens(d_rows, w, routed, None, None)
+        if routed.positions is not None:
+            in_order = _dx(d_rows, w, routed.m_sizes, None, None, 1, self.options)
+            return _combine_rows(in_order, None, routed.positions, False)
+        slots = _dx(d_rows, w, *routed[:2], None, routed.topk, PERMUTE_X + self.options)  # [M, K] in flat order
+        return _combine(slots, None, routed.topk, False) if routed.topk > 1 else slots
 
     def gradient_of_first(self, d_rows: Tensor, tokens: Tensor, routed: Routed) -> Tensor | None:
         """dW of from_tokens."""
-        return self._gradient(d_rows, tokens, routed, _TOKENS_OF_X, _TOKENS_OF_DY)
+        return self._gradient(d_rows, tokens, routed, PERMUTE_X)
 
     def gradient_of_second(self, d_tokens: Tensor, rows: Tensor, routed: Routed) -> Tensor | None:
         """dW of to_flat, from the tokens' gradient [T, N] and rows that are scaled by their router weights."""
-        return self._gradient(d_tokens, rows, routed, _TOKENS_OF_DY, _TOKENS_OF_X)
+        return self._gradient(d_tokens, rows, routed, PERMUTE_Y + DY_PER_TOKEN)
 
 
 class LayerCall(NamedTuple):
@@ -263,13 +239,13 @@ def _gradients(
     return d_x, d_gate_up, d_down, d_weights, d_gate_up_bias, d_down_bias
 
 
-def _as_stored(w: Tensor, transposed: bool, tf32: int, accumulated: MainGrad | None) -> tuple[Tensor, Weights]:
+def _as_stored(w: Tensor, transposed: bool, allow_tf32: bool, accumulated: MainGrad | None) -> tuple[Tensor, Weights]:
     """The same W as its memory lies: a transposed view is the other layout, not a reason to copy."""
     if w.dim() == 3 and w.stride(-1) != 1 and w.stride(-2) == 1:
         w, transposed = w.transpose(-1, -2), not transposed
         if accumulated is not None:
             accumulated = MainGrad(accumulated.parameter, accumulated.main_grad.transpose(-1, -2))
-    return w, Weights(transposed, tf32, accumulated)
+    return w, Weights((TRANSPOSED if transposed else "") + (ALLOW_TF32 if allow_tf32 else ""), accumulated)
 
 
 def moe_mlp(
@@ -330,11 +306,10 @@ def moe_mlp(
     chosen, tensors = layer_arguments(x, w_gate_up, w_down, expert_ids, router_weights, activation, options)
     if allow_tf32 is None:
         allow_tf32 = torch_allows_tf32(tensors.x)
-    tf32 = bits.ALLOW_TF32 if allow_tf32 else 0
     to_gate_up = MainGrad(w_gate_up, main_grad_of(w_gate_up, "w_gate_up")) if accumulate else None
     to_down = MainGrad(w_down, main_grad_of(w_down, "w_down")) if accumulate else None
-    stored_gate_up, first = _as_stored(tensors.w_gate_up, transposed, tf32, to_gate_up)
-    stored_down, second = _as_stored(tensors.w_down, transposed, tf32, to_down)
+    stored_gate_up, first = _as_stored(tensors.w_gate_up, transposed, allow_tf32, to_gate_up)
+    stored_down, second = _as_stored(tensors.w_down, transposed, allow_tf32, to_down)
     call = LayerCall(chosen, first, second)
     tensors = tensors._replace(w_gate_up=stored_gate_up, w_down=stored_down)
     refuse_forward_mode("moe_mlp", *tensors)

@@ -10,7 +10,6 @@ from typing_extensions import Unpack
 from moegemm.activations import Activation
 from moegemm.layer import Routed
 from moegemm.layer_arguments import LayerOptions, layer_arguments
-from moegemm.operators import flags as bits
 from moegemm.operators.derivatives import (
     once_only,
     refuse_forward_mode,
@@ -155,7 +154,7 @@ def lora_moe_mlp(
         _require_adapter("down", down.A, down.B, tokens, experts, inner, hidden)
     trained = [t for adapter in (gate_up, down) if adapter is not None for t in (adapter.A, adapter.B)]
     refuse_forward_mode("lora_moe_mlp", *tensors, *trained)
-    tf32 = bits.ALLOW_TF32 if torch_allows_tf32(tokens) else 0
+    tf32 = torch_allows_tf32(tokens)
     m_sizes, gather_indices = route(ids, experts)
     routed = Routed(m_sizes, gather_indices, topk)
 

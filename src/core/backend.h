@@ -29,7 +29,7 @@ struct Operands {
   std::int64_t out_stride = 0;
   const void* m_sizes = nullptr;         ///< [E], Problem::sizes_dtype
   const void* gather_indices = nullptr;  ///< [M], Problem::index_dtype; null without permutation
-  const void* topk_weights = nullptr;    ///< [M], Problem::weights_dtype; null without multiply
+  const void* router_weights = nullptr;  ///< [M], Problem::weights_dtype; null without multiply
   const void* bias = nullptr;            ///< [E, Problem::features()], dtype; null without bias
   std::int64_t bias_stride = 0;
 };
@@ -102,7 +102,7 @@ struct RoutingFault {
 /// or as many as there are rows where none has.
 inline std::int64_t flat_rows_of(const RoutingView& routing,
                                  const ActivationGradientOutputs& outputs, std::int64_t rows) {
-  if (routing.topk_weights.given()) return routing.topk_weights.numel();
+  if (routing.router_weights.given()) return routing.router_weights.numel();
   return outputs.d_weights.given() ? outputs.d_weights.numel() : rows;
 }
 

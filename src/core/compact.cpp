@@ -1,5 +1,6 @@
 #include "moegemm/compact.h"
 
+#include <iterator>
 #include <vector>
 
 #include "core/dropped_row.h"
@@ -14,7 +15,7 @@ namespace {
 /// One integer on the device, which a caller may leave out.
 void require_scalar(const Argument& scalar, const Argument& lead) {
   if (!scalar.view.given()) return;
-  require_tensor(scalar, {1});
+  require_form(scalar, {{1, "[1]"}});
   require_index(scalar);
   require_same_device(scalar, lead);
   require_shape(scalar, {1}, "[1]");
@@ -22,7 +23,7 @@ void require_scalar(const Argument& scalar, const Argument& lead) {
 
 /// [T, topk] without gaps between its rows.
 void require_positions(const Argument& positions, std::int64_t tokens, std::int64_t topk) {
-  require_tensor(positions, {2});
+  require_form(positions, {{2, "[T, topk]"}});
   require_index(positions);
   require_shape(positions, {tokens, topk}, "[T, topk]");
   if (tokens > 1 && positions.view.row_stride != topk) {
@@ -79,32 +80,31 @@ void route_compact(const TensorView& expert_ids_view, std::int64_t experts,
   const Argument positions{"positions", positions_view};
   const Argument num_tokens{"num_tokens", limits.num_tokens};
   const Argument overflow{"overflow", limits.overflow};
-  if (experts < 1) refuse_value("experts is ", experts, "; it must be at least 1");
-  require_tensor(expert_ids, {2});
+  if (experts < 1) refuse_value("num_experts is ", experts, "; it must be at least 1");
+  require_form(expert_ids, {{2, "[T, topk]"}});
   require_index(expert_ids);
+  require_extent(expert_ids, expert_ids_view.shape[1], "topk, its last dimension,");
   require_topk(expert_ids_view.shape[1]);
-  require_tensor(m_sizes, {1});
-  require_index(m_sizes);
+  require_sizes(m_sizes, expert_ids);
   require_shape(m_sizes, {experts}, "[E]");
   const std::int64_t slots = expert_ids_view.numel();
   if (m_sizes_view.dtype == DType::kInt32 && slots > INT32_MAX) {
     refuse_value("gather_indices is int32, but T * topk = ", slots, " rows need int64 indices");
   }
-  require_tensor(gather_indices, {1});
+  require_form(gather_indices, {{1, "[R]"}});
   require_positions(positions, expert_ids_view.shape[0], expert_ids_view.shape[1]);
-  const Argument* const written[] = {&m_sizes, &gather_indices, &positions, &overflow};
-  for (const Argument* output : {&m_sizes, &gather_indices, &positions}) {
+  for (const Argument* output : {&gather_indices, &positions}) {
     require_same_dtype(*output, m_sizes);
     require_same_device(*output, expert_ids);
   }
   require_scalar(num_tokens, expert_ids);
   require_scalar(overflow, expert_ids);
-  for (const Argument* output : written) {
-    if (!output->view.given()) continue;
-    require_disjoint(*output, expert_ids);
-    if (limits.num_tokens.given()) require_disjoint(*output, num_tokens);
-    for (const Argument* other : written) {
-      if (other != output && other->view.given()) require_disjoint(*output, *other);
+  const Argument* const all[] = {&expert_ids,     &num_tokens, &m_sizes,
+                                 &gather_indices, &positions,  &overflow};
+  for (const Argument* argument : all) require_memory(*argument);
+  for (const Argument* const* output = all + 2; output != std::end(all); ++output) {
+    for (const Argument* const* other = all; other != output; ++other) {
+      require_disjoint(**output, **other);
     }
   }
   const Device device = expert_ids_view.device;
@@ -130,24 +130,27 @@ void combine_rows(const TensorView& rows_view, const TensorView& weights_view,
   const Argument weights{"weights", weights_view};
   const Argument positions{"positions", positions_view};
   const Argument out{"out", out_view};
-  require_tensor(rows, {2});
+  require_form(rows, {{2, "[R, C]"}});
   require_floating(rows);
-  require_tensor(positions, {2});
+  require_form(positions, {{2, "[T, topk]"}});
   const std::int64_t tokens = positions_view.shape[0];
   const std::int64_t topk = positions_view.shape[1];
   require_topk(topk);
   require_positions(positions, tokens, topk);
   require_same_device(positions, rows);
-  require_tensor(out, {2});
+  if (weights_view.given()) {
+    require_router_weights(weights, rows, checked_product(tokens, topk, "T * topk"), topk);
+  }
+  require_form(out, {{2, "[T, C]"}});
   require_dtype_or_float32(out, rows);
   require_same_device(out, rows);
   require_shape(out, {tokens, rows_view.shape[1]}, "[T, C]");
-  require_disjoint(out, rows);
-  require_disjoint(out, positions);
-  if (weights_view.given()) {
-    require_row_weights(weights, rows, checked_product(tokens, topk, "T * topk"), topk);
-    require_disjoint(out, weights);
+  require_memory(out);
+  for (const Argument* input : {&rows, &weights, &positions}) {
+    require_memory(*input);
+    require_disjoint(out, *input);
   }
+  require_dense(weights);
   passes_for(rows_view.device)
       .combine(rows_view, weights_view, positions_view, topk, out_view, context);
 }

@@ -16,8 +16,7 @@ const Passes& cpu_passes();
 CpuInfo query_cpu();
 
 // Defined in builds with CUDA.
-const Backend& sm90_backend();
-const Backend& sm80_backend();
+std::vector<const Backend*> cuda_backends();  ///< best first
 const Passes& cuda_passes();
 std::vector<GpuInfo> query_gpus(std::string* why_none);
 

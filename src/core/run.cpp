@@ -79,12 +79,12 @@ class Walk {
                                    DType::kFloat32, problem_.rows);
     const RoutingView routing{
         m_sizes(), gather_indices(),
-        vector(operands_.topk_weights, problem_.weights_dtype, problem_.flat_rows()),
+        vector(operands_.router_weights, problem_.weights_dtype, problem_.flat_rows()),
         problem_.topk};
     passes_for(problem_.device).scale_rows(x, x, routing, scaled, dots, {}, context_);
     operands_.x = scaled.data;
     operands_.x_stride = scaled.row_stride;
-    operands_.topk_weights = nullptr;
+    operands_.router_weights = nullptr;
   }
 
   void gather(const Step& step) {

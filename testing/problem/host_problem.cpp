@@ -45,8 +45,8 @@ void choose_indices(HostProblem& p, Random& random) {
 }
 
 void choose_weights(HostProblem& p, Random& random) {
-  p.topk_weights.resize(p.spec.flat_rows());
-  for (float& weight : p.topk_weights) weight = round_to(p.weights_dtype, random.symmetric());
+  p.router_weights.resize(p.spec.flat_rows());
+  for (float& weight : p.router_weights) weight = round_to(p.weights_dtype, random.symmetric());
 }
 
 /// Whole rows of NaN, and single infinities of either sign, in turn.
@@ -79,7 +79,7 @@ void spoil(HostProblem& p) {
   }
   if (p.spec.bad_tail_weights) {
     for (std::int64_t r = p.begins.back(); r < p.spec.rows; ++r) {
-      if (p.index_valid(r)) p.topk_weights[p.gather_indices[r]] = kNan;
+      if (p.index_valid(r)) p.router_weights[p.gather_indices[r]] = kNan;
     }
   }
 }

@@ -15,7 +15,7 @@ std::string to_string(const ProblemCase& c) {
   if (c.accumulate) out << " accumulate";
   if (c.dy_per_token) out << " dy_per_token";
   if (c.bias) out << " bias";
-  if (c.activation) out << ' ' << to_string(*c.activation);
+  if (c.activation) out << " activation=" << to_string(*c.activation);
   out << " sizes=" << to_string(c.sizes_dtype) << " indices=" << to_string(c.index_dtype);
   if (c.x_padding + c.w_padding + c.dy_padding + c.out_padding > 0) {
     out << " padding(x,w,dy,out)=" << c.x_padding << ',' << c.w_padding << ',' << c.dy_padding

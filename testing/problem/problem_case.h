@@ -21,7 +21,7 @@ struct ProblemCase {
   std::int64_t topk = 1;
   Permutation permutation = Permutation::kNone;
   bool multiply = false;
-  bool weights_in_fp32 = true;                ///< topk_weights in fp32, else in X's dtype
+  bool weights_in_fp32 = true;                ///< router_weights in fp32, else in X's dtype
   bool output_in_fp32 = false;                ///< else in X's dtype
   bool accumulate = false;                    ///< dW only; the output is fp32
   bool dy_per_token = false;                  ///< dX and dW with permute_y
@@ -46,7 +46,7 @@ struct ProblemCase {
   bool bad_tail = false;               ///< as bad_rows, for every position past the segments
   bool bad_absent_rows = false;  ///< as bad_rows, for every position whose index is out of range
   std::vector<std::int64_t> bad_experts;  ///< whose W holds NaN
-  bool bad_tail_weights = false;          ///< NaN in topk_weights of rows past the segments
+  bool bad_tail_weights = false;          ///< NaN in router_weights of rows past the segments
 
   std::int64_t experts() const { return static_cast<std::int64_t>(m_sizes.size()); }
   std::int64_t flat_rows() const { return slots < 0 ? rows : slots; }

@@ -250,11 +250,11 @@ void expect_backward(const RowTarget& target, const ActivationCase& c, DType dty
   const DeviceMatrix d_pre(memory, blank_pre), weighted_act(memory, blank_act);
   const DeviceVector sizes(memory, DType::kInt32, c.m_sizes);
   const DeviceVector indices(memory, c.index_dtype, p.gather_indices);
-  const DeviceVector weights(memory, p.weights_dtype, p.topk_weights);
+  const DeviceVector weights(memory, p.weights_dtype, p.router_weights);
   const std::int64_t slots = p.spec.flat_rows();
   const DeviceVector d_weights(memory, DType::kFloat32, slots);
   RoutingView routing{sizes.view(), indices.view(), {}, c.topk};
-  if (c.weighted) routing.topk_weights = weights.view();
+  if (c.weighted) routing.router_weights = weights.view();
   const DeviceMatrix& act_memory = c.in_place ? d_act : weighted_act;
   ActivationGradientInputs inputs{d_act.view(), pre.view(), {}, {}, {}};
   if (c.bias) inputs.bias = bias.view();
@@ -399,10 +399,10 @@ void expect_sums(const RowTarget& target, const SumCase& c, DType dtype) {
   const DeviceMatrix device_rows(memory, rows), sums(memory, blank);
   const DeviceVector sizes(memory, DType::kInt32, c.m_sizes);
   const DeviceVector indices(memory, DType::kInt32, p.gather_indices);
-  const DeviceVector weights(memory, DType::kFloat32, p.topk_weights);
+  const DeviceVector weights(memory, DType::kFloat32, p.router_weights);
   RoutingView routing{sizes.view(), {}, {}, c.topk};
   if (c.gathers) routing.gather_indices = indices.view();
-  if (c.weighted) routing.topk_weights = weights.view();
+  if (c.weighted) routing.router_weights = weights.view();
   expert_sums(device_rows.view(), routing, sums.view(), memory.context());
   memory.synchronize();
 
@@ -413,7 +413,7 @@ void expect_sums(const RowTarget& target, const SumCase& c, DType dtype) {
       for (std::int64_t r = p.begins[e]; r < p.begins[e + 1]; ++r) {
         if (c.gathers && !p.index_valid(r)) continue;
         const std::int64_t flat = p.gather_indices[r];
-        const double weight = c.weighted ? p.topk_weights[flat] : 1.0;
+        const double weight = c.weighted ? p.router_weights[flat] : 1.0;
         const double term =
             weight * static_cast<double>(rows.row(c.gathers ? flat / c.topk : r)[col]);
         sum += term;

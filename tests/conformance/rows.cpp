@@ -233,7 +233,7 @@ void expect_scale_rows(const RowTarget& target, const ScaleCase& c, DType dtype)
   const DeviceVector device_dot(memory, out_dtype, c.rows);
   const DeviceVector sizes(memory, c.sizes_dtype, c.m_sizes);
   const DeviceVector indices(memory, c.index_dtype, p.gather_indices);
-  const DeviceVector weights(memory, p.weights_dtype, p.topk_weights);
+  const DeviceVector weights(memory, p.weights_dtype, p.router_weights);
   const RoutingView routing{sizes.view(), indices.view(), weights.view(), c.topk};
   const TensorView& source = c.in_place ? device_scaled.view() : device_product.view();
   scale_rows(source, device_x.view(), routing, device_scaled.view(), device_dot.view(),

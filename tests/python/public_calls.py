@@ -33,7 +33,7 @@ def _plain(device: str) -> Step:
 def _function(device: str) -> Step:
     case = make_case(device, "permute_x", torch.bfloat16, n=64, k=128)
     leaves = [case.X.requires_grad_(), case.W.requires_grad_()]
-    call = (2, 1, moegemm.autograd.DEFAULTS)
+    call = (2, " permute_x", moegemm.autograd.DEFAULTS)
     return lambda: _gradients(
         moegemm.GroupedGemm.apply(case.X, case.W, case.m_sizes, case.gather_indices, None, call), leaves
     )

@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 
 from moegemm.activations import Activation
+from moegemm.formats import FORMATS, NAMES
 from moegemm.integrations.expert_parallel import ids_of_others_remain, rows_needed
 from moegemm.integrations.gates import activation_of
 from moegemm.layer import Routed, moe_mlp
-from moegemm.operators import flags as bits
 from moegemm.operators.raw import torch_allows_tf32
 from moegemm.products import first_product, second_product
 from moegemm.routing import combine, route
 
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _said: set[str] = set()
 
 
@@ -58,8 +57,8 @@ def why_not(stored: Stored, placed_later: bool = False) -> str | None:
     for name, w in (("first", stored.first), ("second", stored.second)):
         if not isinstance(w, Tensor) or w.dim() != 3:
             return f"the {name} product's weights are not one [E, ...] tensor"
-        if w.dtype not in _DTYPES:
-            return f"the {name} product's weights are {w.dtype}, not bf16, fp16 or fp32"
+        if w.dtype not in FORMATS:
+            return f"the {name} product's weights are {w.dtype}; accepted are {NAMES}"
         if w.device.type not in ("cpu", "cuda") and not placed_later:
             return f"the {name} product's weights are on {w.device.type}, not on cpu or cuda"
     return None
@@ -71,7 +70,7 @@ def run_with_own_activation(
 ) -> Tensor:  # fmt: skip
     """Our products and top-k sum around an activation (and a norm) that torch runs."""
     topk, experts = ids.size(1), stored.first.size(0)
-    tf32 = bits.ALLOW_TF32 if torch_allows_tf32(x) else 0
+    tf32 = torch_allows_tf32(x)
     m_sizes, gather_indices = route(ids, experts)
     routed = Routed(m_sizes, gather_indices, topk)
     flat_ids = ids.reshape(-1)

@@ -9,12 +9,12 @@ from torch import Tensor
 
 
 def _route_compact(
-    expert_ids: Tensor, experts: int, max_rows: int, num_tokens: Tensor | None, overflow: Tensor | None, wide: bool,
+    expert_ids: Tensor, num_experts: int, max_rows: int, num_tokens: Tensor | None, overflow: Tensor | None, wide: bool,
     check: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     dtype = torch.int64 if wide else torch.int32
     return (
-        expert_ids.new_empty((experts,), dtype=dtype),
+        expert_ids.new_empty((num_experts,), dtype=dtype),
         expert_ids.new_empty((max_rows,), dtype=dtype),
         expert_ids.new_empty(expert_ids.shape, dtype=dtype),
     )

@@ -1,29 +1,14 @@
 #include "moegemm/config.h"
 
 #include "core/refusal.h"
+#include "core/types/names.h"
 
 namespace moegemm {
 
-const char* to_string(BackendKind kind) {
-  switch (kind) {
-    case BackendKind::kReference:
-      return "reference";
-    case BackendKind::kCpu:
-      return "cpu";
-    case BackendKind::kSm90:
-      return "sm90";
-    case BackendKind::kSm80:
-      return "sm80";
-  }
-  return "?";
-}
+const char* to_string(BackendKind kind) { return name_in(kBackends, kind); }
 
 std::optional<BackendKind> parse_backend(const std::string& name) {
-  for (const BackendKind kind :
-       {BackendKind::kReference, BackendKind::kCpu, BackendKind::kSm90, BackendKind::kSm80}) {
-    if (name == to_string(kind)) return kind;
-  }
-  return std::nullopt;
+  return find_named(kBackends, name);
 }
 
 std::string to_string(const KernelConfig& config) {

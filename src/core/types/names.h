@@ -1,6 +1,7 @@
 #pragma once
 
 #include <iterator>
+#include <optional>
 #include <string>
 
 #include "core/refusal.h"
@@ -28,13 +29,22 @@ std::string list_of_names(const Table& table) {
   return text;
 }
 
-/// The enumerator of that name; refuses others.
+/// The enumerator of that name; empty if there is none.
+template <typename Table>
+auto find_named(const Table& table, const std::string& name) {
+  std::optional<decltype(std::begin(table)->value)> found;
+  for (const auto& entry : table) {
+    if (name == entry.name) found = entry.value;
+  }
+  return found;
+}
+
+/// The same; refuses other names.
 template <typename Table>
 auto value_named(const char* argument, const std::string& name, const Table& table) {
-  for (const auto& entry : table) {
-    if (name == entry.name) return entry.value;
-  }
-  refuse_value(argument, " is '", name, "'; accepted are ", list_of_names(table));
+  const auto found = find_named(table, name);
+  if (!found) refuse_value(argument, " is '", name, "'; accepted are ", list_of_names(table));
+  return *found;
 }
 
 }  // namespace moegemm

@@ -31,18 +31,25 @@ const char* to_string(Permutation permutation) {
   return "?";
 }
 
+const char* to_string(WeightLayout layout) {
+  return layout == WeightLayout::kNk ? "[E, N, K]" : "[E, K, N]";
+}
+
 std::string to_string(const Problem& problem) {
   std::string text = join(to_string(problem.op), " ", to_string(problem.dtype));
   if (problem.out_dtype != problem.dtype) text += join("->", to_string(problem.out_dtype));
   text += join(" E=", problem.experts, " M=", problem.rows, " N=", problem.n, " K=", problem.k,
                " topk=", problem.topk);
   if (problem.slots >= 0) text += join(" slots=", problem.slots);
+  if (problem.weight_layout != WeightLayout::kNk) {
+    text += join(" W=", to_string(problem.weight_layout));
+  }
   if (problem.permutation != Permutation::kNone) {
     text += join(" ", to_string(problem.permutation));
     if (problem.index_dtype != DType::kInt32)
       text += join("(", to_string(problem.index_dtype), ")");
   }
-  if (problem.multiply) text += join(" fuse_mul(", to_string(problem.weights_dtype), ")");
+  if (problem.multiply) text += join(" multiply(", to_string(problem.weights_dtype), ")");
   if (problem.accumulate) text += " accumulate";
   if (problem.dy_per_token) text += " dy_per_token";
   if (problem.presorted) text += " presorted";
@@ -68,6 +75,7 @@ std::size_t hash_value(const Problem& problem) {
   };
   append(problem.dtype, 3);
   append(problem.out_dtype, 3);
+  append(problem.weight_layout, 1);
   append(problem.permutation, 2);
   append(problem.multiply, 1);
   append(problem.accumulate, 1);

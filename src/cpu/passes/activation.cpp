@@ -1,25 +1,18 @@
-#include "cpu/passes/activation.h"
-
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
 #include "core/types/constant_of.h"
 #include "cpu/activation_functions.h"
-#include "cpu/element_type.h"
 #include "cpu/parallel.h"
-#include "cpu/routing_data.h"
+#include "cpu/passes/passes.h"
+#include "cpu/passes/rows.h"
 
-namespace moegemm::cpu::passes {
+namespace moegemm::cpu {
 namespace {
 
-/// Elements that one worker should have at least: an exponential is some 5 ns, so this is several
-/// times what waking a thread costs.
+/// Of one worker: an exponential is some 5 ns.
 constexpr std::int64_t kGrainElems = 8 * 1024;
-
-std::int64_t grain_rows(std::int64_t cols) {
-  return std::max<std::int64_t>(1, kGrainElems / std::max<std::int64_t>(cols, 1));
-}
 
 /// The activation of one element and its derivatives.
 struct Activated {
@@ -50,18 +43,6 @@ struct Columns {
   std::int64_t gate_at(std::int64_t c) const { return c * step; }
   std::int64_t up_at(std::int64_t c) const { return up + c * step; }
 };
-
-template <typename T>
-T* row_of(const TensorView& view, std::int64_t row) {
-  return static_cast<T*>(view.data) + row * view.row_stride;
-}
-
-void zero_row(const TensorView& view, std::int64_t row) {
-  if (!view.given()) return;
-  with_element_type(view.dtype, [&]<typename T>(T*) {
-    std::fill_n(row_of<T>(view, row), view.shape[1], T{});  // all bits zero is +0 in each format
-  });
-}
 
 /// Each row's expert, rows in order.
 class ExpertOf {
@@ -133,9 +114,9 @@ double backward_row(const ActivationGradientInputs& in, const Activation& activa
 
 }  // namespace
 
-void activate(const TensorView& pre, const TensorView& bias, const TensorView& m_sizes,
-              const Activation& activation, const TensorView& act,
-              const ExecutionContext& context) {
+void CpuPasses::activate(const TensorView& pre, const TensorView& bias, const TensorView& m_sizes,
+                         const Activation& activation, const TensorView& act,
+                         const ExecutionContext& context) const {
   const std::int64_t rows = pre.shape[0];
   const std::int64_t activated = act.shape[1];
   const ExpertOf expert_of(m_sizes, rows);
@@ -143,7 +124,7 @@ void activate(const TensorView& pre, const TensorView& bias, const TensorView& m
   with_constant<kActivationFunctions>(activation.function, [&]<ActivationFunction F>() {
     with_element_type(pre.dtype, [&]<typename T>(T*) {
       with_element_type(act.dtype, [&]<typename Out>(Out*) {
-        for_each_range(context, rows, grain_rows(activated),
+        for_each_range(context, rows, grain_rows(kGrainElems, activated),
                        [&](std::int64_t begin, std::int64_t end) {
                          for (std::int64_t r = begin; r < end; ++r) {
                            const std::int64_t expert = expert_of(r);
@@ -164,46 +145,43 @@ void activate(const TensorView& pre, const TensorView& bias, const TensorView& m
   });
 }
 
-void activate_backward(const ActivationGradientInputs& in, const RoutingView& routing,
-                       const Activation& activation, const ActivationGradientOutputs& out,
-                       const ExecutionContext& context) {
+void CpuPasses::activate_backward(const ActivationGradientInputs& in, const RoutingView& routing,
+                                  const Activation& activation,
+                                  const ActivationGradientOutputs& out,
+                                  const ExecutionContext& context) const {
   const std::int64_t rows = in.pre.shape[0];
   const ExpertOf expert_of(routing.m_sizes, rows);
-  const TensorView& weights = routing.topk_weights;
   const TensorView& d_weights = out.d_weights;
-  const std::int64_t flat_rows = flat_rows_of(routing, out, rows);
   // Written by index below: what no row names stays zero.
+  const std::int64_t flat_rows = flat_rows_of(routing, out, rows);
   for (std::int64_t i = 0; d_weights.given() && i < flat_rows; ++i) {
     write_float(d_weights.data, d_weights.dtype, i, 0.0f);
   }
   with_constant<kActivationFunctions>(activation.function, [&]<ActivationFunction F>() {
     with_element_type(in.pre.dtype, [&]<typename T>(T*) {
-      for_each_range(
-          context, rows, grain_rows(in.d_act.shape[1]), [&](std::int64_t begin, std::int64_t end) {
-            for (std::int64_t r = begin; r < end; ++r) {
-              const std::int64_t expert = expert_of(r);
-              const std::int64_t flat =
-                  routing.gather_indices.given()
-                      ? read_index(routing.gather_indices.data, routing.gather_indices.dtype, r)
-                      : r;
-              if (expert < 0 || flat < 0 || flat >= flat_rows) {
-                zero_row(out.d_pre, r);
-                zero_row(out.weighted_act, r);
-                continue;
-              }
-              const float weight =
-                  weights.given() ? read_float(weights.data, weights.dtype, flat) : 1.0f;
-              double sum = backward_row<F, T>(in, activation, out, r, expert, weight);
-              if (!d_weights.given()) continue;
-              if (in.down_bias.given()) {
-                sum += dot(row_of<const T>(in.d_out, flat / routing.topk),
-                           row_of<const T>(in.down_bias, expert), in.d_out.shape[1]);
-              }
-              write_float(d_weights.data, d_weights.dtype, flat, static_cast<float>(sum));
-            }
-          });
+      for_each_range(context, rows, grain_rows(kGrainElems, in.d_act.shape[1]),
+                     [&](std::int64_t begin, std::int64_t end) {
+                       for (std::int64_t r = begin; r < end; ++r) {
+                         const std::int64_t expert = expert_of(r);
+                         const std::int64_t flat = flat_row(routing, r, flat_rows);
+                         if (expert < 0 || flat < 0) {
+                           zero_row(out.d_pre, r);
+                           zero_row(out.weighted_act, r);
+                           continue;
+                         }
+                         const float weight = router_weight(routing, flat);
+                         double sum = backward_row<F, T>(in, activation, out, r, expert, weight);
+                         if (!d_weights.given()) continue;
+                         if (in.down_bias.given()) {
+                           sum += dot(row_of<const T>(in.d_out, flat / routing.topk),
+                                      row_of<const T>(in.down_bias, expert), in.d_out.shape[1]);
+                         }
+                         write_float(d_weights.data, d_weights.dtype, flat,
+                                     static_cast<float>(sum));
+                       }
+                     });
     });
   });
 }
 
-}  // namespace moegemm::cpu::passes
+}  // namespace moegemm::cpu

@@ -1,11 +1,10 @@
-#include "cpu/passes/compact.h"
-
 #include <algorithm>
 #include <vector>
 
+#include "cpu/passes/passes.h"
 #include "cpu/routing_data.h"
 
-namespace moegemm::cpu::passes {
+namespace moegemm::cpu {
 namespace {
 
 std::int64_t counted_tokens(const TensorView& expert_ids, const TensorView& num_tokens) {
@@ -16,9 +15,10 @@ std::int64_t counted_tokens(const TensorView& expert_ids, const TensorView& num_
 
 }  // namespace
 
-void route_compact(const TensorView& expert_ids, std::int64_t experts, const TensorView& m_sizes,
-                   const TensorView& gather_indices, const TensorView& positions,
-                   const RouteLimits& limits) {
+void CpuPasses::route_compact(const TensorView& expert_ids, std::int64_t experts,
+                              const TensorView& m_sizes, const TensorView& gather_indices,
+                              const TensorView& positions, const RouteLimits& limits, void*,
+                              const ExecutionContext&) const {
   const std::int64_t topk = expert_ids.shape[1];
   const std::int64_t counted = counted_tokens(expert_ids, limits.num_tokens) * topk;
   const std::int64_t capacity = gather_indices.shape[0];
@@ -53,9 +53,11 @@ void route_compact(const TensorView& expert_ids, std::int64_t experts, const Ten
   }
 }
 
-std::optional<DroppedRow> dropped_row(const TensorView& expert_ids, std::int64_t experts,
-                                      const TensorView& num_tokens, std::int64_t capacity) {
+std::optional<DroppedRow> CpuPasses::dropped_row(const TensorView& expert_ids, std::int64_t experts,
+                                                 const TensorView& num_tokens,
+                                                 std::int64_t capacity,
+                                                 const ExecutionContext&) const {
   return find_dropped_row(expert_ids, experts, counted_tokens(expert_ids, num_tokens), capacity);
 }
 
-}  // namespace moegemm::cpu::passes
+}  // namespace moegemm::cpu

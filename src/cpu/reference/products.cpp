@@ -29,7 +29,7 @@ Row find_row(const Problem& problem, const Operands& operands, std::int64_t posi
   if (problem.gathers()) row.source = flat / problem.gather_divisor();
   if (problem.scatters()) row.destination = flat;
   if (problem.multiply) {
-    row.factor = read_float(operands.topk_weights, problem.weights_dtype, flat);
+    row.factor = read_float(operands.router_weights, problem.weights_dtype, flat);
   }
   return row;
 }

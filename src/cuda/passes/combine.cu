@@ -1,12 +1,12 @@
 #include <algorithm>
 #include <string>
 
+#include "cuda/backend/launch.h"
+#include "cuda/backend/loading.h"
 #include "cuda/device/fast_divide.h"
-#include "cuda/host/launch.h"
-#include "cuda/host/loading.h"
 #include "cuda/passes/alignment.h"
-#include "cuda/passes/combine.h"
 #include "cuda/passes/elements.cuh"
+#include "cuda/passes/passes.h"
 #include "moegemm/error.h"
 
 /// out[t] = sum over s of weights[t, s] * rows[t, s], or of rows[positions[t, s]]. A thread makes a
@@ -43,8 +43,7 @@ struct CombineArguments {
   int places;  // packs or columns of a token
   int items;   // threads, one for each place of this launch's tokens
   FastDivisor by_places;
-  const void* positions;  // [T * topk] or null
-  bool positions_64_bit;
+  IndexArray positions;  // [T * topk], or null
   std::int64_t row_count;
 };
 
@@ -67,7 +66,7 @@ __device__ __forceinline__ bool find_item(const CombineArguments& a, Item& item)
 
 /// The row of a slot, or -1 for none.
 __device__ __forceinline__ std::int64_t row_at(const CombineArguments& a, std::int64_t slot) {
-  const std::int64_t row = load_index(a.positions, a.positions_64_bit, slot);
+  const std::int64_t row = a.positions[slot];
   return row < a.row_count ? row : -1;
 }
 
@@ -220,13 +219,16 @@ std::int64_t even_batches(std::int64_t topk, std::int64_t most) {
 
 }  // namespace
 
-void launch_combine(const TensorView& rows, const TensorView& weights, const TensorView& positions,
-                    std::int64_t topk, const TensorView& out, cudaStream_t stream) {
+void CudaPasses::combine(const TensorView& rows, const TensorView& weights,
+                         const TensorView& positions, std::int64_t topk, const TensorView& out,
+                         const ExecutionContext& context) const {
+  const PassLaunch on(rows.device, context);
   const std::int64_t tokens = out.shape[0], columns = out.shape[1];
   if (tokens == 0 || columns == 0) {
     return;
   }
-  if (std::max({tokens, columns, topk, positions.given() ? rows.shape[0] : 0}) > kMostItems) {
+  const bool by_position = positions.given();
+  if (std::max({tokens, columns, topk, by_position ? rows.shape[0] : 0}) > kMostItems) {
     throw Error(
         ErrorKind::kNotImplemented,
         "combine on a GPU takes at most 2^30 tokens, rows by position, columns and slots of a "
@@ -250,8 +252,7 @@ void launch_combine(const TensorView& rows, const TensorView& weights, const Ten
       .places = 0,
       .items = 0,
       .by_places = {},
-      .positions = positions.given() ? positions.data : nullptr,
-      .positions_64_bit = positions.dtype == DType::kInt64,
+      .positions = indices_of(positions),
       .row_count = rows.shape[0],
   };
   const auto start = [&](const void* kernel, const char* name, std::int64_t places) {
@@ -266,10 +267,9 @@ void launch_combine(const TensorView& rows, const TensorView& weights, const Ten
       launch(
           {kernel, name, dim3(static_cast<unsigned>((arguments.items + kThreads - 1) / kThreads)),
            dim3(kThreads)},
-          parameters, stream);
+          parameters, on.stream);
     }
   };
-  const bool by_position = positions.given();
   if (packs > 0) {
     start(by_position ? packed_kernel<true>(rows.dtype, loads)
                       : packed_kernel<false>(rows.dtype, loads),

@@ -21,6 +21,12 @@ __device__ inline void store_float(void* base, DType dtype, std::int64_t i, floa
               [&]<DType D>() { round_to(static_cast<ElementType<D>*>(base)[i], value); });
 }
 
+/// An element of an int32 or int64 tensor.
+__device__ inline std::int64_t load_index(const void* base, bool is_64_bit, std::int64_t i) {
+  return is_64_bit ? static_cast<const std::int64_t*>(base)[i]
+                   : static_cast<std::int64_t>(static_cast<const std::int32_t*>(base)[i]);
+}
+
 /// A matrix, or a vector, of any floating format. Null data: not given.
 struct Floats {
   void* data;
@@ -32,7 +38,8 @@ struct Floats {
 
   /// Called by a whole warp.
   __device__ void zero_row(std::int64_t row, int columns) const {
-    for (int c = threadIdx.x % kWarpSize; data && c < columns; c += kWarpSize) {
+    if (!data) return;
+    for (int c = threadIdx.x % kWarpSize; c < columns; c += kWarpSize) {
       store(row * stride + c, 0.0f);
     }
   }
@@ -42,14 +49,14 @@ inline Floats floats_of(const TensorView& view) {
   return {view.given() ? view.data : nullptr, view.dtype, view.row_stride};
 }
 
-inline IndexArray indices_of(const TensorView& view) {
-  return {view.given() ? view.data : nullptr, view.dtype == DType::kInt64};
+/// The array by value: what is read through a reference is read again in each turn of a loop, which
+/// is not unrolled then.
+__device__ inline std::int64_t load_index(IndexArray indices, std::int64_t i) {
+  return load_index(indices.data, indices.is_64_bit, i);
 }
 
-/// An element of an int32 or int64 tensor.
-__device__ inline std::int64_t load_index(const void* base, bool is_64_bit, std::int64_t i) {
-  return is_64_bit ? static_cast<const std::int64_t*>(base)[i]
-                   : static_cast<std::int64_t>(static_cast<const std::int32_t*>(base)[i]);
+inline IndexArray indices_of(const TensorView& view) {
+  return {view.given() ? view.data : nullptr, view.dtype == DType::kInt64};
 }
 
 __device__ inline void store_index(void* base, bool is_64_bit, std::int64_t i, std::int64_t value) {

@@ -2,12 +2,12 @@
 #include <cstdint>
 #include <string>
 
+#include "cuda/backend/launch.h"
+#include "cuda/backend/loading.h"
 #include "cuda/device/fast_divide.h"
-#include "cuda/host/launch.h"
-#include "cuda/host/loading.h"
 #include "cuda/passes/alignment.h"
 #include "cuda/passes/block_sums.cuh"
-#include "cuda/passes/expert_sums.h"
+#include "cuda/passes/passes.h"
 #include "cuda/passes/thread_ring.cuh"
 #include "moegemm/error.h"
 
@@ -50,7 +50,7 @@ struct Source {
 
 __device__ __forceinline__ Source source_of(const SumArguments& a, int position) {
   if (!a.gather_indices.data) return {position, 1.0f};
-  const std::int64_t flat = a.gather_indices[position];
+  const std::int64_t flat = load_index(a.gather_indices, position);
   if (flat < 0 || flat >= a.flat_rows) return {-1, 0.0f};
   return {static_cast<int>(a.topk.divide(static_cast<std::uint32_t>(flat))),
           a.weights.data ? a.weights.load(flat) : 1.0f};
@@ -67,7 +67,7 @@ struct Share {
 /// For blocks whose threads have `columns` each.
 __device__ __forceinline__ Share share_of_block(const SumArguments& a, int columns) {
   const std::int64_t expert = blockIdx.x / a.strips;
-  const std::int64_t size = a.m_sizes[expert];
+  const std::int64_t size = load_index(a.m_sizes, expert);
   const std::int64_t begin = block_routed_rows(a.m_sizes, expert, a.count);
   const std::int64_t rows = min(max(size, std::int64_t{0}), a.count - begin);
   return {expert, static_cast<std::int64_t>(blockIdx.x % a.strips) * kWide * columns,
@@ -186,8 +186,9 @@ const ListedKernels listed([] {
 
 }  // namespace
 
-void launch_expert_sums(const TensorView& rows, const RoutingView& routing, const TensorView& sums,
-                        cudaStream_t stream) {
+void CudaPasses::expert_sums(const TensorView& rows, const RoutingView& routing,
+                             const TensorView& sums, const ExecutionContext& context) const {
+  const PassLaunch on(rows.device, context);
   const std::int64_t experts = sums.shape[0], columns = sums.shape[1];
   if (columns == 0) {
     return;
@@ -199,17 +200,17 @@ void launch_expert_sums(const TensorView& rows, const RoutingView& routing, cons
   const std::int64_t count = gathers ? routing.gather_indices.shape[0] : rows.shape[0];
   constexpr std::int64_t kMostRows = INT32_MAX - kDeep * (kStages + 1);  // threads count past them
   const std::int64_t flat_rows = gathers ? rows.shape[0] * routing.topk : count;
-  if (strips > INT32_MAX / experts || std::max(count, flat_rows) > kMostRows) {
-    throw Error(ErrorKind::kNotImplemented,
-                "expert_sums on a GPU: " + std::to_string(std::max(count, flat_rows)) +
-                    " rows and " + std::to_string(experts * columns) +
-                    " sums, more than one launch covers");
+  const std::int64_t most = std::max(count, flat_rows);
+  if (strips > INT32_MAX / experts || most > kMostRows) {
+    throw Error(ErrorKind::kNotImplemented, "expert_sums on a GPU: " + std::to_string(most) +
+                                                " rows and " + std::to_string(experts * columns) +
+                                                " sums, more than one launch covers");
   }
   SumArguments arguments = {
       .rows = floats_of(rows),
       .m_sizes = indices_of(routing.m_sizes),
       .gather_indices = indices_of(routing.gather_indices),
-      .weights = floats_of(routing.topk_weights),
+      .weights = floats_of(routing.router_weights),
       .sums = floats_of(sums),
       .count = static_cast<int>(count),
       .flat_rows = flat_rows,
@@ -225,7 +226,7 @@ void launch_expert_sums(const TensorView& rows, const RoutingView& routing, cons
   launch({packed ? packed_kernel(rows.dtype) : reinterpret_cast<const void*>(&sum_elements),
           packed ? "expert_sums (packs)" : "expert_sums (elements)",
           dim3(static_cast<unsigned>(experts * strips)), dim3(kThreads), shared_bytes},
-         parameters, stream);
+         parameters, on.stream);
 }
 
 }  // namespace moegemm::cuda

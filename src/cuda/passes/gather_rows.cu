@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "cuda/host/launch.h"
+#include "cuda/backend/launch.h"
 #include "cuda/passes/alignment.h"
 #include "cuda/passes/elements.cuh"
-#include "cuda/passes/gather_rows.h"
+#include "cuda/passes/passes.h"
 
 /// One warp per row. Chunks are 16 bytes where every row allows it, else elements.
 namespace moegemm::cuda {
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const GatherArguments 
   constexpr int kInFlight = 4;
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   if (row >= a.count) return;
-  const std::int64_t flat = a.indices[row];
+  const std::int64_t flat = load_index(a.indices, row);
   const bool named = flat >= 0 && flat < a.flat_rows;
   const Chunk* const source =
       static_cast<const Chunk*>(a.rows) + (named ? flat / a.divisor : 0) * a.pitch;
@@ -73,19 +73,22 @@ void launch_chunks(const TensorView& rows, const TensorView& indices, std::int64
 
 }  // namespace
 
-void launch_gather_rows(const TensorView& rows, const TensorView& gather_indices,
-                        std::int64_t divisor, const TensorView& gathered, cudaStream_t stream) {
+void CudaPasses::gather_rows(const TensorView& rows, const TensorView& gather_indices,
+                             std::int64_t divisor, const TensorView& gathered,
+                             const ExecutionContext& context) const {
+  const PassLaunch on(rows.device, context);
   if (gathered.shape[0] == 0 || gathered.shape[1] == 0) return;
   const std::int64_t element = size_bytes(rows.dtype);
   if (is_16_byte_aligned(rows) && is_16_byte_aligned(gathered) &&
       rows.shape[1] * element % 16 == 0) {
-    launch_chunks<uint4>(rows, gather_indices, divisor, gathered, "gather_rows (16 bytes)", stream);
+    launch_chunks<uint4>(rows, gather_indices, divisor, gathered, "gather_rows (16 bytes)",
+                         on.stream);
   } else if (element == 2) {
     launch_chunks<std::uint16_t>(rows, gather_indices, divisor, gathered, "gather_rows (2 bytes)",
-                                 stream);
+                                 on.stream);
   } else {
     launch_chunks<std::uint32_t>(rows, gather_indices, divisor, gathered, "gather_rows (4 bytes)",
-                                 stream);
+                                 on.stream);
   }
 }
 

@@ -2,13 +2,13 @@
 #include <cstdint>
 #include <string>
 
-#include "cuda/host/device_facts.h"
-#include "cuda/host/error.h"
-#include "cuda/host/launch.h"
+#include "cuda/backend/device_facts.h"
+#include "cuda/backend/error.h"
+#include "cuda/backend/launch.h"
 #include "cuda/passes/alignment.h"
 #include "cuda/passes/block_sums.cuh"
 #include "cuda/passes/elements.cuh"
-#include "cuda/passes/scale_rows.h"
+#include "cuda/passes/passes.h"
 #include "moegemm/error.h"
 
 /// One warp per row: each lane walks its columns, multiplies, and the lanes' dot products are added
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kThreads, 3) scale_kernel(const ScaleArguments
     // Lane i fetches the index and the weight of row i: their latency is paid once for the group.
     std::int64_t lane_flat = -1;
     if (lane < count && first + lane < routed) {
-      lane_flat = a.gather_indices[first + lane];
+      lane_flat = load_index(a.gather_indices, first + lane);
     }
     const bool lane_named = lane_flat >= 0 && lane_flat < a.rows;
     const float lane_weight = lane_named ? a.weights.load(lane_flat) : 0.0f;
@@ -153,9 +153,11 @@ constexpr std::int64_t kMaxColumns = std::int64_t{1} << 30;
 
 }  // namespace
 
-void launch_scale_rows(const TensorView& product, const TensorView& x, const RoutingView& routing,
-                       const TensorView& scaled, const TensorView& dot, const TensorView& scaled_x,
-                       cudaStream_t stream) {
+void CudaPasses::scale_rows(const TensorView& product, const TensorView& x,
+                            const RoutingView& routing, const TensorView& scaled,
+                            const TensorView& dot, const TensorView& scaled_x,
+                            const ExecutionContext& context) const {
+  const PassLaunch on(product.device, context);
   const std::int64_t rows = product.shape[0];
   if (rows == 0) {
     return;
@@ -172,7 +174,7 @@ void launch_scale_rows(const TensorView& product, const TensorView& x, const Rou
       .m_sizes = indices_of(routing.m_sizes),
       .experts = routing.m_sizes.shape[0],
       .gather_indices = indices_of(routing.gather_indices),
-      .weights = floats_of(routing.topk_weights),
+      .weights = floats_of(routing.router_weights),
       .dot = floats_of(dot),
       .rows = rows,
       .columns = static_cast<int>(product.shape[1]),
@@ -190,14 +192,14 @@ void launch_scale_rows(const TensorView& product, const TensorView& x, const Rou
   const std::int64_t groups = (rows + group - 1) / group;
   const std::int64_t blocks = std::min((groups + kWarps - 1) / kWarps, resident);
   // All zero bits are zero in every floating dtype.
-  check(
-      cudaMemsetAsync(dot.data, 0, static_cast<std::size_t>(rows * size_bytes(dot.dtype)), stream),
-      "clear dot for scale_rows");
+  cuda::check(cudaMemsetAsync(dot.data, 0, static_cast<std::size_t>(rows * size_bytes(dot.dtype)),
+                              on.stream),
+              "clear dot for scale_rows");
   void* parameters[] = {&arguments};
   launch({packed ? packed : reinterpret_cast<const void*>(&scale_kernel<false, float, float>),
           packed ? "scale_rows (packs)" : "scale_rows (elements)",
           dim3(static_cast<unsigned>(blocks)), dim3(kThreads)},
-         parameters, stream);
+         parameters, on.stream);
 }
 
 }  // namespace moegemm::cuda

@@ -127,7 +127,7 @@ def test_raw_functions_refuse_what_they_cannot_do():
         moegemm.grouped_gemm_dW(X, dY, m_sizes, None, 2, out=torch.empty(5, 24, 40, dtype=torch.bfloat16))
     with pytest.raises(TypeError, match="out_dtype is"):
         moegemm.grouped_gemm_forward(X, W, 2, m_sizes, out_dtype=torch.float16)
-    with pytest.raises(ValueError, match=r"out is fp32\[26, 23\].*must be \[26, 24\]"):
+    with pytest.raises(ValueError, match=r"out is fp32\[26, 23\].*must be \[M, N\] = \[26, 24\]"):
         moegemm.grouped_gemm_forward(X, W, 2, m_sizes, out=torch.empty(26, 23))
     with pytest.raises(ValueError, match=r"out is .* strides that overlap"):
         moegemm.grouped_gemm_forward(X, W, 2, m_sizes, out=torch.empty(24).expand(26, 24))

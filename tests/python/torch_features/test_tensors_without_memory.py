@@ -75,7 +75,7 @@ def test_a_plain_product(kind, flat):
     arguments = [X, W.detach().flatten(0, 1) if flat else W, torch.tensor([2, 0, 4])]
     assert_same_facts(kind, lambda a: moegemm.grouped_gemm(*a, 1), arguments)
     assert_same_facts(
-        kind, lambda a: moegemm.GroupedGemm.apply(*a, None, None, (1, 0, moegemm.autograd.DEFAULTS)), arguments
+        kind, lambda a: moegemm.GroupedGemm.apply(*a, None, None, (1, "", moegemm.autograd.DEFAULTS)), arguments
     )
 
 
@@ -235,7 +235,7 @@ def test_one_meta_tensor_among_others_is_refused_by_the_products(name, grad):
         moegemm.grouped_gemm(**case.arguments())
     with pytest.raises(TypeError, match=r"is on (meta|cpu); it must be on (meta|cpu), where dY is"):
         torch.ops.moegemm.dx(
-            torch.ones(26, 24), case.W.detach().to("meta"), case.m_sizes, case.gather_indices, None, 2, 2
+            torch.ones(26, 24), case.W.detach().to("meta"), case.m_sizes, case.gather_indices, None, 2, " permute_y"
         )
 
 

@@ -96,7 +96,7 @@ TEST_F(ActivationRules, FlatOrderNeedsIndices) {
   routing.gather_indices = {};
   expect_refusal(ErrorKind::kInvalidValue, {"gather_indices is not given"}, [this] { backward(); });
   expect_refusal(ErrorKind::kInvalidValue, {"gather_indices is not given"}, [this] { sums(); });
-  routing.topk_weights = {};
+  routing.router_weights = {};
   outputs.d_weights = inputs.d_out = inputs.down_bias = {};
   EXPECT_NO_THROW(backward());
 }

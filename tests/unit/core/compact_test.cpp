@@ -72,7 +72,7 @@ TEST_F(CompactRouteRules, CheckNamesTheFirstRowWithoutAPlace) {
 
 TEST_F(CompactRouteRules, TensorsHaveTheirShapesAndDtypes) {
   experts = 0;
-  expect_refused(ErrorKind::kInvalidValue, {"experts is 0", "at least 1"});
+  expect_refused(ErrorKind::kInvalidValue, {"num_experts is 0", "at least 1"});
   experts = 4;
   m_sizes.shape[0] = 3;
   expect_refused(ErrorKind::kInvalidValue, {"m_sizes is int32[3]", "[E] = [4]"});
@@ -93,7 +93,7 @@ TEST_F(CompactRouteRules, NumTokensAndTheFlagAreOneInteger) {
   limits.overflow = TensorView::vector(flag.data(), DType::kInt32, 2);
   expect_refused(ErrorKind::kInvalidValue, {"overflow is int32[2]", "[1]"});
   limits.overflow = TensorView::vector(sizes.data(), DType::kInt32, 1);
-  expect_refused(ErrorKind::kInvalidValue, {"m_sizes", "overflow"});
+  expect_refused(ErrorKind::kInvalidValue, {"overflow overlaps m_sizes"});
 }
 
 /// T = 2, topk = 2, R = 3, C = 2.

@@ -1,19 +1,18 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "core/backend.h"
+#include "cuda/backend/device_facts.h"
+#include "cuda/backend/error.h"
+#include "cuda/backend/launch.h"
+#include "cuda/backend/loading.h"
 #include "cuda/device/activation_math.cuh"
-#include "cuda/host/device_facts.h"
-#include "cuda/host/error.h"
-#include "cuda/host/launch.h"
-#include "cuda/host/loading.h"
-#include "cuda/passes/activation/activation.h"
 #include "cuda/passes/activation/gate_packs.cuh"
 #include "cuda/passes/activation/kernel_choice.h"
 #include "cuda/passes/activation/limits.h"
 #include "cuda/passes/activation/row_experts.cuh"
 #include "cuda/passes/alignment.h"
 #include "cuda/passes/block_sums.cuh"
+#include "cuda/passes/passes.h"
 #include "cuda/passes/thread_ring.cuh"
 
 /// The gradient of an activation, its weighted value and the gradient of the weight, in one pass. A
@@ -373,17 +372,20 @@ std::int64_t rows_of_block(std::int64_t rows, std::int64_t strips, std::int64_t 
 
 }  // namespace
 
-void launch_activate_backward(const ActivationGradientInputs& in, const RoutingView& routing,
-                              const Activation& activation, const ActivationGradientOutputs& out,
-                              cudaStream_t stream) {
+void CudaPasses::activate_backward(const ActivationGradientInputs& in, const RoutingView& routing,
+                                   const Activation& activation,
+                                   const ActivationGradientOutputs& out,
+                                   const ExecutionContext& context) const {
+  const PassLaunch on(in.pre.device, context);
   const std::int64_t rows = in.pre.shape[0], activated = in.d_act.shape[1];
   const std::int64_t flat_rows = flat_rows_of(routing, out, rows);
   if (out.d_weights.given()) {
     // All zero bits are zero in every floating dtype.
-    check(cudaMemsetAsync(out.d_weights.data, 0,
-                          static_cast<std::size_t>(flat_rows * size_bytes(out.d_weights.dtype)),
-                          stream),
-          "clear d_weights for activate_backward");
+    cuda::check(
+        cudaMemsetAsync(out.d_weights.data, 0,
+                        static_cast<std::size_t>(flat_rows * size_bytes(out.d_weights.dtype)),
+                        on.stream),
+        "clear d_weights for activate_backward");
   }
   if (rows == 0) {
     return;
@@ -419,7 +421,7 @@ void launch_activate_backward(const ActivationGradientInputs& in, const RoutingV
       .d_pre = floats_of(out.d_pre),
       .weighted_act = floats_of(out.weighted_act),
       .d_weights = floats_of(out.d_weights),
-      .weights = floats_of(routing.topk_weights),
+      .weights = floats_of(routing.router_weights),
       .gather_indices = indices_of(routing.gather_indices),
       .m_sizes = indices_of(routing.m_sizes),
       .experts = static_cast<int>(experts),
@@ -439,13 +441,13 @@ void launch_activate_backward(const ActivationGradientInputs& in, const RoutingV
     const std::int64_t blocks = std::min((rows + kWarps - 1) / kWarps, resident);
     launch({reinterpret_cast<const void*>(&backward_elements), "activate_backward (elements)",
             dim3(static_cast<unsigned>(blocks)), dim3(kThreads), row_prefix_bytes(experts)},
-           parameters, stream);
+           parameters, on.stream);
     return;
   }
   launch({for_dtype_and_layout(in.pre.dtype, activation.layout, PackedKernel()),
           "activate_backward (packs)", dim3(static_cast<unsigned>((rows + group - 1) / group)),
           dim3(kThreads), shared_bytes + row_prefix_bytes(experts)},
-         parameters, stream);
+         parameters, on.stream);
 }
 
 }  // namespace moegemm::cuda

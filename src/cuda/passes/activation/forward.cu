@@ -1,17 +1,17 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/backend/device_facts.h"
+#include "cuda/backend/launch.h"
+#include "cuda/backend/loading.h"
 #include "cuda/device/activation_math.cuh"
 #include "cuda/device/fast_divide.h"
-#include "cuda/host/device_facts.h"
-#include "cuda/host/launch.h"
-#include "cuda/host/loading.h"
-#include "cuda/passes/activation/activation.h"
 #include "cuda/passes/activation/gate_packs.cuh"
 #include "cuda/passes/activation/kernel_choice.h"
 #include "cuda/passes/activation/limits.h"
 #include "cuda/passes/activation/row_experts.cuh"
 #include "cuda/passes/alignment.h"
+#include "cuda/passes/passes.h"
 #include "cuda/passes/thread_ring.cuh"
 
 /// act = activation(pre + bias). A warp takes a strip of 256 columns of some consecutive rows: its
@@ -171,8 +171,10 @@ const ListedKernels listed([] { return for_16_bit_layouts(PackedKernel()); });
 
 }  // namespace
 
-void launch_activate(const TensorView& pre, const TensorView& bias, const TensorView& m_sizes,
-                     const Activation& activation, const TensorView& act, cudaStream_t stream) {
+void CudaPasses::activate(const TensorView& pre, const TensorView& bias, const TensorView& m_sizes,
+                          const Activation& activation, const TensorView& act,
+                          const ExecutionContext& context) const {
+  const PassLaunch on(pre.device, context);
   const std::int64_t rows = act.shape[0], activated = act.shape[1];
   if (rows == 0 || activated == 0) {
     return;
@@ -210,13 +212,13 @@ void launch_activate(const TensorView& pre, const TensorView& bias, const Tensor
     const std::int64_t blocks = std::min((rows * activated + kThreads - 1) / kThreads, resident);
     launch({reinterpret_cast<const void*>(&activate_elements), "activate_elements",
             dim3(static_cast<unsigned>(blocks)), dim3(kThreads), row_prefix_bytes(experts)},
-           parameters, stream);
+           parameters, on.stream);
     return;
   }
   launch({for_dtype_and_layout(pre.dtype, activation.layout, PackedKernel()), "activate_packs",
           dim3(static_cast<unsigned>((tasks + kWarps - 1) / kWarps)), dim3(kThreads),
           shared_bytes + row_prefix_bytes(experts)},
-         parameters, stream);
+         parameters, on.stream);
 }
 
 }  // namespace moegemm::cuda

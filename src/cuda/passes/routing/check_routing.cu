@@ -2,11 +2,11 @@
 #include <cstddef>
 #include <vector>
 
-#include "cuda/host/error.h"
-#include "cuda/host/launch.h"
+#include "cuda/backend/error.h"
+#include "cuda/backend/launch.h"
 #include "cuda/passes/block_sums.cuh"
 #include "cuda/passes/elements.cuh"
-#include "cuda/passes/routing/check_routing.h"
+#include "cuda/passes/passes.h"
 #include "moegemm/error.h"
 
 namespace moegemm::cuda {
@@ -171,12 +171,14 @@ std::optional<RoutingFault> find_bad_index(const TensorView& indices, std::int64
 
 }  // namespace
 
-std::optional<RoutingFault> check_routing(const RoutingView& routing, std::int64_t rows,
-                                          std::int64_t flat_rows, cudaStream_t stream) {
-  refuse_while_capturing(stream);
+std::optional<RoutingFault> CudaPasses::check(const RoutingView& routing, std::int64_t rows,
+                                              std::int64_t flat_rows,
+                                              const ExecutionContext& context) const {
+  const PassLaunch on(routing.m_sizes.device, context);
+  refuse_while_capturing(on.stream);
   const TensorView& m_sizes = routing.m_sizes;
   const TensorView& indices = routing.gather_indices;
-  const CheckMemory<Findings> on_device(1, stream);
+  const CheckMemory<Findings> on_device(1, on.stream);
   {
     const void* data = m_sizes.data;
     bool is_64_bit = m_sizes.dtype == DType::kInt64;
@@ -184,9 +186,9 @@ std::optional<RoutingFault> check_routing(const RoutingView& routing, std::int64
     Findings* findings = on_device.get();
     void* parameters[] = {&data, &is_64_bit, &experts, &rows, &findings};
     launch({reinterpret_cast<const void*>(&check_sizes), "check_sizes", dim3(1), dim3(kThreads)},
-           parameters, stream);
+           parameters, on.stream);
   }
-  const Findings found = read_back(on_device.get(), stream);
+  const Findings found = read_back(on_device.get(), on.stream);
   if (found.bad_expert != kNone) {
     const bool negative = found.bad_size < 0;
     return RoutingFault{
@@ -194,27 +196,30 @@ std::optional<RoutingFault> check_routing(const RoutingView& routing, std::int64
         static_cast<std::int64_t>(found.bad_expert), negative ? found.bad_size : found.size_sum};
   }
   if (!indices.given() || rows == 0) return std::nullopt;
-  return find_bad_index(indices, rows, flat_rows, on_device.get(), stream);
+  return find_bad_index(indices, rows, flat_rows, on_device.get(), on.stream);
 }
 
-std::optional<DroppedRow> find_dropped_row_on_device(const TensorView& expert_ids,
-                                                     std::int64_t experts,
-                                                     const TensorView& num_tokens,
-                                                     std::int64_t capacity, cudaStream_t stream) {
-  refuse_while_capturing(stream);
+std::optional<DroppedRow> CudaPasses::dropped_row(const TensorView& expert_ids,
+                                                  std::int64_t experts,
+                                                  const TensorView& num_tokens,
+                                                  std::int64_t capacity,
+                                                  const ExecutionContext& context) const {
+  const PassLaunch on(expert_ids.device, context);
+  refuse_while_capturing(on.stream);
   const std::int64_t all = expert_ids.shape[0], topk = expert_ids.shape[1];
   const std::int64_t tokens =
-      num_tokens.given() ? std::clamp<std::int64_t>(read_index(num_tokens, 0, stream), 0, all)
+      num_tokens.given() ? std::clamp<std::int64_t>(read_index(num_tokens, 0, on.stream), 0, all)
                          : all;
   const auto element = static_cast<std::size_t>(size_bytes(expert_ids.dtype));
   const std::size_t row_bytes = static_cast<std::size_t>(topk) * element;
   std::vector<std::byte> ids(static_cast<std::size_t>(tokens) * row_bytes);
   if (!ids.empty()) {
-    check(cudaMemcpy2DAsync(ids.data(), row_bytes, expert_ids.data,
-                            static_cast<std::size_t>(expert_ids.row_stride) * element, row_bytes,
-                            static_cast<std::size_t>(tokens), cudaMemcpyDeviceToHost, stream),
-          "read the expert ids for check");
-    check(cudaStreamSynchronize(stream), "wait for check");
+    cuda::check(
+        cudaMemcpy2DAsync(ids.data(), row_bytes, expert_ids.data,
+                          static_cast<std::size_t>(expert_ids.row_stride) * element, row_bytes,
+                          static_cast<std::size_t>(tokens), cudaMemcpyDeviceToHost, on.stream),
+        "read the expert ids for check");
+    cuda::check(cudaStreamSynchronize(on.stream), "wait for check");
   }
   TensorView on_host = expert_ids;
   on_host.data = ids.data();

@@ -1,10 +1,10 @@
 #include <string>
 
-#include "cuda/host/launch.h"
-#include "cuda/host/loading.h"
+#include "cuda/backend/launch.h"
+#include "cuda/backend/loading.h"
 #include "cuda/passes/block_sums.cuh"
 #include "cuda/passes/elements.cuh"
-#include "cuda/passes/routing/route.h"
+#include "cuda/passes/passes.h"
 #include "cuda/passes/routing/route_plan.h"
 #include "moegemm/error.h"
 
@@ -279,6 +279,18 @@ const ListedKernels listed([] {
 /// Positions and counters are 32-bit, and i + 32 must not wrap.
 constexpr std::int64_t kMaxRows = std::int64_t{1} << 31;
 
+RoutePlan plan_for(const TensorView& expert_ids, std::int64_t experts) {
+  const std::int64_t rows = expert_ids.numel();
+  const RoutePlan plan = plan_route(rows, experts);
+  if (rows > kMaxRows || plan.counters_per_block() >= kMaxRows) {
+    throw Error(ErrorKind::kNotImplemented,
+                "route on a GPU takes at most 2^31 rows and 2^27 "
+                "experts, got " +
+                    std::to_string(rows) + " and " + std::to_string(experts));
+  }
+  return plan;
+}
+
 RouteArguments route_arguments(const RoutePlan& plan, const TensorView& expert_ids,
                                const TensorView& m_sizes, const TensorView& gather_indices,
                                const TensorView& inverse, void* workspace) {
@@ -308,18 +320,6 @@ RouteArguments route_arguments(const RoutePlan& plan, const TensorView& expert_i
   };
 }
 
-RoutePlan plan_for(const TensorView& expert_ids, std::int64_t experts) {
-  const std::int64_t rows = expert_ids.numel();
-  const RoutePlan plan = plan_route(rows, experts);
-  if (rows > kMaxRows || plan.counters_per_block() >= kMaxRows) {
-    throw Error(ErrorKind::kNotImplemented,
-                "route on a GPU takes at most 2^31 rows and 2^27 "
-                "experts, got " +
-                    std::to_string(rows) + " and " + std::to_string(experts));
-  }
-  return plan;
-}
-
 template <bool Compact>
 void launch_plan(const RoutePlan& plan, RouteArguments& arguments, cudaStream_t stream) {
   void* parameters[] = {&arguments};
@@ -339,19 +339,22 @@ void launch_plan(const RoutePlan& plan, RouteArguments& arguments, cudaStream_t 
 
 }  // namespace
 
-void launch_route(const TensorView& expert_ids, std::int64_t experts, const TensorView& m_sizes,
-                  const TensorView& gather_indices, const TensorView& inverse, void* workspace,
-                  cudaStream_t stream) {
+void CudaPasses::route(const TensorView& expert_ids, std::int64_t experts,
+                       const TensorView& m_sizes, const TensorView& gather_indices,
+                       const TensorView& inverse, void* workspace,
+                       const ExecutionContext& context) const {
+  const PassLaunch on(expert_ids.device, context);
   const RoutePlan plan = plan_for(expert_ids, experts);
   RouteArguments arguments =
       route_arguments(plan, expert_ids, m_sizes, gather_indices, inverse, workspace);
-  launch_plan<false>(plan, arguments, stream);
+  launch_plan<false>(plan, arguments, on.stream);
 }
 
-void launch_route_compact(const TensorView& expert_ids, std::int64_t experts,
-                          const TensorView& m_sizes, const TensorView& gather_indices,
-                          const TensorView& positions, const RouteLimits& limits, void* workspace,
-                          cudaStream_t stream) {
+void CudaPasses::route_compact(const TensorView& expert_ids, std::int64_t experts,
+                               const TensorView& m_sizes, const TensorView& gather_indices,
+                               const TensorView& positions, const RouteLimits& limits,
+                               void* workspace, const ExecutionContext& context) const {
+  const PassLaunch on(expert_ids.device, context);
   const RoutePlan plan = plan_for(expert_ids, experts);
   RouteArguments arguments =
       route_arguments(plan, expert_ids, m_sizes, gather_indices, positions, workspace);
@@ -359,7 +362,11 @@ void launch_route_compact(const TensorView& expert_ids, std::int64_t experts,
   arguments.num_tokens_64_bit = limits.num_tokens.dtype == DType::kInt64;
   arguments.overflow = limits.overflow.given() ? limits.overflow.data : nullptr;
   arguments.overflow_64_bit = limits.overflow.dtype == DType::kInt64;
-  launch_plan<true>(plan, arguments, stream);
+  launch_plan<true>(plan, arguments, on.stream);
+}
+
+std::int64_t CudaPasses::route_workspace_bytes(std::int64_t rows, std::int64_t experts) const {
+  return plan_route(rows, experts).workspace_bytes();
 }
 
 }  // namespace moegemm::cuda

@@ -1,7 +1,6 @@
 #pragma once
 
 #include "cuda/device/element_type.h"
-#include "cuda/sm80/plan/instance.h"
 #include "cuda/sm80/row_gemm/load.cuh"
 #include "cuda/sm80/row_gemm/mma.cuh"
 #include "cuda/sm80/row_gemm/store.cuh"
@@ -103,14 +102,14 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
   run_tiles<Traits>(RowPipeline<Traits>{params, starts, targets}, shared, tiles, *ring);
 }
 
-/// Forward and dX.
-template <Op O, Math M, Loads L, typename Shape, DType D>
-const void* kernel_function() {
+template <RowGemm Kernel, DType D>
+KernelFunctions row_gemm_functions() {
   // W_e is [N, K]: its rows are K-contiguous, which is the contraction in forward and the output
   // columns in dX.
-  constexpr Major kWeights = O == Op::kForward ? Major::kDepth : Major::kOuter;
-  using Traits = GemmTraits<Shape, ElementType<D>, M, Major::kDepth, kWeights, L>;
-  return reinterpret_cast<const void*>(&row_gemm_kernel<Traits>);
+  constexpr Major kWeights = Kernel.op == Op::kForward ? Major::kDepth : Major::kOuter;
+  using Traits = GemmTraits<ShapeOf<Kernel>, ElementType<D>, Kernel.math, Major::kDepth, kWeights,
+                            Kernel.loads>;
+  return {.plain = reinterpret_cast<const void*>(&row_gemm_kernel<Traits>)};
 }
 
 }  // namespace moegemm::cuda::sm80

@@ -1,7 +1,10 @@
-#include "cuda/host/empty_output.h"
-#include "cuda/sm80/plan/launch_kernel.h"
-#include "cuda/sm80/plan/pitch.h"
+#include <algorithm>
+#include <vector>
+
+#include "cuda/backend/empty_output.h"
+#include "cuda/sm80/kernels.h"
 #include "cuda/sm80/row_gemm/params.h"
+#include "cuda/sm80/row_gemm/traits.h"
 
 namespace moegemm::cuda::sm80 {
 namespace {
@@ -29,13 +32,41 @@ RowGemmParams make_params(const Step& step, const Problem& problem, const Operan
   return params;
 }
 
-}  // namespace
-
-void launch_rows(const CompiledKernel& kernel, const Step& step, const Problem& problem,
+void launch_rows(const KernelEntry& entry, const Step& step, const Problem& problem,
                  const Operands& operands, cudaStream_t stream) {
   if (problem.rows == 0) return zero_unnamed_output(problem, operands, stream);
   RowGemmParams params = make_params(step, problem, operands);
-  launch_kernel(kernel, step, problem, params, &params, stream);
+  launch_kernel(entry, step, problem, params, entry.smem_bytes(problem), stream);
+}
+
+LaunchPolicy grid(const KernelEntry& entry, const Problem& problem, const DeviceFacts& facts) {
+  const std::int64_t rows = problem.rows / std::max<std::int64_t>(problem.experts, 1);
+  const std::int64_t depth = problem.op == Op::kForward ? problem.k : problem.n;
+  const bool full_first = full_tiles_first(rows, depth, size_bytes(problem.dtype), facts.l2_bytes);
+  return {.grid = persistent_grid(entry, problem, facts),
+          .order = full_first ? TileOrder::kFullTilesFirst : TileOrder::kByExpert};
+}
+
+template <RowGemm Kernel>
+KernelEntry row_entry() {
+  KernelEntry entry = entry_of<Kernel, RowGemmLayout<ShapeOf<Kernel>>>(
+      []<DType D>() { return row_gemm_functions<Kernel, D>(); });
+  entry.tiles = most_row_tiles;
+  entry.grid = grid;
+  entry.launch = launch_rows;
+  return entry;
+}
+
+}  // namespace
+
+std::vector<KernelEntry> row_gemm_kernels() {
+  return {
+#define MOEGEMM_ROW_GEMM(...) row_entry<RowGemm{__VA_ARGS__}>(),
+#define MOEGEMM_WEIGHT_GEMM(...)
+#include "cuda/instances/sm80.inc"
+#undef MOEGEMM_ROW_GEMM
+#undef MOEGEMM_WEIGHT_GEMM
+  };
 }
 
 }  // namespace moegemm::cuda::sm80

@@ -21,4 +21,10 @@ struct RowGemmLayout : PipelineLayout<Shape> {
   static constexpr std::int64_t total(std::int64_t experts) { return kStarts + (experts + 1) * 8; }
 };
 
+using RowGemm = Gemm;
+
+/// Defined in kernel.cuh, instantiated in the translation unit of the line.
+template <RowGemm Kernel, DType D>
+KernelFunctions row_gemm_functions();
+
 }  // namespace moegemm::cuda::sm80

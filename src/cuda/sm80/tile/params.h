@@ -12,7 +12,7 @@ namespace moegemm::cuda::sm80 {
 struct RoutingParams {
   IndexArray m_sizes;
   IndexArray gather_indices;
-  const void* topk_weights;
+  const void* router_weights;
   TileCounter* counter;
 
   int experts;
@@ -20,7 +20,7 @@ struct RoutingParams {
   int flat_rows;        ///< indices are below it
   FastDivisor divisor;  ///< a gathered flat index over this is the row to read
 
-  bool multiply;  ///< by topk_weights of the flat row: results of row GEMMs, dY of dW
+  bool multiply;  ///< by router_weights of the flat row: results of row GEMMs, dY of dW
   bool weights_are_fp32;
 
   /// The row to read for a flat index; negative for none.
@@ -29,7 +29,7 @@ struct RoutingParams {
   }
   template <typename Element>
   __device__ __forceinline__ float router_weight(int flat) const {
-    return cuda::router_weight<Element>(topk_weights, weights_are_fp32, flat);
+    return cuda::router_weight<Element>(router_weights, weights_are_fp32, flat);
   }
 };
 

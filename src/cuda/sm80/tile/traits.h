@@ -1,7 +1,9 @@
 #pragma once
 
+#include "cuda/backend/instance.h"
 #include "cuda/device/host_device.h"
 #include "cuda/device/warp.h"
+#include "moegemm/kinds.h"
 
 /// The static tile of the mma.sync kernels, as host-device maths. A thread block multiplies A
 /// [rows, depth] with B [depth, cols]; extents along the contraction are in bytes, so that one
@@ -34,6 +36,27 @@ constexpr int kTileBytes = 32;  ///< of each
 
 /// Every GPU from sm_80 up gives a block this much; sm_80 163 KiB, sm_90 227 KiB.
 constexpr int kLeastSharedMemory = 99 * 1024;
+
+/// A line of instances/sm80.inc.
+struct Gemm {
+  int arch = 80;       ///< compute capability times ten
+  bool exact = false;  ///< not for newer GPUs: setmaxnreg
+  Op op;
+  Math math = Math::kTensor16;
+  Loads loads = Loads::kVectors;
+  int rows;  ///< of a tile
+  int cols;
+  int depth_bytes;  ///< of one row of A in a stage
+  int stages;
+  int warp_rows;  ///< warps along the rows
+  int warp_cols;
+  int blocks;  ///< on a multiprocessor, at most
+  int height_step = 1;
+  int load_warps = 0;
+
+  constexpr int element_bytes() const { return math == Math::kTensor16 ? 2 : 4; }
+  constexpr int depth() const { return depth_bytes / element_bytes(); }
+};
 
 template <int Rows_, int Cols_, int DepthBytes_, int Stages_, int WarpRows_, int WarpCols_,
           int BlocksPerMultiprocessor_, int HeightStep_ = 1, int LoadWarps_ = 0>
@@ -74,6 +97,11 @@ struct BlockShape {
   static_assert(kLoadWarps == 0 || (kLoadWarps == 4 && kWarps == 8), "registers: pipeline.cuh");
   static_assert(kRowBlocks * kColBlocks * 4 <= 128, "more accumulators than registers allow");
 };
+
+template <Gemm Kernel>
+using ShapeOf =
+    BlockShape<Kernel.rows, Kernel.cols, Kernel.depth_bytes, Kernel.stages, Kernel.warp_rows,
+               Kernel.warp_cols, Kernel.blocks, Kernel.height_step, Kernel.load_warps>;
 
 /// Dynamic shared memory begins with the stages, the decoded tiles and, in kernels with warps that
 /// only copy, the barriers of the stages. Offsets in bytes; what has a size known only at run time

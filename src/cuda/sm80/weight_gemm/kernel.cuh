@@ -1,7 +1,6 @@
 #pragma once
 
 #include "cuda/device/element_type.h"
-#include "cuda/sm80/plan/instance.h"
 #include "cuda/sm80/weight_gemm/load.cuh"
 #include "cuda/sm80/weight_gemm/mma.cuh"
 #include "cuda/sm80/weight_gemm/store.cuh"
@@ -64,12 +63,11 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
                     *ring, scales);
 }
 
-/// dW.
-template <Op O, Math M, Loads L, typename Shape, DType D>
-const void* kernel_function() {
-  static_assert(O == Op::kDw);
-  using Traits = GemmTraits<Shape, ElementType<D>, M, Major::kOuter, Major::kOuter, L>;
-  return reinterpret_cast<const void*>(&weight_gemm_kernel<Traits>);
+template <WeightGemm Kernel, DType D>
+KernelFunctions weight_gemm_functions() {
+  using Traits = GemmTraits<ShapeOf<Kernel>, ElementType<D>, Kernel.math, Major::kOuter,
+                            Major::kOuter, Kernel.loads>;
+  return {.plain = reinterpret_cast<const void*>(&weight_gemm_kernel<Traits>)};
 }
 
 }  // namespace moegemm::cuda::sm80

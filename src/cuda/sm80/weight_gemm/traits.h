@@ -26,4 +26,10 @@ struct WeightGemmLayout : PipelineLayout<Shape> {
   static constexpr std::int64_t total(std::int64_t experts) { return order(experts) + experts * 2; }
 };
 
+using WeightGemm = Gemm;
+
+/// Defined in kernel.cuh, instantiated in the translation unit of the line.
+template <WeightGemm Kernel, DType D>
+KernelFunctions weight_gemm_functions();
+
 }  // namespace moegemm::cuda::sm80

@@ -24,5 +24,14 @@ TEST(WeightTiling, CoverEveryTileOfEveryExpertOnce) {
   }
 }
 
+TEST(WeightTiling, NeighboursDifferAlongTheFastestSide) {
+  const WeightTile along_a = decode_weight_tile(1, {4, 6, false}, 256, 192);
+  EXPECT_EQ(along_a.a_col, 256);
+  EXPECT_EQ(along_a.b_col, 0);
+  const WeightTile along_b = decode_weight_tile(1, {4, 6, true}, 256, 192);
+  EXPECT_EQ(along_b.a_col, 0);
+  EXPECT_EQ(along_b.b_col, 192);
+}
+
 }  // namespace
 }  // namespace moegemm::cuda
