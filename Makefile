@@ -86,22 +86,23 @@ lint: $(STAMPS)/lint-tools ## Check formatting and run the static analysers
 	@$(STEP) "Configure (lint)" $(LOGS)/configure-lint.log cmake --preset release -B build/lint $(LINT_OPTIONS)
 	@scripts/lint
 
+DOCS_VENV := build/docs-venv
 .PHONY: docs
 docs: $(STAMPS)/docs-tools ## Build the documentation as a site into build/site/; a broken link fails
-	@$(STEP) "Build the site" $(LOGS)/docs.log env NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) -m mkdocs build --strict
+	@$(STEP) "Build the site" $(LOGS)/docs.log env NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
 	@echo "build/site/index.html"
 
 .PHONY: wheel
 wheel: $(STAMPS)/wheel-tools ## Build the Python wheel into dist/; with CUDA=OFF the one without kernels
-	@CUDA_ARCHS="$(CUDA_ARCHS)" scripts/build_wheel $(WHEEL_VARIANT) $(LAUNCHER)
+	@CUDA_ARCHS="$(CUDA_ARCHS)" scripts/package/wheel $(WHEEL_VARIANT) $(LAUNCHER)
 
 .PHONY: sdist
 sdist: $(STAMPS)/wheel-tools ## Build the source package into dist/
-	@scripts/build_sdist
+	@scripts/package/sdist
 
 .PHONY: package
-package: build ## Build the C++ tarball and Debian package into dist/
-	@scripts/build_cpp_packages
+package: $(STAMPS)/system ## Build the C++ tarball and Debian package into dist/
+	@scripts/package/cpp $(LAUNCHER) -DMOEGEMM_CUDA=$(or $(CUDA),AUTO) '-DMOEGEMM_CUDA_ARCHS=$(or $(CUDA_ARCHS),all)'
 
 .PHONY: build
 build: build/release/build.ninja ## Set up and compile, release
@@ -145,8 +146,10 @@ $(STAMPS)/wheel-tools: requirements/wheel.txt $(STAMPS)/venv-demo
 	@$(STEP) "Tools for the wheel" $(LOGS)/wheel-tools.log $(VENV_PYTHON) -m pip install --progress-bar off -r $<
 	@touch $@
 
-$(STAMPS)/docs-tools: requirements/docs.txt $(STAMPS)/venv
-	@$(STEP) "Documentation: Python packages" $(LOGS)/docs-venv.log $(VENV_PYTHON) -m pip install -r requirements/docs.txt
+# An environment of its own: pages are made from the sources alone, without torch.
+$(STAMPS)/docs-tools: requirements/docs.txt | $(STAMPS)/system
+	@$(PYTHON) -m venv $(DOCS_VENV)
+	@$(STEP) "Tools for the site" $(LOGS)/docs-tools.log $(DOCS_VENV)/bin/python -m pip install --progress-bar off -r $<
 	@touch $@
 
 # Reconfigured when the options change; CMake itself follows changes to its own files.

@@ -20,9 +20,12 @@ find_package(CUDAToolkit 13.0 REQUIRED)
 find_package(Python3 REQUIRED COMPONENTS Interpreter)  # runs ptxas_check.py
 
 set(MOEGEMM_CUDA_ARCHS "80;90" CACHE STRING
-  "Compute capabilities to compile for, ascending; releases: 80;86;89;90a;100;120")
-
-option(MOEGEMM_CUDA_COMPRESS "Compress the kernels for size, as releases do" OFF)
+  "Compute capabilities to compile for, ascending, or `all`: what packages hold, compressed")
+set(compress "")
+if(MOEGEMM_CUDA_ARCHS STREQUAL "all")
+  set(MOEGEMM_CUDA_ARCHS 80 86 89 90a 100 120)
+  set(compress --compress-mode=size)
+endif()
 
 # Passes are plain CUDA: machine code for the listed architectures, and PTX of compute capability 9.0, or of the newest
 # before it, for every later GPU that is not listed (11.0 comes after 10.0 and runs no PTX of 12.0).
@@ -63,10 +66,7 @@ function(moegemm_gencode result arch exact)
 endfunction()
 
 # One token per option: CMake removes repeated tokens, and a bare -Xptxas would be one.
-set(MOEGEMM_CUDA_OPTIONS --expt-relaxed-constexpr -Xptxas=-v -Xcompiler=-Wall,-Wextra)
-if(MOEGEMM_CUDA_COMPRESS)
-  list(APPEND MOEGEMM_CUDA_OPTIONS --compress-mode=size)
-endif()
+set(MOEGEMM_CUDA_OPTIONS --expt-relaxed-constexpr -Xptxas=-v -Xcompiler=-Wall,-Wextra ${compress})
 
 # moegemm_add_cuda_sources(<target> <gencode list variable> <source>...)
 # Adds device sources with their architectures, relative to the current folder.

@@ -1,5 +1,5 @@
-#include "moegemm/activation.h"
 #include "moegemm/describe.h"
+#include "moegemm/passes.h"
 #include "operators.h"
 #include "routing_arguments.h"
 #include "runtime/execution.h"

@@ -21,7 +21,7 @@ ProductOptions with_config(ProductOptions options, const Config& numbers) {
   };
   KernelConfig& config = options.gemm.config.emplace();
   config.block_rows = static_cast<int>((*numbers)[0]);
-  config.block_cols = static_cast<int>((*numbers)[1]);
+  config.block_columns = static_cast<int>((*numbers)[1]);
   config.block_depth = static_cast<int>((*numbers)[2]);
   config.stages = static_cast<int>((*numbers)[3]);
   config.tma_load_rows = asked(4);

@@ -1,6 +1,6 @@
 #include <torch/csrc/stable/library.h>
 
-#include "moegemm/warning.h"
+#include "moegemm/error.h"
 #include "operators.h"
 #include "runtime/execution.h"
 #include "runtime/torch_tuning.h"

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "moegemm/routing.h"
+#include "moegemm/passes.h"
 #include "operators.h"
 #include "routing_arguments.h"
 #include "runtime/execution.h"

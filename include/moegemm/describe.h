@@ -3,7 +3,7 @@
 #include <array>
 #include <cstdint>
 
-#include "moegemm/export.h"
+#include "moegemm/kinds.h"
 #include "moegemm/ops.h"
 #include "moegemm/problem.h"
 #include "moegemm/tensor.h"

@@ -4,7 +4,6 @@
 #include <limits>
 #include <string>
 
-#include "moegemm/export.h"
 #include "moegemm/kinds.h"
 
 /// What a product can do to its rows before it stores them.
@@ -15,6 +14,7 @@ enum class ActivationFunction : std::uint8_t {
   kGelu,      ///< g * Phi(g), with the error function
   kGeluTanh,  ///< its approximation with tanh
   kRelu2,     ///< max(g, 0)^2
+  kRelu,      ///< max(g, 0)
 };
 
 /// Where a row of the first product holds its gate and its up columns.
@@ -27,10 +27,9 @@ enum class GateLayout : std::uint8_t {
 /// Every function and every layout, by the names that callers give and messages print. What code
 /// asks about all of them it reads here.
 inline constexpr Named<ActivationFunction> kActivationFunctions[] = {
-    {ActivationFunction::kSilu, "silu"},
-    {ActivationFunction::kGelu, "gelu"},
-    {ActivationFunction::kGeluTanh, "gelu_tanh"},
-    {ActivationFunction::kRelu2, "relu2"},
+    {ActivationFunction::kSilu, "silu"},          {ActivationFunction::kGelu, "gelu"},
+    {ActivationFunction::kGeluTanh, "gelu_tanh"}, {ActivationFunction::kRelu2, "relu2"},
+    {ActivationFunction::kRelu, "relu"},
 };
 inline constexpr Named<GateLayout> kGateLayouts[] = {
     {GateLayout::kNone, "none"},

@@ -3,6 +3,13 @@
 #include <cstddef>
 #include <cstdint>
 
+/// Marks what the shared library exports; everything else is built with hidden visibility.
+#if defined(_WIN32)
+#define MOEGEMM_API
+#else
+#define MOEGEMM_API __attribute__((visibility("default")))
+#endif
+
 /// What a kernel is compiled for. Apart from problem.h, so that the many translation units of
 /// kernels do not read the standard library with it.
 namespace moegemm {

@@ -3,11 +3,9 @@
 #include <cstdint>
 #include <optional>
 
-#include "moegemm/config.h"
 #include "moegemm/epilogue.h"
-#include "moegemm/executor.h"
-#include "moegemm/export.h"
-#include "moegemm/memory.h"
+#include "moegemm/execution.h"
+#include "moegemm/kinds.h"
 #include "moegemm/plan.h"
 #include "moegemm/problem.h"
 #include "moegemm/tensor.h"
@@ -63,17 +61,6 @@ struct GemmOptions {
   std::optional<Activation> activation;
 };
 
-class TuningSupport;
-
-/// Where a call runs.
-struct ExecutionContext {
-  void* stream = nullptr;           ///< cudaStream_t for CUDA tensors
-  Executor* executor = nullptr;     ///< threads for CPU tensors; null: default_executor()
-  TuningSupport* tuning = nullptr;  ///< lets a call with `autotune` measure; null: it never does
-  MemorySupport* memory = nullptr;  ///< lends Plan::workspace_bytes on a GPU; null: plans do
-                                    ///< without where any kernel can, if need be a slower one
-};
-
 /// Y_e = X_e W_e^T (+ bias_e, activated).  x [T, K] with permute_x, else [M, K]; w [E, N, K]; y [M,
 /// N], or [M, N / 2] after a gated activation. Here and below W may also be flattened to [E * N,
 /// K], and options.weight_layout may say that W and dW are [E, K, N].
@@ -92,14 +79,5 @@ MOEGEMM_API Plan backward_dx(const TensorView& dy, const TensorView& w, const Te
 MOEGEMM_API Plan backward_dw(const TensorView& dy, const TensorView& x, const TensorView& dw,
                              const RoutingView& routing, const GemmOptions& options = {},
                              const ExecutionContext& context = {});
-
-/// The plan that a call with this problem would get, without running it. Its workspace_bytes are
-/// what the call asks of ExecutionContext::memory, if it can: where that memory would only save
-/// time, the call does without it rather than fail. Without `may_use_workspace` it is the plan of a
-/// call whose context.memory is null; workspace_bytes that are left are then needed.
-MOEGEMM_API Plan plan(const Problem& problem,
-                      const std::optional<BackendKind>& backend = std::nullopt,
-                      const std::optional<KernelConfig>& config = std::nullopt,
-                      bool may_use_workspace = true);
 
 }  // namespace moegemm

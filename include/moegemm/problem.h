@@ -6,9 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "moegemm/config.h"
 #include "moegemm/epilogue.h"
-#include "moegemm/export.h"
 #include "moegemm/kinds.h"
 #include "moegemm/tensor.h"
 

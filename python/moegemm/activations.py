@@ -23,6 +23,7 @@ FUNCTIONS: Final = {
     "gelu": Function(lambda g, alpha: F.gelu(g)),
     "gelu_tanh": Function(lambda g, alpha: F.gelu(g, approximate="tanh")),
     "relu2": Function(lambda g, alpha: F.relu(g) ** 2),
+    "relu": Function(lambda g, alpha: F.relu(g)),
 }
 GATED_LAYOUTS: Final = ("concatenated", "interleaved")
 
@@ -69,11 +70,13 @@ _NAMED: Final = {
     "swiglu": _Named("silu", gated=True),
     "geglu": _Named("gelu", gated=True),
     "geglu_tanh": _Named("gelu_tanh", gated=True),
+    "reglu": _Named("relu", gated=True),
     "clamped_swiglu": _Named("silu", gated=True, alpha=1.702, limit=7.0, up_offset=1.0),
     "silu": _Named("silu", gated=False),
     "gelu": _Named("gelu", gated=False),
     "gelu_tanh": _Named("gelu_tanh", gated=False),
     "relu2": _Named("relu2", gated=False),
+    "relu": _Named("relu", gated=False),
 }
 
 

@@ -278,7 +278,7 @@ def moe_mlp(
         gate_up_bias: [E, C], down_bias: [E, H]; None for none.
 
     activation: a name with a gate ("swiglu", "geglu", "clamped_swiglu" of gpt-oss, ...) or without ("silu", "relu2",
-    ...); docs/integration.md has all of them. layout says how gate and up share the C columns: "concatenated" (all
+    ...); docs/how-to/layer.md has all of them. layout says how gate and up share the C columns: "concatenated" (all
     gates, then all ups) or "interleaved". alpha, limit and up_offset change the activation's numbers:
     gate * sigmoid(alpha * gate) * (up + up_offset), with gate clamped to at most limit and up to [-limit, limit].
 

@@ -6,7 +6,7 @@ SECTIONS = {
     "Routing": ("route", "combine"),
     "Products": ("grouped_gemm", "GroupedGemm", "grouped_gemm_forward", "grouped_gemm_dX", "grouped_gemm_dW"),
     "Kernel configs": ("KernelConfigForward", "KernelConfigBackward_dX", "KernelConfigBackward_dW"),
-    "Tuning": ("tune", "tuning_cache"),
+    "Plans and tuning": ("plan", "tune", "tuning_cache"),
     "This installation": ("info", "load_kernels"),
 }
 

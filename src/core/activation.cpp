@@ -1,8 +1,7 @@
-#include "moegemm/activation.h"
-
 #include "core/refusal.h"
 #include "core/registry.h"
 #include "core/validation/tensor_rules.h"
+#include "moegemm/passes.h"
 
 namespace moegemm {
 namespace {

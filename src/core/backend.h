@@ -6,11 +6,10 @@
 #include <string>
 
 #include "core/dropped_row.h"
-#include "moegemm/activation.h"
 #include "moegemm/compact.h"
-#include "moegemm/explain.h"
 #include "moegemm/info.h"
 #include "moegemm/ops.h"
+#include "moegemm/passes.h"
 #include "moegemm/plan.h"
 #include "moegemm/problem.h"
 

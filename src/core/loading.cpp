@@ -1,4 +1,4 @@
-#include "moegemm/loading.h"
+#include "moegemm/execution.h"
 
 #if MOEGEMM_HAS_CUDA
 #include "cuda/backend/loading.h"

@@ -1,10 +1,9 @@
-#include "moegemm/routing.h"
-
 #include <iterator>
 
 #include "core/refusal.h"
 #include "core/registry.h"
 #include "core/validation/tensor_rules.h"
+#include "moegemm/passes.h"
 
 namespace moegemm {
 

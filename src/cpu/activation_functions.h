@@ -64,4 +64,10 @@ struct Function<ActivationFunction::kRelu2> {
   static double exact(double g, double) { return g < 0 ? 0.0 : g * g; }
 };
 
+template <>
+struct Function<ActivationFunction::kRelu> {
+  static Point at(float g, float) { return {g < 0.0f ? 0.0f : g, g <= 0.0f ? 0.0f : 1.0f}; }
+  static double exact(double g, double) { return g < 0 ? 0.0 : g; }
+};
+
 }  // namespace moegemm::cpu

@@ -9,7 +9,7 @@
 #include "conformance/suites.h"
 #include "moegemm/compact.h"
 #include "moegemm/error.h"
-#include "moegemm/routing.h"
+#include "moegemm/passes.h"
 #include "testing/device/device_vector.h"
 #include "testing/numerics/random.h"
 

@@ -14,6 +14,7 @@ from moegemm.operators.loading import ops
 from moegemm.operators.options import AUTOTUNE, MULTIPLY, without
 from moegemm.operators.raw import RawArguments, raw_options
 from moegemm.tuning.autotune import after_autotune, installed_watch
+from moegemm.tuning.reports import TuneReports
 
 
 def tune(
@@ -21,17 +22,18 @@ def tune(
     permute_y: bool = False, topk_weights: Tensor | None = None, fuse_mul_post: bool = False, *, backward: bool = True,
     budget: float = 2.0, again: bool = False, allow_tf32: bool | None = None,
     progress: Callable[[dict[str, Any]], object] | None = None,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> TuneReports:  # fmt: skip
     """Measures the kernels for a product and, with `backward`, for its two gradients, and remembers the fastest for
     calls with autotune=True. The arguments are those of grouped_gemm; no tensor and no random state is changed. dX is
     measured as backward runs it: without the multiply of fuse_mul_post, which then is a pass that also gives the
     gradient of topk_weights. Where X or W requires a gradient and topk_weights does not, dX multiplies itself.
 
-    Returns one report per product: problem, kernel, steps (every launch of its plan), seconds, measured, why_not (why
-    nothing was), not_saved (why it is kept in this process only), memory_bytes that the measurement borrowed, and
-    candidates with their median microseconds and what became of them. `budget` is in seconds per product. What is known
-    is measured only `again`. `progress` gets a dict before each launch and ends the measurement by returning False.
-    Ctrl-C and what `progress` raises end it too; what was found is kept. Calls that `progress` makes measure nothing.
+    Returns one report per product; printed they are a table. Each has problem, kernel, steps (every launch of its
+    plan), seconds, measured, why_not (why nothing was), not_saved (why it is kept in this process only), memory_bytes
+    that the measurement borrowed, and candidates with their median microseconds and what became of them. `budget` is in
+    seconds per product. What is known is measured only `again`. `progress` gets a dict before each launch and ends the
+    measurement by returning False. Ctrl-C and what `progress` raises end it too; what was found is kept. Calls that
+    `progress` makes measure nothing.
 
     >>> import torch, moegemm
     >>> X, W = torch.randn(6, 16), torch.randn(4, 8, 16)
@@ -73,7 +75,7 @@ def tune(
     except RuntimeError as error:
         raise explain(error, arguments.tensors(), topk) from None
     after_autotune(stacklevel=2)
-    return reports
+    return TuneReports(reports)
 
 
 def tuning_cache() -> dict[str, Any]:

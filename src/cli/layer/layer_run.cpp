@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "layer/random_tensor.h"
-#include "moegemm/routing.h"
+#include "moegemm/passes.h"
 #include "progress.h"
 #include "testing/device/device_tensor.h"
 #include "testing/numerics/floats.h"

@@ -1,5 +1,3 @@
-#include "moegemm/explain.h"
-
 #include <cmath>
 #include <cstdio>
 
@@ -10,6 +8,7 @@
 #include "core/refusal.h"
 #include "core/registry.h"
 #include "core/validation/validate.h"
+#include "moegemm/plan.h"
 
 namespace moegemm {
 namespace {

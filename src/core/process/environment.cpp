@@ -12,7 +12,7 @@
 #include "core/process/warning.h"
 #include "core/refusal.h"
 #include "core/types/names.h"
-#include "moegemm/loading.h"
+#include "moegemm/execution.h"
 
 namespace moegemm {
 namespace {

@@ -1,7 +1,6 @@
-#include "moegemm/config.h"
-
 #include "core/refusal.h"
 #include "core/types/names.h"
+#include "moegemm/plan.h"
 
 namespace moegemm {
 
@@ -18,8 +17,8 @@ std::string to_string(const KernelConfig& config) {
   };
   const auto extent = [](int value) { return value == 0 ? "any" : std::to_string(value); };
   if (!config.kernel.empty()) add("kernel ", config.kernel);
-  if (config.block_rows != 0 || config.block_cols != 0 || config.block_depth != 0) {
-    add("tile ", extent(config.block_rows), "x", extent(config.block_cols), "x",
+  if (config.block_rows != 0 || config.block_columns != 0 || config.block_depth != 0) {
+    add("tile ", extent(config.block_rows), "x", extent(config.block_columns), "x",
         extent(config.block_depth));
   }
   if (config.stages != 0) add("stages ", config.stages);

@@ -16,19 +16,23 @@ TensorView TensorView::vector(const void* data, DType dtype, std::int64_t n, Dev
   return {const_cast<void*>(data), dtype, 1, {n}, n, device};
 }
 
-TensorView TensorView::matrix(const void* data, DType dtype, std::int64_t rows, std::int64_t cols,
-                              std::int64_t row_stride, Device device) {
-  return {
-      const_cast<void*>(data), dtype, 2, {rows, cols}, row_stride == 0 ? cols : row_stride, device};
+TensorView TensorView::matrix(const void* data, DType dtype, std::int64_t rows,
+                              std::int64_t columns, std::int64_t row_stride, Device device) {
+  return {const_cast<void*>(data),
+          dtype,
+          2,
+          {rows, columns},
+          row_stride == 0 ? columns : row_stride,
+          device};
 }
 
 TensorView TensorView::stack(const void* data, DType dtype, std::int64_t count, std::int64_t rows,
-                             std::int64_t cols, std::int64_t row_stride, Device device) {
+                             std::int64_t columns, std::int64_t row_stride, Device device) {
   return {const_cast<void*>(data),
           dtype,
           3,
-          {count, rows, cols},
-          row_stride == 0 ? cols : row_stride,
+          {count, rows, columns},
+          row_stride == 0 ? columns : row_stride,
           device};
 }
 

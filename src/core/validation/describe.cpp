@@ -1,7 +1,5 @@
 #include "moegemm/describe.h"
 
-#include <algorithm>
-
 #include "core/refusal.h"
 #include "core/validation/tensor_rules.h"
 #include "core/validation/validate.h"
@@ -39,13 +37,7 @@ class Describer {
     count_rows();
     problem_.op == Op::kDw ? measure_gradient() : measure_weights();
     check_router_weights();
-    if (problem_.activation) {
-      require_activation(*problem_.activation, "the product", problem_.features());
-    }
-    checked_product(checked_product(problem_.experts, problem_.n, "E * N"), problem_.k,
-                    "E * N * K");
-    checked_product(std::max(problem_.rows, problem_.slots), std::max(problem_.n, problem_.k),
-                    "M * max(N, K)");
+    validate(problem_);
     if (problem_.bias) {
       require_bias(bias_, lead_, problem_.experts, problem_.features(), "[E, columns]");
     }

@@ -22,14 +22,14 @@ struct Extent {
 
 Extent extent_of(const TensorView& view) {
   const std::int64_t element = size_bytes(view.dtype);
-  const std::int64_t cols = columns(view);
+  const std::int64_t length = columns(view);
   const auto begin = reinterpret_cast<std::uintptr_t>(view.data);
-  if (view.rank == 1 || view.row_stride == cols) {
+  if (view.rank == 1 || view.row_stride == length) {
     const std::int64_t bytes = view.numel() * element;
     return {begin, bytes, bytes, bytes};
   }
-  const std::int64_t rows = view.numel() / cols;
-  return {begin, ((rows - 1) * view.row_stride + cols) * element, cols * element,
+  const std::int64_t rows = view.numel() / length;
+  return {begin, ((rows - 1) * view.row_stride + length) * element, length * element,
           view.row_stride * element};
 }
 
@@ -73,14 +73,14 @@ void require_memory(const Argument& argument) {
   const char* name = argument.name;
   const std::int64_t elements = view.numel();
   if (elements == 0) return;
-  const std::int64_t cols = columns(view);
+  const std::int64_t length = columns(view);
   std::int64_t reach = elements;
   if (view.rank > 1) {
-    if (view.row_stride < cols) {
+    if (view.row_stride < length) {
       refuse_value(name, " has row_stride ", view.row_stride,
-                   "; it must be at least the row length ", cols);
+                   "; it must be at least the row length ", length);
     }
-    if (__builtin_mul_overflow(elements / cols, view.row_stride, &reach)) {
+    if (__builtin_mul_overflow(elements / length, view.row_stride, &reach)) {
       reach = std::numeric_limits<std::int64_t>::max();
     }
   }

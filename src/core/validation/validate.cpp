@@ -95,7 +95,7 @@ void validate(const Problem& problem) {
 
 void validate(const KernelConfig& config, const Problem& problem) {
   require_at_least("block_rows", config.block_rows, 0);
-  require_at_least("block_cols", config.block_cols, 0);
+  require_at_least("block_columns", config.block_columns, 0);
   require_at_least("block_depth", config.block_depth, 0);
   require_at_least("stages", config.stages, 0);
   const bool rows_gathered = problem.op == Op::kDx ? problem.gathers_dy() : problem.gathers_x();

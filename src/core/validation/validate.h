@@ -1,9 +1,9 @@
 #pragma once
 
 #include "core/backend.h"
-#include "moegemm/config.h"
 #include "moegemm/describe.h"
 #include "moegemm/ops.h"
+#include "moegemm/plan.h"
 #include "moegemm/problem.h"
 
 /// Every host-side rule of the products is in this folder, once; nothing after it checks an

@@ -5,7 +5,7 @@
 
 #include "cpu/element_type.h"
 #include "cpu/routing_data.h"
-#include "moegemm/routing.h"
+#include "moegemm/passes.h"
 
 /// What loops over the rows of tensors have in common.
 namespace moegemm::cpu {

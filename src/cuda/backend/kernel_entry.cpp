@@ -13,16 +13,6 @@ constexpr std::int64_t kMost = std::numeric_limits<int>::max() / 2;
 
 }  // namespace
 
-std::vector<const void*> layer_functions(const KernelFunctions& bf16, const KernelFunctions& fp16) {
-  std::vector<const void*> compiled;
-  for (const KernelFunctions& functions : {bf16, fp16}) {
-    for (const void* function : {functions.plain, functions.gathered, functions.biased}) {
-      if (function) compiled.push_back(function);
-    }
-  }
-  return compiled;
-}
-
 std::vector<const void*> layer_functions(const std::vector<KernelEntry>& kernels) {
   std::vector<const void*> compiled;
   for (const KernelEntry& entry : kernels) {
@@ -62,7 +52,7 @@ std::int64_t most_row_tiles(const KernelInfo& info, const Problem& problem) {
   const std::int64_t columns = problem.op == Op::kForward ? problem.n : problem.k;
   const std::int64_t row_tiles =
       std::min(problem.experts, problem.rows) + problem.rows / info.tile.rows;
-  return row_tiles * ((columns + info.tile.cols - 1) / info.tile.cols);
+  return row_tiles * ((columns + info.tile.columns - 1) / info.tile.columns);
 }
 
 int resident_blocks(const KernelEntry& entry, const Problem& problem, const DeviceFacts& facts) {

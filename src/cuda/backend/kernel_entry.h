@@ -11,6 +11,7 @@
 #include "cuda/backend/instance.h"
 #include "cuda/backend/launch.h"
 #include "cuda/backend/tile_counters.h"
+#include "cuda/device/element.cuh"
 
 namespace moegemm::cuda {
 
@@ -51,8 +52,18 @@ struct KernelEntry {
                  const Operands& operands, cudaStream_t stream) = nullptr;
 };
 
-/// KernelEntry::layer_functions of a kernel that has variants for bf16 and fp16.
-std::vector<const void*> layer_functions(const KernelFunctions& bf16, const KernelFunctions& fp16);
+/// KernelEntry::layer_functions: `of` gives a kernel's variants for an element type.
+template <typename Functions>
+std::vector<const void*> layer_functions(const Functions& of) {
+  std::vector<const void*> compiled;
+  for_each_format(TensorCoreFormats(), [&]<DType D>() {
+    const KernelFunctions functions = of.template operator()<D>();
+    for (const void* function : {functions.plain, functions.gathered, functions.biased}) {
+      if (function) compiled.push_back(function);
+    }
+  });
+  return compiled;
+}
 
 /// Those of all kernels.
 std::vector<const void*> layer_functions(const std::vector<KernelEntry>& kernels);

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <string>
 
 #include "cuda/backend/error.h"
@@ -126,6 +127,19 @@ CUtensorMap encode_anew(const TensorMapSpec& spec) {
 }
 
 }  // namespace
+
+TensorMapSpec tensor_spec(const void* base, DType dtype, std::initializer_list<std::int64_t> dims,
+                          std::initializer_list<std::int64_t> strides_bytes,
+                          std::initializer_list<std::int64_t> box) {
+  TensorMapSpec spec;
+  spec.base = base;
+  spec.dtype = dtype;
+  spec.rank = static_cast<int>(dims.size());
+  std::copy(dims.begin(), dims.end(), spec.dims.begin());
+  std::copy(strides_bytes.begin(), strides_bytes.end(), spec.strides_bytes.begin());
+  std::copy(box.begin(), box.end(), spec.box.begin());
+  return spec;
+}
 
 CUtensorMap encode(const TensorMapSpec& spec) {
   // A map is a function of its spec alone. Weights stay where they are and allocators hand out the

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 
 #include "moegemm/tensor.h"
 
@@ -24,6 +25,12 @@ struct TensorMapSpec {
 
   bool operator==(const TensorMapSpec&) const = default;
 };
+
+/// A swizzled tensor: elements of each dimension, bytes between those of dimensions 1, 2, ..., and
+/// elements of the box.
+TensorMapSpec tensor_spec(const void* base, DType dtype, std::initializer_list<std::int64_t> dims,
+                          std::initializer_list<std::int64_t> strides_bytes,
+                          std::initializer_list<std::int64_t> box);
 
 /// The map, to be passed by value as a `const __grid_constant__ CUtensorMap` kernel parameter.
 /// Touches no device memory. Throws Error(kRuntime) that names the first field that breaks a rule.

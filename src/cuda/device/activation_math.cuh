@@ -82,6 +82,11 @@ __device__ __forceinline__ Point activation_at<ActivationFunction::kRelu2>(float
   return {positive * positive, 2.0f * positive};
 }
 
+template <>
+__device__ __forceinline__ Point activation_at<ActivationFunction::kRelu>(float g, float) {
+  return {g < 0.0f ? 0.0f : g, g <= 0.0f ? 0.0f : 1.0f};  // NaN stays
+}
+
 /// What a gate's f is multiplied by.
 __device__ __forceinline__ float up_factor(const Activation& a, float up) {
   return max_or_nan(min_or_nan(up, a.limit), -a.limit) + a.up_offset;

@@ -49,6 +49,7 @@ void for_each_format(Formats<Ds...>, const Body& body) {
   (body.template operator()<Ds>(), ...);
 }
 
+#if defined(__CUDACC__)
 __device__ inline float to_float(float value) { return value; }
 __device__ inline float to_float(__half value) { return __half2float(value); }
 __device__ inline float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
@@ -77,5 +78,6 @@ __device__ inline float2 pair_to_float(std::uint32_t bits, __half) {
 __device__ inline float2 pair_to_float(std::uint32_t bits, __nv_bfloat16) {
   return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&bits));
 }
+#endif
 
 }  // namespace moegemm::cuda

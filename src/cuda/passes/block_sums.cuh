@@ -52,13 +52,13 @@ __device__ inline T block_exclusive_sum(T value, T* warp_sums, T& total) {
 }
 
 /// Rows that belong to an expert: the sum of m_sizes with negative sizes as 0, at most `rows`.
-__device__ inline std::int64_t block_routed_rows(IndexArray m_sizes, std::int64_t experts,
-                                                 std::int64_t rows) {
+__device__ inline std::int64_t block_routed_rows(const void* m_sizes, bool is_64_bit,
+                                                 std::int64_t experts, std::int64_t rows) {
   __shared__ std::int64_t warp_sums[32];
   std::int64_t mine = 0;
   for (std::int64_t e = threadIdx.x; e < experts; e += blockDim.x) {
     // Each size cut at `rows`: the clipped sum stays the same and cannot overflow.
-    const std::int64_t size = load_index(m_sizes, e);
+    const std::int64_t size = load_index(m_sizes, is_64_bit, e);
     mine += size < 0 ? 0 : (size < rows ? size : rows);
   }
   std::int64_t total = 0;

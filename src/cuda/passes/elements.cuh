@@ -10,13 +10,13 @@
 /// the same for the whole grid and costs nothing beside the memory access.
 namespace moegemm::cuda {
 
-__device__ inline float load_float(const void* base, DType dtype, std::int64_t i) {
+__device__ __forceinline__ float load_float(const void* base, DType dtype, std::int64_t i) {
   return with_format(FloatingFormats(), dtype, [&]<DType D>() {
     return to_float(static_cast<const ElementType<D>*>(base)[i]);
   });
 }
 
-__device__ inline void store_float(void* base, DType dtype, std::int64_t i, float value) {
+__device__ __forceinline__ void store_float(void* base, DType dtype, std::int64_t i, float value) {
   with_format(FloatingFormats(), dtype,
               [&]<DType D>() { round_to(static_cast<ElementType<D>*>(base)[i], value); });
 }
@@ -33,8 +33,10 @@ struct Floats {
   DType dtype;
   std::int64_t stride;  // between rows
 
-  __device__ float load(std::int64_t i) const { return load_float(data, dtype, i); }
-  __device__ void store(std::int64_t i, float value) const { store_float(data, dtype, i, value); }
+  __device__ __forceinline__ float load(std::int64_t i) const { return load_float(data, dtype, i); }
+  __device__ __forceinline__ void store(std::int64_t i, float value) const {
+    store_float(data, dtype, i, value);
+  }
 
   /// Called by a whole warp.
   __device__ void zero_row(std::int64_t row, int columns) const {
@@ -47,12 +49,6 @@ struct Floats {
 
 inline Floats floats_of(const TensorView& view) {
   return {view.given() ? view.data : nullptr, view.dtype, view.row_stride};
-}
-
-/// The array by value: what is read through a reference is read again in each turn of a loop, which
-/// is not unrolled then.
-__device__ inline std::int64_t load_index(IndexArray indices, std::int64_t i) {
-  return load_index(indices.data, indices.is_64_bit, i);
 }
 
 inline IndexArray indices_of(const TensorView& view) {

@@ -29,17 +29,26 @@ constexpr int kStages = 6;
 constexpr int kBatch = 512;
 static_assert(kBatch % kDeep == 0);  // so that a thread has the same rows with batches and without
 
+/// Pointers and widths as single members: with Floats and IndexArray in their place the compiler
+/// reads them again in every turn of the loops, unrolls none, and takes 40 registers instead of 32.
 struct SumArguments {
-  Floats rows;  // [M or T, columns]
-  IndexArray m_sizes;
-  IndexArray gather_indices;  // [M], or null
-  Floats weights;             // [M], flat order
-  Floats sums;                // [experts, columns]
-  int count;                  // M
-  std::int64_t flat_rows;     // indices are below it
+  const void* rows;  // [M or T, columns]
+  DType rows_dtype;
+  std::int64_t rows_stride;
+  const void* m_sizes;
+  bool sizes_64_bit;
+  const void* gather_indices;  // [M] or null
+  bool indices_64_bit;
+  const void* weights;  // [M], flat order, or null
+  DType weights_dtype;
+  void* sums;  // [experts, columns]
+  DType sums_dtype;
+  std::int64_t sums_stride;
+  int count;  // M
   FastDivisor topk;
   std::int64_t columns;
   unsigned strips;
+  std::int64_t flat_rows;  // indices are below it
 };
 
 /// A row that is added.
@@ -49,11 +58,11 @@ struct Source {
 };
 
 __device__ __forceinline__ Source source_of(const SumArguments& a, int position) {
-  if (!a.gather_indices.data) return {position, 1.0f};
-  const std::int64_t flat = load_index(a.gather_indices, position);
+  if (!a.gather_indices) return {position, 1.0f};
+  const std::int64_t flat = load_index(a.gather_indices, a.indices_64_bit, position);
   if (flat < 0 || flat >= a.flat_rows) return {-1, 0.0f};
   return {static_cast<int>(a.topk.divide(static_cast<std::uint32_t>(flat))),
-          a.weights.data ? a.weights.load(flat) : 1.0f};
+          a.weights ? load_float(a.weights, a.weights_dtype, flat) : 1.0f};
 }
 
 /// What a block adds up: rows [begin, end) of an expert, columns from `first` on.
@@ -67,8 +76,8 @@ struct Share {
 /// For blocks whose threads have `columns` each.
 __device__ __forceinline__ Share share_of_block(const SumArguments& a, int columns) {
   const std::int64_t expert = blockIdx.x / a.strips;
-  const std::int64_t size = load_index(a.m_sizes, expert);
-  const std::int64_t begin = block_routed_rows(a.m_sizes, expert, a.count);
+  const std::int64_t size = load_index(a.m_sizes, a.sizes_64_bit, expert);
+  const std::int64_t begin = block_routed_rows(a.m_sizes, a.sizes_64_bit, expert, a.count);
   const std::int64_t rows = min(max(size, std::int64_t{0}), a.count - begin);
   return {expert, static_cast<std::int64_t>(blockIdx.x % a.strips) * kWide * columns,
           static_cast<int>(begin), static_cast<int>(begin + rows)};
@@ -87,7 +96,7 @@ __device__ __forceinline__ void store_sums(const SumArguments& a, const Share& s
     for (int deep = 0; deep < kDeep; ++deep) {
       sum += partial[deep * width + c];
     }
-    a.sums.store(share.expert * a.sums.stride + share.first + c, sum);
+    store_float(a.sums, a.sums_dtype, share.expert * a.sums_stride + share.first + c, sum);
   }
 }
 
@@ -103,13 +112,12 @@ __global__ void __launch_bounds__(kThreads) sum_packs(const SumArguments a) {
   const Share share = share_of_block(a, kPackElems);
   const int x = threadIdx.x % kWide, y = threadIdx.x / kWide;
   const bool has_columns = share.first + x * kPackElems < a.columns;
-  const T* const base = static_cast<const T*>(a.rows.data) + share.first + x * kPackElems;
+  const T* const base = static_cast<const T*>(a.rows) + share.first + x * kPackElems;
   Ring<T> ring(memory);
   float sums[kPackElems] = {};
   for (int first = share.begin; first < share.end;) {
-    const int count =
-        a.gather_indices.data ? min(share.end - first, kBatch) : share.end - share.begin;
-    if (a.gather_indices.data) {
+    const int count = a.gather_indices ? min(share.end - first, kBatch) : share.end - share.begin;
+    if (a.gather_indices) {
       if (first > share.begin) __syncthreads();  // the batch before has been read
       for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
         sources[i] = source_of(a, first + i);
@@ -117,13 +125,13 @@ __global__ void __launch_bounds__(kThreads) sum_packs(const SumArguments a) {
       __syncthreads();
     }
     const auto source = [&](int i) {
-      return a.gather_indices.data ? sources[i] : Source{first + i, 1.0f};
+      return a.gather_indices ? sources[i] : Source{first + i, 1.0f};
     };
     int fetched = y;
     const auto fetch = [&] {
       if (has_columns && fetched < count) {
         const int row = source(fetched).row;
-        if (row >= 0) ring.load(0, base + row * a.rows.stride);
+        if (row >= 0) ring.load(0, base + row * a.rows_stride);
       }
       ring.commit();
       fetched += kDeep;
@@ -165,7 +173,8 @@ __global__ void __launch_bounds__(kThreads) sum_elements(const SumArguments a) {
     for (int r = share.begin + static_cast<int>(threadIdx.x / kWide); r < share.end; r += kDeep) {
       const Source added = source_of(a, r);
       if (added.row < 0) continue;
-      sum = fmaf(added.weight, a.rows.load(added.row * a.rows.stride + column), sum);
+      sum = fmaf(added.weight, load_float(a.rows, a.rows_dtype, added.row * a.rows_stride + column),
+                 sum);
     }
   }
   partial[threadIdx.x] = sum;
@@ -173,7 +182,7 @@ __global__ void __launch_bounds__(kThreads) sum_elements(const SumArguments a) {
 }
 
 const void* packed_kernel(DType dtype) {
-  return with_format(FloatingFormats(), dtype, []<DType D>() {
+  return with_format(FloatingFormats(), dtype, [&]<DType D>() {
     return reinterpret_cast<const void*>(&sum_packs<ElementType<D>>);
   });
 }
@@ -207,17 +216,24 @@ void CudaPasses::expert_sums(const TensorView& rows, const RoutingView& routing,
                                                 " sums, more than one launch covers");
   }
   SumArguments arguments = {
-      .rows = floats_of(rows),
-      .m_sizes = indices_of(routing.m_sizes),
-      .gather_indices = indices_of(routing.gather_indices),
-      .weights = floats_of(routing.router_weights),
-      .sums = floats_of(sums),
+      .rows = rows.data,
+      .rows_dtype = rows.dtype,
+      .rows_stride = rows.row_stride,
+      .m_sizes = routing.m_sizes.data,
+      .sizes_64_bit = routing.m_sizes.dtype == DType::kInt64,
+      .gather_indices = gathers ? routing.gather_indices.data : nullptr,
+      .indices_64_bit = routing.gather_indices.dtype == DType::kInt64,
+      .weights = routing.router_weights.given() ? routing.router_weights.data : nullptr,
+      .weights_dtype = routing.router_weights.dtype,
+      .sums = sums.data,
+      .sums_dtype = sums.dtype,
+      .sums_stride = sums.row_stride,
       .count = static_cast<int>(count),
-      .flat_rows = flat_rows,
       .topk = make_fast_divisor(
           static_cast<std::uint32_t>(std::min<std::int64_t>(routing.topk, INT32_MAX))),
       .columns = columns,
       .strips = static_cast<unsigned>(strips),
+      .flat_rows = flat_rows,
   };
   const int shared_bytes = packed ? ring_bytes(kStages, size_bytes(rows.dtype), 1, kThreads) +
                                         (gathers ? kBatch * static_cast<int>(sizeof(Source)) : 0)

@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const GatherArguments 
   constexpr int kInFlight = 4;
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   if (row >= a.count) return;
-  const std::int64_t flat = load_index(a.indices, row);
+  const std::int64_t flat = load_index(a.indices.data, a.indices.is_64_bit, row);
   const bool named = flat >= 0 && flat < a.flat_rows;
   const Chunk* const source =
       static_cast<const Chunk*>(a.rows) + (named ? flat / a.divisor : 0) * a.pitch;

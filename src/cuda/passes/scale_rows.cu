@@ -24,12 +24,16 @@ struct ScaleArguments {
   Floats product;
   Floats x;
   Floats scaled;
-  Floats scaled_x;
-  IndexArray m_sizes;
+  Floats scaled_x;  // data null: not asked for
+  const void* m_sizes;
+  bool sizes_64_bit;
   std::int64_t experts;
-  IndexArray gather_indices;
-  Floats weights;  // [rows], flat order
-  Floats dot;      // [rows], flat order
+  const void* gather_indices;
+  bool indices_64_bit;
+  const void* weights;  // [rows], flat order
+  DType weights_dtype;
+  void* dot;  // [rows], flat order
+  DType dot_dtype;
   std::int64_t rows;
   int columns;
   int group_rows;  // consecutive rows that a warp takes at a time, at most 32
@@ -49,11 +53,13 @@ __device__ float scale_elements(const ScaleArguments& a, const RowOffsets& row, 
                                 int first) {
   float sum = 0.0f;
   for (int c = first + static_cast<int>(threadIdx.x % 32); c < a.columns; c += 32) {
-    const float p = a.product.load(row.product + c);
-    const float x = a.x.load(row.x + c);
+    const float p = load_float(a.product.data, a.product.dtype, row.product + c);
+    const float x = load_float(a.x.data, a.x.dtype, row.x + c);
     sum = fmaf(p, x, sum);
-    a.scaled.store(row.scaled + c, weight * p);
-    if (a.scaled_x.data) a.scaled_x.store(row.scaled_x + c, weight * x);
+    store_float(a.scaled.data, a.scaled.dtype, row.scaled + c, weight * p);
+    if (a.scaled_x.data) {
+      store_float(a.scaled_x.data, a.scaled_x.dtype, row.scaled_x + c, weight * x);
+    }
   }
   return sum;
 }
@@ -99,10 +105,19 @@ __device__ float scale_packs(const ScaleArguments& a, const RowOffsets& row, flo
   return sum + scale_elements(a, row, weight, packs * kPackElems);
 }
 
+__device__ void zero_row(const ScaleArguments& a, const RowOffsets& row) {
+  for (int c = threadIdx.x % 32; c < a.columns; c += 32) {
+    store_float(a.scaled.data, a.scaled.dtype, row.scaled + c, 0.0f);
+    if (a.scaled_x.data) {
+      store_float(a.scaled_x.data, a.scaled_x.dtype, row.scaled_x + c, 0.0f);
+    }
+  }
+}
+
 /// Packs: 16-byte accesses, with P and X the dtypes of product and x; else one element at a time.
 template <bool Packs, typename P, typename X>
 __global__ void __launch_bounds__(kThreads, 3) scale_kernel(const ScaleArguments a) {
-  const std::int64_t routed = block_routed_rows(a.m_sizes, a.experts, a.rows);
+  const std::int64_t routed = block_routed_rows(a.m_sizes, a.sizes_64_bit, a.experts, a.rows);
   const int lane = threadIdx.x % 32;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kWarps * a.group_rows;
   for (std::int64_t first =
@@ -112,18 +127,17 @@ __global__ void __launch_bounds__(kThreads, 3) scale_kernel(const ScaleArguments
     // Lane i fetches the index and the weight of row i: their latency is paid once for the group.
     std::int64_t lane_flat = -1;
     if (lane < count && first + lane < routed) {
-      lane_flat = load_index(a.gather_indices, first + lane);
+      lane_flat = load_index(a.gather_indices, a.indices_64_bit, first + lane);
     }
     const bool lane_named = lane_flat >= 0 && lane_flat < a.rows;
-    const float lane_weight = lane_named ? a.weights.load(lane_flat) : 0.0f;
+    const float lane_weight = lane_named ? load_float(a.weights, a.weights_dtype, lane_flat) : 0.0f;
     const unsigned named = __ballot_sync(kFullMask, lane_named);
     for (int i = 0; i < count; ++i) {
+      const RowOffsets row = offsets_of(a, first + i);
       if ((named >> i & 1) == 0) {
-        a.scaled.zero_row(first + i, a.columns);
-        a.scaled_x.zero_row(first + i, a.columns);
+        zero_row(a, row);
         continue;
       }
-      const RowOffsets row = offsets_of(a, first + i);
       const float weight = __shfl_sync(kFullMask, lane_weight, i);
       float sum;
       if constexpr (Packs) {
@@ -132,7 +146,9 @@ __global__ void __launch_bounds__(kThreads, 3) scale_kernel(const ScaleArguments
         sum = scale_elements(a, row, weight, 0);
       }
       sum = warp_sum(sum);
-      if (lane == i) a.dot.store(lane_flat, sum);
+      if (lane == i) {
+        store_float(a.dot, a.dot_dtype, lane_flat, sum);
+      }
     }
   }
 }
@@ -171,11 +187,15 @@ void CudaPasses::scale_rows(const TensorView& product, const TensorView& x,
       .x = floats_of(x),
       .scaled = floats_of(scaled),
       .scaled_x = floats_of(scaled_x),
-      .m_sizes = indices_of(routing.m_sizes),
+      .m_sizes = routing.m_sizes.data,
+      .sizes_64_bit = routing.m_sizes.dtype == DType::kInt64,
       .experts = routing.m_sizes.shape[0],
-      .gather_indices = indices_of(routing.gather_indices),
-      .weights = floats_of(routing.router_weights),
-      .dot = floats_of(dot),
+      .gather_indices = routing.gather_indices.data,
+      .indices_64_bit = routing.gather_indices.dtype == DType::kInt64,
+      .weights = routing.router_weights.data,
+      .weights_dtype = routing.router_weights.dtype,
+      .dot = dot.data,
+      .dot_dtype = dot.dtype,
       .rows = rows,
       .columns = static_cast<int>(product.shape[1]),
       .group_rows = 1,

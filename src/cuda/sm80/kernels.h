@@ -2,6 +2,7 @@
 
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "cuda/backend/cuda_backend.h"
@@ -48,6 +49,8 @@ std::string refuse(const Gemm& kernel, const KernelEntry& entry, const Problem& 
 template <Gemm Kernel, typename Layout, typename Functions>
 KernelEntry entry_of(Functions) {
   using Shape = ShapeOf<Kernel>;
+  constexpr bool kTensor16 = Kernel.math == Math::kTensor16;
+  using Formats = std::conditional_t<kTensor16, TensorCoreFormats, cuda::Formats<DType::kFloat32>>;
   KernelEntry entry = {
       .info = {.backend = BackendKind::kSm80,
                .name = name_of(Kernel),
@@ -61,24 +64,16 @@ KernelEntry entry_of(Functions) {
       .copies_apart = Shape::kLoadWarps > 0,
       .any_alignment = Kernel.loads == Loads::kElements,
       .smem_bytes = [](const Problem& problem) { return Layout::total(problem.experts); },
+      .function =
+          [](const Problem& problem) {
+            return with_format(Formats(), problem.dtype, Functions{}).plain;
+          },
       .refuse = [](const KernelEntry& self, const Problem& problem,
                    const DeviceFacts& facts) { return refuse(Kernel, self, problem, facts); },
   };
-  if constexpr (Kernel.math == Math::kTensor16) {
-    entry.function = [](const Problem& problem) {
-      return problem.dtype == DType::kFloat16
-                 ? Functions{}.template operator()<DType::kFloat16>().plain
-                 : Functions{}.template operator()<DType::kBFloat16>().plain;
-    };
-    // Kernels for some of the GPUs only are loaded when they are first launched.
-    if (Kernel.arch == 80 && Kernel.loads == Loads::kVectors) {
-      entry.layer_functions = layer_functions(Functions{}.template operator()<DType::kBFloat16>(),
-                                              Functions{}.template operator()<DType::kFloat16>());
-    }
-  } else {
-    entry.function = [](const Problem&) {
-      return Functions{}.template operator()<DType::kFloat32>().plain;
-    };
+  // Kernels for some of the GPUs only are loaded when they are first launched.
+  if constexpr (kTensor16 && Kernel.arch == 80 && Kernel.loads == Loads::kVectors) {
+    entry.layer_functions = layer_functions(Functions{});
   }
   return entry;
 }

@@ -52,7 +52,7 @@ double soft_max(double a, double b) {
 
 double flops_per_clock(Op op, const TileShape& tile) {
   for (const Rate& rate : kRates) {
-    if (rate.op == op && rate.cols == tile.cols && rate.rows == tile.rows) {
+    if (rate.op == op && rate.cols == tile.columns && rate.rows == tile.rows) {
       return rate.flops_per_clock;
     }
   }
@@ -123,23 +123,23 @@ RowWork::RowTiles RowWork::row_tiles(const TileShape& tile) const {
 }
 
 double RowWork::waves(const TileShape& tile) const {
-  return experts_ * row_tiles(tile).count * std::ceil(cols_ / tile.cols) / multiprocessors_;
+  return experts_ * row_tiles(tile).count * std::ceil(cols_ / tile.columns) / multiprocessors_;
 }
 
 double RowWork::microseconds(const TileShape& tile) const {
   const RowTiles rows = row_tiles(tile);
-  const double tiles = experts_ * rows.count * std::ceil(cols_ / tile.cols);
+  const double tiles = experts_ * rows.count * std::ceil(cols_ / tile.columns);
   const double waves = tiles / multiprocessors_;
   constexpr double kElementBytes = 2;
   const double multiplied =
       tile.rows <= kStreamingRows
           ? 0
-          : 2 * tile.cols * rows.rows * depth_ / flops_per_clock(op_, tile) / clock_hz_;
+          : 2 * tile.columns * rows.rows * depth_ / flops_per_clock(op_, tile) / clock_hz_;
   const double loaded =
-      (tile.cols + rows.rows) * depth_ * kElementBytes / kLoadBytesPerClock / clock_hz_;
+      (tile.columns + rows.rows) * depth_ * kElementBytes / kLoadBytesPerClock / clock_hz_;
   const double alone = soft_max(multiplied, loaded);
   // An expert's weights come from device memory once, whatever tiles share them.
-  const double from_memory = tile.cols * depth_ * kElementBytes / rows.count / bytes_per_second_;
+  const double from_memory = tile.columns * depth_ * kElementBytes / rows.count / bytes_per_second_;
   const double full_wave = soft_max(alone, multiprocessors_ * from_memory);
   double seconds = waves * full_wave;
   if (waves <= kCountedWaves) {
@@ -147,7 +147,7 @@ double RowWork::microseconds(const TileShape& tile) const {
     const double left = tiles - full * multiprocessors_;
     seconds = full * full_wave + (left > 0.01 ? soft_max(alone, left * from_memory) : 0);
   }
-  const double exposed = kTileMicroseconds * tile.cols * tile.rows / kTileElements;
+  const double exposed = kTileMicroseconds * tile.columns * tile.rows / kTileElements;
   return kLaunchMicroseconds + exposed + seconds * 1e6;
 }
 
@@ -178,7 +178,7 @@ constexpr std::int64_t kShortDepth = 2304;
 constexpr double kClearly = 1.05;
 
 bool is(const Shape& shape, const TileShape& tile) {
-  return tile.cols == shape.features && tile.rows == shape.rows;
+  return tile.columns == shape.features && tile.rows == shape.rows;
 }
 
 /// A short problem whose large tiles do not even occupy every multiprocessor: the latency of their
@@ -307,7 +307,7 @@ int preference_rank(const KernelInfo& kernel, const Problem& problem) {
   const Preference order =
       problem.activation ? preference_activated(facts_of(problem).rows) : preference(problem);
   for (std::size_t i = 0; i < order.size(); ++i) {
-    if (kernel.tile.cols == order[i].features && kernel.tile.rows == order[i].rows) {
+    if (kernel.tile.columns == order[i].features && kernel.tile.rows == order[i].rows) {
       return static_cast<int>(i);
     }
   }

@@ -56,6 +56,17 @@ def test_every_activation_and_layout(device, activation, layout, transposed, bia
     )
 
 
+def test_the_slope_of_relu_at_zero_is_zero(device):
+    """As torch has it: gates that are all zero pass no gradient on."""
+    layer = make_layer(device, activation="reglu")
+    w_gate_up = layer.tensors["w_gate_up"].detach()
+    inner = w_gate_up.size(1) // 2
+    w_gate_up[:, :inner] = 0
+    layer.tensors["w_gate_up"] = w_gate_up.requires_grad_()
+    run(layer).sum().backward()
+    assert torch.all(w_gate_up.grad == 0)
+
+
 @pytest.mark.parametrize("transposed", [False, True], ids=["EnK", "EKn"])
 @pytest.mark.parametrize("tokens", [16, 512, 1024])
 def test_a_layer_like_gpt_oss(device, tokens, transposed):

@@ -3,7 +3,6 @@
 import importlib.util
 import re
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -64,9 +63,10 @@ def test_every_page_of_the_menu_exists_once():
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path):
-    for name in ("mkdocs", "material", "mkdocstrings"):
-        pytest.importorskip(name, reason="requirements/docs.txt is not installed; make docs does the same")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    mkdocs = ROOT / "build" / "docs-venv" / "bin" / "mkdocs"
+    if not mkdocs.is_file():
+        pytest.skip("make docs, which builds the site and installs what it needs, has not run here")
+    command = [mkdocs, "build", "--strict", "--site-dir", tmp_path / "site"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "site" / "reference" / "python.html").read_text().count("doc-heading") >= len(moegemm.__all__)

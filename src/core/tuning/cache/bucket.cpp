@@ -64,7 +64,7 @@ std::string kernel_set_of(const Backend& backend, std::string_view sources) {
   fingerprint.add(sources);
   for (const KernelInfo& kernel : backend.kernels()) {
     fingerprint.add(join(kernel.name, " ", to_string(kernel.op), " ", kernel.tile.rows, " ",
-                         kernel.tile.cols, " ", kernel.tile.depth, " ", kernel.stages, "\n"));
+                         kernel.tile.columns, " ", kernel.tile.depth, " ", kernel.stages, "\n"));
   }
   return join(to_string(backend.kind()), " ", fingerprint.hex());
 }

@@ -19,9 +19,9 @@ struct Part {
   std::int64_t touched = 0;  ///< bytes of them that a launch reads or writes
 };
 
-Part matrix(std::int64_t rows, std::int64_t cols, std::int64_t stride, DType dtype) {
+Part matrix(std::int64_t rows, std::int64_t columns, std::int64_t stride, DType dtype) {
   if (rows == 0) return {};
-  return {((rows - 1) * stride + cols) * size_bytes(dtype), rows * cols * size_bytes(dtype)};
+  return {((rows - 1) * stride + columns) * size_bytes(dtype), rows * columns * size_bytes(dtype)};
 }
 
 struct Input {

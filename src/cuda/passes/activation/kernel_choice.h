@@ -4,7 +4,7 @@
 
 #include "core/types/constant_of.h"
 #include "cuda/device/element.cuh"
-#include "moegemm/activation.h"
+#include "moegemm/passes.h"
 
 namespace moegemm::cuda {
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/device/element_type.h"
+#include "cuda/device/element.cuh"
 #include "cuda/sm80/row_gemm/load.cuh"
 #include "cuda/sm80/row_gemm/mma.cuh"
 #include "cuda/sm80/row_gemm/store.cuh"

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/device/pack.cuh"
+#include "cuda/device/element.cuh"
 #include "cuda/sm80/tile/mma.cuh"
 #include "cuda/sm80/tile/params.h"
 
@@ -48,7 +48,7 @@ __device__ __forceinline__ void store_row_16(const float (&acc)[Traits::Shape::k
     std::uint32_t pairs[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      pairs[i] = pack<Element>(acc[j + i][2 * half], acc[j + i][2 * half + 1]);
+      pairs[i] = round_pair(acc[j + i][2 * half], acc[j + i][2 * half + 1], Element{});
     }
     const uint4 chunk = Traits::kPlacedColumns ? uint4{pairs[0], pairs[1], pairs[2], pairs[3]}
                                                : transpose_quad(pairs);

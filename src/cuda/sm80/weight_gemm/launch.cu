@@ -9,7 +9,7 @@ namespace {
 
 WeightTiling make_tiling(const TileShape& tile, const Problem& problem, TileOrder order) {
   return {static_cast<int>((problem.n + tile.rows - 1) / tile.rows),
-          static_cast<int>((problem.k + tile.cols - 1) / tile.cols),
+          static_cast<int>((problem.k + tile.columns - 1) / tile.columns),
           order == TileOrder::kAlongColumns};
 }
 

@@ -78,7 +78,7 @@ template <typename T>
 __device__ __forceinline__ void store_quad(const RowGemmParams& params, int row, int column,
                                            const float (&values)[kQuad]) {
   T* line = static_cast<T*>(params.out) + row * params.out_stride;
-  const uint2 bits = {pack<T>(values[0], values[1]), pack<T>(values[2], values[3])};
+  const uint2 bits = {round_pair(values[0], values[1], T{}), round_pair(values[2], values[3], T{})};
   if (params.vector_store) {
     if (column < params.columns) *reinterpret_cast<uint2*>(line + column) = bits;
     return;

@@ -93,7 +93,7 @@ __device__ __forceinline__ void consume_tile(const RowGemmParams& params,
       if constexpr (!Traits::kCommonStores) {
         if (!params.rounds) return;
         store_rows<Traits, N>(params, after, Tile(tile), slot.slot, [&](int m, int i) {
-          return pack<typename Traits::Element>(d[m][2 * i], d[m][2 * i + 1]);
+          return round_pair(d[m][2 * i], d[m][2 * i + 1], typename Traits::Element{});
         });
       }
     };

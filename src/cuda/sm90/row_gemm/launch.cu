@@ -65,75 +65,45 @@ bool weights_in_slabs(const Problem& problem) {
   return problem.op == Op::kDx && problem.k % 64 != 0;
 }
 
-/// The map of an activated tile: gates and ups are a dimension of their own, so that one box holds
-/// half of the tile's features of each.
-TensorMapSpec activated_weights(const RowGemm& kernel, const Problem& problem,
-                                std::uint64_t pitch) {
-  const Activation& activation = *problem.activation;
-  const std::uint64_t parts = activation.gated() ? 2 : 1;
-  const std::uint64_t columns = static_cast<std::uint64_t>(problem.n) / parts;
-  const bool interleaved = activation.layout == GateLayout::kInterleaved;
-  TensorMapSpec spec;
-  spec.rank = 4;
-  spec.dims = {static_cast<std::uint64_t>(problem.k), columns, parts,
-               static_cast<std::uint64_t>(problem.experts)};
-  spec.strides_bytes = {interleaved ? 2 * pitch : pitch, interleaved ? pitch : pitch * columns,
-                        pitch * static_cast<std::uint64_t>(problem.n)};
-  spec.box = {kDepth, static_cast<std::uint32_t>(kernel.features / parts),
-              static_cast<std::uint32_t>(parts), 1};
-  return spec;
-}
-
-CUtensorMap weights_map(const RowGemm& kernel, const Problem& problem, const Operands& operands) {
-  const auto k = static_cast<std::uint64_t>(problem.k);
-  const auto n = static_cast<std::uint64_t>(problem.n);
-  const auto experts = static_cast<std::uint64_t>(problem.experts);
-  const auto pitch = static_cast<std::uint64_t>(operands.w_stride * size_bytes(problem.dtype));
-  TensorMapSpec spec;
+/// Activated tiles: gates and ups are a dimension of their own, so that one box holds half of the
+/// tile's features of each.
+TensorMapSpec weights_spec(const RowGemm& kernel, const Problem& problem,
+                           const Operands& operands) {
+  const std::int64_t n = problem.n, k = problem.k, experts = problem.experts;
+  const std::int64_t pitch = operands.w_stride * size_bytes(problem.dtype);
   if (kernel.activated) {
-    spec = activated_weights(kernel, problem, pitch);
-  } else if (problem.op == Op::kForward || weights_in_slabs(problem)) {
-    const int features = problem.op == Op::kForward ? kernel.features : 64;
-    spec.rank = 3;
-    spec.dims = {k, n, experts};
-    spec.strides_bytes = {pitch, pitch * n};
-    spec.box = {kDepth, static_cast<std::uint32_t>(features), 1};
-  } else {
-    spec.rank = 4;
-    spec.dims = {64, n, k / 64, experts};
-    spec.strides_bytes = {pitch, kRowBytes, pitch * n};
-    spec.box = {64, kDepth, static_cast<std::uint32_t>(kernel.features / 64), 1};
+    const std::int64_t parts = problem.activation->gated() ? 2 : 1;
+    const bool interleaved = problem.activation->layout == GateLayout::kInterleaved;
+    return tensor_spec(
+        operands.w, problem.dtype, {k, n / parts, parts, experts},
+        {interleaved ? 2 * pitch : pitch, interleaved ? pitch : pitch * (n / parts), pitch * n},
+        {kDepth, kernel.features / parts, parts, 1});
   }
-  spec.base = operands.w;
-  spec.dtype = problem.dtype;
-  return encode(spec);
-}
-
-CUtensorMap rows_map(const Problem& problem, const RowProblem& rows, int box_rows) {
-  TensorMapSpec spec;
-  spec.base = rows.rows;
-  spec.dtype = problem.dtype;
-  spec.rank = 2;
-  spec.dims = {static_cast<std::uint64_t>(rows.depth), static_cast<std::uint64_t>(problem.rows)};
-  spec.strides_bytes = {static_cast<std::uint64_t>(rows.row_stride * size_bytes(problem.dtype))};
-  spec.box = {kDepth, static_cast<std::uint32_t>(box_rows)};
-  return encode(spec);
+  if (problem.op == Op::kForward || weights_in_slabs(problem)) {
+    const int features = problem.op == Op::kForward ? kernel.features : 64;
+    return tensor_spec(operands.w, problem.dtype, {k, n, experts}, {pitch, pitch * n},
+                       {kDepth, features, 1});
+  }
+  return tensor_spec(operands.w, problem.dtype, {64, n, k / 64, experts},
+                     {pitch, kRowBytes, pitch * n}, {64, kDepth, kernel.features / 64, 1});
 }
 
 RowGemmParams make_params(const RowGemm& kernel, const Step& step, const Problem& problem,
                           const Operands& operands) {
   const RowProblem rows = row_problem(problem, operands);
   RowGemmParams params = {};
-  params.weights_map = weights_map(kernel, problem, operands);
+  params.rows = static_cast<const std::byte*>(rows.rows);
+  params.row_bytes = rows.row_stride * size_bytes(problem.dtype);
+  params.weights_map = encode(weights_spec(kernel, problem, operands));
   params.weights_in_slabs = weights_in_slabs(problem);
   params.weights_pass_through = step.weights == WeightCaching::kPassThrough;
   if (!problem.gathers()) {
     for (int box = 0; box < kernel.boxes(); ++box) {
-      params.rows_maps[box] = rows_map(problem, rows, kernel.box_rows(box));
+      params.rows_maps[box] =
+          encode(tensor_spec(rows.rows, problem.dtype, {rows.depth, problem.rows},
+                             {params.row_bytes}, {kDepth, kernel.box_rows(box)}));
     }
   }
-  params.rows = static_cast<const std::byte*>(rows.rows);
-  params.row_bytes = rows.row_stride * size_bytes(problem.dtype);
   params.out = operands.out;
   params.out_stride = operands.out_stride;
   params.m_sizes = {operands.m_sizes, problem.sizes_dtype == DType::kInt64};
@@ -184,40 +154,39 @@ std::string name_of(const RowGemm& kernel) {
 
 template <RowGemm Kernel>
 const void* function(const Problem& problem) {
-  const KernelFunctions functions = problem.dtype == DType::kFloat16
-                                        ? row_gemm_functions<Kernel, DType::kFloat16>()
-                                        : row_gemm_functions<Kernel, DType::kBFloat16>();
+  const KernelFunctions functions = with_format(TensorCoreFormats(), problem.dtype, []<DType D>() {
+    return row_gemm_functions<Kernel, D>();
+  });
   if (problem.gathers()) return functions.gathered;
   return problem.bias && functions.biased ? functions.biased : functions.plain;
 }
 
 template <RowGemm Kernel>
 KernelEntry entry_of() {
-  return {.info = {.backend = BackendKind::kSm90,
-                   .name = name_of(Kernel),
-                   .op = Kernel.op,
-                   .tile = {Kernel.rows, Kernel.features, kDepth},
-                   .stages = Kernel.stages},
-          .arch = Kernel.arch,
-          .exact = Kernel.exact,
-          .threads = kThreads,
-          .tiles = most_row_tiles,
-          .smem_bytes =
-              [](const Problem& problem) {
-                using Traits = RowGemmTraits<Kernel, DType::kBFloat16, false>;
-                return RowGemmLayout<Traits>::total(problem.experts, needs_row_info(problem));
-              },
-          .function = function<Kernel>,
-          .layer_functions = layer_functions(row_gemm_functions<Kernel, DType::kBFloat16>(),
-                                             row_gemm_functions<Kernel, DType::kFloat16>()),
-          .refuse = [](const KernelEntry& entry, const Problem& problem,
-                       const DeviceFacts& facts) { return refuse(Kernel, entry, problem, facts); },
-          .grid = grid,
-          .launch =
-              [](const KernelEntry& entry, const Step& step, const Problem& problem,
-                 const Operands& operands, cudaStream_t stream) {
-                launch_rows(Kernel, entry, step, problem, operands, stream);
-              }};
+  return {
+      .info = {.backend = BackendKind::kSm90,
+               .name = name_of(Kernel),
+               .op = Kernel.op,
+               .tile = {Kernel.rows, Kernel.features, kDepth},
+               .stages = Kernel.stages},
+      .arch = Kernel.arch,
+      .exact = Kernel.exact,
+      .threads = kThreads,
+      .tiles = most_row_tiles,
+      .smem_bytes =
+          [](const Problem& problem) {
+            using Traits = RowGemmTraits<Kernel, DType::kBFloat16, false>;
+            return RowGemmLayout<Traits>::total(problem.experts, needs_row_info(problem));
+          },
+      .function = function<Kernel>,
+      .layer_functions = layer_functions([]<DType D>() { return row_gemm_functions<Kernel, D>(); }),
+      .refuse = [](const KernelEntry& entry, const Problem& problem,
+                   const DeviceFacts& facts) { return refuse(Kernel, entry, problem, facts); },
+      .grid = grid,
+      .launch =
+          [](const KernelEntry& entry, const Step& step, const Problem& problem,
+             const Operands& operands,
+             cudaStream_t stream) { launch_rows(Kernel, entry, step, problem, operands, stream); }};
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/device/pack.cuh"
+#include "cuda/device/element.cuh"
 #include "cuda/device/segments.cuh"
 #include "cuda/device/swizzle.h"
 #include "cuda/ptx/copy.cuh"
@@ -134,10 +134,9 @@ struct RoundedTile {
     for (int block = 0; block < Traits::kBlocks; ++block) {
 #pragma unroll
       for (int i = 0; i < Traits::kRows / 4; ++i) {
-        pairs[block][i] =
-            i < N / 4
-                ? ptx::opaque(pack<typename Traits::Element>(d[block][2 * i], d[block][2 * i + 1]))
-                : 0;
+        pairs[block][i] = i < N / 4 ? ptx::opaque(round_pair(d[block][2 * i], d[block][2 * i + 1],
+                                                             typename Traits::Element{}))
+                                    : 0;
       }
     }
   }

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "cuda/backend/instance.h"
-#include "cuda/device/element_type.h"
+#include "cuda/device/element.cuh"
 #include "cuda/device/host_device.h"
 #include "cuda/sm90/warpgroups.h"
 #include "moegemm/kinds.h"

@@ -11,7 +11,7 @@
 namespace moegemm::cuda::sm90 {
 namespace {
 
-/// Operands by wgmma's sides. A tile has tile.rows columns of A and tile.cols of B.
+/// Operands by wgmma's sides. A tile has tile.rows columns of A and tile.columns of B.
 struct Sides {
   bool a_is_x;
   int a_cols;
@@ -20,7 +20,7 @@ struct Sides {
 
 Sides sides_of(const TileShape& tile, const Problem& problem) {
   const bool a_is_x = a_side_is_x(problem.gathers_x(), problem.gathers_dy(), problem.n, problem.k,
-                                  tile.rows, tile.cols);
+                                  tile.rows, tile.columns);
   const auto n = static_cast<int>(problem.n);
   const auto k = static_cast<int>(problem.k);
   return {a_is_x, a_is_x ? k : n, a_is_x ? n : k};
@@ -29,7 +29,7 @@ Sides sides_of(const TileShape& tile, const Problem& problem) {
 std::int64_t total_tiles(const KernelInfo& info, const Problem& problem) {
   const Sides sides = sides_of(info.tile, problem);
   return problem.experts * ceil_div(sides.a_cols, info.tile.rows) *
-         ceil_div(sides.b_cols, info.tile.cols);
+         ceil_div(sides.b_cols, info.tile.columns);
 }
 
 /// Else the last slab of a row would reach past it.
@@ -38,39 +38,22 @@ bool fits_one_box(std::int64_t columns) { return columns % kSlabCols == 0; }
 /// See WeightGemmParams. `tile_columns` are what a stage takes of the operand.
 CUtensorMap input_map(const TileShape& tile, const Problem& problem, const void* base,
                       std::int64_t columns, std::int64_t stride, int tile_columns) {
-  const auto row_bytes = static_cast<std::uint64_t>(stride * size_bytes(problem.dtype));
-  const auto stage_rows = static_cast<std::uint32_t>(tile.depth);
-  const auto rows = static_cast<std::uint64_t>(problem.rows);
-  TensorMapSpec spec;
-  spec.base = base;
-  spec.dtype = problem.dtype;
+  const std::int64_t pitch = stride * size_bytes(problem.dtype);
   if (fits_one_box(columns)) {
-    spec.rank = 4;
-    spec.dims = {kSlabCols, stage_rows, static_cast<std::uint64_t>(columns / kSlabCols), rows};
-    spec.strides_bytes = {row_bytes, kSlabCols * 2, row_bytes};
-    spec.box = {kSlabCols, stage_rows, static_cast<std::uint32_t>(tile_columns / kSlabCols), 1};
-  } else {
-    spec.rank = 3;
-    spec.dims = {static_cast<std::uint64_t>(columns), stage_rows, rows};
-    spec.strides_bytes = {row_bytes, row_bytes};
-    spec.box = {kSlabCols, stage_rows, 1};
+    return encode(tensor_spec(
+        base, problem.dtype, {kSlabCols, tile.depth, columns / kSlabCols, problem.rows},
+        {pitch, kSlabCols * 2, pitch}, {kSlabCols, tile.depth, tile_columns / kSlabCols, 1}));
   }
-  return encode(spec);
+  return encode(tensor_spec(base, problem.dtype, {columns, tile.depth, problem.rows},
+                            {pitch, pitch}, {kSlabCols, tile.depth, 1}));
 }
 
 CUtensorMap output_map(const Problem& problem, const Operands& operands) {
   const std::int64_t element_bytes = size_bytes(problem.out_dtype);
-  TensorMapSpec spec;
-  spec.base = operands.out;
-  spec.dtype = problem.out_dtype;
-  spec.rank = 3;
-  spec.dims = {static_cast<std::uint64_t>(problem.k), static_cast<std::uint64_t>(problem.n),
-               static_cast<std::uint64_t>(problem.experts)};
-  spec.strides_bytes = {
-      static_cast<std::uint64_t>(operands.out_stride * element_bytes),
-      static_cast<std::uint64_t>(operands.out_stride * problem.n * element_bytes)};
-  spec.box = {static_cast<std::uint32_t>(128 / element_bytes), 64, 1};
-  return encode(spec);
+  const std::int64_t pitch = operands.out_stride * element_bytes;
+  return encode(tensor_spec(operands.out, problem.out_dtype,
+                            {problem.k, problem.n, problem.experts}, {pitch, pitch * problem.n},
+                            {128 / element_bytes, 64, 1}));
 }
 
 WeightGemmParams make_params(const Step& step, const Problem& problem, const Operands& operands) {
@@ -79,13 +62,13 @@ WeightGemmParams make_params(const Step& step, const Problem& problem, const Ope
   params.a_is_x = a_is_x;
   params.a_cols = a_cols;
   params.b_cols = b_cols;
-  params.tiling = {ceil_div(a_cols, step.tile.rows), ceil_div(b_cols, step.tile.cols),
+  params.tiling = {ceil_div(a_cols, step.tile.rows), ceil_div(b_cols, step.tile.columns),
                    (step.order == TileOrder::kAlongColumns) != a_is_x};
   const void* a = a_is_x ? operands.x : operands.dy;
   const std::int64_t a_stride = a_is_x ? operands.x_stride : operands.dy_stride;
   const void* b = a_is_x ? operands.dy : operands.x;
   const std::int64_t b_stride = a_is_x ? operands.dy_stride : operands.x_stride;
-  params.b_map = input_map(step.tile, problem, b, b_cols, b_stride, step.tile.cols);
+  params.b_map = input_map(step.tile, problem, b, b_cols, b_stride, step.tile.columns);
   params.b_in_one_box = fits_one_box(b_cols);
   params.out_map = output_map(problem, operands);
   if (problem.permutation != Permutation::kNone) {
@@ -164,9 +147,9 @@ std::string name_of(const WeightGemm& kernel) {
 
 template <WeightGemm Kernel>
 const void* function(const Problem& problem) {
-  const KernelFunctions functions = problem.dtype == DType::kFloat16
-                                        ? weight_gemm_functions<Kernel, DType::kFloat16>()
-                                        : weight_gemm_functions<Kernel, DType::kBFloat16>();
+  const KernelFunctions functions = with_format(TensorCoreFormats(), problem.dtype, []<DType D>() {
+    return weight_gemm_functions<Kernel, D>();
+  });
   return problem.out_dtype == DType::kFloat32 ? functions.fp32_output : functions.plain;
 }
 
@@ -188,8 +171,8 @@ KernelEntry entry_of() {
                        problem.experts * kSharedBytesPerExpert;
               },
           .function = function<Kernel>,
-          .layer_functions = layer_functions(weight_gemm_functions<Kernel, DType::kBFloat16>(),
-                                             weight_gemm_functions<Kernel, DType::kFloat16>()),
+          .layer_functions =
+              layer_functions([]<DType D>() { return weight_gemm_functions<Kernel, D>(); }),
           .refuse = refuse,
           .grid = grid,
           .launch = launch_weights};

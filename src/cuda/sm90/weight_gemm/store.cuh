@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/device/pack.cuh"
+#include "cuda/device/element.cuh"
 #include "cuda/device/swizzle.h"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/warpgroup.cuh"
@@ -37,7 +37,7 @@ class WeightStore {
                                               std::uint32_t (&packed)[kAccumulators / 2]) {
 #pragma unroll
     for (int i = 0; i < Count / 2; ++i) {
-      packed[i] = cuda::pack<typename Traits::Element>(acc[2 * i], acc[2 * i + 1]);
+      packed[i] = round_pair(acc[2 * i], acc[2 * i + 1], typename Traits::Element{});
     }
   }
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "moegemm/loading.h"
-#include "moegemm/warning.h"
+#include "moegemm/error.h"
+#include "moegemm/execution.h"
 #include "unit/core/expect_refusal.h"
 #include "unit/core/scoped_environment.h"
 

@@ -8,7 +8,7 @@
 #include "cuda/backend/device_facts.h"
 #include "cuda/backend/error.h"
 #include "moegemm/error.h"
-#include "moegemm/planning_gpus.h"
+#include "moegemm/plan.h"
 
 namespace moegemm::cuda {
 namespace {

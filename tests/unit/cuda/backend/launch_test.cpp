@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "cuda/backend/device_facts.h"
+#include "cuda/backend/loading.h"
 #include "moegemm/error.h"
 
 namespace moegemm::cuda {
@@ -28,6 +30,13 @@ TEST(Launch, FailureNamesKernelPlanAndCudaError) {
     EXPECT_THAT(error.what(), HasSubstr(to_string(step)));
     EXPECT_THAT(error.what(), HasSubstr("grid 2x3x1, block 128x1x1"));
     EXPECT_THAT(error.what(), HasSubstr("cudaError"));
+  }
+}
+
+TEST(DriverEntry, IsNullForANameThatNoDriverHas) {
+  EXPECT_EQ(driver_entry("cuNoSuchFunction"), nullptr);
+  if (device_count() > 0) {
+    EXPECT_NE(driver_entry("cuLaunchKernel"), nullptr);
   }
 }
 

@@ -15,13 +15,8 @@ using testing::HasSubstr;
 
 /// Of a [8, 128, 64] bf16 tensor at an address that nobody reads.
 TensorMapSpec valid_spec() {
-  TensorMapSpec spec;
-  spec.base = reinterpret_cast<const void*>(std::uintptr_t{1} << 20);
-  spec.rank = 3;
-  spec.dims = {64, 128, 8};
-  spec.strides_bytes = {128, 128 * 128};
-  spec.box = {64, 128, 1};
-  return spec;
+  return tensor_spec(reinterpret_cast<const void*>(std::uintptr_t{1} << 20), DType::kBFloat16,
+                     {64, 128, 8}, {128, 128 * 128}, {64, 128, 1});
 }
 
 std::string refusal(const std::function<void(TensorMapSpec&)>& break_it) {

@@ -63,7 +63,7 @@ std::pair<int, int> chosen(const Problem& problem) {
       row_gemm(problem.op, 256, forward ? (problem.gathers() ? 160 : 128) : 192)};
   if (forward) kernels.push_back(row_gemm(problem.op, 128, 32));
   const TileShape tile = kernels[choose_from(kernels, problem)].tile;
-  return {tile.cols, tile.rows};
+  return {tile.columns, tile.rows};
 }
 
 int rank(const Problem& problem, int features, int rows) {
@@ -303,7 +303,7 @@ std::optional<std::pair<int, int>> fused(const Problem& problem) {
       row_gemm(Op::kForward, 128, 64), row_gemm(Op::kForward, 128, 32)};
   const TileShape tile = kernels[choose_from(kernels, problem)].tile;
   if (!fusing_is_faster(problem, tile)) return {};
-  return std::pair(tile.cols, tile.rows);
+  return std::pair(tile.columns, tile.rows);
 }
 
 TEST(Sm90Activated, DecodeStreamsWeightsAndAlwaysFuses) {

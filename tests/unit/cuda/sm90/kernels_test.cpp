@@ -39,7 +39,7 @@ std::set<std::pair<int, int>> takers(const Problem& problem) {
   for (const KernelEntry& entry : row_gemm_kernels()) {
     if (entry.info.op != problem.op) continue;
     if (refuse(entry, problem, hopper()).empty()) {
-      tiles.emplace(entry.info.tile.cols, entry.info.tile.rows);
+      tiles.emplace(entry.info.tile.columns, entry.info.tile.rows);
     }
   }
   return tiles;
