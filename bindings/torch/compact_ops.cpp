@@ -1,5 +1,5 @@
 #include "moegemm/compact.h"
-#include "moegemm/routing.h"
+#include "moegemm/passes.h"
 #include "operators.h"
 #include "runtime/execution.h"
 

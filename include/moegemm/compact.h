@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "moegemm/export.h"
+#include "moegemm/execution.h"
 #include "moegemm/ops.h"
 #include "moegemm/tensor.h"
 

@@ -67,7 +67,7 @@ __device__ __forceinline__ bool find_item(const CombineArguments& a, Item& item)
 /// The row of a slot, or -1 for none.
 __device__ __forceinline__ std::int64_t row_at(const CombineArguments& a, std::int64_t slot) {
   const std::int64_t row = a.positions[slot];
-  return row < a.row_count ? row : -1;
+  return row >= 0 && row < a.row_count ? row : -1;
 }
 
 /// One element each, in the order and with the rounding of the packed path.

@@ -379,17 +379,16 @@ void CudaPasses::activate_backward(const ActivationGradientInputs& in, const Rou
   const PassLaunch on(in.pre.device, context);
   const std::int64_t rows = in.pre.shape[0], activated = in.d_act.shape[1];
   const std::int64_t flat_rows = flat_rows_of(routing, out, rows);
-  if (out.d_weights.given()) {
+  const auto clear_d_weights = [&] {
+    if (!out.d_weights.given()) return;
     // All zero bits are zero in every floating dtype.
     cuda::check(
         cudaMemsetAsync(out.d_weights.data, 0,
                         static_cast<std::size_t>(flat_rows * size_bytes(out.d_weights.dtype)),
                         on.stream),
         "clear d_weights for activate_backward");
-  }
-  if (rows == 0) {
-    return;
-  }
+  };
+  if (rows == 0) return clear_d_weights();
   const std::int64_t experts = routing.m_sizes.shape[0];
   const std::int64_t hidden = in.d_out.given() ? in.d_out.shape[1] : 0;
   const std::int64_t strips = (activated + kStripColumns - 1) / kStripColumns;
@@ -436,6 +435,7 @@ void CudaPasses::activate_backward(const ActivationGradientInputs& in, const Rou
       .activation = activation,
       .columns = gate_columns(activation, activated),
   };
+  clear_d_weights();
   void* parameters[] = {&arguments};
   if (!packed) {
     const std::int64_t blocks = std::min((rows + kWarps - 1) / kWarps, resident);
