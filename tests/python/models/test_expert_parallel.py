@@ -37,7 +37,7 @@ class Operators(torch.utils._python_dispatch.TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         made = function(*args, **(kwargs or {}))
-        if function.namespace == "moegemm":
+        if function.namespace == "moegemm" and made is not None:
             first = made[1] if isinstance(made, tuple) else made
             self.rows[function._schema.name.removeprefix("moegemm::")] = first.size(0)
         return made
