@@ -21,9 +21,10 @@ constexpr std::int64_t kMostItems = std::int64_t{1} << 30;
 
 /// Blocks on a multiprocessor, by the 16-byte loads that a thread has in flight: few loads leave
 /// registers for many threads. 32 to 96 KB are in flight then; 29 KB hide the latency of HBM
-/// (4.2 TB/s * 0.9 us over 132 multiprocessors).
-constexpr int blocks_per_multiprocessor(int loads) {
-  return loads == 1 ? 8 : loads == 2 ? 6 : loads == 4 ? 4 : 3;
+/// (4.2 TB/s * 0.9 us over 132 multiprocessors). Positions take registers, too.
+constexpr int blocks_per_multiprocessor(int loads, bool by_position) {
+  const int blocks = loads == 1 ? 8 : loads == 2 ? 6 : loads == 4 ? 4 : 3;
+  return by_position ? blocks - 1 : blocks;
 }
 constexpr int kMostLoads = 8;
 
@@ -157,7 +158,7 @@ __device__ __forceinline__ void combine_pack(const CombineArguments& a, const It
 }
 
 template <typename T, int Loads, bool ByPosition>
-__global__ void __launch_bounds__(kThreads, blocks_per_multiprocessor(Loads))
+__global__ void __launch_bounds__(kThreads, blocks_per_multiprocessor(Loads, ByPosition))
     combine_packs(const CombineArguments a) {
   Item item;
   if (!find_item(a, item)) {
