@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kThreads) combine_elements(const CombineArgume
   }
   const std::int64_t token = item.token, column = a.first_column + item.place;
   float sum = 0.0f;
-#pragma unroll 4
+#pragma unroll 2
   for (int s = 0; s < a.topk; ++s) {
     const std::int64_t slot = token * a.topk + s;
     const std::int64_t row = ByPosition ? row_at(a, slot) : slot;
