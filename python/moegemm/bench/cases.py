@@ -65,6 +65,16 @@ class Case:
         return {"fwd": "forward", "dx": "dX", "dw": "dW"}[self.op[:-1]]
 
     @property
+    def first(self) -> bool:
+        """The first GEMM of a layer, whose X is read by token, or the second, whose Y is stored in flat order."""
+        return self.op.endswith("1")
+
+    @property
+    def scatters(self) -> bool:
+        """Whether rows are computed in expert order and stored in flat order."""
+        return self.op in ("fwd2", "dx1")
+
+    @property
     def flops(self) -> float:
         _, n, k = self.model.weight_shape(self.op)
         return 2.0 * self.rows * n * k
@@ -72,6 +82,11 @@ class Case:
     @property
     def key(self) -> tuple[str, int, str, str]:
         return self.model.name, self.tokens, self.routing, self.op
+
+    @property
+    def weights_key(self) -> tuple[str, bool] | None:
+        """Cases that are equal here can share weights; dW reads none."""
+        return None if self.product == "dW" else (self.model.name, self.first)
 
     def __str__(self) -> str:
         return f"{self.model.name} T={self.tokens} {self.routing} {self.op}"

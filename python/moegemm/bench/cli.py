@@ -10,7 +10,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -195,50 +196,81 @@ def missing_cases(options: argparse.Namespace, record: report.Record) -> list[Ca
     return [case for case in cases if case.key not in done]
 
 
-def measure(options: argparse.Namespace, root: Path) -> int:
+def begin_record(options: argparse.Namespace, root: Path, **facts: Any) -> report.Record:
+    """A record without cases, or the one to add to, on a device that is ready."""
     import torch
 
     from moegemm.bench import machine
-    from moegemm.bench.measure import DTYPES, DeviceLostError, Measurement, Settings
+
+    require_device(options.device)
+    torch.manual_seed(0)
+    run = machine.describe(options.device, options.dtype, options.rounds, options.commit or machine.commit_of(root))
+    record = read_earlier(options.append, run | facts)
+    for model in options.models:
+        record["models"][model.name] = vars(model)
+    return record
+
+
+def finish_record(options: argparse.Namespace, record: report.Record, summary: list[str], begin: float) -> None:
+    from moegemm.bench import machine
+
+    record["run"]["gpu_state_at_end"] = machine.gpu_state()
+    write_json(record, options.out, options.stem)
+    render(record, options.out, options.stem)
+    print("\n".join(summary))
+    print(f"{options.out / options.stem}.md, {time.monotonic() - begin:.0f} s")
+
+
+@contextmanager
+def ending_early() -> Iterator[Callable[[int], None]]:
+    """Ctrl-C ends the measurement inside, not the program. Hands out what tells of cases that were not reached."""
+
+    def tell(unreached: int) -> None:
+        if unreached:
+            print(f"{unreached} cases not measured: --seconds is used up (--append continues)", file=sys.stderr)
+
+    try:
+        yield tell
+    except KeyboardInterrupt:
+        print("stopped; what was measured is kept", file=sys.stderr)
+
+
+def measure_passes(options: argparse.Namespace, record: report.Record, clock: Any, dtype: Any) -> None:
     from moegemm.bench.passes import measure_combine, measure_route
+
+    given = (options.device, dtype, options.rounds, HEADLINE_TOKENS)
+    for name, call in (
+        ("route", lambda: measure_route(clock, options.device, options.rounds, HEADLINE_TOKENS)),
+        ("combine", lambda: measure_combine(clock, options.models, *given)),
+    ):
+        try:
+            record[name] = call()
+        except RuntimeError as error:
+            print(f"{name} left out: {error}", file=sys.stderr)
+
+
+def measure(options: argparse.Namespace, root: Path) -> int:
+    from moegemm.bench.measure import DTYPES, DeviceLostError, Measurement, Settings
     from moegemm.bench.peers import importable_peers
     from moegemm.bench.timing import Clock, copy_bytes_per_s
 
     begin = time.monotonic()
-    require_device(options.device)
-    torch.manual_seed(0)
-    dtype = DTYPES[options.dtype]
-    run = machine.describe(options.device, options.dtype, options.rounds, options.commit or machine.commit_of(root))
-    run["headline_tokens"] = options.headline
+    forced = {"backend": options.backend} if options.backend else {}
     if options.backend:
-        run["backend"] = options.backend
         os.environ["MOEGEMM_BACKEND"] = options.backend
-    record = read_earlier(options.append, run)
-    for model in options.models:
-        record["models"][model.name] = vars(model)
+    record = begin_record(options, root, headline_tokens=options.headline, **forced)
     record["cases"] = [c for c in record["cases"] if not c.get("skipped")]
     cases = missing_cases(options, record)
 
     clock = Clock(options.device)
     clock.heat(options.heat)
     record["run"].setdefault("memory_bytes_per_s", copy_bytes_per_s(clock, options.device))
+    dtype = DTYPES[options.dtype]
     if options.device == "cuda" and not options.no_passes and "route" not in record:
-        for name, call in (
-            ("route", lambda: measure_route(clock, options.device, options.rounds, HEADLINE_TOKENS)),
-            (
-                "combine",
-                lambda: measure_combine(clock, options.models, options.device, dtype, options.rounds, HEADLINE_TOKENS),
-            ),
-        ):
-            try:
-                record[name] = call()
-            except RuntimeError as error:
-                print(f"{name} left out: {error}", file=sys.stderr)
+        measure_passes(options, record, clock, dtype)
 
     def keep(entry: dict[str, Any]) -> None:
-        if options.backend:
-            entry["backend"] = options.backend
-        record["cases"].append(entry)
+        record["cases"].append(entry | forced)
         write_json(record, options.out, options.stem)
 
     deadline = begin + options.seconds
@@ -247,48 +279,33 @@ def measure(options: argparse.Namespace, root: Path) -> int:
         record["run"]["peers"] = {"found": peers.versions, "missing": peers.missing, "tuned": not options.untuned_peers}
     settings = Settings(options.device, dtype, options.rounds, options.all_kernels, peers, deadline)
     lost = False
-    try:
-        unreached = Measurement(settings, clock).run(cases, keep)
-        if unreached:
-            print(f"{unreached} cases not measured: --seconds is used up (--append continues)", file=sys.stderr)
-    except DeviceLostError as error:
-        lost = True
-        print(f"stopped: {error}", file=sys.stderr)
-    except KeyboardInterrupt:
-        print("stopped; what was measured is kept", file=sys.stderr)
-    record["run"]["gpu_state_at_end"] = machine.gpu_state()
-    write_json(record, options.out, options.stem)
-    render(record, options.out, options.stem)
-    print("\n".join(report.summary_lines(record["cases"])))
-    print(f"{options.out / options.stem}.md, {time.monotonic() - begin:.0f} s")
+    with ending_early() as tell_unreached:
+        try:
+            tell_unreached(Measurement(settings, clock).run(cases, keep))
+        except DeviceLostError as error:
+            lost = True
+            print(f"stopped: {error}", file=sys.stderr)
+    finish_record(options, record, report.summary_lines(record["cases"]), begin)
     wrong = any(not c["contenders"].get("ours", {}).get("correct", True) for c in record["cases"])
     return 1 if wrong or lost else 0
 
 
 def measure_planner(options: argparse.Namespace, root: Path) -> int:
-    import torch
-
-    from moegemm.bench import machine, planner
+    from moegemm.bench import planner
     from moegemm.bench.measure import DTYPES
     from moegemm.bench.timing import Clock
 
     begin = time.monotonic()
-    require_device(options.device)
-    torch.manual_seed(0)
-    run = machine.describe(options.device, options.dtype, options.rounds, options.commit or machine.commit_of(root))
-    run["budget_seconds"] = options.budget
-    record = read_earlier(options.append, run) | {"kind": "planner"}
+    record = begin_record(options, root, budget_seconds=options.budget) | {"kind": "planner"}
     held_out = planner.held_out_models(options.held_out, options.seed, *((256, 8) if options.device == "cpu" else ()))
     listed = [vars(model) for model in held_out]
     if record.setdefault("held_out", {"seed": options.seed, "models": listed, "cases": []})["models"] != listed:
         sys.exit(f"--append {options.append}: its held-out layers are others than those of --held-out and --seed")
-    for model in options.models:
-        record["models"][model.name] = vars(model)
     print(f"held-out layers: {len(held_out)}, seed {options.seed}", file=sys.stderr)
     Clock(options.device).heat(options.heat)
     held_out_tokens = planner.HELD_OUT_TOKENS if options.device == "cuda" else (2,)
     tables = ((record, options.models, options.tokens), (record["held_out"], held_out, held_out_tokens))
-    try:
+    with ending_early() as tell_unreached:
         unreached = 0
         for place, models, tokens in tables:
             wanted = [c for c in planner.cases_of(models, tokens) if c.op in options.ops]
@@ -299,16 +316,9 @@ def measure_planner(options: argparse.Namespace, root: Path) -> int:
                 unreached += planner.measure(
                     cases, options.device, DTYPES[options.dtype], options.budget, begin + options.seconds, keep
                 )
-        if unreached:
-            print(f"{unreached} cases not measured: --seconds is used up (--append continues)", file=sys.stderr)
-    except KeyboardInterrupt:
-        print("stopped; what was measured is kept", file=sys.stderr)
-    record["run"]["gpu_state_at_end"] = machine.gpu_state()
-    write_json(record, options.out, options.stem)
-    render(record, options.out, options.stem)
-    for place, _, _ in tables:
-        print("\n".join(planner.quality_lines(place["cases"])))
-    print(f"{options.out / options.stem}.md, {time.monotonic() - begin:.0f} s")
+        tell_unreached(unreached)
+    summary = [line for place, _, _ in tables for line in planner.quality_lines(place["cases"])]
+    finish_record(options, record, summary, begin)
     return 0
 
 

@@ -61,70 +61,51 @@ def dense(o: Operands) -> Contender:
 
 
 def torch_with_copies(o: Operands) -> Contender:
-    """grouped_mm wants rows sorted by expert and leaves them so; index_select brings them there and back (by the
-    inverse permutation: torch's fastest scatter), and the multiply is its own pass. What the router computes once
-    per layer (offsets, int64 indices, inverse) is not charged."""
-    case, r = o.case, o.routing
-    X, dY, W, ends = o.X, o.dY, o.W, r.ends
-    weights: Any = None if o.topk_weights is None else o.topk_weights.to(o.out.dtype)[:, None]
+    """grouped_mm wants rows sorted by expert and leaves them so; index_select brings them there and back, and the
+    multiply is its own pass. What the router computes once per layer (offsets, int64 indices, inverse) is not
+    charged."""
+    ends = o.routing.ends
 
     def run() -> Tensor:
-        match case.op:
-            case "fwd1":
-                return grouped_mm(X.index_select(0, r.token_of_row), W.transpose(-2, -1), offs=ends)
-            case "fwd2":
-                return grouped_mm(X, W.transpose(-2, -1), offs=ends).index_select(0, r.inverse).mul_(weights)
-            case "dx1":
-                return grouped_mm(dY, W, offs=ends).index_select(0, r.inverse)
-            case "dx2":
-                return grouped_mm(dY.index_select(0, r.gather), W, offs=ends)
-            case "dw1":
-                return grouped_mm(dY.t(), X.index_select(0, r.token_of_row), offs=ends)
-            case _:
-                return grouped_mm(dY.index_select(0, r.gather).t(), X, offs=ends)
+        if o.case.product == "dW":
+            return grouped_mm(o.sorted_dy().t(), o.sorted_x(), offs=ends)
+        return o.delivered(grouped_mm(o.sorted_rows(), o.weights_as_factor(), offs=ends))
 
-    # Weight, product and their product are rounded in fwd2. Empty experts are not torch's promise.
-    return Contender(run, lambda y: relative_error(o, y, with_empty=False), roundings=3 if weights is not None else 2)
+    # Empty experts are not torch's promise.
+    return Contender(run, lambda y: relative_error(o, y, with_empty=False), roundings=roundings_with_copies(o))
+
+
+def roundings_with_copies(o: Operands) -> int:
+    """Weight, product and their product are rounded in fwd2."""
+    return 2 if o.row_weights is None else 3
 
 
 def expert_loop(o: Operands) -> Contender:
     """One torch.mm per expert that has rows, with the same copies around it. The segment sizes are on the host
     already, which a real layer would have to wait for."""
-    case, r = o.case, o.routing
-    X, dY, W = o.X, o.dY, o.W
-    segments = [s for s in r.segments() if s[2] > s[1]]
-    weights = None if o.topk_weights is None else o.topk_weights.to(o.out.dtype)[:, None]
-    rows_out = torch.empty(case.rows, o.out.size(-1), device=o.out.device, dtype=o.out.dtype)
+    segments = [s for s in o.routing.segments() if s[2] > s[1]]
+    rows_out = torch.empty(o.case.rows, o.out.size(-1), device=o.out.device, dtype=o.out.dtype)
     # An expert without rows keeps its zeros.
-    gradient = torch.zeros_like(o.out) if case.product == "dW" else None
+    gradient = torch.zeros_like(o.out) if o.case.product == "dW" else None
 
     def run() -> Tensor:
-        if case.product == "dW":
-            assert gradient is not None
-            x = X.index_select(0, r.token_of_row) if case.op == "dw1" else X
-            dy = dY if case.op == "dw1" else dY.index_select(0, r.gather)
+        if gradient is not None:
+            x, dy = o.sorted_x(), o.sorted_dy()
             for expert, begin, end in segments:
                 torch.mm(dy[begin:end].t(), x[begin:end], out=gradient[expert])
             return gradient
-        if case.product == "forward":
-            rows = X.index_select(0, r.token_of_row) if case.op == "fwd1" else X
-        else:
-            rows = dY if case.op == "dx1" else dY.index_select(0, r.gather)
+        rows, w = o.sorted_rows(), o.weights_as_factor()
         for expert, begin, end in segments:
-            w = W[expert].t() if case.product == "forward" else W[expert]
-            torch.mm(rows[begin:end], w, out=rows_out[begin:end])
-        if case.op in ("fwd1", "dx2"):
-            return rows_out
-        back = rows_out.index_select(0, r.inverse)
-        return back if weights is None else back.mul_(weights)
+            torch.mm(rows[begin:end], w[expert], out=rows_out[begin:end])
+        return o.delivered(rows_out)
 
-    return Contender(run, lambda y: relative_error(o, y), roundings=3 if weights is not None else 2)
+    return Contender(run, lambda y: relative_error(o, y), roundings=roundings_with_copies(o))
 
 
 def ours(o: Operands, kernel: KernelNumbers | None = None) -> Contender:
     """moegemm with the kernel its planner chooses, or with a given one."""
     r, topk = o.routing, o.case.model.topk
-    flags: dict[str, Any] = {"permute_x" if o.case.op.endswith("1") else "permute_y": True, "out": o.out}
+    flags: dict[str, Any] = {"permute_x" if o.case.first else "permute_y": True, "out": o.out}
     if kernel is not None:
         # Which axes rows, columns and depth lie along: include/moegemm/plan.h.
         axes = {"forward": "MNK", "dX": "MKN", "dW": "NKM"}[o.case.product]

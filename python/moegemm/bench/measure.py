@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ import torch
 from moegemm.bench import contenders
 from moegemm.bench.cases import Case
 from moegemm.bench.contenders import Contender, KernelList, KernelReplacedError
-from moegemm.bench.operands import Operands, bytes_needed, make_operands, make_weights
+from moegemm.bench.operands import Operands, SharedWeights, bytes_needed, make_operands
 from moegemm.bench.peers import Peers
 from moegemm.bench.progress import Progress
 from moegemm.bench.timing import Clock, spread
@@ -42,8 +41,7 @@ class Measurement:
         self._clock = clock
         self._kernels = KernelList(settings.device) if settings.all_kernels else None
         self._peers = settings.peers.found if settings.peers else {}
-        self._weights: torch.Tensor | None = None
-        self._weights_of: tuple[str, str] | None = None
+        self._weights = SharedWeights(settings.device, settings.dtype)
 
     def run(self, cases: Sequence[Case], keep: Callable[[dict[str, Any]], None]) -> int:
         """Hands each finished case to `keep`; returns how many cases the time did not reach."""
@@ -75,14 +73,13 @@ class Measurement:
             "flops": case.flops,
             "contenders": {},
         }
-        self._drop_foreign_weights(case)
-        missing = self._missing_bytes(case)
+        missing = self._weights.missing_bytes(case)
         if missing > 0:
             needed = bytes_needed(case)
             return entry | {"skipped": f"needs {needed / 2**30:.0f} GiB, {missing / 2**30:.0f} more than are free"}
         device, dtype = self._settings.device, self._settings.dtype
         try:
-            operands = make_operands(case, self._weights_for(case), device, dtype, seed=case.tokens)
+            operands = make_operands(case, self._weights.of(case), device, dtype, seed=case.tokens)
         except torch.OutOfMemoryError as error:
             return entry | {"skipped": first_line(error)}
         touched = sum(size > 0 for size in operands.routing.sizes)
@@ -151,42 +148,12 @@ class Measurement:
                 makers[name] = partial(contenders.ours, operands, numbers)
         return makers
 
-    def _drop_foreign_weights(self, case: Case) -> None:
-        """dW reads no weights: what another case left is memory that its two gradients need."""
-        if case.product == "dW" or self._weights_of != (case.model.name, case.op[-1]):
-            self._weights = self._weights_of = None
-        if self._settings.device == "cuda":
-            torch.cuda.empty_cache()
-
-    def _missing_bytes(self, case: Case) -> int:
-        if self._settings.device != "cuda":
-            return bytes_needed(case) - available_host_bytes()
-        held = 0 if self._weights is None else self._weights.numel() * self._weights.element_size()
-        return bytes_needed(case) - torch.cuda.mem_get_info()[0] - held
-
-    def _weights_for(self, case: Case) -> torch.Tensor | None:
-        if case.product == "dW":
-            return None
-        if self._weights is None:
-            self._weights = make_weights(case, self._settings.device, self._settings.dtype)
-            self._weights_of = (case.model.name, case.op[-1])
-        return self._weights
-
     def _device_lost(self) -> bool:
         try:
             self._clock.synchronize()
         except RuntimeError:
             return True
         return False
-
-
-def available_host_bytes() -> int:
-    """Memory that can be had without swapping; plenty where the system does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return 1 << 62
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), 1 << 62)
 
 
 def first_line(error: Exception) -> str:

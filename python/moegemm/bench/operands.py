@@ -3,6 +3,8 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -84,6 +86,40 @@ class Operands:
     topk_weights: Tensor | None  # [M] fp32, for fwd2
     out: Tensor  # what ours writes
 
+    # What a user of torch or of another library does around their products.
+
+    def sorted_x(self) -> Tensor:
+        """[M, K] in expert order: a copy for the first GEMM."""
+        x: Tensor = self.X
+        return x.index_select(0, self.routing.token_of_row) if self.case.first else x
+
+    def sorted_dy(self) -> Tensor:
+        """[M, N] in expert order: a copy for the second GEMM."""
+        dy: Tensor = self.dY
+        return dy if self.case.first else dy.index_select(0, self.routing.gather)
+
+    def sorted_rows(self) -> Tensor:
+        """What forward or dX multiplies by the weights."""
+        return self.sorted_x() if self.case.product == "forward" else self.sorted_dy()
+
+    def weights_as_factor(self) -> Tensor:
+        """The right operand of torch.matmul in forward or dX."""
+        w: Tensor = self.W
+        return w.transpose(-2, -1) if self.case.product == "forward" else w
+
+    @cached_property
+    def row_weights(self) -> Tensor | None:
+        """[M, 1] in the dtype of the result."""
+        return None if self.topk_weights is None else self.topk_weights.to(self.out.dtype)[:, None]
+
+    def delivered(self, rows: Tensor) -> Tensor:
+        """Rows of a result in expert order, as the layer wants them: fwd2 and dx1 in flat order (by the inverse
+        permutation: torch's fastest scatter), fwd2 weighted."""
+        if not self.case.scatters:
+            return rows
+        back = rows.index_select(0, self.routing.inverse)
+        return back if self.row_weights is None else back.mul_(self.row_weights)
+
 
 def randn(*shape: int, device: str, dtype: torch.dtype, std: float = 1.0) -> Tensor:
     return torch.empty(*shape, device=device, dtype=dtype).normal_(0.0, std)
@@ -107,22 +143,60 @@ def make_weights(case: Case, device: str, dtype: torch.dtype) -> Tensor:
     return randn(experts, n, k, device=device, dtype=dtype, std=1 / math.sqrt(k))
 
 
+class SharedWeights:
+    """The weights of one case, kept while those that follow read the same ones."""
+
+    def __init__(self, device: str, dtype: torch.dtype) -> None:
+        self._device = device
+        self._dtype = dtype
+        self._key: tuple[str, bool] | None = None
+        self._held: Tensor | None = None
+
+    def missing_bytes(self, case: Case) -> int:
+        """How much more memory a case wants than is free. Gives back what it does not read: dW, which reads no weights,
+        needs that memory for two gradients."""
+        if self._key != case.weights_key:
+            self._key = self._held = None
+        if self._device != "cuda":
+            return bytes_needed(case) - available_host_bytes()
+        torch.cuda.empty_cache()
+        held = 0 if self._held is None else self._held.numel() * self._held.element_size()
+        return bytes_needed(case) - torch.cuda.mem_get_info()[0] - held
+
+    def of(self, case: Case) -> Tensor | None:
+        """The weights that a case reads."""
+        if self._held is None or self._key != case.weights_key:
+            self._key = self._held = None  # before the others are made
+            self._key = case.weights_key
+            self._held = None if self._key is None else make_weights(case, self._device, self._dtype)
+        return self._held
+
+
+def available_host_bytes() -> int:
+    """Memory that can be had without swapping; plenty where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 1 << 62
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), 1 << 62)
+
+
 def make_operands(case: Case, W: Tensor | None, device: str, dtype: torch.dtype, seed: int) -> Operands:
     experts, n, k = case.model.weight_shape(case.op)
-    first = case.op.endswith("1")
     routing = Routing.of(draw_experts(case, device, seed), experts)
-    X = dY = rows_k = rows_n = topk_weights = None
+    X = dY = topk_weights = None
     if case.product != "dX":
-        X = randn(case.tokens if first else case.rows, k, device=device, dtype=dtype)
-        rows_k = X.index_select(0, routing.token_of_row) if first else X
+        X = randn(case.tokens if case.first else case.rows, k, device=device, dtype=dtype)
     if case.product != "forward":
         dY = randn(case.rows, n, device=device, dtype=dtype)
-        rows_n = dY if first else dY.index_select(0, routing.gather)
     if case.op == "fwd2":
         topk_weights = torch.rand(case.rows, device=device) + 0.1
     shape = {"forward": (case.rows, n), "dX": (case.rows, k), "dW": (experts, n, k)}[case.product]
     out = torch.empty(shape, device=device, dtype=dtype)
-    return Operands(case, routing, W, X, dY, rows_k, rows_n, topk_weights, out)
+    operands = Operands(case, routing, W, X, dY, None, None, topk_weights, out)
+    operands.rows_k = None if X is None else operands.sorted_x()
+    operands.rows_n = None if dY is None else operands.sorted_dy()
+    return operands
 
 
 def sampled_segments(operands: Operands, with_empty: bool) -> list[tuple[int, int, int]]:
@@ -173,8 +247,7 @@ def _samples(operands: Operands, result: Tensor, expert: int, begin: int, end: i
         expected = operands.rows_n[rows].float() @ w
     if operands.topk_weights is not None:
         expected *= operands.topk_weights[flat, None]
-    scattered = operands.case.op in ("fwd2", "dx1")
-    return result[flat if scattered else rows], expected
+    return result[flat if operands.case.scatters else rows], expected
 
 
 def has_nan(tensor: Tensor) -> bool:

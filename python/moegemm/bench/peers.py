@@ -49,8 +49,7 @@ def _unsloth(module: Any, tuned: bool) -> Peer:
 
     def make(o: Operands) -> Contender:
         r, topk = o.routing, o.case.model.topk
-        first = o.case.op.endswith("1")
-        more: dict[str, Any] = {"permute_x": first, "permute_y": not first} | config_of(o)
+        more: dict[str, Any] = {"permute_x": o.case.first, "permute_y": not o.case.first} | config_of(o)
         if o.topk_weights is not None:
             more |= {"topk_weights": o.topk_weights, "fuse_mul_post": True}
         routing = {"m_sizes": r.m_sizes, "gather_indices": r.gather_indices, "topk": topk}
@@ -85,13 +84,12 @@ def _scattermoe(module: Any, tuned: bool) -> Peer:
             known["padded_block_idxs"] = importlib.import_module("scattermoe.kernels.ops").padded_block_indices(
                 experts, o.case.model.experts
             )[0]
-        w = o.W.transpose(1, 2)
+        w = o.weights_as_factor()
         k = topk if o.case.op == "fwd1" else 1
-        weights = None if o.topk_weights is None else o.topk_weights.to(o.out.dtype)[:, None]
 
         def run() -> Tensor:
             y: Tensor = module.parallel_linear(o.X, w, k, **known)
-            return y if weights is None else y * weights
+            return y if o.row_weights is None else y * o.row_weights
 
         return _contender(o, run)
 
@@ -104,11 +102,10 @@ def _triton_kernels(module: Any, tuned: bool) -> Peer:
 
     def make(o: Operands) -> Contender:
         r = o.routing
-        forward = o.case.product == "forward"
-        rows = o.X if forward else o.dY
-        w = o.W.transpose(1, 2) if forward else o.W
+        rows = o.X if o.case.product == "forward" else o.dY
+        w = o.weights_as_factor()
         known: dict[str, Any] = {"a_ragged_metadata": tensor_module.make_ragged_tensor_metadata(r.m_sizes, o.case.rows)}
-        if o.case.op in ("fwd1", "dx2"):
+        if not o.case.scatters:
             known["gather_indx"] = r.token_of_row.int() if o.case.op == "fwd1" else r.gather_indices
         else:
             known["scatter_indx"] = r.gather_indices
@@ -155,27 +152,19 @@ def _deep_gemm(module: Any, tuned: bool) -> Peer:
             layout[target : target + end - begin] = expert
             place[begin:end] = torch.arange(target, target + end - begin, device=device)
             target += padded
-        source = o.X if o.case.op == "fwd2" else o.dY if o.case.product == "dX" else None
-        if o.case.op == "dx2":
-            source_rows = r.gather
-        elif o.case.op == "fwd1":
-            source, source_rows = o.X, r.token_of_row
-        else:
-            source_rows = torch.arange(o.case.rows, device=device)
-        assert source is not None
-        rows_of_padded = torch.zeros(padded_rows, dtype=torch.int64, device=device)
-        rows_of_padded[place] = source_rows
-        flat_place = place[r.inverse] if o.case.op in ("fwd2", "dx1") else place
         forward = o.case.product == "forward"
+        source = o.X if forward else o.dY
+        in_order = torch.arange(o.case.rows, device=device)
+        rows_of_padded = torch.zeros(padded_rows, dtype=torch.int64, device=device)
+        rows_of_padded[place] = {"fwd1": r.token_of_row, "dx2": r.gather}.get(o.case.op, in_order)
+        flat_place = place[r.inverse] if o.case.scatters else place
         gemm = module.m_grouped_bf16_gemm_nt_contiguous if forward else module.m_grouped_bf16_gemm_nn_contiguous
         out = torch.empty(padded_rows, o.out.size(1), device=device, dtype=o.out.dtype)
-        weights = None if o.topk_weights is None else o.topk_weights.to(o.out.dtype)[:, None]
-        kept_source = source
 
         def run() -> Tensor:
-            gemm(kept_source.index_select(0, rows_of_padded), o.W, out, layout)
+            gemm(source.index_select(0, rows_of_padded), o.W, out, layout)
             y = out.index_select(0, flat_place)
-            return y if weights is None else y.mul_(weights)
+            return y if o.row_weights is None else y.mul_(o.row_weights)
 
         return _contender(o, run)
 
@@ -186,23 +175,14 @@ def _quack(module: Any, tuned: bool) -> Peer:
     """The grouped product under SonicMoE: gathers rows itself, scatters nothing."""
 
     def make(o: Operands) -> Contender:
-        assert o.W is not None
         r = o.routing
         starts = torch.nn.functional.pad(r.ends, (1, 0)).int()
-        forward = o.case.product == "forward"
-        rows = o.X if forward else o.dY
-        w = o.W.transpose(1, 2) if forward else o.W
+        rows = o.X if o.case.product == "forward" else o.dY
+        w = o.weights_as_factor()
         gathered = {"fwd1": r.token_of_row.int(), "dx2": r.gather_indices}.get(o.case.op)
-        weights = None if o.topk_weights is None else o.topk_weights.to(o.out.dtype)[:, None]
-
-        def run() -> Tensor:
-            y: Tensor = module.gemm(rows, w, cu_seqlens_m=starts, A_idx=gathered, tuned=tuned)
-            if o.case.op in ("fwd1", "dx2"):
-                return y
-            y = y.index_select(0, r.inverse)
-            return y if weights is None else y.mul_(weights)
-
-        return _contender(o, run)
+        return _contender(
+            o, lambda: o.delivered(module.gemm(rows, w, cu_seqlens_m=starts, A_idx=gathered, tuned=tuned))
+        )
 
     return Peer(("fwd1", "fwd2", "dx1", "dx2"), make)
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from moegemm.bench.cases import OPS, Case, Model
-from moegemm.bench.operands import bytes_needed, make_operands, make_weights
-from moegemm.bench.report import geometric_mean, table
+from moegemm.bench.operands import SharedWeights, bytes_needed, make_operands
+from moegemm.bench.report import MISSING, by_model, geometric_mean, table, table_over_tokens
 from moegemm.operators.loading import ops
 from moegemm.operators.options import AUTOTUNE, MULTIPLY, PERMUTE_X, PERMUTE_Y
 
@@ -46,15 +46,7 @@ def held_out_models(count: int, seed: int, largest: int = 8192, most_experts: in
 def cases_of(models: Sequence[Model], tokens: Iterable[int]) -> list[Case]:
     """Cases that share weights follow each other."""
     counts = sorted(set(tokens), reverse=True)
-    return [
-        Case(model, count, "random", op)
-        for model in models
-        for gemm in "12"
-        for product in ("fwd", "dx", "dw")
-        for count in counts
-        for op in OPS
-        if op == product + gemm
-    ]
+    return [Case(model, count, "random", op) for model in models for op in OPS for count in counts]
 
 
 def measure(
@@ -66,22 +58,14 @@ def measure(
     keep: Callable[[Entry], None],
 ) -> int:
     """Hands each measured case to `keep`; returns how many the time did not reach."""
-    weights: Tensor | None = None
-    weights_of: tuple[str, str] | None = None
+    weights = SharedWeights(device, dtype)
     for done, case in enumerate(cases):
         if time.monotonic() > deadline:
             return len(cases) - done
-        wanted = None if case.product == "dW" else (case.model.name, case.op[-1])
-        if wanted != weights_of:
-            weights = None
-            if device == "cuda":
-                torch.cuda.empty_cache()
-            weights = None if wanted is None else make_weights(case, device, dtype)
-            weights_of = wanted
-        if device == "cuda" and bytes_needed(case) > torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved():
+        if device == "cuda" and weights.missing_bytes(case) > 0:
             keep(_skipped(case, f"needs {bytes_needed(case) >> 30} GiB"))
             continue
-        keep(_measure_case(case, weights, device, dtype, budget))
+        keep(_measure_case(case, weights.of(case), device, dtype, budget))
     return 0
 
 
@@ -92,7 +76,7 @@ def _skipped(case: Case, why: str) -> Entry:
 
 def _measure_case(case: Case, weights: Tensor | None, device: str, dtype: torch.dtype, budget: float) -> Entry:
     o = make_operands(case, weights, device, dtype, seed=case.tokens)
-    options = AUTOTUNE + (PERMUTE_X if case.op.endswith("1") else PERMUTE_Y)
+    options = AUTOTUNE + (PERMUTE_X if case.first else PERMUTE_Y)
     if o.topk_weights is not None:
         options += MULTIPLY
     first = o.X if case.product == "forward" else o.dY
@@ -216,21 +200,15 @@ def _shapes(models: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _every_problem(entries: Sequence[Entry]) -> list[str]:
-    counts = sorted({e["tokens"] for e in entries})
-    cells = {(e["model"], e["op"], e["tokens"]): e for e in entries}
-
-    def cell(model: str, op: str, count: int) -> str:
-        entry = cells.get((model, op, count))
+    def cell(entry: Entry | None) -> str:
         if entry is None or entry.get("skipped"):
             return ""
         if entry["only_kernel"]:
-            return "–"  # noqa: RUF001
+            return MISSING
         text = f"{entry['reached']:.2f}"
         return f"**{text}**" if entry["reached"] < WANTED_MEAN else text
 
-    keys = dict.fromkeys((e["model"], op) for e in entries for op in OPS if (e["model"], op, e["tokens"]) in cells)
-    rows = [[model, op, *(cell(model, op, count) for count in counts)] for model, op in keys]
-    return table(("model", "op", *(f"T = {count}" for count in counts)), rows, 2)
+    return table_over_tokens(by_model(entries), cell)
 
 
 def _worst(entries: Sequence[Entry]) -> list[str]:

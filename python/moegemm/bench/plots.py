@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from moegemm.bench.cases import DECODE_TOKENS, OPS
-from moegemm.bench.report import Entry, Record, headline_of, milliseconds, rivals, tflops
+from moegemm.bench.report import LABELS, Entry, Record, headline_of, milliseconds, rivals, tflops
 from moegemm.bench.targets import READ_BYTES_PER_S
 
 OURS_COLOR, DENSE_COLOR, ROOF_COLOR = "#1f6feb", "#24292f", "#57606a"
 RIVAL_COLORS = ("#b9c0c9", "#e3b341", "#a371f7", "#f0883e", "#3fb950", "#db61a2", "#8c6d46")
 MODEL_COLORS = ("#1f6feb", "#d29922", "#2da44e", "#cf222e", "#8250df", "#0a7ea4", "#bf3989", "#57606a")
-LABELS = {"torch": "torch + copies", "loop": "expert loop"}
 COLUMNS = 3
 # 9 inches at 100 dots: the width of a README column, so that 8 points stay 8 points there. Half as many dots again
 # for sharp letters on dense screens.

@@ -176,19 +176,22 @@ def decode_table(cases: list[Entry]) -> list[str]:
 
 def token_table(cases: list[Entry], routing: str) -> list[str]:
     """All token counts of one routing: TFLOP/s, and in brackets times torch."""
-    chosen = [c for c in cases if c["routing"] == routing]
-    counts = sorted({c["tokens"] for c in chosen})
-    cells = {(c["model"], c["op"], c["tokens"]): c for c in chosen}
-    rows = []
-    for model, op in dict.fromkeys((c["model"], c["op"]) for c in by_model(chosen)):
-        row = [model, op]
-        for count in counts:
-            case = cells.get((model, op, count))
-            rate = None if case is None else tflops(case, "ours")
-            over = None if case is None else speedup(case, "torch")
-            digits = 0 if case is None else digits_of(case)
-            row.append(number(rate, digits) + (f" ({over:.2f})" if over is not None else ""))
-        rows.append(row)
+
+    def cell(case: Entry | None) -> str:
+        if case is None:
+            return MISSING
+        over = speedup(case, "torch")
+        return number(tflops(case, "ours"), digits_of(case)) + (f" ({over:.2f})" if over is not None else "")
+
+    return table_over_tokens(by_model(c for c in cases if c["routing"] == routing), cell)
+
+
+def table_over_tokens(entries: Sequence[Entry], cell: Callable[[Entry | None], str]) -> list[str]:
+    """A line for each model and op in the order of the entries, a column for each token count."""
+    counts = sorted({e["tokens"] for e in entries})
+    cells = {(e["model"], e["op"], e["tokens"]): e for e in entries}
+    keys = dict.fromkeys((e["model"], e["op"]) for e in entries)
+    rows = [[model, op, *(cell(cells.get((model, op, count))) for count in counts)] for model, op in keys]
     return table(("model", "op", *(f"T = {count}" for count in counts)), rows, 2)
 
 
