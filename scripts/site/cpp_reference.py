@@ -49,7 +49,7 @@ def _own_lines(code: list[str]) -> Iterator[str]:
         if depth == 0 and not open_statement and text.strip():
             yield text
         depth += sum(text.count(c) for c in "{(") - sum(text.count(c) for c in "})")
-        open_statement = bool(text.strip()) and not text.rstrip().endswith((";", "{", "}"))
+        open_statement = bool(text.strip()) and not text.rstrip().endswith((";", "{", "}", ">"))  # template <...>
 
 
 def _declared_in(line: str) -> str | None:

@@ -59,7 +59,7 @@ class Backend {
   /// allocation worth naming, a few microseconds.
   virtual int choose(const Problem& problem) const = 0;
 
-  /// Whether applying the activation of `problem` in a kernel that can is faster than a pass behind
+  /// Whether applying the activation of `problem` in a kernel that can is faster than a pass after
   /// the product. May depend on the number of rows only where both give the same bits: a row's bits
   /// may not depend on the batch around it.
   virtual bool fusing_is_faster(const Problem&) const { return true; }

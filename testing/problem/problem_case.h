@@ -36,7 +36,7 @@ struct ProblemCase {
   std::int64_t w_padding = 0;
   std::int64_t dy_padding = 0;
   std::int64_t out_padding = 0;
-  std::int64_t base_offset = 0;  ///< elements that every tensor starts behind its allocation
+  std::int64_t base_offset = 0;  ///< elements from the start of an allocation to its tensor
 
   std::vector<std::int64_t> bad_indices;        ///< replace as many entries of gather_indices
   std::int64_t repeated_indices = 0;            ///< so many positions take the index of another one

@@ -98,7 +98,7 @@ struct Routed {
   std::vector<std::int64_t> m_sizes, gather_indices, inverse;
 };
 
-/// The definition: experts in order, each with its rows in flat order, the rest behind.
+/// The definition: experts in order, each with its rows in flat order, then the rest.
 Routed expected_routing(const std::vector<std::int64_t>& ids, std::int64_t experts) {
   const auto valid = [&](std::int64_t id) { return id >= 0 && id < experts; };
   std::vector<std::vector<std::int64_t>> rows_of(experts + 1);

@@ -33,15 +33,18 @@ def _require(condition: bool, message: str) -> None:
 
 def _rows(first: Tensor, gather_indices: Tensor | None, topk: int, options: str, per_token: str) -> int:
     """M. Where the first operand has one row per token, with the word `per_token`, the indices count."""
-    if PERMUTE_X in options or PERMUTE_Y in options:
-        _require(gather_indices is not None, f"gather_indices is None;{options} needs it")
-    if per_token not in options:
+    for word in (PERMUTE_X, PERMUTE_Y):
+        if word in options and gather_indices is None:
+            raise ValueError(f"gather_indices is None;{word}=True needs it")
+    if per_token not in options or gather_indices is None:
         return first.size(0)
-    assert gather_indices is not None
     rows = gather_indices.size(0)
     _check(
         first.size(0) * topk == rows,
-        lambda: f"{list(first.shape)} rows with{per_token}; they must be T = M / topk, M = {rows}, topk = {topk}",
+        lambda: (
+            f"{'X' if per_token == PERMUTE_X else 'dY'} is {list(first.shape)}; with{per_token} it must have "
+            f"T = M / topk rows, where M = {rows} and topk = {topk}"
+        ),
     )
     return rows
 

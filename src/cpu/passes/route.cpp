@@ -6,7 +6,7 @@
 namespace moegemm::cpu {
 namespace {
 
-/// Ids outside [0, experts) share one bin behind all experts.
+/// Ids outside [0, experts) share one bin after all experts.
 template <typename Id>
 std::int64_t bin_of(Id id, std::int64_t experts) {
   return id >= 0 && static_cast<std::int64_t>(id) < experts ? static_cast<std::int64_t>(id)

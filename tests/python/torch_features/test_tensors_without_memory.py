@@ -220,3 +220,16 @@ def test_one_meta_tensor_among_others_is_refused_by_the_products(name, grad):
 def test_one_meta_tensor_among_others_is_refused_by_combine():
     with pytest.raises(TypeError, match="weights is on meta; it must be on cpu, where rows is"):
         moegemm.combine(torch.ones(4, 3), torch.ones(2, 2, device="meta"))
+
+
+def test_refusals_without_memory_have_the_librarys_words():
+    case = make_case(flags="permute_x")
+    real = case.arguments()
+    meta = {k: v.to("meta") if torch.is_tensor(v) else v for k, v in real.items()}
+    for changes, message in (
+        ({"gather_indices": None}, "gather_indices is None; permute_x=True needs it"),
+        ({"topk": 3}, "with permute_x it must have T = M / topk rows, where M = 26 and topk = 3"),
+    ):
+        for call in (real, meta):
+            with pytest.raises((ValueError, RuntimeError), match=message):
+                moegemm.grouped_gemm(**{**call, **changes})

@@ -25,14 +25,14 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-/// Of 64 registers each. Older GPUs and fp32 take a few more, and three blocks fit.
+/// Of 64 registers each. Older GPUs take a few more, and three blocks fit; fp32 takes some 100.
 constexpr int kBlocksPerMultiprocessor = 4;
 template <typename T>
 constexpr int least_resident_blocks() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
   return 3;
 #else
-  return sizeof(T) == 2 ? kBlocksPerMultiprocessor : 3;
+  return sizeof(T) == 2 ? kBlocksPerMultiprocessor : 2;
 #endif
 }
 /// 144 bytes in flight for each of 1024 threads on a multiprocessor: five times what hides the

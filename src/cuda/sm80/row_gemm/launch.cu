@@ -47,9 +47,16 @@ LaunchPolicy grid(const KernelEntry& entry, const Problem& problem, const Device
 }
 
 template <RowGemm Kernel>
+struct Functions {
+  template <DType D>
+  KernelFunctions operator()() const {
+    return row_gemm_functions<Kernel, D>();
+  }
+};
+
+template <RowGemm Kernel>
 KernelEntry row_entry() {
-  KernelEntry entry = entry_of<Kernel, RowGemmLayout<ShapeOf<Kernel>>>(
-      []<DType D>() { return row_gemm_functions<Kernel, D>(); });
+  KernelEntry entry = entry_of<Kernel, RowGemmLayout<ShapeOf<Kernel>>>(Functions<Kernel>());
   entry.tiles = most_row_tiles;
   entry.grid = grid;
   entry.launch = launch_rows;

@@ -151,40 +151,47 @@ std::string name_of(const RowGemm& kernel) {
 }
 
 template <RowGemm Kernel>
-const void* function(const Problem& problem) {
-  const KernelFunctions functions = with_format(TensorCoreFormats(), problem.dtype, []<DType D>() {
+struct Functions {
+  template <DType D>
+  KernelFunctions operator()() const {
     return row_gemm_functions<Kernel, D>();
-  });
+  }
+};
+
+template <RowGemm Kernel>
+const void* function(const Problem& problem) {
+  const KernelFunctions functions =
+      with_format(TensorCoreFormats(), problem.dtype, Functions<Kernel>());
   if (problem.gathers()) return functions.gathered;
   return problem.bias && functions.biased ? functions.biased : functions.plain;
 }
 
 template <RowGemm Kernel>
 KernelEntry entry_of() {
-  return {
-      .info = {.backend = BackendKind::kSm90,
-               .name = name_of(Kernel),
-               .op = Kernel.op,
-               .tile = {Kernel.rows, Kernel.features, kDepth},
-               .stages = Kernel.stages},
-      .arch = Kernel.arch,
-      .exact = Kernel.exact,
-      .threads = kThreads,
-      .tiles = most_row_tiles,
-      .smem_bytes =
-          [](const Problem& problem) {
-            using Traits = RowGemmTraits<Kernel, DType::kBFloat16, false>;
-            return RowGemmLayout<Traits>::total(problem.experts, needs_row_info(problem));
-          },
-      .function = function<Kernel>,
-      .layer_functions = layer_functions([]<DType D>() { return row_gemm_functions<Kernel, D>(); }),
-      .refuse = [](const KernelEntry& entry, const Problem& problem,
-                   const DeviceFacts& facts) { return refuse(Kernel, entry, problem, facts); },
-      .grid = grid,
-      .launch =
-          [](const KernelEntry& entry, const Step& step, const Problem& problem,
-             const Operands& operands,
-             cudaStream_t stream) { launch_rows(Kernel, entry, step, problem, operands, stream); }};
+  return {.info = {.backend = BackendKind::kSm90,
+                   .name = name_of(Kernel),
+                   .op = Kernel.op,
+                   .tile = {Kernel.rows, Kernel.features, kDepth},
+                   .stages = Kernel.stages},
+          .arch = Kernel.arch,
+          .exact = Kernel.exact,
+          .threads = kThreads,
+          .tiles = most_row_tiles,
+          .smem_bytes =
+              [](const Problem& problem) {
+                using Traits = RowGemmTraits<Kernel, DType::kBFloat16, false>;
+                return RowGemmLayout<Traits>::total(problem.experts, needs_row_info(problem));
+              },
+          .function = function<Kernel>,
+          .layer_functions = layer_functions(Functions<Kernel>(), TensorCoreFormats()),
+          .refuse = [](const KernelEntry& entry, const Problem& problem,
+                       const DeviceFacts& facts) { return refuse(Kernel, entry, problem, facts); },
+          .grid = grid,
+          .launch =
+              [](const KernelEntry& entry, const Step& step, const Problem& problem,
+                 const Operands& operands, cudaStream_t stream) {
+                launch_rows(Kernel, entry, step, problem, operands, stream);
+              }};
 }
 
 }  // namespace
