@@ -39,6 +39,12 @@ MOEGEMM_LIBRARY(MOEGEMM_TORCH_NAMESPACE, m) {
       "Tensor)");
   m.def("combine(Tensor rows, Tensor? weights, int topk, bool float32_output) -> Tensor");
   m.def(
+      "route_compact(Tensor expert_ids, int num_experts, SymInt max_rows, Tensor? num_tokens, "
+      "Tensor(a!)? overflow, bool wide, bool check) -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "combine_rows(Tensor rows, Tensor? weights, Tensor positions, bool float32_output) -> "
+      "Tensor");
+  m.def(
       "scale_rows(Tensor(a!) product, Tensor x, Tensor m_sizes, Tensor gather_indices, "
       "Tensor router_weights, int topk) -> Tensor");
   m.def(
@@ -48,7 +54,7 @@ MOEGEMM_LIBRARY(MOEGEMM_TORCH_NAMESPACE, m) {
   m.def("activate(Tensor pre, Tensor? bias, Tensor m_sizes, str activation) -> Tensor");
   m.def(
       "activate_backward(Tensor(a!) d_act, Tensor pre, Tensor? bias, Tensor m_sizes, "
-      "Tensor gather_indices, Tensor? router_weights, int topk, Tensor? d_out, Tensor? down_bias, "
+      "Tensor? gather_indices, Tensor? router_weights, int topk, Tensor? d_out, Tensor? down_bias, "
       "str activation, bool need_weighted_act, bool need_d_weights) -> (Tensor, Tensor)");
   m.def(
       "expert_sums(Tensor rows, Tensor m_sizes, Tensor? gather_indices, Tensor? router_weights, "
@@ -77,6 +83,8 @@ void implement(torch::stable::detail::StableLibrary& m) {
   m.impl("dw_out", TORCH_BOX(&torch_ops::product_out<Op::kDw>));
   m.impl("route", TORCH_BOX(&torch_ops::route));
   m.impl("combine", TORCH_BOX(&torch_ops::combine));
+  m.impl("route_compact", TORCH_BOX(&torch_ops::route_compact));
+  m.impl("combine_rows", TORCH_BOX(&torch_ops::combine_rows));
   m.impl("scale_rows", TORCH_BOX(&torch_ops::scale_rows));
   m.impl("check_layer", TORCH_BOX(&torch_ops::check_layer));
   m.impl("activate", TORCH_BOX(&torch_ops::activate));

@@ -108,6 +108,20 @@ def test_route_and_combine(kind):
     assert_same_facts(kind, with_gradients(lambda t: moegemm.combine(t[1], t[2])), leaves)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_route_and_combine_with_a_capacity(kind):
+    ids, rows, weights = torch.randint(-1, 9, (5, 2)), torch.randn(7, 6).bfloat16(), torch.rand(5, 2)
+
+    def call(tensors):
+        ids, rows, weights = tensors
+        routed = moegemm.route(ids, 4, return_inverse=True, max_rows=7, num_tokens=ids.sum(), overflow=ids.sum())
+        return routed, moegemm.combine(rows, weights, positions=routed[2])
+
+    assert_same_facts(kind, call, [ids, rows, weights])
+    leaves = [ids, rows.requires_grad_(), weights.requires_grad_()]
+    assert_same_facts(kind, with_gradients(lambda t: moegemm.combine(t[1], t[2], positions=t[0])), leaves)
+
+
 def layer(bias: bool, transposed: bool, grad: bool) -> dict:
     shapes = {
         "x": (2, 5, 8),
@@ -132,6 +146,14 @@ def layer(bias: bool, transposed: bool, grad: bool) -> dict:
 def test_moe_mlp(kind, bias, transposed, grad):
     call = lambda named: moegemm.moe_mlp(**named)  # noqa: E731
     assert_same_facts(kind, with_gradients(call) if grad else call, layer(bias, transposed, grad))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_moe_mlp_with_a_capacity(kind, grad):
+    named = {**layer(True, False, grad), "num_tokens": torch.tensor(7), "overflow": torch.tensor([0])}
+    call = lambda named: moegemm.moe_mlp(**named, max_rows=5)  # noqa: E731
+    assert_same_facts(kind, with_gradients(call) if grad else call, named)
 
 
 @pytest.mark.parametrize("kind", KINDS)

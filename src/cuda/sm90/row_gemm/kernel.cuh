@@ -233,7 +233,7 @@ struct ScatteredOutput {
   const RowGemmShared<Traits>& shared;
 
   __device__ __forceinline__ const IndexArray& indices() const { return params.gather_indices; }
-  __device__ __forceinline__ int rows() const { return params.total_rows; }
+  __device__ __forceinline__ int rows() const { return params.flat_rows; }
   __device__ __forceinline__ int routed() const { return shared.starts()[params.experts].row; }
   __device__ __forceinline__ unsigned* words() const { return shared.named_rows(); }
   __device__ __forceinline__ int word_count() const { return params.named_words; }

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/backend/empty_output.h"
 #include "cuda/backend/kernel_entry.h"
 #include "cuda/backend/tensor_map.h"
 #include "cuda/sm90/heuristic.h"
@@ -112,6 +113,7 @@ RowGemmParams make_params(const RowGemm& kernel, const Step& step, const Problem
   params.bias_stride = operands.bias_stride;
   params.experts = static_cast<int>(problem.experts);
   params.total_rows = static_cast<int>(problem.rows);
+  params.flat_rows = static_cast<int>(problem.flat_rows());
   params.features = static_cast<int>(rows.features);
   params.depth = static_cast<int>(rows.depth);
   params.divisor = make_fast_divisor(static_cast<std::uint32_t>(problem.gather_divisor()));
@@ -133,7 +135,7 @@ RowGemmParams make_params(const RowGemm& kernel, const Step& step, const Problem
 
 void launch_rows(const RowGemm& kernel, const KernelEntry& entry, const Step& step,
                  const Problem& problem, const Operands& operands, cudaStream_t stream) {
-  if (problem.rows == 0) return;
+  if (problem.rows == 0) return zero_unnamed_output(problem, operands, stream);
   RowGemmParams params = make_params(kernel, step, problem, operands);
   const std::int64_t smem_bytes = entry.smem_bytes(problem);
   const std::int64_t left = device_facts(problem.device.index)->shared_memory_bytes - smem_bytes;

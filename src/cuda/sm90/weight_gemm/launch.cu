@@ -90,6 +90,7 @@ WeightGemmParams make_params(const Step& step, const Problem& problem, const Ope
   params.m_sizes = {operands.m_sizes, problem.sizes_dtype == DType::kInt64};
   params.experts = static_cast<int>(problem.experts);
   params.total_rows = static_cast<int>(problem.rows);
+  params.flat_rows = static_cast<int>(problem.flat_rows());
   params.output = problem.accumulate                     ? WeightOutput::kAddToFloat32
                   : problem.out_dtype == DType::kFloat32 ? WeightOutput::kFloat32
                                                          : WeightOutput::kInputType;
