@@ -33,7 +33,8 @@ def load() -> Any:
     """Loads the operators and returns them; ImportError says what was found and what is needed."""
     needed = ".".join(map(str, OLDEST_TORCH))
     if torch_release(torch.__version__) < OLDEST_TORCH:
-        raise ImportError(f"moegemm found torch {torch.__version__}; torch {needed} or newer is needed")
+        found = f"moegemm found torch {torch.__version__}"
+        raise ImportError(f"{found}; torch {needed} or newer is needed: pip install --upgrade torch")
     paths = candidates()
     library = next((path for path in paths if path.is_file()), None)
     if library is None:

@@ -27,7 +27,7 @@ std::string reason_for(cudaError_t status) {
   }
   if (status == cudaErrorInsufficientDriver) {
     return "the driver is for CUDA " + version_text(driver) + ", this library needs one for CUDA " +
-           version_text(CUDART_VERSION / 1000 * 1000) + " or newer";
+           version_text(CUDART_VERSION / 1000 * 1000) + " or newer: update the driver";
   }
   if (status == cudaSuccess || status == cudaErrorNoDevice) {
     return visible ? "none is visible (CUDA_VISIBLE_DEVICES is \"" + std::string(visible) + "\")"
