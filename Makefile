@@ -100,6 +100,10 @@ wheel: $(STAMPS)/wheel-tools ## Build the Python wheel into dist/; with CUDA=OFF
 sdist: $(STAMPS)/wheel-tools ## Build the source package into dist/
 	@scripts/package/sdist
 
+.PHONY: hub
+hub: $(STAMPS)/venv-demo ## Build a kernel for the Hugging Face Hub into dist/hub/
+	@$(VENV_PYTHON) scripts/package/hub_kernel.py $(WHEEL_VARIANT) $(LAUNCHER) -DPython3_EXECUTABLE=$(VENV_PYTHON)
+
 .PHONY: package
 package: $(STAMPS)/system ## Build the C++ tarball and Debian package into dist/
 	@scripts/package/cpp $(LAUNCHER) -DMOEGEMM_CUDA=$(or $(CUDA),AUTO) '-DMOEGEMM_CUDA_ARCHS=$(or $(CUDA_ARCHS),all)'

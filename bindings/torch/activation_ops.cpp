@@ -41,7 +41,7 @@ Tensor activate(Tensor pre, std::optional<Tensor> bias, Tensor m_sizes, std::str
 }
 
 std::tuple<Tensor, Tensor> activate_backward(Tensor d_act, Tensor pre, std::optional<Tensor> bias,
-                                             Tensor m_sizes, Tensor gather_indices,
+                                             Tensor m_sizes, std::optional<Tensor> gather_indices,
                                              std::optional<Tensor> router_weights,
                                              std::int64_t topk, std::optional<Tensor> d_out,
                                              std::optional<Tensor> down_bias,
@@ -60,8 +60,9 @@ std::tuple<Tensor, Tensor> activate_backward(Tensor d_act, Tensor pre, std::opti
     inputs.down_bias = down_biases.readable();
     const Execution execution(input.device(), kElementFlops * static_cast<double>(input.numel()));
     Output d_pre = allocate(input.size(0), input.columns(), input.dtype(), input.device());
-    Output d_weights =
-        allocate(need_d_weights ? input.size(0) : 0, DType::kFloat32, input.device());
+    const TensorView& weights = routing_view.router_weights;
+    const std::int64_t slots = weights.given() ? weights.numel() : input.size(0);
+    Output d_weights = allocate(need_d_weights ? slots : 0, DType::kFloat32, input.device());
     ActivationGradientOutputs outputs;
     outputs.d_pre = d_pre.view;
     if (need_weighted_act) outputs.weighted_act = inputs.d_act;

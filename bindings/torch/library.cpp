@@ -5,7 +5,11 @@
 #include "runtime/execution.h"
 #include "runtime/torch_tuning.h"
 
-STABLE_TORCH_LIBRARY(moegemm, m) {
+// Through macros of our own: torch's would take the name of ours for the namespace.
+#define MOEGEMM_LIBRARY(space, m) STABLE_TORCH_LIBRARY(space, m)
+#define MOEGEMM_LIBRARY_IMPL(space, key, m) STABLE_TORCH_LIBRARY_IMPL(space, key, m)
+
+MOEGEMM_LIBRARY(MOEGEMM_TORCH_NAMESPACE, m) {
   // `options` are the words of product.h, `activation` a text as of moegemm::to_string, `config`
   // the seven numbers of gemm_ops.cpp: fewer boxed arguments are what keeps a tiny call cheap, and
   // those left to their defaults cost the least.
@@ -35,6 +39,12 @@ STABLE_TORCH_LIBRARY(moegemm, m) {
       "Tensor)");
   m.def("combine(Tensor rows, Tensor? weights, int topk, bool float32_output) -> Tensor");
   m.def(
+      "route_compact(Tensor expert_ids, int num_experts, SymInt max_rows, Tensor? num_tokens, "
+      "Tensor(a!)? overflow, bool wide, bool check) -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "combine_rows(Tensor rows, Tensor? weights, Tensor positions, bool float32_output) -> "
+      "Tensor");
+  m.def(
       "scale_rows(Tensor(a!) product, Tensor x, Tensor m_sizes, Tensor gather_indices, "
       "Tensor router_weights, int topk) -> Tensor");
   m.def(
@@ -44,7 +54,7 @@ STABLE_TORCH_LIBRARY(moegemm, m) {
   m.def("activate(Tensor pre, Tensor? bias, Tensor m_sizes, str activation) -> Tensor");
   m.def(
       "activate_backward(Tensor(a!) d_act, Tensor pre, Tensor? bias, Tensor m_sizes, "
-      "Tensor gather_indices, Tensor? router_weights, int topk, Tensor? d_out, Tensor? down_bias, "
+      "Tensor? gather_indices, Tensor? router_weights, int topk, Tensor? d_out, Tensor? down_bias, "
       "str activation, bool need_weighted_act, bool need_d_weights) -> (Tensor, Tensor)");
   m.def(
       "expert_sums(Tensor rows, Tensor m_sizes, Tensor? gather_indices, Tensor? router_weights, "
@@ -73,6 +83,8 @@ void implement(torch::stable::detail::StableLibrary& m) {
   m.impl("dw_out", TORCH_BOX(&torch_ops::product_out<Op::kDw>));
   m.impl("route", TORCH_BOX(&torch_ops::route));
   m.impl("combine", TORCH_BOX(&torch_ops::combine));
+  m.impl("route_compact", TORCH_BOX(&torch_ops::route_compact));
+  m.impl("combine_rows", TORCH_BOX(&torch_ops::combine_rows));
   m.impl("scale_rows", TORCH_BOX(&torch_ops::scale_rows));
   m.impl("check_layer", TORCH_BOX(&torch_ops::check_layer));
   m.impl("activate", TORCH_BOX(&torch_ops::activate));
@@ -83,9 +95,9 @@ void implement(torch::stable::detail::StableLibrary& m) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(moegemm, CPU, m) { implement(m); }
-STABLE_TORCH_LIBRARY_IMPL(moegemm, CUDA, m) { implement(m); }
-STABLE_TORCH_LIBRARY_IMPL(moegemm, CompositeExplicitAutograd, m) {
+MOEGEMM_LIBRARY_IMPL(MOEGEMM_TORCH_NAMESPACE, CPU, m) { implement(m); }
+MOEGEMM_LIBRARY_IMPL(MOEGEMM_TORCH_NAMESPACE, CUDA, m) { implement(m); }
+MOEGEMM_LIBRARY_IMPL(MOEGEMM_TORCH_NAMESPACE, CompositeExplicitAutograd, m) {
   // Loading is the first thing that happens: from here on warnings reach Python's.
   moegemm::set_warning_handler(
       [](const std::string& message) { moegemm::torch_ops::note_once(message, false); });

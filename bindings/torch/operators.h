@@ -43,6 +43,14 @@ std::tuple<Tensor, Tensor, Tensor> route(const Tensor& expert_ids, std::int64_t 
                                          bool wide, bool with_inverse);
 Tensor combine(const Tensor& rows, const std::optional<Tensor>& weights, std::int64_t topk,
                bool float32_output);
+/// m_sizes, gather_indices [max_rows] and positions [T, topk]; see moegemm::route_compact.
+std::tuple<Tensor, Tensor, Tensor> route_compact(const Tensor& expert_ids, std::int64_t num_experts,
+                                                 std::int64_t max_rows,
+                                                 const std::optional<Tensor>& num_tokens,
+                                                 const std::optional<Tensor>& overflow, bool wide,
+                                                 bool check);
+Tensor combine_rows(const Tensor& rows, const std::optional<Tensor>& weights,
+                    const Tensor& positions, bool float32_output);
 /// Scales `product` in place and returns the dot products; see moegemm::scale_rows.
 Tensor scale_rows(const Tensor& product, const Tensor& x, const Tensor& m_sizes,
                   const Tensor& gather_indices, const Tensor& router_weights, std::int64_t topk);
@@ -55,7 +63,7 @@ Tensor activate(Tensor pre, std::optional<Tensor> bias, Tensor m_sizes, std::str
 /// d_pre and (empty unless asked for) d_weights; with need_weighted_act the weighted activation
 /// replaces d_act. See moegemm::activate_backward.
 std::tuple<Tensor, Tensor> activate_backward(Tensor d_act, Tensor pre, std::optional<Tensor> bias,
-                                             Tensor m_sizes, Tensor gather_indices,
+                                             Tensor m_sizes, std::optional<Tensor> gather_indices,
                                              std::optional<Tensor> router_weights,
                                              std::int64_t topk, std::optional<Tensor> d_out,
                                              std::optional<Tensor> down_bias,

@@ -67,7 +67,8 @@ std::vector<float> moe_layer(const std::vector<float>& tokens, const Layer& laye
       TensorView::matrix(inner.data(), DType::kFloat32, kRows, kIntermediate), routing, first);
   std::printf("first product ran as: %s\n", to_string(plan).c_str());
 
-  // The activation between the products belongs to the model, not to the library.
+  // A ReLU between the products, which this program applies itself. For SwiGLU and the others of
+  // moegemm/epilogue.h there is GemmOptions::activation.
   std::transform(inner.begin(), inner.end(), inner.begin(), relu);
 
   // 3. Second product. permute_y: rows are stored back in token order; multiply: each is multiplied

@@ -3,6 +3,7 @@
 /// Everything: matrix products of Mixture-of-Experts layers, forward and backward, with the token
 /// permutation inside. Start at ops.h and passes.h.
 
+#include "moegemm/compact.h"
 #include "moegemm/describe.h"
 #include "moegemm/epilogue.h"
 #include "moegemm/error.h"

@@ -19,6 +19,9 @@
 /// segments are clipped at M, an index out of range reads as a zero row and its store is skipped.
 /// In dW such a row is absent: what stands opposite it adds nothing.
 ///
+/// M may also be a capacity, not T * topk: gather_indices has any length with permute_x and with
+/// dy_per_token, and says how many rows there are in expert order. Indices are in [0, T * topk).
+///
 /// A result that is stored in flat order (Y with permute_y, dX with permute_x) is zero in every row
 /// that no valid position names. Positions from sum(m_sizes) on name nothing: their indices are not
 /// read. Where two positions name one row, each element is that of one of them.
@@ -66,7 +69,7 @@ MOEGEMM_API Plan forward(const TensorView& x, const TensorView& w, const TensorV
                          const ExecutionContext& context = {});
 
 /// dX_e = dY_e W_e (+ bias_e, activated).  dy [M, N], or [T, N] with dy_per_token; w [E, N, K];
-/// dx [M, K].
+/// dx [M, K], with permute_x [T * topk, K].
 MOEGEMM_API Plan backward_dx(const TensorView& dy, const TensorView& w, const TensorView& dx,
                              const RoutingView& routing, const GemmOptions& options = {},
                              const ExecutionContext& context = {});

@@ -69,12 +69,14 @@ struct ActivationGradientOutputs {
   TensorView d_pre;         ///< [M, C]: w * d_act * activation'; pre's dtype or fp32
   TensorView weighted_act;  ///< [M, I]: w * act, the rows of dW_down; pre's dtype or fp32; if
                             ///< given. May be the memory of d_act
-  TensorView d_weights;     ///< [M], flat order: <d_act[r], act[r]> at g (plus the down bias's
-                            ///< share); fp32 or pre's dtype; if given. What no row names is zero
+  TensorView d_weights;     ///< [T * topk], flat order: <d_act[r], act[r]> at g (plus the down
+                            ///< bias's share); fp32 or pre's dtype; if given. What no row names
+                            ///< is zero
 };
 
 /// The gradient of an activation in one pass that also recomputes it. gather_indices is needed for
-/// router_weights and d_weights; a row whose index is out of range is zero in every output.
+/// router_weights and d_weights, which say what indices are in range: the M rows of `pre` may be
+/// more or fewer than T * topk. A row whose index is out of range is zero in every output.
 MOEGEMM_API void activate_backward(const ActivationGradientInputs& inputs,
                                    const RoutingView& routing, const Activation& activation,
                                    const ActivationGradientOutputs& outputs,
@@ -82,7 +84,8 @@ MOEGEMM_API void activate_backward(const ActivationGradientInputs& inputs,
 
 /// sums[e] = sum over the rows r of expert e of w * rows[r], in fp32 and in a fixed order, rounded
 /// once: the gradient of a bias.
-///   rows     [M, C] in expert order, or with gather_indices [T, C]: row r reads rows[g / topk]
+///   rows     [M, C] in expert order, or with gather_indices, of any length, [T, C]: row r reads
+///            rows[g / topk]
 ///   routing  router_weights, if given, need gather_indices
 ///   sums     [E, C] in rows' dtype or fp32
 MOEGEMM_API void expert_sums(const TensorView& rows, const RoutingView& routing,

@@ -30,8 +30,10 @@ struct Problem {
   std::int64_t experts = 0;            ///< E
   std::int64_t n = 0;                  ///< N: columns of Y and dY
   std::int64_t k = 0;                  ///< K: columns of X and dX
-  std::int64_t rows = 0;               ///< M = T * topk
+  std::int64_t rows = 0;               ///< in expert order: M = T * topk, or a capacity
   std::int64_t topk = 1;
+  /// M = T * topk, the flat rows that an index may name, where `rows` is not M; -1 where it is.
+  std::int64_t slots = -1;
   WeightLayout weight_layout = WeightLayout::kNk;
   Permutation permutation = Permutation::kNone;
   bool multiply = false;      ///< scale row r by router_weights[gather_indices[r]]
@@ -54,7 +56,9 @@ struct Problem {
                               ///< may replace by a copy
   Device device;
 
-  std::int64_t tokens() const { return topk > 0 ? rows / topk : 0; }
+  /// Flat rows: indices are in [0, flat_rows()).
+  std::int64_t flat_rows() const { return slots < 0 ? rows : slots; }
+  std::int64_t tokens() const { return topk > 0 ? flat_rows() / topk : 0; }
   /// Rows read per row of the segment come from flat order.
   bool gathers_x() const { return permutation == Permutation::kX && op != Op::kDx && !presorted; }
   bool gathers_dy() const {
@@ -66,6 +70,8 @@ struct Problem {
     return (op == Op::kForward && permutation == Permutation::kY) ||
            (op == Op::kDx && permutation == Permutation::kX);
   }
+  /// Rows of Y or dX.
+  std::int64_t output_rows() const { return scatters() ? flat_rows() : rows; }
   /// What a gathered flat index is divided by to give the row to read: X holds one row per token,
   /// dY one per token and slot unless dy_per_token.
   std::int64_t gather_divisor() const { return gathers_x() || dy_per_token ? topk : 1; }

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from moegemm.operators.derivatives import primal_of, refuse_traced_forward_mode, vmap_refusal
-from moegemm.operators.gradients import DEFAULTS, FORWARD_ONLY, Call, Settings, backward, needed
+from moegemm.operators.gradients import DEFAULTS, FORWARD_ONLY, Call, Settings, backward, needed, slots_of
 from moegemm.operators.loading import ops
 from moegemm.operators.options import AUTOTUNE, FLOAT32_OUTPUT, MULTIPLY, without
 
@@ -60,6 +60,7 @@ class GroupedGemm(torch.autograd.Function):
         )
         ctx.call = call
         ctx.flat_weights = W.dim() == 2
+        ctx.slots = slots_of(X, gather_indices, call)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from moegemm.activations import Activation
+from moegemm.capacity import Capacity, capacity_of, route_within
 from moegemm.layer_arguments import LayerOptions, LayerTensors, layer_arguments
 from moegemm.operators.derivatives import (
     once_only,
@@ -27,6 +28,7 @@ _dw: Callable[..., Tensor] = ops.dw.default
 _dw_out: Callable[..., None] = ops.dw_out.default
 _route: Callable[..., tuple[Tensor, Tensor, Tensor]] = ops.route.default
 _combine: Callable[..., Tensor] = ops.combine.default
+_combine_rows: Callable[..., Tensor] = ops.combine_rows.default
 _activate: Callable[..., Tensor] = ops.activate.default
 _activate_backward: Callable[..., tuple[Tensor, Tensor]] = ops.activate_backward.default
 _expert_sums: Callable[..., Tensor] = ops.expert_sums.default
@@ -38,6 +40,7 @@ class Routed(NamedTuple):
     m_sizes: Tensor  # [E]
     gather_indices: Tensor  # [M]
     topk: int
+    positions: Tensor | None = None  # [T, topk]: M is a capacity, and only slots with a position have a row
 
 
 class MainGrad(NamedTuple):
@@ -77,13 +80,26 @@ class Weights(NamedTuple):
         """[M, K] in expert order -> [M, N] in flat order. The second product, which adds its bias before it rounds."""
         return _forward(rows, w, *routed[:2], None, routed.topk, PERMUTE_Y + self.options, None, bias)
 
+    def to_tokens(
+        self, rows: Tensor, w: Tensor, routed: Routed, bias: Tensor | None, router_weights: Tensor | None
+    ) -> Tensor:
+        """[M, K] in expert order -> [T, N]: the second product and the sum of each token's rows."""
+        if routed.positions is None:
+            return _combine(self.to_flat(rows, w, routed, bias), router_weights, routed.topk, False)
+        in_order = _forward(rows, w, routed.m_sizes, None, None, 1, self.options, None, bias)
+        return _combine_rows(in_order, router_weights, routed.positions, False)
+
     def from_tokens_backward(self, d_tokens: Tensor, w: Tensor, routed: Routed) -> Tensor:
         """The gradient of to_flat's rows where every slot of a token has the token's gradient [T, N]."""
         return _dx(d_tokens, w, *routed[:2], None, routed.topk, PERMUTE_Y + DY_PER_TOKEN + self.options)
 
-    def to_flat_backward(self, d_rows: Tensor, w: Tensor, routed: Routed) -> Tensor:
-        """The gradient of from_tokens' tokens, one row per slot [M, K] in flat order."""
-        return _dx(d_rows, w, *routed[:2], None, routed.topk, PERMUTE_X + self.options)
+    def to_tokens_backward(self, d_rows: Tensor, w: Tensor, routed: Routed) -> Tensor:
+        """The gradient [T, K] of from_tokens' tokens."""
+        if routed.positions is not None:
+            in_order = _dx(d_rows, w, routed.m_sizes, None, None, 1, self.options)
+            return _combine_rows(in_order, None, routed.positions, False)
+        slots = _dx(d_rows, w, *routed[:2], None, routed.topk, PERMUTE_X + self.options)  # [M, K] in flat order
+        return _combine(slots, None, routed.topk, False) if routed.topk > 1 else slots
 
     def gradient_of_first(self, d_rows: Tensor, tokens: Tensor, routed: Routed) -> Tensor | None:
         """dW of from_tokens."""
@@ -102,31 +118,26 @@ class LayerCall(NamedTuple):
     second: Weights
 
 
-def _route_rows(tensors: LayerTensors) -> Routed:
-    m_sizes, gather_indices, _ = _route(tensors.expert_ids, tensors.w_gate_up.size(0), False, False)
-    return Routed(m_sizes, gather_indices, tensors.expert_ids.size(1))
+def _route_rows(tensors: LayerTensors, capacity: Capacity | None) -> Routed:
+    ids, experts = tensors.expert_ids, tensors.w_gate_up.size(0)
+    if capacity is None:
+        m_sizes, gather_indices, _ = _route(ids, experts, False, False)
+        return Routed(m_sizes, gather_indices, ids.size(1))
+    m_sizes, gather_indices, positions = route_within(capacity, ids, experts)
+    return Routed(m_sizes, gather_indices, ids.size(1), positions)
 
 
-def _second_half(call: LayerCall, tensors: LayerTensors, act: Tensor, routed: Routed) -> Tensor:
-    """The layer's output from its activated rows."""
-    rows = call.second.to_flat(act, tensors.w_down, routed, tensors.down_bias)
-    return _combine(rows, tensors.router_weights, routed.topk, False)
-
-
-def _run_forward(call: LayerCall, tensors: LayerTensors) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The layer's output, and what the backward needs: the first product, m_sizes and gather_indices."""
-    routed = _route_rows(tensors)
+def _run_forward(call: LayerCall, routed: Routed, tensors: LayerTensors) -> tuple[Tensor, Tensor]:
+    """The layer's output, and the first product, which the backward needs."""
     pre = call.first.from_tokens(tensors.x, tensors.w_gate_up, routed)
     act = _activate(pre, tensors.gate_up_bias, routed.m_sizes, call.activation.text())
-    out = _second_half(call, tensors, act, routed)
-    return out, pre, routed.m_sizes, routed.gather_indices
+    return call.second.to_tokens(act, tensors.w_down, routed, tensors.down_bias, tensors.router_weights), pre
 
 
-def _run_inference(call: LayerCall, tensors: LayerTensors) -> Tensor:
+def _run_inference(call: LayerCall, routed: Routed, tensors: LayerTensors) -> Tensor:
     """The same output where no backward needs the first product: the GPU may store activated rows only."""
-    routed = _route_rows(tensors)
     act = call.first.activated_from_tokens(tensors.x, tensors.w_gate_up, tensors.gate_up_bias, call.activation, routed)
-    return _second_half(call, tensors, act, routed)
+    return call.second.to_tokens(act, tensors.w_down, routed, tensors.down_bias, tensors.router_weights)
 
 
 class MoeMlp(torch.autograd.Function):
@@ -135,23 +146,26 @@ class MoeMlp(torch.autograd.Function):
     Saved for the backward are x, the first product and the routing. With a the activation of row r, w its router
     weight and t its token: dw = <d_out[t] W_down, a>, and dW_down adds d_out[t]^T (w a). So the tokens' gradient is
     read where it is, one pass over the rows recomputes the activation and makes everything that depends on it, and
-    nothing of size [M, H] is written but the rows that the top-k sum of dX reads.
+    nothing of size [M, H] is written but the rows that the top-k sum of dX reads. With a capacity M is that.
     """
 
     @staticmethod
-    def forward(call: LayerCall, *arguments: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(
+        call: LayerCall, m_sizes: Tensor, gather_indices: Tensor, positions: Tensor | None, *arguments: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """`arguments` are those of LayerTensors, one by one: autograd looks for tensors at the top only."""
-        return _run_forward(call, LayerTensors(*arguments))
+        tensors = LayerTensors(*arguments)
+        return _run_forward(call, Routed(m_sizes, gather_indices, tensors.expert_ids.size(1), positions), tensors)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
-        call, *arguments = inputs
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        call, m_sizes, gather_indices, positions, *arguments = inputs
         tensors = LayerTensors(*arguments)
-        _, pre, m_sizes, gather_indices = output
-        ctx.mark_non_differentiable(pre, m_sizes, gather_indices)
+        pre = output[1]
+        ctx.mark_non_differentiable(pre)
         if not torch.compiler.is_compiling():
             ctx.set_materialize_grads(False)  # or `pre` would get a gradient of zeros; Dynamo makes none
-        _, need_x, need_gate_up, *_ = ctx.needs_input_grad
+        need_x, need_gate_up = ctx.needs_input_grad[4:6]
         ctx.save_for_backward(
             tensors.x if need_gate_up else None,
             tensors.w_gate_up if need_x else None,
@@ -162,14 +176,16 @@ class MoeMlp(torch.autograd.Function):
             pre,
             m_sizes,
             gather_indices,
+            positions if need_x else None,
         )
+        ctx.compact = positions is not None
         ctx.call = call
         ctx.topk = tensors.expert_ids.size(1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         if gradients[0] is None:
-            return (None,) * 8
+            return (None,) * 11
         saved = ctx.saved_tensors
         refuse_tangents_in_backward("moe_mlp", gradients[0], *saved)
         try:
@@ -179,7 +195,7 @@ class MoeMlp(torch.autograd.Function):
         except RuntimeError as error:
             raise explain(error, {}) from None
         d_x, d_gate_up, d_down, *others = once_only("moe_mlp", found, (gradients[0], *saved))
-        return None, d_x, d_gate_up, d_down, None, *others
+        return None, None, None, None, d_x, d_gate_up, d_down, None, *others
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
@@ -189,17 +205,20 @@ class MoeMlp(torch.autograd.Function):
 def _gradients(
     ctx: Any, d_out: Tensor, x: Tensor | None, w_gate_up: Tensor | None, w_down: Tensor, router_weights: Tensor | None,
     gate_up_bias: Tensor | None, down_bias: Tensor | None, pre: Tensor, m_sizes: Tensor, gather_indices: Tensor,
+    positions: Tensor | None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Those of x, w_gate_up, w_down, router_weights, gate_up_bias and down_bias, each if needed."""
-    _, need_x, need_gate_up, need_down, _, need_weights, need_gate_up_bias, need_down_bias = ctx.needs_input_grad
+    need_x, need_gate_up, need_down, _, need_weights, need_gate_up_bias, need_down_bias = ctx.needs_input_grad[4:]
     call, topk = ctx.call, ctx.topk
-    routed = Routed(m_sizes, gather_indices, topk)
+    routed = Routed(m_sizes, gather_indices, topk, positions)
+    # Which indices are in range only the router weights say; without them a capacity's rows need none.
+    indices = None if ctx.compact and router_weights is None else gather_indices
     d_x = d_gate_up = d_down = d_weights = d_gate_up_bias = d_down_bias = None
     if need_x or need_gate_up or need_down or need_weights or need_gate_up_bias:
         rows = call.second.from_tokens_backward(d_out, w_down, routed)  # [M, I]
         biased = need_weights and down_bias is not None
         d_pre, dots = _activate_backward(
-            rows, pre, gate_up_bias, m_sizes, gather_indices, router_weights, topk,
+            rows, pre, gate_up_bias, m_sizes, indices, router_weights, topk,
             d_out if biased else None, down_bias if biased else None,
             call.activation.text(), need_down, need_weights,
         )  # fmt: skip
@@ -214,9 +233,7 @@ def _gradients(
         if need_gate_up:
             d_gate_up = call.first.gradient_of_first(d_pre, x, routed)
         if need_x:
-            d_x = call.first.to_flat_backward(d_pre, w_gate_up, routed)
-            if topk > 1:
-                d_x = _combine(d_x, None, topk, False)
+            d_x = call.first.to_tokens_backward(d_pre, w_gate_up, routed)
     if need_down_bias:
         d_down_bias = _expert_sums(d_out, m_sizes, gather_indices, router_weights, topk)
     return d_x, d_gate_up, d_down, d_weights, d_gate_up_bias, d_down_bias
@@ -248,6 +265,9 @@ def moe_mlp(
     up_offset: float | None = None,
     accumulate: bool = False,
     allow_tf32: bool | None = None,
+    max_rows: int | None = None,
+    num_tokens: Tensor | None = None,
+    overflow: Tensor | None = None,
 ) -> Tensor:
     """The expert layer: out[t] = sum over s of router_weights[t, s] * expert(expert_ids[t, s], x[t]). Differentiable.
 
@@ -266,6 +286,12 @@ def moe_mlp(
     are x, the first product and the routing. accumulate adds the weights' gradients to `w_gate_up.main_grad` and
     `w_down.main_grad`, fp32 tensors of their shapes, and leaves their grad alone. The same call gives the same bits. A
     CUDA graph can capture it.
+
+    With max_rows, num_tokens or overflow the layer is compact: slots whose id is outside [0, E) take no row, nor do
+    tokens from num_tokens on (one integer on the device; their output is zero). max_rows, T * topk unless given, is how
+    many rows there is room for; what is computed and kept has that many rows. Rows that do not fit add nothing, those
+    of the last experts first, and overflow, one int32 or int64 on the device, becomes 1; MOEGEMM_CHECK=1 raises with
+    the first of them. Nothing synchronises, and the bits are those of the layer without a capacity.
 
     >>> import torch, moegemm
     >>> x, gate_up, down = torch.randn(6, 16), torch.randn(4, 2 * 24, 16), torch.randn(4, 16, 24)
@@ -287,11 +313,14 @@ def moe_mlp(
     call = LayerCall(chosen, first, second)
     tensors = tensors._replace(w_gate_up=stored_gate_up, w_down=stored_down)
     refuse_forward_mode("moe_mlp", *tensors)
+    capacity = capacity_of(tensors.expert_ids, max_rows, num_tokens, overflow)
     try:
+        routed = _route_rows(tensors, capacity)
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-            out: Tensor = apply_function(MoeMlp, call, *tensors)[0]
+            m_sizes, gather_indices, _, positions = routed
+            out: Tensor = apply_function(MoeMlp, call, m_sizes, gather_indices, positions, *tensors)[0]
         else:
-            out = _run_inference(call, tensors)
+            out = _run_inference(call, routed, tensors)
     except RuntimeError as error:
         raise explain(error, tensors._asdict()) from None
     return out.view(x.shape)

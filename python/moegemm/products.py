@@ -25,7 +25,6 @@ from moegemm.operators.shortcuts import apply_function
 _forward: Callable[..., Tensor] = ops.forward.default
 _dx: Callable[..., Tensor] = ops.dx.default
 _dw: Callable[..., Tensor] = ops.dw.default
-_combine: Callable[..., Tensor] = ops.combine.default
 _expert_sums: Callable[..., Tensor] = ops.expert_sums.default
 
 FIRST, SECOND, WITHIN = 0, 1, 2
@@ -42,8 +41,7 @@ def _run(role: int, weights: Weights, x: Tensor, w: Tensor, routed: Routed, bias
 
 def _input_gradient(role: int, weights: Weights, dy: Tensor, w: Tensor, routed: Routed) -> Tensor:
     if role == FIRST:
-        slots = weights.to_flat_backward(dy, w, routed)
-        return _combine(slots, None, routed.topk, False) if routed.topk > 1 else slots
+        return weights.to_tokens_backward(dy, w, routed)
     if role == SECOND:
         return _dx(dy, w, *routed[:2], None, routed.topk, PERMUTE_Y + weights.options)
     return _dx(dy, w, routed.m_sizes, None, None, 1, weights.options)
@@ -110,7 +108,7 @@ def _product(
     refuse_forward_mode(_NAME, x, w, bias)
     weights = Weights((TRANSPOSED if transposed else "") + (ALLOW_TF32 if allow_tf32 else ""))
     try:
-        result: Tensor = apply_function(_Product, role, weights, x, w, bias, *routed)
+        result: Tensor = apply_function(_Product, role, weights, x, w, bias, *routed[:3])
     except RuntimeError as error:
         raise explain(error, {"X": x, "W": w}) from None
     return result

@@ -18,7 +18,8 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-LINK = re.compile(r"(?P<picture>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^()\s]+)\)")
+# Code comes first where it begins first: W[0](...) in it is no link, but a link's text may be code.
+LINK = re.compile(r"```.*?```|(?P<picture>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^()\s]+)\)|`[^`\n]*`", re.DOTALL)
 OUTSIDE = re.compile(r"[a-z]+:|#")
 
 
@@ -26,16 +27,14 @@ def readable(description: str, repository: str) -> str:
     """Relative links lead to the repository, or are text."""
 
     def replaced(found: re.Match[str]) -> str:
-        if OUTSIDE.match(found["target"]):
+        if found["target"] is None or OUTSIDE.match(found["target"]):
             return found[0]
         if not repository:
             return "" if found["picture"] else found["text"]
         kind = "raw" if found["picture"] else "blob"
         return f"{found['picture']}[{found['text']}]({repository.rstrip('/')}/{kind}/main/{found['target']})"
 
-    # Code is left alone: W[0](...) is no link.
-    parts = re.split(r"(```.*?```|`[^`\n]*`)", description, flags=re.DOTALL)
-    return "".join(part if part.startswith("`") else LINK.sub(replaced, part) for part in parts)
+    return LINK.sub(replaced, description)
 
 
 def finished_metadata(metadata: str, local: str) -> str:
@@ -63,7 +62,7 @@ def finish_wheel(path: Path, local: str) -> Path:
         for item in source.infolist():
             data = source.read(item)
             name = item.filename.replace(old_info, new_info)
-            if name == f"{new_info}RECORD":
+            if name == f"{new_info}RECORD" or item.is_dir():
                 continue
             if name == f"{new_info}METADATA":
                 data = finished_metadata(data.decode(), local).encode()

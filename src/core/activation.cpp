@@ -81,7 +81,14 @@ void activate_backward(const ActivationGradientInputs& inputs, const RoutingView
     refuse_value("gather_indices is not given; router_weights and d_weights need it");
   }
   if (routing.gather_indices.given()) require_all_indices(indices, pre, rows);
-  if (routing.router_weights.given()) require_router_weights(weights, pre, rows, routing.topk);
+  const std::int64_t flat_rows = flat_rows_of(routing, outputs, rows);
+  if (flat && flat_rows % routing.topk != 0) {
+    refuse_value(routing.router_weights.given() ? "router_weights" : "d_weights", " has ",
+                 flat_rows, " elements; it must have a multiple of topk = ", routing.topk);
+  }
+  if (routing.router_weights.given()) {
+    require_router_weights(weights, pre, flat_rows, routing.topk);
+  }
   if (inputs.d_out.given() != inputs.down_bias.given()) {
     refuse_value("d_out and down_bias go together; only ",
                  inputs.d_out.given() ? "d_out" : "down_bias", " is given");
@@ -94,8 +101,8 @@ void activate_backward(const ActivationGradientInputs& inputs, const RoutingView
     require_same_dtype(d_out, pre);
     require_same_device(d_out, pre);
     const std::int64_t tokens = inputs.d_out.shape[0];
-    if (checked_product(tokens, routing.topk, "T * topk") != rows) {
-      refuse_value("d_out has ", tokens, " rows; it must have T = M / topk = ", rows, " / ",
+    if (checked_product(tokens, routing.topk, "T * topk") != flat_rows) {
+      refuse_value("d_out has ", tokens, " rows; it must have T = M / topk = ", flat_rows, " / ",
                    routing.topk);
     }
     require_bias(down_bias, pre, experts, inputs.d_out.shape[1], "[E, H]");
@@ -105,7 +112,7 @@ void activate_backward(const ActivationGradientInputs& inputs, const RoutingView
     require_form(d_weights, {{1, "[M]"}});
     require_dtype_or_float32(d_weights, pre);
     require_same_device(d_weights, pre);
-    require_shape(d_weights, {rows}, "[M]");
+    require_shape(d_weights, {flat_rows}, "[M]");
   }
   if (outputs.weighted_act.given()) require_matrix(weighted_act, pre, rows, columns, "[M, I]");
   const Argument* const all[] = {&pre,     &d_act,   &bias,  &d_out,     &down_bias,   &m_sizes,
@@ -137,7 +144,7 @@ void expert_sums(const TensorView& rows_view, const RoutingView& routing,
   require_matrix(sums, rows, experts, rows_view.shape[1], "[E, C]");
   if (routing.gather_indices.given()) {
     const std::int64_t count = checked_product(rows_view.shape[0], routing.topk, "T * topk");
-    require_all_indices(indices, rows, count);
+    require_indices(indices, rows);  // of any length
     if (routing.router_weights.given()) require_router_weights(weights, rows, count, routing.topk);
   } else if (routing.router_weights.given()) {
     refuse_value("gather_indices is not given; router_weights need it");

@@ -101,7 +101,7 @@ void combine(const TensorView& rows_view, const TensorView& weights_view, std::i
     require_disjoint(out, *input);
   }
   require_dense(weights);
-  passes_for(rows_view.device).combine(rows_view, weights_view, topk, out_view, context);
+  passes_for(rows_view.device).combine(rows_view, weights_view, {}, topk, out_view, context);
 }
 
 void scale_rows(const TensorView& product_view, const TensorView& x_view,

@@ -79,7 +79,8 @@ class Walk {
                                    DType::kFloat32, problem_.rows);
     const RoutingView routing{
         m_sizes(), gather_indices(),
-        vector(operands_.router_weights, problem_.weights_dtype, problem_.rows), problem_.topk};
+        vector(operands_.router_weights, problem_.weights_dtype, problem_.flat_rows()),
+        problem_.topk};
     passes_for(problem_.device).scale_rows(x, x, routing, scaled, dots, {}, context_);
     operands_.x = scaled.data;
     operands_.x_stride = scaled.row_stride;
@@ -93,9 +94,9 @@ class Walk {
     const std::int64_t divisor = problem_.gather_divisor();
     const TensorView gathered = rows_in_workspace(step.kind, step.workspace_offset);
     passes_for(problem_.device)
-        .gather_rows(
-            matrix(source, problem_.dtype, problem_.rows / divisor, gathered.shape[1], stride),
-            gather_indices(), divisor, gathered, context_);
+        .gather_rows(matrix(source, problem_.dtype, problem_.flat_rows() / divisor,
+                            gathered.shape[1], stride),
+                     gather_indices(), divisor, gathered, context_);
     source = gathered.data;
     stride = gathered.row_stride;
   }

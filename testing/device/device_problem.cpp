@@ -54,7 +54,7 @@ DeviceProblem::DeviceProblem(Memory& memory, const HostProblem& host)
   }
   if (spec.multiply) {
     routing_.router_weights =
-        TensorView::vector(weights_.data(), host.weights_dtype, spec.rows, memory.device());
+        TensorView::vector(weights_.data(), host.weights_dtype, spec.flat_rows(), memory.device());
   }
 }
 

@@ -41,7 +41,7 @@ namespace moegemm::testing {
 
 struct Accuracy {
   bool double_accumulation = false;  ///< the reference's
-  /// An activation sees the product in the inputs' dtype, in the kernel or in a pass behind it;
+  /// An activation sees the product in the inputs' dtype, in the kernel or in a pass after it;
   /// only the reference activates what was not rounded.
   bool rounded_product = false;
 };

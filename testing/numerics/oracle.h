@@ -14,7 +14,7 @@ struct ExpectedRow {
   double initial_scale = 0.0;   ///< 1 when the output is accumulated to
   std::vector<double> value;    ///< [cols]: the exact result
   std::vector<double> squares;  ///< [cols]: sum of the squares of the terms
-  bool activated = false;       ///< `value` is behind an activation: `product` is in front of it
+  bool activated = false;       ///< `value` is after an activation, `product` before it
   std::vector<double> bare;     ///< [features]: the product without its bias
   std::vector<double> product;  ///< [features], with its own `squares`
 };

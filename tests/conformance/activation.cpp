@@ -31,6 +31,7 @@ struct ActivationCase {
   std::int64_t cols = 64;  ///< activated
   std::int64_t hidden = 40;
   std::int64_t topk = 2;
+  std::int64_t slots = -1;  ///< T * topk; -1: as many as rows
   std::int64_t padding = 0;
   float scale = 4;  ///< of the first product's elements
   bool bias = false;
@@ -49,6 +50,9 @@ struct ActivationCase {
 std::vector<ActivationCase> activation_cases() {
   std::vector<ActivationCase> cases = {
       {.name = "NoRows", .m_sizes = {0, 0}, .rows = 0},
+      {.name = "NoRowsOfSomeSlots", .m_sizes = {0, 0}, .rows = 0, .slots = 10},
+      {.name = "FewRowsOfManySlots", .slots = 400, .down_bias = true},
+      {.name = "MoreRowsThanSlots", .slots = 20},
       {.name = "Plain"},
       {.name = "GptOss", .activation = kGptOss, .scale = 12, .bias = true, .down_bias = true},
       {.name = "GptOssUnaligned",
@@ -174,6 +178,7 @@ HostActivation build(const ActivationCase& c, DType dtype) {
   spec.topk = c.topk;
   spec.permutation = Permutation::kY;
   spec.multiply = c.weighted;
+  spec.slots = c.slots;
   spec.bad_indices = c.bad_indices;
   HostActivation host;
   host.routing = build_problem(spec, Op::kForward, dtype, seed_from(c.name) + run_seed());
@@ -188,7 +193,7 @@ HostActivation build(const ActivationCase& c, DType dtype) {
   host.bias = random_matrix(dtype, experts, inputs, c.padding, 0, random);
   const DType d_act_dtype = c.fp32_d_act ? DType::kFloat32 : dtype;
   host.d_act = random_matrix(d_act_dtype, c.rows, c.cols, c.padding, 0, random);
-  host.d_out = random_matrix(dtype, c.rows / c.topk, c.hidden, c.padding, 0, random);
+  host.d_out = random_matrix(dtype, spec.tokens(), c.hidden, c.padding, 0, random);
   host.down_bias = random_matrix(dtype, experts, c.hidden, c.padding, 0, random);
   for (std::int64_t r = host.routing.begins.back(); c.nan_tail && r < c.rows; ++r) {
     host.pre.set(r, 0, kNan);
@@ -246,7 +251,8 @@ void expect_backward(const RowTarget& target, const ActivationCase& c, DType dty
   const DeviceVector sizes(memory, DType::kInt32, c.m_sizes);
   const DeviceVector indices(memory, c.index_dtype, p.gather_indices);
   const DeviceVector weights(memory, p.weights_dtype, p.router_weights);
-  const DeviceVector d_weights(memory, DType::kFloat32, c.rows);
+  const std::int64_t slots = p.spec.flat_rows();
+  const DeviceVector d_weights(memory, DType::kFloat32, slots);
   RoutingView routing{sizes.view(), indices.view(), {}, c.topk};
   if (c.weighted) routing.router_weights = weights.view();
   const DeviceMatrix& act_memory = c.in_place ? d_act : weighted_act;
@@ -264,7 +270,7 @@ void expect_backward(const RowTarget& target, const ActivationCase& c, DType dty
 
   const std::vector<unsigned char> d_pre_bytes = d_pre.download();
   const std::vector<unsigned char> act_bytes = act_memory.download();
-  std::vector<double> dots(c.rows, 0.0), squares(c.rows, 0.0), slack(c.rows, 0.0);
+  std::vector<double> dots(slots, 0.0), squares(slots, 0.0), slack(slots, 0.0);
   const auto expect = [&](const HostMatrix& blank, const std::vector<unsigned char>& bytes,
                           std::int64_t r, std::int64_t col, double want, double error,
                           const char* name) {
@@ -317,7 +323,7 @@ void expect_backward(const RowTarget& target, const ActivationCase& c, DType dty
     }
   }
   const std::vector<unsigned char> dot_bytes = d_weights.download();
-  for (std::int64_t i = 0; c.with_d_weights && i < c.rows; ++i) {
+  for (std::int64_t i = 0; c.with_d_weights && i < slots; ++i) {
     const double bound =
         slack[i] + sum_bound(DType::kFloat32, c.cols + c.hidden, dots[i], squares[i]);
     if (!expect_close(DType::kFloat32, dot_bytes, i, dots[i], bound, {"d_weights", i, 0})) return;
@@ -332,6 +338,7 @@ struct SumCase {
   std::int64_t rows = 72;
   std::int64_t cols = 64;
   std::int64_t topk = 2;
+  std::int64_t slots = -1;  ///< T * topk; -1: as many as rows
   std::int64_t padding = 0;
   bool gathers = false;
   bool weighted = false;
@@ -350,6 +357,8 @@ std::vector<SumCase> sum_cases() {
       {.name = "Strided", .padding = 8, .gathers = true, .weighted = true},
       {.name = "Unaligned", .cols = 37, .padding = 3, .gathers = true, .weighted = true},
       {.name = "OneColumn", .cols = 1},
+      {.name = "FewRowsOfManySlots", .slots = 400, .gathers = true, .weighted = true},
+      {.name = "MoreRowsThanSlots", .slots = 20, .gathers = true, .weighted = true},
       {.name = "SeveralStrips", .cols = 1000},
       {.name = "LongSegment", .m_sizes = {700, 2}, .rows = 702},
       {.name = "LongSegmentGathered",
@@ -378,11 +387,12 @@ void expect_sums(const RowTarget& target, const SumCase& c, DType dtype) {
   spec.n = spec.k = 1;
   spec.topk = c.topk;
   spec.permutation = Permutation::kY;
+  spec.slots = c.slots;
   spec.bad_indices = c.bad_indices;
   const HostProblem p = build_problem(spec, Op::kForward, dtype, seed_from(c.name) + run_seed());
   Random random(seed_from(c.name) + run_seed());
   HostMatrix rows =
-      random_matrix(dtype, c.gathers ? c.rows / c.topk : c.rows, c.cols, c.padding, 0, random);
+      random_matrix(dtype, c.gathers ? spec.tokens() : c.rows, c.cols, c.padding, 0, random);
   for (std::int64_t r = p.begins.back(); c.nan_tail && r < c.rows; ++r) rows.set(r, 0, kNan);
   const DType out_dtype = c.fp32_output ? DType::kFloat32 : dtype;
   const HostMatrix blank = poisoned_matrix(out_dtype, spec.experts(), c.cols, c.padding, 0);

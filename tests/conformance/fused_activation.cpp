@@ -14,7 +14,7 @@
 #include "testing/numerics/random.h"
 
 /// Kernels that activate their own rows, each by its name and so whether the planner would take it
-/// or not: right, and with the bits of the product with a pass behind it.
+/// or not: right, and with the bits of the product with a pass after it.
 namespace moegemm::testing {
 namespace {
 
@@ -70,7 +70,7 @@ void expect_fused_conformance(const Target& target, const ProblemCase& problem, 
     ASSERT_TRUE(comparison.passed()) << result.kernel << ": " << describe(comparison);
     if (apart) {
       ASSERT_EQ(result.bits, apart->bits) << "the bits of " << result.kernel << " are not those of "
-                                          << apart->kernel << " with its activation behind it";
+                                          << apart->kernel << " with its activation after it";
     }
   }
 }

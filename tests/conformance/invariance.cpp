@@ -154,7 +154,7 @@ void expect_batch_invariance(const Target& target, const HostProblem& whole) {
   int kernels_run = 0;
   for (const KernelInfo& kernel : kernels()) {
     if (kernel.backend != target.backend || kernel.op != whole.op) continue;
-    // An activation has the same bits fused and in a pass behind the product.
+    // An activation has the same bits fused and in a pass after the product.
     const Bytes bits = run_bits(target, whole, kernel.name);
     if (bits.empty()) continue;
     ++kernels_run;
@@ -171,7 +171,7 @@ void expect_batch_invariance(const Target& target, const HostProblem& whole) {
   }
 }
 
-/// dW of segments with rows of zeros behind them: the bits are those of the rows themselves, so
+/// dW of segments with rows of zeros after them: the bits are those of the rows themselves, so
 /// what a row is added up with depends on its place in the segment alone.
 void expect_zero_rows_to_change_nothing(const Target& target, DType dtype,
                                         std::int64_t first_rows) {

@@ -15,6 +15,7 @@ from moegemm.operators.options import ACCUMULATE, AUTOTUNE, CHECK, MULTIPLY, PER
 from moegemm.tuning.autotune import after_autotune
 
 _dx: Callable[..., Tensor] = ops.dx.default
+_dx_out: Callable[..., None] = ops.dx_out.default
 _dw: Callable[..., Tensor] = ops.dw.default
 _dw_out: Callable[..., None] = ops.dw_out.default
 _combine: Callable[..., Tensor] = ops.combine.default
@@ -49,6 +50,15 @@ def needed(wanted: tuple[bool, bool, bool], call: Call) -> tuple[bool, bool, boo
     return wanted[0], wanted[1] and not settings.dx_only, wanted[2] and MULTIPLY in options
 
 
+def slots_of(X: Tensor, gather_indices: Tensor | None, call: Call) -> int | None:
+    """T * topk where X is gathered and the indices are not as many but a capacity; None otherwise."""
+    topk, options, _ = call
+    if PERMUTE_X not in options or gather_indices is None:
+        return None
+    slots = X.size(0) * topk
+    return None if gather_indices.size(0) == slots else slots
+
+
 def backward(
     ctx: Any, call: Call, wanted: tuple[bool, bool, bool], flat_weights: bool | None, dY: Tensor
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -63,7 +73,7 @@ def backward(
         flat_weights = saved[1].dim() == 2
     try:
         with torch.no_grad():
-            dX, dW, d_weights = _gradients(needed(wanted, call), call, dY, *saved)
+            dX, dW, d_weights = _gradients(needed(wanted, call), call, getattr(ctx, "slots", None), dY, *saved)
             if dW is not None and flat_weights:
                 dW = dW.flatten(0, -2)
     except RuntimeError as error:
@@ -80,6 +90,7 @@ def backward(
 def _gradients(
     needs: tuple[bool, bool, bool],
     call: Call,
+    slots: int | None,
     dY: Tensor,
     X: Tensor | None,
     W: Tensor | None,
@@ -99,7 +110,13 @@ def _gradients(
         d_weights = dots.view(router_weights.shape)
         dX = product if need_x else None
     elif need_x:
-        dX = _dx(dY, W, m_sizes, gather_indices, router_weights, topk, options, settings.config_dx)
+        assert W is not None
+        arguments = (dY, W, m_sizes, gather_indices, router_weights, topk, options, settings.config_dx)
+        if slots is None:
+            dX = _dx(*arguments)
+        else:
+            dX = dY.new_empty((slots, W.size(-1)))
+            _dx_out(*arguments, dX)
         if PERMUTE_X in options and topk > 1:
             dX = _combine(dX, None, topk, False)
     if need_w and settings.main_grad is not None:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moegemm._ops import NAMESPACE, add_op_namespace_prefix
 from moegemm.activations import is_gated
-from moegemm.operators import combine_gradient
+from moegemm.operators import combine_gradient, compact
 from moegemm.operators.derivatives import vmap_refusal
 from moegemm.operators.options import DY_PER_TOKEN, FLOAT32_OUTPUT, PERMUTE_X, PERMUTE_Y, TRANSPOSED
 from moegemm.operators.rules import require_same_device, require_same_dtype
@@ -30,19 +31,15 @@ def _require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
-def _rows(first: Tensor, gather_indices: Tensor | None, topk: int, options: str, per_token: str) -> int:
-    """M. Where the first operand has one row per token, with the word `per_token`, the indices count."""
-    if PERMUTE_X in options or PERMUTE_Y in options:
-        _require(gather_indices is not None, f"gather_indices is None;{options} needs it")
-    if per_token not in options:
+def _rows(first: Tensor, gather_indices: Tensor | None, options: str, per_token: str) -> int:
+    """M. Where the first operand has one row per token, with the word `per_token`, the indices count: T * topk of
+    them, or a capacity."""
+    for word in (PERMUTE_X, PERMUTE_Y):
+        if word in options and gather_indices is None:
+            raise ValueError(f"gather_indices is None;{word}=True needs it")
+    if per_token not in options or gather_indices is None:
         return first.size(0)
-    assert gather_indices is not None
-    rows = gather_indices.size(0)
-    _check(
-        first.size(0) * topk == rows,
-        lambda: f"{list(first.shape)} rows with{per_token}; they must be T = M / topk, M = {rows}, topk = {topk}",
-    )
-    return rows
+    return gather_indices.size(0)
 
 
 def _forward(
@@ -55,7 +52,7 @@ def _forward(
     rows_of_w = w.size(1) if w.dim() == 3 else w.size(0) // m_sizes.size(0)
     n, k = (w.size(-1), rows_of_w) if TRANSPOSED in options else (rows_of_w, w.size(-1))
     _check(x.size(1) == k, lambda: f"X is {list(x.shape)}; its last dimension must be K as in W, {list(w.shape)}")
-    rows = _rows(x, gather_indices, topk, options, PERMUTE_X)
+    rows = _rows(x, gather_indices, options, PERMUTE_X)
     return x.new_empty((rows, n // 2 if activation and is_gated(activation) else n), dtype=_dtype(x, options))
 
 
@@ -65,7 +62,7 @@ def _dx(
 ) -> Tensor:  # fmt: skip
     rows_of_w = w.size(1) if w.dim() == 3 else w.size(0) // m_sizes.size(0)
     k = rows_of_w if TRANSPOSED in options else w.size(-1)
-    rows = _rows(dy, gather_indices, topk, options, DY_PER_TOKEN)
+    rows = _rows(dy, gather_indices, options, DY_PER_TOKEN)
     return dy.new_empty((rows, k), dtype=_dtype(dy, options))
 
 
@@ -121,12 +118,12 @@ def _activate(pre: Tensor, bias: Tensor | None, m_sizes: Tensor, activation: str
 
 
 def _activate_backward(
-    d_act: Tensor, pre: Tensor, bias: Tensor | None, m_sizes: Tensor, gather_indices: Tensor,
+    d_act: Tensor, pre: Tensor, bias: Tensor | None, m_sizes: Tensor, gather_indices: Tensor | None,
     router_weights: Tensor | None, topk: int, d_out: Tensor | None, down_bias: Tensor | None, activation: str,
     need_weighted_act: bool, need_d_weights: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    rows = pre.size(0) if need_d_weights else 0
-    return pre.new_empty(pre.shape), pre.new_empty((rows,), dtype=torch.float32)
+    slots = pre.size(0) if router_weights is None else router_weights.numel()
+    return pre.new_empty(pre.shape), pre.new_empty((slots if need_d_weights else 0,), dtype=torch.float32)
 
 
 def _expert_sums(
@@ -150,6 +147,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "forward_out": _writes_out,
     "dx_out": _writes_out,
     "dw_out": _writes_out,
+    **compact.FAKES,
 }
 
 
@@ -176,23 +174,26 @@ def _on_one_device(fake: Callable[..., Any], callers_names: dict[str, str]) -> C
 
 def _refusing_vmap(name: str) -> Callable[..., Any]:
     def refuse(info: Any, in_dims: Any, *args: Any, **kwargs: Any) -> Any:
-        raise vmap_refusal(f"moegemm::{name}")
+        raise vmap_refusal(add_op_namespace_prefix(name))
 
     return refuse
 
 
 _torch_library: Any = torch.library
-_ours: Any = _torch_library.Library("moegemm", "IMPL")  # kept: its registrations end with it
+_ours: Any = _torch_library.Library(NAMESPACE, "IMPL")  # kept: its registrations end with it
 
 
 def register() -> None:
     """Tells torch all of it; once per process."""
     for name, fake in _FAKES.items():
         names = {} if name == "check_layer" else _CALLERS_NAMES
-        _torch_library.register_fake(f"moegemm::{name}", _on_one_device(fake, names))
-        _torch_library.register_vmap(f"moegemm::{name}", _refusing_vmap(name))
+        _torch_library.register_fake(add_op_namespace_prefix(name), _on_one_device(fake, names))
+        _torch_library.register_vmap(add_op_namespace_prefix(name), _refusing_vmap(name))
     _torch_library.register_autograd(
-        "moegemm::combine", combine_gradient.backward, setup_context=combine_gradient.setup_context
+        add_op_namespace_prefix("combine"), combine_gradient.backward, setup_context=combine_gradient.setup_context
+    )
+    _torch_library.register_autograd(
+        add_op_namespace_prefix("combine_rows"), compact.backward, setup_context=compact.setup_context
     )
     # Autograd deals with this one before it is called (shortcuts.py); a stop at torch's fallback takes time.
     _ours.impl("forward_plain", _torch_library.fallthrough_kernel, "Autograd")

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from moegemm._ops import NAMESPACE
+
 OLDEST_TORCH = (2, 10)
 LIBRARY_NAME = "libmoegemm_torch.so"
 PATH_VARIABLE = "MOEGEMM_TORCH_LIBRARY"
@@ -50,7 +52,7 @@ def load() -> Any:
             f"moegemm found {library}, which does not load with torch {torch.__version__} ({reason}); needed "
             f"are torch {needed} or newer and a build of moegemm for this system"
         ) from None
-    return operators.moegemm
+    return getattr(operators, NAMESPACE)
 
 
 ops: Any = load()

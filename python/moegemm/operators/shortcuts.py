@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from moegemm.operators.derivatives import inside_torch_func
-from moegemm.operators.gradients import DEFAULTS, PLAIN, Call, backward, needed
+from moegemm.operators.gradients import DEFAULTS, PLAIN, Call, backward, needed, slots_of
 from moegemm.operators.loading import ops
 
 
@@ -67,6 +67,9 @@ class EagerGroupedGemm(torch.autograd.Function):
             return forward_plain(X, W, m_sizes)
         gather_indices, call = rest
         topk, options, settings = ctx.call = call
+        slots = slots_of(X, gather_indices, call)
+        if slots is not None:
+            ctx.slots = slots
         if router_weights is not None or settings is not DEFAULTS:
             wants_weights = router_weights is not None and wanted[4]
             need_x, need_w, need_weights = needed((need_x, need_w, wants_weights), call)

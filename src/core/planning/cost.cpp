@@ -72,15 +72,16 @@ double compulsory_bytes(const Problem& problem) {
   const auto n = static_cast<double>(problem.n);
   const auto k = static_cast<double>(problem.k);
   const auto columns = static_cast<double>(problem.output_columns());
+  const auto out_rows = static_cast<double>(problem.output_rows());
   const double x_rows = problem.gathers_x() ? static_cast<double>(problem.tokens()) : rows;
   const double dy_rows = problem.dy_per_token ? static_cast<double>(problem.tokens()) : rows;
   switch (problem.op) {
     case Op::kForward:
       return (touched_experts(problem) * n * k + x_rows * k) * element +
-             rows * columns * out_element;
+             out_rows * columns * out_element;
     case Op::kDx:
       return (touched_experts(problem) * n * k + dy_rows * n) * element +
-             rows * columns * out_element;
+             out_rows * columns * out_element;
     case Op::kDw:
       break;
   }

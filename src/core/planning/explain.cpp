@@ -43,13 +43,13 @@ std::string remark_of(const PlanCandidate& candidate, const CostEstimate& chosen
   }
   if (source == PlanSource::kManual) return "lost: another one was asked for";
   if (source == PlanSource::kTuned) return "lost: slower when measured";
-  if (candidate.cost.total_us <= 0 || chosen.total_us <= 0) return "lost: ranked behind";
+  if (candidate.cost.total_us <= 0 || chosen.total_us <= 0) return "lost: ranked lower";
   const double ratio = candidate.cost.total_us / chosen.total_us;
   if (ratio > 1.005) {
     return join("lost: predicted ", percent(ratio), " slower, ", reason(candidate.cost, chosen));
   }
   return join("lost: predicted ", ratio < 0.995 ? percent(ratio) + " faster" : "as fast",
-              ", measured borders rank it behind");
+              ", measured borders rank it lower");
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ namespace moegemm {
 /// `first`, the heuristic's, then by predicted time of the product.
 struct TuneField {
   std::vector<Plan> plans;
-  std::vector<TuneCandidate> candidates;  ///< the same order; behind them, those left out and why
+  std::vector<TuneCandidate> candidates;  ///< the same order; then those left out and why
 
   /// The most that any of them takes.
   std::int64_t workspace_bytes() const;

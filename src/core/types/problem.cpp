@@ -40,6 +40,7 @@ std::string to_string(const Problem& problem) {
   if (problem.out_dtype != problem.dtype) text += join("->", to_string(problem.out_dtype));
   text += join(" E=", problem.experts, " M=", problem.rows, " N=", problem.n, " K=", problem.k,
                " topk=", problem.topk);
+  if (problem.slots >= 0) text += join(" slots=", problem.slots);
   if (problem.weight_layout != WeightLayout::kNk) {
     text += join(" W=", to_string(problem.weight_layout));
   }
@@ -97,6 +98,7 @@ std::size_t hash_value(const Problem& problem) {
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.k));
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.rows));
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.topk));
+  hash = fold_hash(hash, static_cast<std::uint64_t>(problem.slots));
   if (!problem.activation) return hash;
   const Activation& activation = *problem.activation;
   hash = fold_hash(hash, static_cast<std::uint64_t>(activation.function) * 4 +

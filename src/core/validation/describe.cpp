@@ -91,7 +91,7 @@ class Describer {
   }
 
   /// M: the rows of the first operand, except that one row per token serves topk of them. The
-  /// indices then count, so that rows in the wrong order are what gets blamed.
+  /// indices then count: T * topk of them, or a capacity.
   void count_rows() {
     const bool per_token =
         problem_.op == Op::kForward ? problem_.gathers_x() : problem_.dy_per_token;
@@ -108,24 +108,28 @@ class Describer {
                      lead_.name);
       }
     }
-    if (per_token) {
-      require_tokens(lead_, problem_.op == Op::kForward ? "permute_x" : "dy_per_token");
+    if (per_token) count_slots(lead_, problem_.topk);
+    if (problem_.op == Op::kDx && problem_.permutation == Permutation::kX && out_.view.given()) {
+      require_form(out_, {{2, "[T * topk, K]"}});
+      if (out_.view.shape[0] % problem_.topk != 0) {
+        refuse_value(out_.name, " is ", to_string(out_.view),
+                     "; with permute_x it must have T * topk rows, topk = ", problem_.topk);
+      }
+      count_slots(out_, 1);
     }
     if (problem_.op != Op::kDw) return;
     if (problem_.gathers_x()) {
-      require_tokens(second_, "permute_x");
+      count_slots(second_, problem_.topk);
     } else if (second_.view.shape[0] != problem_.rows) {
       refuse_value(second_.name, " is ", to_string(second_.view),
                    "; without permute_x it must have M = ", problem_.rows, " rows");
     }
   }
 
-  void require_tokens(const Argument& argument, const char* flag) const {
-    if (checked_product(argument.view.shape[0], problem_.topk, "T * topk") != problem_.rows) {
-      refuse_value(argument.name, " is ", to_string(argument.view), "; with ", flag,
-                   " it must have T = M / topk rows, where M = ", problem_.rows,
-                   " and topk = ", problem_.topk);
-    }
+  /// Indices name so many flat rows, `each` for every row of the argument.
+  void count_slots(const Argument& argument, std::int64_t each) {
+    const std::int64_t slots = checked_product(argument.view.shape[0], each, "T * topk");
+    if (slots != problem_.rows) problem_.slots = slots;
   }
 
   void measure_gradient() {
@@ -168,7 +172,7 @@ class Describer {
 
   void check_router_weights() {
     if (!problem_.multiply) return;
-    require_router_weights(weights_, lead_, problem_.rows, problem_.topk);
+    require_router_weights(weights_, lead_, problem_.flat_rows(), problem_.topk);
     problem_.weights_dtype = weights_.view.dtype;
   }
 
@@ -183,7 +187,7 @@ class Describer {
                                stored_nk ? problem.k : problem.n};
       letters = to_string(problem.weight_layout);
     } else {
-      description.out_shape = {problem.rows, problem.output_columns()};
+      description.out_shape = {problem.output_rows(), problem.output_columns()};
       if (problem.activation) letters = "[M, activated columns]";
     }
     if (!out_.view.given()) {

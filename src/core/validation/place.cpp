@@ -9,7 +9,7 @@ namespace {
 bool spans_beyond_64_gib(const Problem& problem, const Operands& operands) {
   constexpr double kMost = 64.0 * (1 << 30);
   const std::int64_t stride = problem.gathers_x() ? operands.x_stride : operands.dy_stride;
-  const std::int64_t rows = problem.rows / problem.gather_divisor();
+  const std::int64_t rows = problem.flat_rows() / problem.gather_divisor();
   return static_cast<double>(rows) * static_cast<double>(stride) *
              static_cast<double>(size_bytes(problem.dtype)) >
          kMost;

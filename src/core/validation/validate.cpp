@@ -69,6 +69,11 @@ void validate(const Problem& problem) {
   require_at_least("N", problem.n, 1);
   require_at_least("K", problem.k, 1);
   require_at_least("M", problem.rows, 0);
+  if (problem.slots >= 0 &&
+      (problem.permutation == Permutation::kNone || problem.slots % problem.topk != 0)) {
+    refuse_value("slots is ", problem.slots, " with ", to_string(problem.permutation),
+                 "; it must be a multiple of topk = ", problem.topk, ", and -1 without indices");
+  }
   if (problem.activation) {
     require_activation(*problem.activation, "the product", problem.features());
   }
@@ -84,7 +89,8 @@ void validate(const Problem& problem) {
   require_index_dtype("index_dtype", problem.index_dtype);
   require_like_or_float32("weights_dtype", problem.weights_dtype, problem);
   checked_product(checked_product(problem.experts, problem.n, "E * N"), problem.k, "E * N * K");
-  checked_product(problem.rows, std::max(problem.n, problem.k), "M * max(N, K)");
+  checked_product(std::max(problem.rows, problem.slots), std::max(problem.n, problem.k),
+                  "M * max(N, K)");
 }
 
 void validate(const KernelConfig& config, const Problem& problem) {

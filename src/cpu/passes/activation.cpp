@@ -153,7 +153,8 @@ void CpuPasses::activate_backward(const ActivationGradientInputs& in, const Rout
   const ExpertOf expert_of(routing.m_sizes, rows);
   const TensorView& d_weights = out.d_weights;
   // Written by index below: what no row names stays zero.
-  for (std::int64_t i = 0; d_weights.given() && i < rows; ++i) {
+  const std::int64_t flat_rows = flat_rows_of(routing, out, rows);
+  for (std::int64_t i = 0; d_weights.given() && i < flat_rows; ++i) {
     write_float(d_weights.data, d_weights.dtype, i, 0.0f);
   }
   with_constant<kActivationFunctions>(activation.function, [&]<ActivationFunction F>() {
@@ -162,7 +163,7 @@ void CpuPasses::activate_backward(const ActivationGradientInputs& in, const Rout
                      [&](std::int64_t begin, std::int64_t end) {
                        for (std::int64_t r = begin; r < end; ++r) {
                          const std::int64_t expert = expert_of(r);
-                         const std::int64_t flat = flat_row(routing, r, rows);
+                         const std::int64_t flat = flat_row(routing, r, flat_rows);
                          if (expert < 0 || flat < 0) {
                            zero_row(out.d_pre, r);
                            zero_row(out.weighted_act, r);

@@ -13,20 +13,21 @@ struct SourceRow {
   float weight = 1.0f;
 };
 
-SourceRow source_of(const RoutingView& routing, std::int64_t r, std::int64_t count) {
+SourceRow source_of(const RoutingView& routing, std::int64_t r, std::int64_t flat_rows) {
   if (!routing.gather_indices.given()) return {r, 1.0f};
-  const std::int64_t flat = flat_row(routing, r, count);
+  const std::int64_t flat = flat_row(routing, r, flat_rows);
   if (flat < 0) return {};
   return {flat / routing.topk, router_weight(routing, flat)};
 }
 
 template <typename In, typename Out>
-void sum_expert(const TensorView& rows, const RoutingView& routing, std::int64_t count,
-                std::int64_t begin, std::int64_t end, Out* out) {
+void sum_expert(const TensorView& rows, const RoutingView& routing, std::int64_t begin,
+                std::int64_t end, Out* out) {
   const std::int64_t cols = rows.shape[1];
+  const std::int64_t flat_rows = rows.shape[0] * routing.topk;
   std::vector<float> sum(cols, 0.0f);
   for (std::int64_t r = begin; r < end; ++r) {
-    const SourceRow source = source_of(routing, r, count);
+    const SourceRow source = source_of(routing, r, flat_rows);
     if (source.row < 0) continue;
     const In* row = row_of<const In>(rows, source.row);
     for (std::int64_t c = 0; c < cols; ++c) sum[c] += source.weight * to_float(row[c]);
@@ -47,7 +48,7 @@ void CpuPasses::expert_sums(const TensorView& rows, const RoutingView& routing,
     with_element_type(sums.dtype, [&]<typename Out>(Out*) {
       for_each_range(context, experts, 1, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t e = begin; e < end; ++e) {
-          sum_expert<In>(rows, routing, count, offsets[e], offsets[e + 1], row_of<Out>(sums, e));
+          sum_expert<In>(rows, routing, offsets[e], offsets[e + 1], row_of<Out>(sums, e));
         }
       });
     });

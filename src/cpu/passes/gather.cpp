@@ -12,6 +12,7 @@ void CpuPasses::gather_rows(const TensorView& rows, const TensorView& gather_ind
                             const ExecutionContext& context) const {
   constexpr std::int64_t kGrainBytes = 64 * 1024;
   const std::int64_t count = gathered.shape[0];
+  const std::int64_t flat_rows = rows.shape[0] * divisor;
   const std::int64_t element = size_bytes(rows.dtype);
   const auto bytes = static_cast<std::size_t>(rows.shape[1] * element);
   const std::int64_t grain = grain_rows(kGrainBytes, rows.shape[1] * element);
@@ -20,7 +21,7 @@ void CpuPasses::gather_rows(const TensorView& rows, const TensorView& gather_ind
       std::byte* target =
           static_cast<std::byte*>(gathered.data) + r * gathered.row_stride * element;
       const std::int64_t flat = read_index(gather_indices.data, gather_indices.dtype, r);
-      if (flat < 0 || flat >= count) {
+      if (flat < 0 || flat >= flat_rows) {
         std::memset(target, 0, bytes);
       } else {
         std::memcpy(

@@ -6,7 +6,7 @@
 namespace moegemm::cpu {
 namespace {
 
-/// Ids outside [0, experts) share one bin behind all experts.
+/// Ids outside [0, experts) share one bin after all experts.
 template <typename Id>
 std::int64_t bin_of(Id id, std::int64_t experts) {
   return id >= 0 && static_cast<std::int64_t>(id) < experts ? static_cast<std::int64_t>(id)
@@ -70,6 +70,7 @@ void CpuPasses::route(const TensorView& expert_ids, std::int64_t experts, const 
 }
 
 std::optional<RoutingFault> CpuPasses::check(const RoutingView& routing, std::int64_t rows,
+                                             std::int64_t flat_rows,
                                              const ExecutionContext&) const {
   const TensorView& m_sizes = routing.m_sizes;
   std::int64_t sum = 0;
@@ -81,10 +82,10 @@ std::optional<RoutingFault> CpuPasses::check(const RoutingView& routing, std::in
   }
   if (!routing.gather_indices.given()) return std::nullopt;
   const TensorView& indices = routing.gather_indices;
-  std::vector<std::int64_t> first_at(rows, -1);  // position of each index
+  std::vector<std::int64_t> first_at(flat_rows, -1);  // position of each index
   for (std::int64_t r = 0; r < sum; ++r) {
     const std::int64_t index = read_index(indices.data, indices.dtype, r);
-    if (index < 0 || index >= rows) {
+    if (index < 0 || index >= flat_rows) {
       return RoutingFault{RoutingFault::What::kIndexOutOfRange, r, index};
     }
     if (first_at[index] >= 0) {

@@ -12,16 +12,20 @@ namespace {
 constexpr std::int64_t kGrainElems = 32 * 1024;
 
 template <typename In, typename Out>
-void combine_tokens(const TensorView& rows, const TensorView& weights, std::int64_t topk,
-                    const TensorView& out, std::int64_t begin, std::int64_t end) {
+void combine_tokens(const TensorView& rows, const TensorView& weights, const TensorView& positions,
+                    std::int64_t topk, const TensorView& out, std::int64_t begin,
+                    std::int64_t end) {
   const std::int64_t cols = rows.shape[1];
   std::vector<float> sum(cols);
   for (std::int64_t t = begin; t < end; ++t) {
     std::fill(sum.begin(), sum.end(), 0.0f);
     for (std::int64_t s = 0; s < topk; ++s) {
       const std::int64_t flat = t * topk + s;
+      const std::int64_t position =
+          positions.given() ? read_index(positions.data, positions.dtype, flat) : flat;
+      if (position < 0 || position >= rows.shape[0]) continue;
       const float weight = weights.given() ? read_float(weights.data, weights.dtype, flat) : 1.0f;
-      const In* row = row_of<const In>(rows, flat);
+      const In* row = row_of<const In>(rows, position);
       for (std::int64_t c = 0; c < cols; ++c) sum[c] += weight * to_float(row[c]);
     }
     Out* destination = row_of<Out>(out, t);
@@ -68,13 +72,14 @@ float dot_row(const TensorView& a, const TensorView& b, std::int64_t row) {
 
 }  // namespace
 
-void CpuPasses::combine(const TensorView& rows, const TensorView& weights, std::int64_t topk,
-                        const TensorView& out, const ExecutionContext& context) const {
+void CpuPasses::combine(const TensorView& rows, const TensorView& weights,
+                        const TensorView& positions, std::int64_t topk, const TensorView& out,
+                        const ExecutionContext& context) const {
   with_element_type(rows.dtype, [&]<typename In>(In*) {
     with_element_type(out.dtype, [&]<typename Out>(Out*) {
       for_each_range(context, out.shape[0], grain_rows(kGrainElems, rows.shape[1] * topk),
                      [&](std::int64_t begin, std::int64_t end) {
-                       combine_tokens<In, Out>(rows, weights, topk, out, begin, end);
+                       combine_tokens<In, Out>(rows, weights, positions, topk, out, begin, end);
                      });
     });
   });

@@ -35,7 +35,8 @@ std::string refuse(const KernelEntry& entry, const Problem& problem, const Devic
 
 std::string refuse_size(const KernelEntry& entry, const Problem& problem,
                         const DeviceFacts& facts) {
-  if (problem.rows > kMost || problem.n > kMost || problem.k > kMost || problem.experts > kMost) {
+  if (problem.rows > kMost || problem.slots > kMost || problem.n > kMost || problem.k > kMost ||
+      problem.experts > kMost) {
     return "M, N, K and E must be below 2^30";
   }
   if (entry.tiles(entry.info, problem) > kMost) return "more than 2^30 output tiles";

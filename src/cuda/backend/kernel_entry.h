@@ -52,16 +52,15 @@ struct KernelEntry {
                  const Operands& operands, cudaStream_t stream) = nullptr;
 };
 
-/// KernelEntry::layer_functions: `of` gives a kernel's variants for an element type.
-template <typename Functions>
-std::vector<const void*> layer_functions(const Functions& of) {
+/// KernelEntry::layer_functions: of.operator()<D>() are a kernel's variants for an element type.
+template <typename Functions, DType... Ds>
+std::vector<const void*> layer_functions(const Functions& of, Formats<Ds...>) {
   std::vector<const void*> compiled;
-  for_each_format(TensorCoreFormats(), [&]<DType D>() {
-    const KernelFunctions functions = of.template operator()<D>();
+  for (const KernelFunctions& functions : {of.template operator()<Ds>()...}) {
     for (const void* function : {functions.plain, functions.gathered, functions.biased}) {
       if (function) compiled.push_back(function);
     }
-  });
+  }
   return compiled;
 }
 

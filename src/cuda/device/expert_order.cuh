@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/device/segments.cuh"
+#include "cuda/device/segment_scan.cuh"
 #include "cuda/device/size_class.h"
 #include "cuda/device/weight_tiles.h"
 
@@ -58,7 +58,7 @@ struct ExpertTable {
   template <typename Params>
   __device__ __forceinline__ void build(const Params& params, int unit_rows,
                                         int (&counts)[kSizeClasses]) const {
-    scan_segments(params.m_sizes, params.experts, params.total_rows, 1, row_prefix, nullptr);
+    scan_segments<1>(params.m_sizes, params.experts, params.total_rows, RowStarts{row_prefix});
     __syncwarp();
     // A tile that starts last can make the launch this much longer: 1/32 of a block's share at
     // most.

@@ -9,9 +9,9 @@
 #include "cuda/passes/passes.h"
 #include "moegemm/error.h"
 
-/// out[t] = sum over s of weights[t, s] * rows[t, s]. A thread makes a pack of eight
-/// columns of one token (or one column, when the memory is not 16-byte aligned) and adds the slots
-/// in order: an element's bits depend on its own rows alone.
+/// out[t] = sum over s of weights[t, s] * rows[t, s], or of rows[positions[t, s]]. A thread makes a
+/// pack of eight columns of one token (or one column, when the memory is not 16-byte aligned) and
+/// adds the slots in order: an element's bits depend on its own rows alone.
 namespace moegemm::cuda {
 namespace {
 
@@ -21,9 +21,10 @@ constexpr std::int64_t kMostItems = std::int64_t{1} << 30;
 
 /// Blocks on a multiprocessor, by the 16-byte loads that a thread has in flight: few loads leave
 /// registers for many threads. 32 to 96 KB are in flight then; 29 KB hide the latency of HBM
-/// (4.2 TB/s * 0.9 us over 132 multiprocessors).
-constexpr int blocks_per_multiprocessor(int loads) {
-  return loads == 1 ? 8 : loads == 2 ? 6 : loads == 4 ? 4 : 3;
+/// (4.2 TB/s * 0.9 us over 132 multiprocessors). Positions take registers, too.
+constexpr int blocks_per_multiprocessor(int loads, bool by_position) {
+  const int blocks = loads == 1 ? 8 : loads == 2 ? 6 : loads == 4 ? 4 : 3;
+  return by_position ? blocks - 1 : blocks;
 }
 constexpr int kMostLoads = 8;
 
@@ -33,7 +34,7 @@ constexpr int slots_in_flight(std::int64_t element_bytes, int loads) {
 }
 
 struct CombineArguments {
-  Floats rows;     // [T * topk, columns]
+  Floats rows;     // [T * topk, columns]; by position [row_count, columns]
   Floats weights;  // [T * topk]
   int topk;
   int step;                   // slots at a time
@@ -43,6 +44,8 @@ struct CombineArguments {
   int places;  // packs or columns of a token
   int items;   // threads, one for each place of this launch's tokens
   FastDivisor by_places;
+  IndexArray positions;  // [T * topk], or null
+  std::int64_t row_count;
 };
 
 /// What this thread makes: a place in a token.
@@ -62,7 +65,14 @@ __device__ __forceinline__ bool find_item(const CombineArguments& a, Item& item)
   return true;
 }
 
+/// The row of a slot, or -1 for none.
+__device__ __forceinline__ std::int64_t row_at(const CombineArguments& a, std::int64_t slot) {
+  const std::int64_t row = a.positions[slot];
+  return row >= 0 && row < a.row_count ? row : -1;
+}
+
 /// One element each, in the order and with the rounding of the packed path.
+template <bool ByPosition>
 __global__ void __launch_bounds__(kThreads) combine_elements(const CombineArguments a) {
   Item item;
   if (!find_item(a, item)) {
@@ -70,11 +80,13 @@ __global__ void __launch_bounds__(kThreads) combine_elements(const CombineArgume
   }
   const std::int64_t token = item.token, column = a.first_column + item.place;
   float sum = 0.0f;
-#pragma unroll 4
+#pragma unroll 2
   for (int s = 0; s < a.topk; ++s) {
-    const std::int64_t row = token * a.topk + s;
+    const std::int64_t slot = token * a.topk + s;
+    const std::int64_t row = ByPosition ? row_at(a, slot) : slot;
+    if (ByPosition && row < 0) continue;
     const float value = a.rows.load(row * a.rows.stride + column);
-    sum = fmaf(a.weights.data ? a.weights.load(row) : 1.0f, value, sum);
+    sum = fmaf(a.weights.data ? a.weights.load(slot) : 1.0f, value, sum);
   }
   a.out.store(token * a.out.stride + column, sum);
 }
@@ -92,7 +104,7 @@ struct UnitWeights {
 };
 
 /// Eight columns of a token by 16-byte accesses, up to `Loads` of them in flight.
-template <typename T, int Loads, typename Weights>
+template <typename T, int Loads, bool ByPosition, typename Weights>
 __device__ __forceinline__ void combine_pack(const CombineArguments& a, const Item& item,
                                              const Weights& row_weights) {
   constexpr int kSlots = slots_in_flight(sizeof(T), Loads);
@@ -100,27 +112,38 @@ __device__ __forceinline__ void combine_pack(const CombineArguments& a, const It
   const int stride = static_cast<int>(a.rows.stride);
   const std::int64_t column = std::int64_t{item.place} * kPackElems;
   const std::int64_t row = std::int64_t{item.token} * a.topk;
-  const T* source = static_cast<const T*>(a.rows.data) + row * stride + column;
+  const T* source = static_cast<const T*>(a.rows.data) + (ByPosition ? 0 : row * stride) + column;
   float sums[kPackElems] = {};
   int done = 0;
   do {
     const int count = kOneBatch ? a.topk : min(a.topk - done, a.step);
     Pack<T> loaded[kSlots];
     float weights[kSlots];
+    int at[ByPosition ? kSlots : 1];
+    if constexpr (ByPosition) {
+#pragma unroll
+      for (int j = 0; j < kSlots; ++j) {
+        at[j] = kSlots == 1 || j < count ? static_cast<int>(row_at(a, row + done + j)) : -1;
+      }
+    }
+    const auto counts = [&](int j) {
+      if constexpr (ByPosition) return at[j] >= 0;
+      return kSlots == 1 || j < count;
+    };
     // Rows before weights: converting a weight waits for it, and the rows should be on their way.
 #pragma unroll
     for (int j = 0; j < kSlots; ++j) {
-      if (kSlots == 1 || j < count) {
-        loaded[j] = load_pack(source + std::int64_t{done + j} * stride);
+      if (counts(j)) {
+        loaded[j] = load_pack(source + std::int64_t{ByPosition ? at[j] : done + j} * stride);
       }
     }
 #pragma unroll
     for (int j = 0; j < kSlots; ++j) {
-      if (kSlots == 1 || j < count) weights[j] = row_weights[row + done + j];
+      if (counts(j)) weights[j] = row_weights[row + done + j];
     }
 #pragma unroll
     for (int j = 0; j < kSlots; ++j) {
-      if (kSlots == 1 || j < count) {
+      if (counts(j)) {
         float values[kPackElems];
         unpack(loaded[j], values);
 #pragma unroll
@@ -134,8 +157,8 @@ __device__ __forceinline__ void combine_pack(const CombineArguments& a, const It
   store_pack(a.out.data, a.out.dtype, item.token * a.out.stride + column, sums);
 }
 
-template <typename T, int Loads>
-__global__ void __launch_bounds__(kThreads, blocks_per_multiprocessor(Loads))
+template <typename T, int Loads, bool ByPosition>
+__global__ void __launch_bounds__(kThreads, blocks_per_multiprocessor(Loads, ByPosition))
     combine_packs(const CombineArguments a) {
   Item item;
   if (!find_item(a, item)) {
@@ -143,35 +166,38 @@ __global__ void __launch_bounds__(kThreads, blocks_per_multiprocessor(Loads))
   }
   // The branch is out here, as inside it would be between a batch's loads.
   if (!a.weights.data) {
-    combine_pack<T, Loads>(a, item, UnitWeights());
+    combine_pack<T, Loads, ByPosition>(a, item, UnitWeights());
   } else if (a.weights.dtype == DType::kFloat32) {
     const auto* weights = static_cast<const float*>(a.weights.data);
-    combine_pack<T, Loads>(a, item, GivenWeights<float>{weights});
+    combine_pack<T, Loads, ByPosition>(a, item, GivenWeights<float>{weights});
   } else if constexpr (sizeof(T) == 2) {
     const auto* weights = static_cast<const T*>(a.weights.data);
-    combine_pack<T, Loads>(a, item, GivenWeights<T>{weights});
+    combine_pack<T, Loads, ByPosition>(a, item, GivenWeights<T>{weights});
   }
 }
 
-template <typename T>
+template <typename T, bool ByPosition>
 const void* packed_kernel(int loads) {
   if constexpr (sizeof(T) == 2) {
-    if (loads == 1) return reinterpret_cast<const void*>(&combine_packs<T, 1>);
+    if (loads == 1) return reinterpret_cast<const void*>(&combine_packs<T, 1, ByPosition>);
   }
-  return loads == 2   ? reinterpret_cast<const void*>(&combine_packs<T, 2>)
-         : loads == 4 ? reinterpret_cast<const void*>(&combine_packs<T, 4>)
-                      : reinterpret_cast<const void*>(&combine_packs<T, kMostLoads>);
+  return loads == 2   ? reinterpret_cast<const void*>(&combine_packs<T, 2, ByPosition>)
+         : loads == 4 ? reinterpret_cast<const void*>(&combine_packs<T, 4, ByPosition>)
+                      : reinterpret_cast<const void*>(&combine_packs<T, kMostLoads, ByPosition>);
 }
 
+template <bool ByPosition>
 const void* packed_kernel(DType dtype, int loads) {
   return with_format(FloatingFormats(), dtype,
-                     [&]<DType D>() { return packed_kernel<ElementType<D>>(loads); });
+                     [&]<DType D>() { return packed_kernel<ElementType<D>, ByPosition>(loads); });
 }
 
 const ListedKernels listed([] {
   std::vector<const void*> kernels;
   for_each_format(TensorCoreFormats(), [&]<DType D>() {
-    for (const int loads : {1, 2, 4, kMostLoads}) kernels.push_back(packed_kernel(D, loads));
+    for (const int loads : {1, 2, 4, kMostLoads}) {
+      kernels.push_back(packed_kernel<false>(D, loads));
+    }
   });
   return kernels;
 });
@@ -194,18 +220,22 @@ std::int64_t even_batches(std::int64_t topk, std::int64_t most) {
 
 }  // namespace
 
-void CudaPasses::combine(const TensorView& rows, const TensorView& weights, std::int64_t topk,
-                         const TensorView& out, const ExecutionContext& context) const {
+void CudaPasses::combine(const TensorView& rows, const TensorView& weights,
+                         const TensorView& positions, std::int64_t topk, const TensorView& out,
+                         const ExecutionContext& context) const {
   const PassLaunch on(rows.device, context);
   const std::int64_t tokens = out.shape[0], columns = out.shape[1];
   if (tokens == 0 || columns == 0) {
     return;
   }
-  if (std::max({tokens, columns, topk}) > kMostItems) {
-    throw Error(ErrorKind::kNotImplemented,
-                "combine on a GPU takes at most 2^30 tokens, columns and slots of a token, got " +
-                    std::to_string(tokens) + ", " + std::to_string(columns) + " and " +
-                    std::to_string(topk));
+  const bool by_position = positions.given();
+  if (std::max({tokens, columns, topk, by_position ? rows.shape[0] : 0}) > kMostItems) {
+    throw Error(
+        ErrorKind::kNotImplemented,
+        "combine on a GPU takes at most 2^30 tokens, rows by position, columns and slots of a "
+        "token, got " +
+            std::to_string(tokens) + ", " + std::to_string(rows.shape[0]) + ", " +
+            std::to_string(columns) + " and " + std::to_string(topk));
   }
   const bool packed =
       is_16_byte_aligned(rows) && rows.row_stride <= INT32_MAX && is_16_byte_aligned(out);
@@ -223,6 +253,8 @@ void CudaPasses::combine(const TensorView& rows, const TensorView& weights, std:
       .places = 0,
       .items = 0,
       .by_places = {},
+      .positions = indices_of(positions),
+      .row_count = rows.shape[0],
   };
   const auto start = [&](const void* kernel, const char* name, std::int64_t places) {
     arguments.places = static_cast<int>(places);
@@ -240,10 +272,14 @@ void CudaPasses::combine(const TensorView& rows, const TensorView& weights, std:
     }
   };
   if (packs > 0) {
-    start(packed_kernel(rows.dtype, loads), "combine_packs", packs);
+    start(by_position ? packed_kernel<true>(rows.dtype, loads)
+                      : packed_kernel<false>(rows.dtype, loads),
+          "combine_packs", packs);
   }
   if (single_columns > 0) {
-    start(reinterpret_cast<const void*>(&combine_elements), "combine_elements", single_columns);
+    start(by_position ? reinterpret_cast<const void*>(&combine_elements<true>)
+                      : reinterpret_cast<const void*>(&combine_elements<false>),
+          "combine_elements", single_columns);
   }
 }
 

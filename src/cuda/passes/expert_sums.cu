@@ -48,6 +48,7 @@ struct SumArguments {
   FastDivisor topk;
   std::int64_t columns;
   unsigned strips;
+  std::int64_t flat_rows;  // indices are below it
 };
 
 /// A row that is added.
@@ -59,7 +60,7 @@ struct Source {
 __device__ __forceinline__ Source source_of(const SumArguments& a, int position) {
   if (!a.gather_indices) return {position, 1.0f};
   const std::int64_t flat = load_index(a.gather_indices, a.indices_64_bit, position);
-  if (flat < 0 || flat >= a.count) return {-1, 0.0f};
+  if (flat < 0 || flat >= a.flat_rows) return {-1, 0.0f};
   return {static_cast<int>(a.topk.divide(static_cast<std::uint32_t>(flat))),
           a.weights ? load_float(a.weights, a.weights_dtype, flat) : 1.0f};
 }
@@ -207,8 +208,10 @@ void CudaPasses::expert_sums(const TensorView& rows, const RoutingView& routing,
   const std::int64_t strips = (columns + strip - 1) / strip;
   const std::int64_t count = gathers ? routing.gather_indices.shape[0] : rows.shape[0];
   constexpr std::int64_t kMostRows = INT32_MAX - kDeep * (kStages + 1);  // threads count past them
-  if (strips > INT32_MAX / experts || count > kMostRows) {
-    throw Error(ErrorKind::kNotImplemented, "expert_sums on a GPU: " + std::to_string(count) +
+  const std::int64_t flat_rows = gathers ? rows.shape[0] * routing.topk : count;
+  const std::int64_t most = std::max(count, flat_rows);
+  if (strips > INT32_MAX / experts || most > kMostRows) {
+    throw Error(ErrorKind::kNotImplemented, "expert_sums on a GPU: " + std::to_string(most) +
                                                 " rows and " + std::to_string(experts * columns) +
                                                 " sums, more than one launch covers");
   }
@@ -230,6 +233,7 @@ void CudaPasses::expert_sums(const TensorView& rows, const RoutingView& routing,
           static_cast<std::uint32_t>(std::min<std::int64_t>(routing.topk, INT32_MAX))),
       .columns = columns,
       .strips = static_cast<unsigned>(strips),
+      .flat_rows = flat_rows,
   };
   const int shared_bytes = packed ? ring_bytes(kStages, size_bytes(rows.dtype), 1, kThreads) +
                                         (gathers ? kBatch * static_cast<int>(sizeof(Source)) : 0)

@@ -20,6 +20,7 @@ struct GatherArguments {
   std::int64_t gathered_pitch;
   IndexArray indices;
   std::int64_t count;
+  std::int64_t flat_rows;  // indices are below it
   std::int64_t divisor;
   std::int64_t chunks;  // of a row
 };
@@ -30,7 +31,7 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const GatherArguments 
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   if (row >= a.count) return;
   const std::int64_t flat = load_index(a.indices.data, a.indices.is_64_bit, row);
-  const bool named = flat >= 0 && flat < a.count;
+  const bool named = flat >= 0 && flat < a.flat_rows;
   const Chunk* const source =
       static_cast<const Chunk*>(a.rows) + (named ? flat / a.divisor : 0) * a.pitch;
   Chunk* const target = static_cast<Chunk*>(a.gathered) + row * a.gathered_pitch;
@@ -60,6 +61,7 @@ void launch_chunks(const TensorView& rows, const TensorView& indices, std::int64
       .gathered_pitch = chunks(gathered.row_stride),
       .indices = indices_of(indices),
       .count = gathered.shape[0],
+      .flat_rows = rows.shape[0] * divisor,
       .divisor = divisor,
       .chunks = chunks(rows.shape[1]),
   };

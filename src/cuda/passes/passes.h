@@ -15,8 +15,16 @@ class CudaPasses final : public Passes {
              const TensorView& gather_indices, const TensorView& inverse, void* workspace,
              const ExecutionContext& context) const override;
   std::int64_t route_workspace_bytes(std::int64_t rows, std::int64_t experts) const override;
-  void combine(const TensorView& rows, const TensorView& weights, std::int64_t topk,
-               const TensorView& out, const ExecutionContext& context) const override;
+  void route_compact(const TensorView& expert_ids, std::int64_t experts, const TensorView& m_sizes,
+                     const TensorView& gather_indices, const TensorView& positions,
+                     const RouteLimits& limits, void* workspace,
+                     const ExecutionContext& context) const override;
+  std::optional<DroppedRow> dropped_row(const TensorView& expert_ids, std::int64_t experts,
+                                        const TensorView& num_tokens, std::int64_t capacity,
+                                        const ExecutionContext& context) const override;
+  void combine(const TensorView& rows, const TensorView& weights, const TensorView& positions,
+               std::int64_t topk, const TensorView& out,
+               const ExecutionContext& context) const override;
   void activate(const TensorView& pre, const TensorView& bias, const TensorView& m_sizes,
                 const Activation& activation, const TensorView& act,
                 const ExecutionContext& context) const override;
@@ -31,6 +39,7 @@ class CudaPasses final : public Passes {
                   const TensorView& scaled, const TensorView& dot, const TensorView& scaled_x,
                   const ExecutionContext& context) const override;
   std::optional<RoutingFault> check(const RoutingView& routing, std::int64_t rows,
+                                    std::int64_t flat_rows,
                                     const ExecutionContext& context) const override;
 };
 

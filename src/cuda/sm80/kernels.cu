@@ -46,6 +46,7 @@ RoutingParams make_routing(const Problem& problem, const Operands& operands) {
           .counter = nullptr,
           .experts = static_cast<int>(problem.experts),
           .total_rows = static_cast<int>(problem.rows),
+          .flat_rows = static_cast<int>(problem.flat_rows()),
           .divisor = make_fast_divisor(static_cast<std::uint32_t>(problem.gather_divisor())),
           .multiply = problem.multiply,
           .weights_are_fp32 = problem.weights_dtype == DType::kFloat32};

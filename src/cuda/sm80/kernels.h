@@ -73,7 +73,7 @@ KernelEntry entry_of(Functions) {
   };
   // Kernels for some of the GPUs only are loaded when they are first launched.
   if constexpr (kTensor16 && Kernel.arch == 80 && Kernel.loads == Loads::kVectors) {
-    entry.layer_functions = layer_functions(Functions{});
+    entry.layer_functions = layer_functions(Functions{}, Formats());
   }
   return entry;
 }

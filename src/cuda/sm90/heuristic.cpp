@@ -361,7 +361,7 @@ bool weights_pass_through_l2(const Problem& problem, const TileShape& tile, std:
     return false;
   }
   const std::int64_t gathered_bytes =
-      problem.rows / problem.gather_divisor() * problem.k * size_bytes(problem.dtype);
+      problem.flat_rows() / problem.gather_divisor() * problem.k * size_bytes(problem.dtype);
   return problem.rows <= problem.experts * tile.rows && 4 * gathered_bytes <= 3 * l2_bytes;
 }
 

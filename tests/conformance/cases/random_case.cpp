@@ -89,6 +89,10 @@ RandomCase random_case(Random& random, bool aligned) {
   c.accumulate = drawn.op == Op::kDw && random.chance(3);
   c.dy_per_token = drawn.op != Op::kForward && c.permutation == Permutation::kY && random.chance(3);
   c.bias = drawn.op != Op::kDw && random.chance(4);
+  if ((c.permutation == Permutation::kX || c.dy_per_token) && random.chance(3)) {
+    c.slots = random.below(90) * c.topk;
+    c.multiply = false;
+  }
   if (drawn.op != Op::kDw && !c.scatters(drawn.op) && !c.multiply && random.chance(4)) {
     c.activation = random_activation(random);
     c.product_scale = 0.25f;  // or their products of up to 300 terms would leave fp16's range

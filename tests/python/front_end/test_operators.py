@@ -77,6 +77,21 @@ def test_route(device, with_inverse):
     torch.library.opcheck(OPS.route.default, (ids, 5, False, with_inverse))
 
 
+@pytest.mark.parametrize("limited", [False, True])
+def test_route_compact(device, limited):
+    ids = torch.randint(-1, 9, (7, 2), device=device)
+    limits = [torch.tensor([n], device=device, dtype=torch.int32) for n in (5, 0)] if limited else [None, None]
+    torch.library.opcheck(OPS.route_compact.default, (ids, 5, 6, *limits, False, False))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_combine_rows(device, weighted):
+    rows = torch.randn(9, 8, device=device, requires_grad=True)
+    weights = torch.rand(7, 2, device=device, requires_grad=True) if weighted else None
+    positions = torch.randperm(14, device=device).view(7, 2) - 4
+    torch.library.opcheck(OPS.combine_rows.default, (rows, weights, positions, False))
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 def test_combine(device, weighted):
     rows = torch.randn(14, 8, device=device, requires_grad=True)

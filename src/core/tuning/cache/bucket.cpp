@@ -44,8 +44,8 @@ class Fingerprint {
 }  // namespace
 
 std::string problem_bucket(const Problem& problem) {
-  const std::uint64_t tokens =
-      std::bit_ceil(static_cast<std::uint64_t>(problem.tokens() > 0 ? problem.tokens() : 1));
+  const std::int64_t worth = problem.rows / problem.topk;  // tokens; with a capacity, of its rows
+  const std::uint64_t tokens = std::bit_ceil(static_cast<std::uint64_t>(worth > 0 ? worth : 1));
   std::string text =
       join(to_string(problem.op), " ", to_string(problem.dtype), "->", to_string(problem.out_dtype),
            " E=", problem.experts, " N=", problem.n, " K=", problem.k, " topk=", problem.topk,

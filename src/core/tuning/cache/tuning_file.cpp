@@ -184,7 +184,7 @@ TunedRecords read_tuning_file(const fs::path& path) {
 void merge_into_tuning_file(const fs::path& path, const TunedRecords& added) {
   make_folder(path.parent_path());
   const FileLock lock(path);
-  // One name for every writer: the lock lets in one at a time, and what a killed one left behind is
+  // One name for every writer: the lock lets in one at a time, and what a killed one left is
   // overwritten by the next.
   const fs::path partial = beside(path, ".partial");
   TunedRecords merged;

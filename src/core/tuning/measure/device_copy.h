@@ -11,7 +11,7 @@ namespace moegemm {
 void copy_on_device(Device device, const ExecutionContext& context, void* to, const void* from,
                     std::int64_t bytes);
 
-/// Copies to the host, behind what `context` was told before, and waits for it.
+/// Copies to the host, after what `context` was told before, and waits for it.
 void copy_to_host(Device device, const ExecutionContext& context, void* to, const void* from,
                   std::int64_t bytes);
 

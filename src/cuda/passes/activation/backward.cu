@@ -25,14 +25,14 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-/// Of 64 registers each. Older GPUs and fp32 take a few more, and three blocks fit.
+/// Of 64 registers each. Older GPUs take a few more, and three blocks fit; fp32 takes some 100.
 constexpr int kBlocksPerMultiprocessor = 4;
 template <typename T>
 constexpr int least_resident_blocks() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
   return 3;
 #else
-  return sizeof(T) == 2 ? kBlocksPerMultiprocessor : 3;
+  return sizeof(T) == 2 ? kBlocksPerMultiprocessor : 2;
 #endif
 }
 /// 144 bytes in flight for each of 1024 threads on a multiprocessor: five times what hides the
@@ -57,12 +57,13 @@ struct BackwardArguments {
   Floats down_bias;
   Floats d_pre;
   Floats weighted_act;
-  Floats d_weights;           // [rows], flat order
-  Floats weights;             // [rows], flat order
+  Floats d_weights;           // [flat_rows]
+  Floats weights;             // [flat_rows]
   IndexArray gather_indices;  // [rows], or null
   IndexArray m_sizes;
   int experts;
   int rows;
+  int flat_rows;  // indices are below it
   int topk;
   int activated;
   int hidden;
@@ -220,7 +221,7 @@ __global__ void __launch_bounds__(kThreads, least_resident_blocks<T>())
   for (int stage = 0; stage < Ring<T, L>::kStages; ++stage) {
     fetch(begin + stage < end);
   }
-  if (my_row < count) rows[my_row] = look_up(a, my_index.below(a.rows));
+  if (my_row < count) rows[my_row] = look_up(a, my_index.below(a.flat_rows));
   share_row_prefix(a.m_sizes, sizes, a.experts, a.rows, row_prefix);
   if (my_row < count) place(a, row_prefix, first + my_row, rows[my_row]);
   __syncthreads();
@@ -329,7 +330,7 @@ __global__ void __launch_bounds__(kThreads) backward_elements(const BackwardArgu
   share_row_prefix(a.m_sizes, fetch_sizes(a.m_sizes, a.experts), a.experts, a.rows, row_prefix);
   const int step = static_cast<int>(gridDim.x) * kWarps;
   for (int r = static_cast<int>(blockIdx.x * kWarps + threadIdx.x / 32); r < a.rows; r += step) {
-    Row row = look_up(a, a.gather_indices.data ? flat_row(a.gather_indices, r, a.rows) : r);
+    Row row = look_up(a, a.gather_indices.data ? flat_row(a.gather_indices, r, a.flat_rows) : r);
     place(a, row_prefix, r, row);
     if (row.flat < 0) {
       a.d_pre.zero_row(r, a.activation.gated() ? 2 * a.activated : a.activated);
@@ -377,9 +378,17 @@ void CudaPasses::activate_backward(const ActivationGradientInputs& in, const Rou
                                    const ExecutionContext& context) const {
   const PassLaunch on(in.pre.device, context);
   const std::int64_t rows = in.pre.shape[0], activated = in.d_act.shape[1];
-  if (rows == 0) {
-    return;
-  }
+  const std::int64_t flat_rows = flat_rows_of(routing, out, rows);
+  const auto clear_d_weights = [&] {
+    if (!out.d_weights.given()) return;
+    // All zero bits are zero in every floating dtype.
+    cuda::check(
+        cudaMemsetAsync(out.d_weights.data, 0,
+                        static_cast<std::size_t>(flat_rows * size_bytes(out.d_weights.dtype)),
+                        on.stream),
+        "clear d_weights for activate_backward");
+  };
+  if (rows == 0) return clear_d_weights();
   const std::int64_t experts = routing.m_sizes.shape[0];
   const std::int64_t hidden = in.d_out.given() ? in.d_out.shape[1] : 0;
   const std::int64_t strips = (activated + kStripColumns - 1) / kStripColumns;
@@ -400,8 +409,8 @@ void CudaPasses::activate_backward(const ActivationGradientInputs& in, const Rou
                    static_cast<int>(group *
                                     static_cast<std::int64_t>(sizeof(Row) + dots * sizeof(float)))
              : 0;
-  require_activation_limits(rows, std::max(in.pre.shape[1], hidden), experts, shared_bytes,
-                            in.pre.device);
+  require_activation_limits(std::max(rows, flat_rows), std::max(in.pre.shape[1], hidden), experts,
+                            shared_bytes, in.pre.device);
   BackwardArguments arguments = {
       .pre = floats_of(in.pre),
       .bias = floats_of(in.bias),
@@ -416,6 +425,7 @@ void CudaPasses::activate_backward(const ActivationGradientInputs& in, const Rou
       .m_sizes = indices_of(routing.m_sizes),
       .experts = static_cast<int>(experts),
       .rows = static_cast<int>(rows),
+      .flat_rows = static_cast<int>(flat_rows),
       .topk = static_cast<int>(routing.topk),
       .activated = static_cast<int>(activated),
       .hidden = static_cast<int>(hidden),
@@ -425,13 +435,7 @@ void CudaPasses::activate_backward(const ActivationGradientInputs& in, const Rou
       .activation = activation,
       .columns = gate_columns(activation, activated),
   };
-  if (out.d_weights.given()) {
-    // All zero bits are zero in every floating dtype.
-    cuda::check(cudaMemsetAsync(out.d_weights.data, 0,
-                                static_cast<std::size_t>(rows * size_bytes(out.d_weights.dtype)),
-                                on.stream),
-                "clear d_weights for activate_backward");
-  }
+  clear_d_weights();
   void* parameters[] = {&arguments};
   if (!packed) {
     const std::int64_t blocks = std::min((rows + kWarps - 1) / kWarps, resident);

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "cuda/backend/empty_output.h"
 #include "cuda/sm80/kernels.h"
 #include "cuda/sm80/row_gemm/params.h"
 #include "cuda/sm80/row_gemm/traits.h"
@@ -33,7 +34,7 @@ RowGemmParams make_params(const Step& step, const Problem& problem, const Operan
 
 void launch_rows(const KernelEntry& entry, const Step& step, const Problem& problem,
                  const Operands& operands, cudaStream_t stream) {
-  if (problem.rows == 0) return;
+  if (problem.rows == 0) return zero_unnamed_output(problem, operands, stream);
   RowGemmParams params = make_params(step, problem, operands);
   launch_kernel(entry, step, problem, params, entry.smem_bytes(problem), stream);
 }
@@ -47,9 +48,16 @@ LaunchPolicy grid(const KernelEntry& entry, const Problem& problem, const Device
 }
 
 template <RowGemm Kernel>
+struct Functions {
+  template <DType D>
+  KernelFunctions operator()() const {
+    return row_gemm_functions<Kernel, D>();
+  }
+};
+
+template <RowGemm Kernel>
 KernelEntry row_entry() {
-  KernelEntry entry = entry_of<Kernel, RowGemmLayout<ShapeOf<Kernel>>>(
-      []<DType D>() { return row_gemm_functions<Kernel, D>(); });
+  KernelEntry entry = entry_of<Kernel, RowGemmLayout<ShapeOf<Kernel>>>(Functions<Kernel>());
   entry.tiles = most_row_tiles;
   entry.grid = grid;
   entry.launch = launch_rows;

@@ -268,7 +268,7 @@ class RowLoader {
       }
 #pragma unroll
       for (int i = 0; i < kInFlight; ++i) {
-        const int flat = fetched[i].below(params_.total_rows);
+        const int flat = fetched[i].below(params_.flat_rows);
         rows_[start + i] = flat < 0 ? kNoRow
                                     : params_.divisor.divide(static_cast<unsigned>(flat)) *
                                           params_.row_pitch.units;
@@ -327,7 +327,7 @@ __device__ __forceinline__ int flat_row_of(const RowGemmParams& params, const Ro
                                            int local) {
   const bool indexed = params.scatter || params.multiply;
   return indexed && local < tile.rows
-             ? flat_row(params.gather_indices, tile.row + local, params.total_rows)
+             ? flat_row(params.gather_indices, tile.row + local, params.flat_rows)
              : -1;
 }
 

@@ -17,6 +17,7 @@ struct RoutingParams {
 
   int experts;
   int total_rows;
+  int flat_rows;        ///< indices are below it
   FastDivisor divisor;  ///< a gathered flat index over this is the row to read
 
   bool multiply;  ///< by router_weights of the flat row: results of row GEMMs, dY of dW

@@ -49,10 +49,17 @@ LaunchPolicy grid(const KernelEntry& entry, const Problem& problem, const Device
 }
 
 template <WeightGemm Kernel>
+struct Functions {
+  template <DType D>
+  KernelFunctions operator()() const {
+    return weight_gemm_functions<Kernel, D>();
+  }
+};
+
+template <WeightGemm Kernel>
 KernelEntry weight_entry() {
   using Layout = WeightGemmLayout<ShapeOf<Kernel>, Kernel.element_bytes()>;
-  KernelEntry entry =
-      entry_of<Kernel, Layout>([]<DType D>() { return weight_gemm_functions<Kernel, D>(); });
+  KernelEntry entry = entry_of<Kernel, Layout>(Functions<Kernel>());
   entry.tiles = total_tiles;
   entry.grid = grid;
   entry.launch = launch_weights;

@@ -188,7 +188,7 @@ class WeightLoader {
   /// Rows past the segment and absent ones are missing in both operands: 0 times a NaN opposite
   /// would not be 0.
   __device__ __forceinline__ void write_fetched() {
-    const int flat = fetched_.below(params_.total_rows);
+    const int flat = fetched_.below(params_.flat_rows);
     const bool present = params_.indexed ? flat >= 0 : ahead_tile_ >= 0 && is_ahead_inside();
     const int row = present ? ahead_row_ : -1;
     const int source = params_.source_row(flat);
@@ -306,7 +306,7 @@ class WeightStreamLoader {
 
   /// The rows that the fetched indices name: see WeightLoader::write_fetched.
   __device__ __forceinline__ void look_up() {
-    const int flat = fetched_.below(params_.total_rows);
+    const int flat = fetched_.below(params_.flat_rows);
     const int source = params_.source_row(flat);
     const bool present = params_.indexed ? flat >= 0 : position_ < end_;
     const int row = present ? position_ : -1;

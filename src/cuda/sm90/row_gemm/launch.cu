@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/backend/empty_output.h"
 #include "cuda/backend/kernel_entry.h"
 #include "cuda/backend/tensor_map.h"
 #include "cuda/sm90/heuristic.h"
@@ -112,6 +113,7 @@ RowGemmParams make_params(const RowGemm& kernel, const Step& step, const Problem
   params.bias_stride = operands.bias_stride;
   params.experts = static_cast<int>(problem.experts);
   params.total_rows = static_cast<int>(problem.rows);
+  params.flat_rows = static_cast<int>(problem.flat_rows());
   params.features = static_cast<int>(rows.features);
   params.depth = static_cast<int>(rows.depth);
   params.divisor = make_fast_divisor(static_cast<std::uint32_t>(problem.gather_divisor()));
@@ -133,7 +135,7 @@ RowGemmParams make_params(const RowGemm& kernel, const Step& step, const Problem
 
 void launch_rows(const RowGemm& kernel, const KernelEntry& entry, const Step& step,
                  const Problem& problem, const Operands& operands, cudaStream_t stream) {
-  if (problem.rows == 0) return;
+  if (problem.rows == 0) return zero_unnamed_output(problem, operands, stream);
   RowGemmParams params = make_params(kernel, step, problem, operands);
   const std::int64_t smem_bytes = entry.smem_bytes(problem);
   const std::int64_t left = device_facts(problem.device.index)->shared_memory_bytes - smem_bytes;
@@ -151,40 +153,47 @@ std::string name_of(const RowGemm& kernel) {
 }
 
 template <RowGemm Kernel>
-const void* function(const Problem& problem) {
-  const KernelFunctions functions = with_format(TensorCoreFormats(), problem.dtype, []<DType D>() {
+struct Functions {
+  template <DType D>
+  KernelFunctions operator()() const {
     return row_gemm_functions<Kernel, D>();
-  });
+  }
+};
+
+template <RowGemm Kernel>
+const void* function(const Problem& problem) {
+  const KernelFunctions functions =
+      with_format(TensorCoreFormats(), problem.dtype, Functions<Kernel>());
   if (problem.gathers()) return functions.gathered;
   return problem.bias && functions.biased ? functions.biased : functions.plain;
 }
 
 template <RowGemm Kernel>
 KernelEntry entry_of() {
-  return {
-      .info = {.backend = BackendKind::kSm90,
-               .name = name_of(Kernel),
-               .op = Kernel.op,
-               .tile = {Kernel.rows, Kernel.features, kDepth},
-               .stages = Kernel.stages},
-      .arch = Kernel.arch,
-      .exact = Kernel.exact,
-      .threads = kThreads,
-      .tiles = most_row_tiles,
-      .smem_bytes =
-          [](const Problem& problem) {
-            using Traits = RowGemmTraits<Kernel, DType::kBFloat16, false>;
-            return RowGemmLayout<Traits>::total(problem.experts, needs_row_info(problem));
-          },
-      .function = function<Kernel>,
-      .layer_functions = layer_functions([]<DType D>() { return row_gemm_functions<Kernel, D>(); }),
-      .refuse = [](const KernelEntry& entry, const Problem& problem,
-                   const DeviceFacts& facts) { return refuse(Kernel, entry, problem, facts); },
-      .grid = grid,
-      .launch =
-          [](const KernelEntry& entry, const Step& step, const Problem& problem,
-             const Operands& operands,
-             cudaStream_t stream) { launch_rows(Kernel, entry, step, problem, operands, stream); }};
+  return {.info = {.backend = BackendKind::kSm90,
+                   .name = name_of(Kernel),
+                   .op = Kernel.op,
+                   .tile = {Kernel.rows, Kernel.features, kDepth},
+                   .stages = Kernel.stages},
+          .arch = Kernel.arch,
+          .exact = Kernel.exact,
+          .threads = kThreads,
+          .tiles = most_row_tiles,
+          .smem_bytes =
+              [](const Problem& problem) {
+                using Traits = RowGemmTraits<Kernel, DType::kBFloat16, false>;
+                return RowGemmLayout<Traits>::total(problem.experts, needs_row_info(problem));
+              },
+          .function = function<Kernel>,
+          .layer_functions = layer_functions(Functions<Kernel>(), TensorCoreFormats()),
+          .refuse = [](const KernelEntry& entry, const Problem& problem,
+                       const DeviceFacts& facts) { return refuse(Kernel, entry, problem, facts); },
+          .grid = grid,
+          .launch =
+              [](const KernelEntry& entry, const Step& step, const Problem& problem,
+                 const Operands& operands, cudaStream_t stream) {
+                launch_rows(Kernel, entry, step, problem, operands, stream);
+              }};
 }
 
 }  // namespace

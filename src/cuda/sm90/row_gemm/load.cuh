@@ -127,7 +127,7 @@ struct GatheredRows {
     for (int i = 0; i < kCount; ++i) {
       // Rows past the tile repeat its last one: cheaper than a predicate, and never stored.
       const int row = min(thread / 8 + i * kStep, tile.rows - 1);
-      flat[i] = params.gather_indices.fetch(tile.row + row).below(params.total_rows);
+      flat[i] = params.gather_indices.fetch(tile.row + row).below(params.flat_rows);
     }
     missing = 0;
 #pragma unroll
@@ -259,7 +259,7 @@ __device__ __forceinline__ void write_row_info(const RowGemmParams& params,
   for (int i = 0; i < kCount; ++i) {
     const int row = first + i * Step;
     flat[i] =
-        row < tile.rows ? flat_row(params.gather_indices, tile.row + row, params.total_rows) : -1;
+        row < tile.rows ? flat_row(params.gather_indices, tile.row + row, params.flat_rows) : -1;
   }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {

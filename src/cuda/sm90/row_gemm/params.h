@@ -38,6 +38,7 @@ struct RowGemmParams {
   int experts;
   int named_words;  ///< of shared memory, for UnnamedRows
   int total_rows;
+  int flat_rows;  ///< indices are below it; rows of a scattered output
   int features;
   int depth;
   FastDivisor divisor;  ///< a gathered flat index over this is the row to read

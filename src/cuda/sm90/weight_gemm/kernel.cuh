@@ -41,7 +41,7 @@ __device__ __forceinline__ bool has_absent_rows(const WeightGemmParams& params,
           params.gather_indices.fetch(tile.row + min(first + i * kWarpSize, tile.rows - 1));
     }
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) absent |= fetched[i].below(params.total_rows) < 0;
+    for (int i = 0; i < kBatch; ++i) absent |= fetched[i].below(params.flat_rows) < 0;
   }
   return __any_sync(kFullMask, absent);
 }

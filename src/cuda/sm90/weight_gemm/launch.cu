@@ -90,6 +90,7 @@ WeightGemmParams make_params(const Step& step, const Problem& problem, const Ope
   params.m_sizes = {operands.m_sizes, problem.sizes_dtype == DType::kInt64};
   params.experts = static_cast<int>(problem.experts);
   params.total_rows = static_cast<int>(problem.rows);
+  params.flat_rows = static_cast<int>(problem.flat_rows());
   params.output = problem.accumulate                     ? WeightOutput::kAddToFloat32
                   : problem.out_dtype == DType::kFloat32 ? WeightOutput::kFloat32
                                                          : WeightOutput::kInputType;
@@ -145,10 +146,17 @@ std::string name_of(const WeightGemm& kernel) {
 }
 
 template <WeightGemm Kernel>
-const void* function(const Problem& problem) {
-  const KernelFunctions functions = with_format(TensorCoreFormats(), problem.dtype, []<DType D>() {
+struct Functions {
+  template <DType D>
+  KernelFunctions operator()() const {
     return weight_gemm_functions<Kernel, D>();
-  });
+  }
+};
+
+template <WeightGemm Kernel>
+const void* function(const Problem& problem) {
+  const KernelFunctions functions =
+      with_format(TensorCoreFormats(), problem.dtype, Functions<Kernel>());
   return problem.out_dtype == DType::kFloat32 ? functions.fp32_output : functions.plain;
 }
 
@@ -170,8 +178,7 @@ KernelEntry entry_of() {
                        problem.experts * kSharedBytesPerExpert;
               },
           .function = function<Kernel>,
-          .layer_functions =
-              layer_functions([]<DType D>() { return weight_gemm_functions<Kernel, D>(); }),
+          .layer_functions = layer_functions(Functions<Kernel>(), TensorCoreFormats()),
           .refuse = refuse,
           .grid = grid,
           .launch = launch_weights};

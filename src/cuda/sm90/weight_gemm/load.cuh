@@ -19,7 +19,7 @@ constexpr unsigned kNoRow = 0xffffffffu;
 /// kNoRow for a row of zeros. 32 bits reach 64 GiB; larger operands are refused.
 __device__ __forceinline__ unsigned gathered_chunk(const WeightGemmParams& params,
                                                    const IndexArray::Fetched& index) {
-  const int flat = index.below(params.total_rows);
+  const int flat = index.below(params.flat_rows);
   const unsigned row = params.gather_divisor.divide(static_cast<std::uint32_t>(flat));
   return flat < 0 ? kNoRow : row * params.gathered_row_chunks;
 }
@@ -118,7 +118,7 @@ __device__ __forceinline__ void load_present_rows(const WeightGemmParams& params
   const int columns = is_a ? params.a_cols : params.b_cols;
   const int chunks = (is_a ? Traits::kABytes : Traits::kBBytes) / 16;
   const unsigned present =
-      __ballot_sync(kFullMask, fetch_index(params, tile, rows).below(params.total_rows) >= 0);
+      __ballot_sync(kFullMask, fetch_index(params, tile, rows).below(params.flat_rows) >= 0);
 #pragma unroll 1
   for (int i = lane; i < chunks; i += kWarpSize) {
     const int chunk = i % kChunks;

@@ -51,6 +51,7 @@ struct WeightGemmParams {
   WeightTiling tiling;
   int experts;
   int total_rows;  ///< M
+  int flat_rows;   ///< indices are below it
   WeightOutput output;
   TileCounter* counter;  ///< null: static stride
 };

@@ -167,13 +167,26 @@ TEST_F(ValidateTensors, OutputShapesAreChecked) {
   expect_dw_refused(ErrorKind::kInvalidValue, {"dw is fp32[11, 5]", "[E * N, K] = [12, 5]"});
 }
 
-TEST_F(ValidateTensors, XHasTokenRowsExactlyWithPermuteX) {
+TEST_F(ValidateTensors, IndicesOfAnyLengthAreACapacityWithPermuteX) {
   options.permute_x = true;
-  expect_forward_refused(ErrorKind::kInvalidValue, {"x is fp32[12, 5]", "with permute_x",
-                                                    "T = M / topk", "M = 12 and topk = 2"});
-  expect_dw_refused(ErrorKind::kInvalidValue,
-                    {"x is fp32[12, 5]", "with permute_x", "T = M / topk", "M = 12 and topk = 2"});
-  options.permute_x = false;
+  EXPECT_EQ(forward().problem.slots, 24);  // 12 tokens and topk 2, but 12 indices
+  EXPECT_EQ(dw().problem.slots, 24);
+  x = x_tokens;
+  EXPECT_EQ(forward().problem.slots, -1);
+  dx_out.shape[0] = 10;
+  EXPECT_EQ(dx().problem.slots, 10);
+  EXPECT_EQ(dx().problem.rows, 12);
+  dx_out.shape[0] = 11;
+  expect_dx_refused(ErrorKind::kInvalidValue, {"dx is fp32[11, 5]", "T * topk rows, topk = 2"});
+}
+
+TEST_F(ValidateTensors, IndicesOfAnyLengthAreACapacityWithDyPerToken) {
+  options.permute_y = options.dy_per_token = true;
+  EXPECT_EQ(dx().problem.slots, 24);
+  EXPECT_EQ(dw().problem.slots, 24);
+}
+
+TEST_F(ValidateTensors, XHasOneRowForEachPositionWithoutPermuteX) {
   x = x_tokens;
   expect_dw_refused(ErrorKind::kInvalidValue, {"x is fp32[6, 5]", "without permute_x", "M = 12"});
 }

@@ -296,7 +296,7 @@ Problem activated(std::int64_t experts, std::int64_t rows, std::int64_t n, std::
 }
 
 /// The activated tile that is chosen, all of them feasible: {features, rows}; nothing where a pass
-/// behind the product is faster.
+/// after the product is faster.
 std::optional<std::pair<int, int>> fused(const Problem& problem) {
   const std::vector<KernelInfo> kernels = {
       row_gemm(Op::kForward, 256, 160), row_gemm(Op::kForward, 128, 192),
