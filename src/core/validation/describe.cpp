@@ -37,6 +37,7 @@ class Describer {
     count_rows();
     problem_.op == Op::kDw ? measure_gradient() : measure_weights();
     check_router_weights();
+    take_output_dtype();
     validate(problem_);
     if (problem_.bias) {
       require_bias(bias_, lead_, problem_.experts, problem_.features(), "[E, columns]");
@@ -176,7 +177,22 @@ class Describer {
     problem_.weights_dtype = weights_.view.dtype;
   }
 
-  void shape_output(Description& description) {
+  void take_output_dtype() {
+    if (!out_.view.given()) {
+      if (!problem_.accumulate) return;
+      refuse_value("accumulate=", words_.yes, " with ", out_.name, "=", words_.none,
+                   "; it must hold the fp32 tensor to add to");
+    }
+    require_dtype_or_float32(out_, lead_);
+    require_same_device(out_, lead_);
+    problem_.out_dtype = out_.view.dtype;
+    if (problem_.accumulate && problem_.out_dtype != DType::kFloat32) {
+      refuse_type(out_.name, " has dtype ", to_string(problem_.out_dtype),
+                  "; accumulate=", words_.yes, " needs fp32");
+    }
+  }
+
+  void shape_output(Description& description) const {
     const Problem& problem = description.problem;
     const bool stored_nk = problem.weight_layout == WeightLayout::kNk;
     const char* letters = problem.op == Op::kForward ? "[M, N]" : "[M, K]";
@@ -190,20 +206,8 @@ class Describer {
       description.out_shape = {problem.output_rows(), problem.output_columns()};
       if (problem.activation) letters = "[M, activated columns]";
     }
-    if (!out_.view.given()) {
-      if (problem.accumulate) {
-        refuse_value("accumulate=", words_.yes, " with ", out_.name, "=", words_.none,
-                     "; it must hold the fp32 tensor to add to");
-      }
-      return;
-    }
+    if (!out_.view.given()) return;
     const auto [a, b, c] = description.out_shape;
-    require_dtype_or_float32(out_, lead_);
-    require_same_device(out_, lead_);
-    if (problem.accumulate && out_.view.dtype != DType::kFloat32) {
-      refuse_type(out_.name, " has dtype ", to_string(out_.view.dtype), "; accumulate=", words_.yes,
-                  " needs fp32");
-    }
     if (problem.op != Op::kDw) {
       require_shape(out_, {a, b}, letters);
     } else if (out_.view.rank == 2) {
@@ -211,7 +215,6 @@ class Describer {
     } else {
       require_shape(out_, {a, b, c}, letters);
     }
-    description.problem.out_dtype = out_.view.dtype;
   }
 
   const Argument lead_;

@@ -84,7 +84,7 @@ def test_words_that_mean_nothing_are_refused(device):
         first_product(case, case.W, None, "", " permutex")
     for text, message in (
         ("tanh/none", "activation is 'tanh'; accepted are silu, gelu"),
-        ("silu/rows", "layout is 'rows'; accepted are none, concatenated, interleaved"),
+        ("silu/rows", "layout is 'rows'; accepted are none, concatenated and interleaved"),
         ("silu", "its form is function/layout"),
         ("silu/none beta=1", "it may have alpha=, limit= and up_offset="),
         ("silu/none limit=high", "limit is 'high'; a number is accepted"),
