@@ -123,6 +123,7 @@ std::string refuse(const KernelEntry& entry, const Problem& problem, const Devic
   if (problem.gathers() && problem.far_rows) {
     return "gathers from at most 64 GiB, the permuted operand spans more";
   }
+  if (problem.rows > 0 && problem.flat_rows() == 0) return "needs at least one slot";
   if (problem.multiply) return "leaves the multiplication by router weights to a pass before it";
   if (problem.k % 8 != 0) return "K = " + std::to_string(problem.k) + " is not a multiple of 8";
   if (problem.n % 8 != 0) return "N = " + std::to_string(problem.n) + " is not a multiple of 8";
