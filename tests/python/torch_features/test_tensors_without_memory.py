@@ -248,10 +248,6 @@ def test_refusals_without_memory_have_the_librarys_words():
     case = make_case(flags="permute_x")
     real = case.arguments()
     meta = {k: v.to("meta") if torch.is_tensor(v) else v for k, v in real.items()}
-    for changes, message in (
-        ({"gather_indices": None}, "gather_indices is None; permute_x=True needs it"),
-        ({"topk": 3}, "with permute_x it must have T = M / topk rows, where M = 26 and topk = 3"),
-    ):
-        for call in (real, meta):
-            with pytest.raises((ValueError, RuntimeError), match=message):
-                moegemm.grouped_gemm(**{**call, **changes})
+    for call in (real, meta):
+        with pytest.raises((ValueError, RuntimeError), match="gather_indices is None; permute_x=True needs it"):
+            moegemm.grouped_gemm(**{**call, "gather_indices": None})
