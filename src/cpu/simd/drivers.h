@@ -21,7 +21,7 @@ void run_dx(const KernelTable& kernels, DxPath path, const Problem& problem,
 void run_dw(const KernelTable& kernels, bool stream, const Problem& problem,
             const Operands& operands, const ExecutionContext& context);
 
-inline const DTypeKernels& passes_for(const KernelTable& kernels, DType dtype) {
+inline const DTypeKernels& kernels_for(const KernelTable& kernels, DType dtype) {
   switch (dtype) {
     case DType::kBFloat16:
       return kernels.bfloat16;

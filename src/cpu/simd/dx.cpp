@@ -35,7 +35,7 @@ void run_dx(const KernelTable& kernels, DxPath path, const Problem& problem,
   const std::int64_t element = size_bytes(problem.dtype);
   prepare_output_pages(output_span(problem, operands), context);
   const RowLocator locator(problem, operands);
-  const DTypeKernels& typed = passes_for(kernels, problem.dtype);
+  const DTypeKernels& typed = kernels_for(kernels, problem.dtype);
   const int workers = executor_of(context).concurrency();
   const auto in_place = [path](std::int64_t expert_rows) {
     return path == DxPath::kInPlace ||

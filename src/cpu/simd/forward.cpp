@@ -51,7 +51,7 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
     work.add(e, locator.size(e), problem.n, max_rows, weight_rows, kStagedCols, tile_rows);
   }
 
-  const DTypeKernels& typed = passes_for(kernels, problem.dtype);
+  const DTypeKernels& typed = kernels_for(kernels, problem.dtype);
   const std::int64_t packed_row_bytes =
       (problem.k + typed.dot_step - 1) / typed.dot_step * typed.dot_step * element;
   const bool packs = rows_of_largest_block >= kMinPackedX &&
