@@ -1,5 +1,5 @@
 # Every command sets up what it needs (system packages, virtual environment, build) and reuses it the
-# next time. Long steps print one line; their output is in build/logs/.
+# next time. Long steps print one line, which on a terminal shows where they are; their output is in build/logs/.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -7,8 +7,10 @@ MAKEFLAGS += --no-print-directory
 
 JOBS ?= $(shell nproc)
 PYTHON ?= python3
-# AUTO compiles the CUDA parts when nvcc is found; ON insists, OFF leaves them out.
-CUDA ?= AUTO
+# Empty: `make demo` compiles CUDA kernels for the GPUs that are here, all others every kernel if nvcc is found (AUTO). ON
+# insists, OFF leaves them out. CUDA_ARCHS names compute capabilities, for instance "80;90", and insists too.
+CUDA ?=
+CUDA_ARCHS ?=
 
 VENV := .venv
 VENV_PYTHON := $(CURDIR)/$(VENV)/bin/python
@@ -23,11 +25,21 @@ export CCACHE_NOHASHDIR := 1
 export CCACHE_SLOPPINESS := pch_defines,time_macros
 # What a compilation read comes from the compiler's list, not from preprocessing it a second time.
 export CCACHE_DEPEND := 1
+# Objects and plots need no home: where it cannot be written to, caches are in the build folder.
+ifneq ($(shell test -w "$${HOME:-/nonexistent}" || echo no),)
+export CCACHE_DIR ?= $(CURDIR)/build/ccache
+export MPLCONFIGDIR ?= $(CURDIR)/build/matplotlib
+export PIP_NO_CACHE_DIR ?= 1
+endif
 
 # Looked up when a recipe runs, after the system packages. The wheel then gets its objects from the build's.
 LAUNCHER = $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
-RELEASE_OPTIONS = $(LAUNCHER) -DMOEGEMM_CUDA=$(CUDA) -DMOEGEMM_BUILD_TORCH=ON -DPython3_EXECUTABLE=$(VENV_PYTHON)
-WHEEL_OPTIONS = $(patsubst -D%,--config-settings=cmake.define.%,$(LAUNCHER) -DMOEGEMM_CUDA=$(CUDA))
+# Of all goals only a lone demo does without the rest.
+PURPOSE := $(if $(filter demo build-demo,$(MAKECMDGOALS)),$(if $(filter-out demo build-demo,$(MAKECMDGOALS)),all,demo),all)
+PURPOSE_OPTIONS = $(shell scripts/release_options $(PURPOSE) "$(CUDA)" "$(CUDA_ARCHS)")
+RELEASE_OPTIONS = $(LAUNCHER) $(PURPOSE_OPTIONS) -DMOEGEMM_BUILD_TORCH=ON -DPython3_EXECUTABLE=$(VENV_PYTHON)
+# CUDA=OFF, or no nvcc: the wheel without kernels.
+WHEEL_VARIANT = $(if $(filter OFF,$(CUDA)),cpu,$(if $(filter ON,$(CUDA))$(CUDA_ARCHS)$(shell command -v nvcc),cuda,cpu))
 SANITIZER_OPTIONS = $(LAUNCHER) -DMOEGEMM_BUILD_CLI=OFF
 # clang-tidy reads file by file, and no precompiled headers of another compiler.
 LINT_OPTIONS = $(RELEASE_OPTIONS) -DCMAKE_UNITY_BUILD=OFF -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON
@@ -35,14 +47,17 @@ LINT_OPTIONS = $(RELEASE_OPTIONS) -DCMAKE_UNITY_BUILD=OFF -DCMAKE_DISABLE_PRECOM
 .PHONY: help
 help: ## List the commands
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "Variables: CUDA=AUTO|ON|OFF, JOBS=$(JOBS), PYTHON=$(PYTHON)"
+	@echo "Variables: CUDA=AUTO|ON|OFF, CUDA_ARCHS=80;90, JOBS=$(JOBS), PYTHON=$(PYTHON)"
 
 .PHONY: demo
-demo: build ## Build, then run and check one MoE layer on this machine
+demo: build-demo ## Build what it needs, then run a MoE layer beside torch on this machine and train a small model
 	@echo
-	@build/release/src/cli/moegemm run demo
-	@echo
-	@PYTHONPATH=python $(VENV_PYTHON) examples/train_moe.py --quick --plot build/train_moe.png
+	@PYTHONPATH=python $(VENV_PYTHON) examples/demo.py --out build/demo
+
+.PHONY: build-demo
+build-demo: build/release/build.ninja
+	@$(STEP) "Compile (demo)" $(LOGS)/compile-demo.log cmake --build build/release -j $(JOBS) -t moegemm_cli moegemm_torch
+	@scripts/link_programs $(VENV)
 
 .PHONY: test
 test: ## Build, then run every test that this machine can run
@@ -71,10 +86,27 @@ lint: $(STAMPS)/lint-tools ## Check formatting and run the static analysers
 	@$(STEP) "Configure (lint)" $(LOGS)/configure-lint.log cmake --preset release -B build/lint $(LINT_OPTIONS)
 	@scripts/lint
 
+DOCS_VENV := build/docs-venv
+.PHONY: docs
+docs: $(STAMPS)/docs-tools ## Build the documentation as a site into build/site/; a broken link fails
+	@$(STEP) "Build the site" $(LOGS)/docs.log env NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
+	@echo "build/site/index.html"
+
 .PHONY: wheel
-wheel: $(STAMPS)/venv ## Build the Python wheel into dist/
-	@$(STEP) "Build the wheel" $(LOGS)/wheel.log $(VENV_PYTHON) -m pip wheel --no-deps --no-build-isolation $(WHEEL_OPTIONS) --wheel-dir dist .
-	@ls -1 dist/*.whl
+wheel: $(STAMPS)/wheel-tools ## Build the Python wheel into dist/; with CUDA=OFF the one without kernels
+	@CUDA_ARCHS="$(CUDA_ARCHS)" scripts/package/wheel $(WHEEL_VARIANT) $(LAUNCHER)
+
+.PHONY: sdist
+sdist: $(STAMPS)/wheel-tools ## Build the source package into dist/
+	@scripts/package/sdist
+
+.PHONY: hub
+hub: $(STAMPS)/venv-demo ## Build a kernel for the Hugging Face Hub into dist/hub/
+	@$(VENV_PYTHON) scripts/package/hub_kernel.py $(WHEEL_VARIANT) $(LAUNCHER) -DPython3_EXECUTABLE=$(VENV_PYTHON)
+
+.PHONY: package
+package: $(STAMPS)/system ## Build the C++ tarball and Debian package into dist/
+	@scripts/package/cpp $(LAUNCHER) -DMOEGEMM_CUDA=$(or $(CUDA),AUTO) '-DMOEGEMM_CUDA_ARCHS=$(or $(CUDA_ARCHS),all)'
 
 .PHONY: build
 build: build/release/build.ninja ## Set up and compile, release
@@ -95,24 +127,47 @@ $(STAMPS)/system: requirements/system.txt scripts/install_system_packages
 	@$(STEP) "System packages" $(LOGS)/system-packages.log scripts/install_system_packages $<
 	@mkdir -p $(@D) && touch $@
 
-$(STAMPS)/venv: requirements/torch.txt requirements/dev.txt scripts/make_venv | $(STAMPS)/system
-	@$(STEP) "Virtual environment" $(LOGS)/venv.log scripts/make_venv $(VENV)
+$(STAMPS)/system-test: requirements/system-test.txt scripts/install_system_packages | $(STAMPS)/system
+	@$(STEP) "System packages for the tests" $(LOGS)/system-packages-test.log scripts/install_system_packages $<
+	@touch $@
+
+# Slim, for the demo; the rest is installed on top of it.
+DEMO_LISTS := requirements/demo.txt $(if $(wildcard /dev/nvidiactl),requirements/demo-gpu.txt)
+$(STAMPS)/venv-demo: requirements/torch.txt $(DEMO_LISTS) scripts/make_venv | $(STAMPS)/system
+	@$(STEP) "Virtual environment" $(LOGS)/venv-demo.log scripts/make_venv $(VENV) $(DEMO_LISTS)
 	@mkdir -p $(@D) && touch $@
+
+$(STAMPS)/venv: requirements/dev.txt $(STAMPS)/venv-demo
+	@$(STEP) "Virtual environment for the tests" $(LOGS)/venv.log scripts/make_venv $(VENV) requirements/dev.txt
+	@touch $@
 
 $(STAMPS)/lint-tools: requirements/lint.txt requirements/system-lint.txt $(STAMPS)/venv
 	@$(STEP) "Lint: system packages" $(LOGS)/lint-packages.log scripts/install_system_packages requirements/system-lint.txt
 	@$(STEP) "Lint: Python packages" $(LOGS)/lint-venv.log $(VENV_PYTHON) -m pip install --ignore-installed -r requirements/lint.txt
 	@touch $@
 
+$(STAMPS)/wheel-tools: requirements/wheel.txt $(STAMPS)/venv-demo
+	@$(STEP) "Tools for the wheel" $(LOGS)/wheel-tools.log $(VENV_PYTHON) -m pip install --progress-bar off -r $<
+	@touch $@
+
+# An environment of its own: pages are made from the sources alone, without torch.
+$(STAMPS)/docs-tools: requirements/docs.txt | $(STAMPS)/system
+	@$(PYTHON) -m venv $(DOCS_VENV)
+	@$(STEP) "Tools for the site" $(LOGS)/docs-tools.log $(DOCS_VENV)/bin/python -m pip install --progress-bar off -r $<
+	@touch $@
+
 # Reconfigured when the options change; CMake itself follows changes to its own files.
 $(STAMPS)/options-release: force | $(STAMPS)/system
 	@scripts/remember $@ "$(RELEASE_OPTIONS)"
-$(STAMPS)/options-sanitizers: force | $(STAMPS)/system
+$(STAMPS)/options-sanitizers: force | $(STAMPS)/system $(STAMPS)/system-test
 	@scripts/remember $@ "$(SANITIZER_OPTIONS)"
 .PHONY: force
 force:
 
-build/release/build.ninja: CMakePresets.json $(STAMPS)/system $(STAMPS)/venv $(STAMPS)/options-release
+# A demo needs no test tools; whoever configures with tests needs them first.
+release_needs_demo := $(STAMPS)/venv-demo
+release_needs_all := $(STAMPS)/venv $(STAMPS)/system-test
+build/release/build.ninja: CMakePresets.json $(STAMPS)/system $(release_needs_$(PURPOSE)) $(STAMPS)/options-release
 	@$(STEP) "Configure (release)" $(LOGS)/configure-release.log cmake --preset release $(RELEASE_OPTIONS)
 	@touch $@
 

@@ -18,7 +18,7 @@ from moegemm.bench.cases import Model, read_catalogue
 from moegemm.bench.machine import commit_of, describe
 from moegemm.bench.record import add_record_options, read_to_render, write_json
 from moegemm.bench.timing import Clock, spread
-from moegemm.operators import flags as bits
+from moegemm.operators.options import PERMUTE_X
 
 ROOT = Path(__file__).resolve().parent.parent
 OPS = torch.ops.moegemm
@@ -38,18 +38,18 @@ def calls_of(model: Model, tokens: int, device: str) -> dict[str, Callable[[], t
     w = normal(experts, 2 * inner, hidden, scale=hidden**-0.5)
     bias = normal(experts, 2 * inner, scale=0.1) if oss else None
     named = ("clamped_swiglu", "interleaved") if oss else ("swiglu", "concatenated")
-    numbers = activation_named(*named, None, None, None).numbers
+    activation = activation_named(*named, None, None, None).text()
     x = normal(tokens, hidden)
     ids = torch.rand(tokens, experts, device=device).topk(topk, dim=-1).indices
     m_sizes, gather = moegemm.route(ids, experts)
 
     def joined() -> torch.Tensor:
-        return OPS.forward_activated(x, w, bias, m_sizes, gather, topk, bits.PERMUTE_X, *numbers)
+        return OPS.forward(x, w, m_sizes, gather, None, topk, PERMUTE_X, bias=bias, activation=activation)
 
     def product() -> torch.Tensor:
-        return OPS.forward(x, w, m_sizes, gather, None, topk, bits.PERMUTE_X)
+        return OPS.forward(x, w, m_sizes, gather, None, topk, PERMUTE_X)
 
-    return {JOINED: joined, APART: lambda: OPS.activate(product(), bias, m_sizes, *numbers), PRODUCT: product}
+    return {JOINED: joined, APART: lambda: OPS.activate(product(), bias, m_sizes, activation), PRODUCT: product}
 
 
 def measure(model: Model, tokens: int, device: str, rounds: int, clock: Clock) -> dict:

@@ -20,43 +20,53 @@ find_package(CUDAToolkit 13.0 REQUIRED)
 find_package(Python3 REQUIRED COMPONENTS Interpreter)  # runs ptxas_check.py
 
 set(MOEGEMM_CUDA_ARCHS "80;90" CACHE STRING
-  "Compute capabilities to compile for, ascending; releases: 80;86;89;90a;100;120")
+  "Compute capabilities to compile for, ascending, or `all`: what packages hold, compressed")
+set(compress "")
+if(MOEGEMM_CUDA_ARCHS STREQUAL "all")
+  set(MOEGEMM_CUDA_ARCHS 80 86 89 90a 100 120)
+  set(compress --compress-mode=size)
+endif()
 
-# Passes are plain CUDA: machine code for the listed architectures, and PTX of the newest so
-# that any later GPU can run them.
+# Passes are plain CUDA: machine code for the listed architectures, and PTX of compute capability 9.0, or of the newest
+# before it, for every later GPU that is not listed (11.0 comes after 10.0 and runs no PTX of 12.0).
 set(MOEGEMM_PASS_GENCODE "")
+set(ptx "")
 foreach(arch IN LISTS MOEGEMM_CUDA_ARCHS)
   list(APPEND MOEGEMM_PASS_GENCODE "-gencode=arch=compute_${arch},code=sm_${arch}")
+  string(REGEX MATCH "^[0-9]+" arch "${arch}")  # PTX of "90a" would run on that alone
+  if(NOT ptx OR ptx LESS 90)
+    set(ptx ${arch})
+  endif()
 endforeach()
-list(GET MOEGEMM_CUDA_ARCHS -1 arch)
-list(APPEND MOEGEMM_PASS_GENCODE "-gencode=arch=compute_${arch},code=compute_${arch}")
+list(APPEND MOEGEMM_PASS_GENCODE "-gencode=arch=compute_${ptx},code=compute_${ptx}")
 
-# The mma.sync kernels use nothing beyond the oldest architecture: one front-end pass for it, machine
-# code for all, and its PTX for every GPU that is newer and not listed. "90a" is "90" to them. Some of
-# them are for compute capability 9.0 and newer only.
-function(moegemm_gencode_from least result)
+# moegemm_gencode(<result> <arch> <exact>)
+# Kernels for a compute capability and newer ones use nothing beyond it: one front-end pass for it or
+# the oldest listed one, machine code for all, and PTX for every GPU that is newer and not listed.
+# "90a" is "90" to them. What is exact uses instructions of one architecture (wgmma, setmaxnreg),
+# which has no forward compatible PTX.
+function(moegemm_gencode result arch exact)
+  if(exact)
+    set(${result} "-gencode=arch=compute_${arch}a,code=sm_${arch}a" PARENT_SCOPE)
+    return()
+  endif()
+  list(GET MOEGEMM_CUDA_ARCHS 0 least)
+  string(REGEX MATCH "^[0-9]+" least "${least}")
+  if(least LESS arch)
+    set(least ${arch})
+  endif()
   set(codes "")
-  foreach(arch IN LISTS MOEGEMM_CUDA_ARCHS)
-    string(REGEX MATCH "^[0-9]+" arch "${arch}")
-    if(arch GREATER_EQUAL least)
-      string(APPEND codes "sm_${arch},")
+  foreach(listed IN LISTS MOEGEMM_CUDA_ARCHS)
+    string(REGEX MATCH "^[0-9]+" listed "${listed}")
+    if(listed GREATER_EQUAL least)
+      string(APPEND codes "sm_${listed},")
     endif()
   endforeach()
   set(${result} "-gencode=arch=compute_${least},code=[${codes}compute_${least}]" PARENT_SCOPE)
 endfunction()
-list(GET MOEGEMM_CUDA_ARCHS 0 arch)
-string(REGEX MATCH "^[0-9]+" arch "${arch}")
-moegemm_gencode_from(${arch} MOEGEMM_SM80_GENCODE)
-if(arch LESS 90)
-  set(arch 90)
-endif()
-moegemm_gencode_from(${arch} MOEGEMM_SM80_GENCODE_90)
-
-# wgmma and setmaxnreg exist in sm_90a alone, which has no forward compatible PTX.
-set(MOEGEMM_SM90_GENCODE "-gencode=arch=compute_90a,code=sm_90a")
 
 # One token per option: CMake removes repeated tokens, and a bare -Xptxas would be one.
-set(MOEGEMM_CUDA_OPTIONS --expt-relaxed-constexpr -Xptxas=-v -Xcompiler=-Wall,-Wextra)
+set(MOEGEMM_CUDA_OPTIONS --expt-relaxed-constexpr -Xptxas=-v -Xcompiler=-Wall,-Wextra ${compress})
 
 # moegemm_add_cuda_sources(<target> <gencode list variable> <source>...)
 # Adds device sources with their architectures, relative to the current folder.
@@ -66,6 +76,80 @@ function(moegemm_add_cuda_sources target gencode)
   set_source_files_properties(${ARGN} TARGET_DIRECTORY ${target} PROPERTIES
     COMPILE_OPTIONS "${MOEGEMM_CUDA_OPTIONS};${${gencode}}"
     OBJECT_DEPENDS "${PROJECT_SOURCE_DIR}/cmake/ptxas_check.py")
+endfunction()
+
+# moegemm_add_generation(<target> <generation> <arch> [EXACT] [TOGETHER <field>...])
+# What lies in the folder <generation>, host code and launches, and the kernels of
+# instances/<generation>.inc, whose lines are MOEGEMM_<FAMILY>_GEMM(.field = value, ...): one
+# translation unit for each line and element type, so that they build in parallel and a new kernel is
+# one line, or for all lines that agree in some fields. <arch> is that of lines which name none. The
+# launches of a family read the same lines for the planner's list.
+function(moegemm_add_generation target generation arch)
+  cmake_parse_arguments(PARSE_ARGV 3 instances "EXACT" "" "TOGETHER")
+  file(GLOB host CONFIGURE_DEPENDS ${generation}/*.cpp)
+  file(GLOB launches CONFIGURE_DEPENDS ${generation}/*.cu ${generation}/*/*.cu)
+  target_sources(${target} PRIVATE ${host})
+  moegemm_tell_cuda(${target} ${host})
+  moegemm_gencode(of_launches ${arch} ${instances_EXACT})
+  moegemm_add_cuda_sources(${target} of_launches ${launches})
+  set(list ${CMAKE_CURRENT_SOURCE_DIR}/instances/${generation}.inc)
+  set(formats ${CMAKE_CURRENT_SOURCE_DIR}/device/element.cuh)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${list} ${formats})
+  file(STRINGS ${formats} format_list REGEX "^using TensorCoreFormats")
+  string(REGEX MATCHALL "k[A-Z][A-Za-z0-9]+" tensor_core_formats "${format_list}")
+  file(STRINGS ${list} lines REGEX "^[^/]")  # no comments
+  list(JOIN lines " " text)
+  string(REGEX REPLACE " +" " " text "${text}")
+  string(REGEX MATCHALL "MOEGEMM_[A-Z]+_GEMM\\([^)]*\\)" kernels "${text}")
+  set(units "")
+  foreach(kernel IN LISTS kernels)
+    string(REGEX MATCH "MOEGEMM_([A-Z])([A-Z]+)_GEMM\\((.*)\\)" matched "${kernel}")
+    set(fields "${CMAKE_MATCH_3}")
+    string(TOLOWER "${CMAKE_MATCH_2}" rest)
+    set(type ${CMAKE_MATCH_1}${rest}Gemm)
+    string(TOLOWER "${CMAKE_MATCH_1}${rest}_gemm" family)
+    string(REGEX REPLACE "\\.([a-z_]+) = true" ".\\1 = \\1" named "${fields}")
+    set(values "")  # of the fields that name a unit
+    foreach(field IN LISTS instances_TOGETHER)
+      if("${named}" MATCHES "\\.${field} = ([A-Za-z]+::)?([A-Za-z0-9]+)")
+        string(APPEND values _${CMAKE_MATCH_2})
+      endif()
+    endforeach()
+    if(NOT instances_TOGETHER)
+      string(REGEX REPLACE "\\.[a-z_]+ = ([A-Za-z]+::)?([A-Za-z0-9]+),? ?" "_\\2" values "${named}")
+    endif()
+    set(dtypes ${tensor_core_formats})
+    if("${fields}" MATCHES "\\.math = Math::k(Float|Tf32)")
+      set(dtypes kFloat32)
+    endif()
+    set(kernel_arch ${arch})
+    set(exact ${instances_EXACT})
+    if("${fields}" MATCHES "\\.arch = ([0-9]+)(, \\.exact = true)?")
+      set(kernel_arch ${CMAKE_MATCH_1})
+      string(LENGTH "${CMAKE_MATCH_2}" exact)
+    endif()
+    foreach(dtype IN LISTS dtypes)
+      set(unit ${generation}_${family}${values})
+      if(NOT instances_TOGETHER)
+        string(APPEND unit _${dtype})
+      endif()
+      list(APPEND units ${unit})
+      set(family_${unit} ${family})
+      moegemm_gencode(gencode_${unit} ${kernel_arch} ${exact})
+      string(APPEND kernels_${unit}
+        "template KernelFunctions ${family}_functions<${type}{${fields}}, DType::${dtype}>();\n")
+    endforeach()
+  endforeach()
+  list(REMOVE_DUPLICATES units)
+  foreach(unit IN LISTS units)
+    set(source ${CMAKE_CURRENT_BINARY_DIR}/instances/${unit}.cu)
+    file(CONFIGURE OUTPUT ${source} @ONLY CONTENT "#include \"cuda/${generation}/${family_${unit}}/kernel.cuh\"
+
+namespace moegemm::cuda::${generation} {
+${kernels_${unit}}}
+")
+    moegemm_add_cuda_sources(${target} gencode_${unit} ${source})
+  endforeach()
 endfunction()
 
 # moegemm_check_ptxas(<target>)

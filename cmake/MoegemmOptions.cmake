@@ -19,6 +19,8 @@ option(MOEGEMM_BUILD_CLI "Build the program moegemm" ON)
 option(MOEGEMM_BUILD_TESTS "Build the C++ tests" ON)
 option(MOEGEMM_BUILD_TORCH "Build the PyTorch operators (needs an installed torch)" OFF)
 option(MOEGEMM_BUILD_BENCHMARKS "Build the C++ benchmarks" OFF)
+set(MOEGEMM_GLIBC "" CACHE STRING
+  "Oldest glibc that the PyTorch operators are to run with (2.28), or empty: this system's")
 set(MOEGEMM_SANITIZE "" CACHE STRING "Sanitizers to build with, for instance address,undefined")
 
 set(MOEGEMM_HAS_CUDA OFF)
@@ -34,9 +36,9 @@ endif()
 
 # Flags for our own code only: a consumer of the installed package gets none of them.
 add_library(moegemm_flags INTERFACE)
+# -Werror=undef: a source that asks for MOEGEMM_HAS_CUDA and is not told would be built without CUDA.
 target_compile_options(moegemm_flags INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor>)
-target_compile_definitions(moegemm_flags INTERFACE MOEGEMM_HAS_CUDA=$<BOOL:${MOEGEMM_HAS_CUDA}>)
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Werror=undef>)
 if(MOEGEMM_SANITIZE)
   # -g1: reports need function names and lines, not variables, and it compiles a third faster.
   target_compile_options(moegemm_flags INTERFACE
@@ -44,3 +46,16 @@ if(MOEGEMM_SANITIZE)
       -fno-sanitize-recover=all -g1>)
   target_link_options(moegemm_flags INTERFACE -fsanitize=${MOEGEMM_SANITIZE})
 endif()
+
+# moegemm_tell_cuda(<target> <source>...)
+# Defines MOEGEMM_HAS_CUDA for these sources, and with CUDA finds its headers for them. All others are
+# compiled by the same command with and without CUDA, so that a build with CUDA takes them over from one
+# without.
+function(moegemm_tell_cuda target)
+  set_property(SOURCE ${ARGN} TARGET_DIRECTORY ${target} APPEND PROPERTY
+    COMPILE_DEFINITIONS MOEGEMM_HAS_CUDA=$<BOOL:${MOEGEMM_HAS_CUDA}>)
+  if(MOEGEMM_HAS_CUDA)
+    list(TRANSFORM CUDAToolkit_INCLUDE_DIRS PREPEND -isystem OUTPUT_VARIABLE headers)
+    set_property(SOURCE ${ARGN} TARGET_DIRECTORY ${target} APPEND PROPERTY COMPILE_OPTIONS ${headers})
+  endif()
+endfunction()

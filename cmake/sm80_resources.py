@@ -2,9 +2,9 @@
 
     sm80_resources.py --nvcc=NVCC --ptxas=PTXAS --source=FOLDER [--archs=80,86,89,120] [--only=TEXT]
 
-Each line of src/cuda/instances/sm80_kernels.inc is compiled to PTX once (bf16 for 16-bit kernels: fp16 differs in the
-instructions' types only) and assembled for each architecture. Fails when a kernel spills registers, or when an op has
-no kernel whose shared memory fits a block of some architecture.
+Each kernel of src/cuda/instances/sm80.inc but those for 9.0 alone is compiled to PTX once (bf16 for 16-bit kernels:
+fp16 differs in the instructions' types only) and assembled for each architecture. Fails when a kernel spills registers,
+or when an op has no kernel whose shared memory fits a block of some architecture.
 """
 
 from __future__ import annotations
@@ -20,40 +20,44 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from ptxas_check import faults_of, kernels_of
 
-LINE = re.compile(r"^MOEGEMM_SM80_KERNEL(_90)?\((k\w+), (k\w+), (k\w+), ([\d, ]+)\)")
-SOURCE = """#include "cuda/sm80/{family}/{family}_gemm_instance.cuh"
+KERNEL = re.compile(r"^MOEGEMM_(ROW|WEIGHT)_GEMM\(([^)]*)\)", re.MULTILINE)
+FIELD = re.compile(r"\.(\w+) = (?:\w+::)?(\w+)")
+SOURCE = """#include "cuda/sm80/{family}_gemm/kernel.cuh"
 namespace moegemm::cuda::sm80 {{
-template const void* kernel_function<Op::{op}, Math::{math}, Loads::{loads}, BlockShape<{shape}>, DType::{dtype}>();
+constexpr Gemm kKernel = {{{fields}}};
+template KernelFunctions {family}_gemm_functions<kKernel, DType::{dtype}>();
 extern "C" __device__ const int shared_bytes = {layout}::total({experts});
 }}
 """
-LAYOUTS = {"row": "RowGemmLayout<BlockShape<{shape}>>", "weight": "WeightGemmLayout<BlockShape<{shape}>, {bytes}>"}
+LAYOUTS = {
+    "row": "RowGemmLayout<ShapeOf<kKernel>>",
+    "weight": "WeightGemmLayout<ShapeOf<kKernel>, kKernel.element_bytes()>",
+}
 SHARED_BYTES = re.compile(r"shared_bytes = (\d+);")
 EXPERTS = 256
 BLOCK_KIB = {"80": 163, "87": 163, "90": 227, "100": 227}  # a block's shared memory; 99 elsewhere
 
 
 class Kernel:
-    def __init__(self, suffix: str | None, op: str, math: str, loads: str, shape: str) -> None:
-        self.least_arch = 90 if suffix else 80
-        self.op, self.math, self.loads, self.shape = op, math, loads, shape
+    def __init__(self, family: str, fields: str) -> None:
+        self.family, self.fields = family.lower(), " ".join(fields.split())
+        named = dict(FIELD.findall(self.fields))
+        self.least_arch = int(named.get("arch", "80"))
+        self.exact = "exact" in named
+        self.kind = (named["op"], named.get("math", "kTensor16"), named.get("loads", "kVectors"))
+        self.tile = [named[name] for name in ("rows", "cols", "depth_bytes", "stages")]
         self.smem = 0  # known when it is compiled
 
     def __str__(self) -> str:
-        words = [self.op, self.math, self.loads, *self.shape.split(", ")[:4]]
-        return " ".join(word.removeprefix("k") for word in words)
+        return " ".join(word.removeprefix("k") for word in [*self.kind, *self.tile])
 
     def source(self) -> str:
-        family = "weight" if self.op == "kDw" else "row"
         return SOURCE.format(
-            family=family,
-            layout=LAYOUTS[family].format(shape=self.shape, bytes=2 if self.math == "kTensor16" else 4),
+            family=self.family,
+            fields=self.fields,
+            layout=LAYOUTS[self.family],
             experts=EXPERTS,
-            op=self.op,
-            math=self.math,
-            loads=self.loads,
-            shape=self.shape,
-            dtype="kBFloat16" if self.math == "kTensor16" else "kFloat32",
+            dtype="kBFloat16" if "kTensor16" in self.kind else "kFloat32",
         )
 
 
@@ -86,9 +90,9 @@ def main(arguments: list[str]) -> int:
     options = dict(a.removeprefix("--").split("=", 1) for a in arguments)
     nvcc, ptxas, source = options["nvcc"], options["ptxas"], Path(options["source"])
     archs = options.get("archs", "80,86,89,120").split(",")
-    listed = (source / "src/cuda/instances/sm80_kernels.inc").read_text()
-    kernels = [Kernel(*match.groups()) for line in listed.splitlines() if (match := LINE.match(line))]
-    kernels = [kernel for kernel in kernels if options.get("only", "") in str(kernel)]
+    listed = (source / "src/cuda/instances/sm80.inc").read_text()
+    kernels = [Kernel(*match.groups()) for match in KERNEL.finditer(listed)]
+    kernels = [kernel for kernel in kernels if not kernel.exact and options.get("only", "") in str(kernel)]
     failed = False
     print("registers on " + ", ".join(f"sm_{arch}" for arch in archs) + f"; shared memory with {EXPERTS} experts")
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -103,8 +107,8 @@ def main(arguments: list[str]) -> int:
                 for fault in faults:
                     failed = True
                     print(f"  sm_{arch}: {fault}")
-    for kind in {(k.op, k.math, k.loads) for k in kernels}:
-        least = min(k.smem for k in kernels if (k.op, k.math, k.loads) == kind and k.least_arch == 80)
+    for kind in {k.kind for k in kernels}:
+        least = min(k.smem for k in kernels if k.kind == kind and k.least_arch == 80)
         for arch in archs:
             if least > BLOCK_KIB.get(arch, 99) * 1024:
                 failed = True

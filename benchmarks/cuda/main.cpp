@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <exception>
 
-#include "cuda/host/device_facts.h"
+#include "cuda/backend/device_facts.h"
 #include "timings.h"
 
 int main() {

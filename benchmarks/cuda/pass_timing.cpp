@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "core/registry.h"
-#include "cuda/host/launch.h"
-#include "cuda/host/tensor_map.h"
-#include "cuda/host/tile_counters.h"
+#include "cuda/backend/launch.h"
+#include "cuda/backend/tensor_map.h"
+#include "cuda/backend/tile_counters.h"
 #include "graph_timing.h"
 #include "testing/device/cuda_graph.h"
 #include "testing/device/device_vector.h"
@@ -47,7 +47,7 @@ void time_combine(std::int64_t tokens, std::int64_t topk, std::int64_t cols, DTy
       [&] {
         cuda_passes().combine(
             TensorView::matrix(rows.data(), dtype, tokens * topk, cols, 0, kGpu),
-            TensorView::vector(weights.data(), DType::kFloat32, tokens * topk, kGpu), topk,
+            TensorView::vector(weights.data(), DType::kFloat32, tokens * topk, kGpu), {}, topk,
             TensorView::matrix(out.data(), out_dtype, tokens, cols, 0, kGpu), gpu().context());
       },
       5);

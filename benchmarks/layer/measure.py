@@ -69,19 +69,19 @@ def passes(layer: Layer, clock: Clock, rounds: int) -> list[dict[str, Any]]:
     rows, hidden = ids.numel(), layer.x.size(1)
     m_sizes, gather = moegemm.route(ids, e.num_experts)
     named = ("clamped_swiglu", "interleaved") if e.has_bias else ("swiglu", "concatenated")
-    numbers = activation_named(*named, None, None, None)
+    activation = activation_named(*named, None, None, None).text()
     bias, down_bias = (e.gate_up_proj_bias.detach(), e.down_proj_bias.detach()) if e.has_bias else (None, None)
     pre = torch.randn(rows, 2 * inner, device=ids.device, dtype=layer.x.dtype)
     d_act = torch.randn(rows, inner, device=ids.device, dtype=layer.x.dtype)
     weights = layer.router_weights.detach()
 
     def backward(*share: Tensor | None) -> object:
-        return ops.activate_backward(d_act, pre, bias, m_sizes, gather, weights, topk, *share, *numbers, True, True)
+        return ops.activate_backward(d_act, pre, bias, m_sizes, gather, weights, topk, *share, activation, True, True)
 
     # Bytes read and written: of rows, and with the second bias of its row of the output's gradient for each of them.
     inner_bytes, hidden_bytes = (rows * width * pre.element_size() for width in (inner, hidden))
     passes: dict[str, tuple[int, Callable[[], object]]] = {
-        "activation": (3 * inner_bytes, lambda: ops.activate(pre, bias, m_sizes, *numbers)),
+        "activation": (3 * inner_bytes, lambda: ops.activate(pre, bias, m_sizes, activation)),
         "its backward": (6 * inner_bytes, lambda: backward(None, None)),
     }
     if e.has_bias:

@@ -1,8 +1,7 @@
-#include "activation_numbers.h"
-#include "gemm_rules.h"
-#include "moegemm/activation.h"
-#include "moegemm/routing.h"
+#include "moegemm/describe.h"
+#include "moegemm/passes.h"
 #include "operators.h"
+#include "routing_arguments.h"
 #include "runtime/execution.h"
 
 namespace moegemm::torch_ops {
@@ -11,85 +10,79 @@ namespace {
 /// Exponentials and the like: one element of an activation costs about this many operations.
 constexpr double kElementFlops = 20;
 
-/// The I of [M, I or 2 I].
-std::int64_t activated_columns(const Argument& pre, const Activation& activation) {
-  pre.require_rank(2, "[M, I] or [M, 2 I]");
-  pre.require_floating();
-  if (activation.gated() && pre.size(1) % 2 != 0) {
-    refuse_value(pre.name(), " is ", pre.describe(),
-                 "; with a gate its columns must be even, gate and up in equal numbers");
-  }
-  return activation.gated() ? pre.size(1) / 2 : pre.size(1);
-}
-
-TensorView readable(Argument& argument) {
-  return argument.given() ? argument.readable() : TensorView{};
-}
-
 }  // namespace
 
-Tensor activate(Tensor pre, std::optional<Tensor> bias, Tensor m_sizes, std::int64_t function,
-                std::int64_t layout, double alpha, double limit, double up_offset) {
+void check_layer(Tensor x, Tensor w_gate_up, Tensor w_down, Tensor expert_ids,
+                 std::optional<Tensor> router_weights, std::optional<Tensor> gate_up_bias,
+                 std::optional<Tensor> down_bias, std::string activation, bool transposed) {
+  raising([&] {
+    moegemm::check_layer(
+        {Argument("x", x).metadata(), Argument("w_gate_up", w_gate_up).metadata(),
+         Argument("w_down", w_down).metadata(), Argument("expert_ids", expert_ids).metadata(),
+         Argument("router_weights", router_weights).metadata(),
+         Argument("gate_up_bias", gate_up_bias).metadata(),
+         Argument("down_bias", down_bias).metadata()},
+        parse_activation(activation), transposed ? WeightLayout::kKn : WeightLayout::kNk);
+  });
+}
+
+Tensor activate(Tensor pre, std::optional<Tensor> bias, Tensor m_sizes, std::string activation) {
   return raising([&] {
-    const Activation activation = activation_from(function, layout, alpha, limit, up_offset);
+    const Activation parsed = parse_activation(activation);
     Argument input("pre", pre), biases("bias", bias), sizes("m_sizes", m_sizes);
-    const std::int64_t columns = activated_columns(input, activation);
-    const TensorView pre_view = input.readable(), bias_view = readable(biases);
+    const TensorView pre_view = input.readable(), bias_view = biases.readable();
     const TensorView sizes_view = sizes.readable();
     const Execution execution(input.device(), kElementFlops * static_cast<double>(input.numel()));
-    Output act = allocate({input.size(0), columns}, input.dtype(), input.device());
-    moegemm::activate(pre_view, bias_view, sizes_view, activation, act.view, execution.context());
+    Output act = allocate(input.size(0), parsed.activated_columns(input.columns()), input.dtype(),
+                          input.device());
+    moegemm::activate(pre_view, bias_view, sizes_view, parsed, act.view, execution.context());
     return act.hand_over();
   });
 }
 
-std::tuple<Tensor, Tensor> activate_backward(
-    Tensor d_act, Tensor pre, std::optional<Tensor> bias, Tensor m_sizes, Tensor gather_indices,
-    std::optional<Tensor> topk_weights, std::int64_t topk, std::optional<Tensor> d_out,
-    std::optional<Tensor> down_bias, std::int64_t function, std::int64_t layout, double alpha,
-    double limit, double up_offset, bool need_weighted_act, bool need_d_weights) {
+std::tuple<Tensor, Tensor> activate_backward(Tensor d_act, Tensor pre, std::optional<Tensor> bias,
+                                             Tensor m_sizes, std::optional<Tensor> gather_indices,
+                                             std::optional<Tensor> router_weights,
+                                             std::int64_t topk, std::optional<Tensor> d_out,
+                                             std::optional<Tensor> down_bias,
+                                             std::string activation, bool need_weighted_act,
+                                             bool need_d_weights) {
   return raising([&] {
-    const Activation activation = activation_from(function, layout, alpha, limit, up_offset);
     Argument gradient("d_act", d_act), input("pre", pre), biases("bias", bias);
     Argument d_outs("d_out", d_out), down_biases("down_bias", down_bias);
-    activated_columns(input, activation);
-    RoutingArguments routing{Argument("m_sizes", m_sizes),
-                             Argument("gather_indices", gather_indices),
-                             Argument("topk_weights", topk_weights), topk};
+    RoutingArguments routing(m_sizes, gather_indices, router_weights, topk);
     const RoutingView routing_view = routing.readable();
     ActivationGradientInputs inputs;
     inputs.d_act = need_weighted_act ? gradient.writable() : gradient.readable();
     inputs.pre = input.readable();
-    inputs.bias = readable(biases);
-    inputs.d_out = readable(d_outs);
-    inputs.down_bias = readable(down_biases);
+    inputs.bias = biases.readable();
+    inputs.d_out = d_outs.readable();
+    inputs.down_bias = down_biases.readable();
     const Execution execution(input.device(), kElementFlops * static_cast<double>(input.numel()));
-    Output d_pre = allocate({input.size(0), input.size(1)}, input.dtype(), input.device());
-    Output d_weights =
-        allocate({need_d_weights ? input.size(0) : 0}, DType::kFloat32, input.device());
+    Output d_pre = allocate(input.size(0), input.columns(), input.dtype(), input.device());
+    const TensorView& weights = routing_view.router_weights;
+    const std::int64_t slots = weights.given() ? weights.numel() : input.size(0);
+    Output d_weights = allocate(need_d_weights ? slots : 0, DType::kFloat32, input.device());
     ActivationGradientOutputs outputs;
     outputs.d_pre = d_pre.view;
     if (need_weighted_act) outputs.weighted_act = inputs.d_act;
     if (need_d_weights) outputs.d_weights = d_weights.view;
-    moegemm::activate_backward(inputs, routing_view, activation, outputs, execution.context());
+    moegemm::activate_backward(inputs, routing_view, parse_activation(activation), outputs,
+                               execution.context());
     return std::make_tuple(d_pre.hand_over(), d_weights.hand_over());
   });
 }
 
 Tensor expert_sums(Tensor rows, Tensor m_sizes, std::optional<Tensor> gather_indices,
-                   std::optional<Tensor> topk_weights, std::int64_t topk) {
+                   std::optional<Tensor> router_weights, std::int64_t topk) {
   return raising([&] {
     Argument input("rows", rows);
-    input.require_rank(2, "[M, C] or [T, C]");
-    input.require_floating();
-    RoutingArguments routing{Argument("m_sizes", m_sizes),
-                             Argument("gather_indices", gather_indices),
-                             Argument("topk_weights", topk_weights), topk};
-    routing.m_sizes.require_rank(1, "[E]");
+    RoutingArguments routing(m_sizes, gather_indices, router_weights, topk);
     const RoutingView routing_view = routing.readable();
     const TensorView rows_view = input.readable();
     const Execution execution(input.device(), 2.0 * static_cast<double>(input.numel()));
-    Output sums = allocate({routing.m_sizes.size(0), input.size(1)}, input.dtype(), input.device());
+    Output sums =
+        allocate(routing_view.m_sizes.shape[0], input.columns(), input.dtype(), input.device());
     moegemm::expert_sums(rows_view, routing_view, sums.view, execution.context());
     return sums.hand_over();
   });

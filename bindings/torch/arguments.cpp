@@ -112,43 +112,6 @@ Argument::Argument(const char* name, AtenTensorHandle tensor) : name_(name), ten
   view_.device = library_device(name, tensor);
 }
 
-void Argument::require_rank(int rank, const char* shape) const {
-  if (view_.rank != rank) refuse_value(name_, " is ", describe(), "; its shape must be ", shape);
-}
-
-void Argument::require_floating() const {
-  if (!is_floating(dtype())) {
-    refuse_type(name_, " has dtype ", to_string(dtype()), "; accepted are bf16, fp16 and fp32");
-  }
-}
-
-void Argument::require_index() const {
-  if (!is_index(dtype())) {
-    refuse_type(name_, " has dtype ", to_string(dtype()), "; accepted are int32 and int64");
-  }
-}
-
-void Argument::require_same_device(const Argument& lead) const {
-  if (device() != lead.device()) {
-    refuse_type(name_, " is on ", to_string(device()), "; it must be on ", to_string(lead.device()),
-                ", where ", lead.name(), " is");
-  }
-}
-
-void Argument::require_same_dtype(const Argument& lead) const {
-  if (dtype() != lead.dtype()) {
-    refuse_type(name_, " has dtype ", to_string(dtype()), "; it must have ",
-                to_string(lead.dtype()), ", the dtype of ", lead.name());
-  }
-}
-
-void Argument::require_dtype_or_float32(const Argument& lead) const {
-  if (dtype() != lead.dtype() && dtype() != DType::kFloat32) {
-    refuse_type(name_, " has dtype ", to_string(dtype()), "; accepted are fp32 and ",
-                to_string(lead.dtype()), ", the dtype of ", lead.name());
-  }
-}
-
 bool Argument::walkable() {
   std::int64_t* strides = nullptr;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor_, &strides));
@@ -177,6 +140,7 @@ void Argument::make_contiguous() {
 }
 
 const TensorView& Argument::readable() {
+  if (!given()) return view_;
   if (walkable()) {
     const void* data = nullptr;
     STABLE_TORCH_ERROR_CODE_CHECK(torch_get_const_data_ptr(tensor_, &data));
@@ -187,16 +151,16 @@ const TensorView& Argument::readable() {
   return view_;
 }
 
-TensorView Argument::readable_vector() {
+const TensorView& Argument::readable_dense() {
   readable();
-  if (view_.rank > 1 && view_.row_stride != view_.shape[view_.rank - 1]) make_contiguous();
-  return TensorView::vector(view_.data, view_.dtype, numel(), view_.device);
+  if (view_.rank > 1 && view_.row_stride != columns()) make_contiguous();
+  return view_;
 }
 
 const TensorView& Argument::writable() {
   if (!walkable()) {
     refuse_value(
-        name_, " is ", describe(),
+        name_, " is ", to_string(view_),
         " with strides that overlap or skip; its last dimension must be contiguous and its "
         "rows at least that far apart");
   }
@@ -204,16 +168,16 @@ const TensorView& Argument::writable() {
   return view_;
 }
 
-Output allocate(std::initializer_list<std::int64_t> shape, DType dtype, Device device) {
-  Output output{allocate_torch(static_cast<std::int64_t>(shape.size()), shape.begin(),
-                               torch_dtype(dtype), device),
-                {}};
+Output allocate(int rank, const std::array<std::int64_t, 3>& asked, DType dtype, Device device) {
+  std::array<std::int64_t, 3> shape = asked;
+  for (std::int64_t& extent : shape) extent = std::max<std::int64_t>(extent, 0);
+  Output output{allocate_torch(rank, shape.data(), torch_dtype(dtype), device), {}};
   TensorView& view = output.view;
   view.data = writable_data(output.own.get());
   view.dtype = dtype;
-  view.rank = static_cast<int>(shape.size());
-  std::copy(shape.begin(), shape.end(), view.shape.begin());
-  view.row_stride = view.shape[view.rank - 1];
+  view.rank = rank;
+  view.shape = shape;
+  view.row_stride = view.shape[rank - 1];
   view.device = device;
   return output;
 }

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/stable/tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
@@ -42,8 +43,9 @@ template <class... Parts>
   refuse(ErrorKind::kInvalidType, parts...);
 }
 
-/// A torch tensor under the name that its Python caller knows, with what the library has to know of
-/// it. Reading it touches metadata only; `readable` may copy. The tensor must outlive it.
+/// A torch tensor as the library sees it. Reading it touches metadata only; `readable` may copy.
+/// What no TensorView can say (a rank, dtype or device that the library does not know) is refused
+/// here, every other rule is the library's. The tensor must outlive it.
 class Argument {
  public:
   Argument() = default;                                 ///< not given
@@ -52,28 +54,21 @@ class Argument {
   Argument(const char* name, const std::optional<Tensor>& tensor)
       : Argument(name, handle_of(tensor)) {}
 
-  const char* name() const { return name_; }
-  bool given() const { return view_.rank != 0; }
-  int rank() const { return view_.rank; }
+  bool given() const { return view_.given(); }
   std::int64_t size(int dim) const { return view_.shape[dim]; }
+  std::int64_t columns() const { return given() ? view_.shape[view_.rank - 1] : 0; }
   std::int64_t numel() const { return view_.numel(); }
   DType dtype() const { return view_.dtype; }
   Device device() const { return view_.device; }
-  std::string describe() const { return to_string(view_); }
+  /// Shape, dtype and device; no data yet.
+  const TensorView& metadata() const { return view_; }
 
-  void require_rank(int rank, const char* shape) const;
-  void require_floating() const;
-  void require_index() const;
-  void require_same_device(const Argument& lead) const;
-  void require_same_dtype(const Argument& lead) const;
-  void require_dtype_or_float32(const Argument& lead) const;
-
-  /// The view to read through. Rows that the library can walk (contiguous last dimension, row
-  /// stride at least its length, evenly spaced matrices) are used where they are; others are copied
-  /// once.
+  /// The view to read through; that of one which is not given is not given either. Rows that the
+  /// library can walk (contiguous last dimension, row stride at least its length, evenly spaced
+  /// matrices) are used where they are; others are copied once.
   const TensorView& readable();
-  /// The same elements as one vector.
-  TensorView readable_vector();
+  /// The same without a gap between rows.
+  const TensorView& readable_dense();
   /// The view to write through; refuses what `readable` would have copied.
   const TensorView& writable();
 
@@ -95,7 +90,14 @@ struct Output {
   /// To torch; nothing is left here.
   Tensor hand_over() { return Tensor(own.release()); }
 };
-Output allocate(std::initializer_list<std::int64_t> shape, DType dtype, Device device);
+/// Its first `rank` extents count. A negative one is the library's to refuse: it gets none.
+Output allocate(int rank, const std::array<std::int64_t, 3>& shape, DType dtype, Device device);
+inline Output allocate(std::int64_t length, DType dtype, Device device) {
+  return allocate(1, {length}, dtype, device);
+}
+inline Output allocate(std::int64_t rows, std::int64_t columns, DType dtype, Device device) {
+  return allocate(2, {rows, columns}, dtype, device);
+}
 /// Raw bytes on a device, for workspaces.
 Tensor allocate_bytes(std::int64_t bytes, Device device);
 

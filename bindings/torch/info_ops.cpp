@@ -1,8 +1,8 @@
 #include <nlohmann/json.hpp>
 
+#include "moegemm/error.h"
+#include "moegemm/execution.h"
 #include "moegemm/info.h"
-#include "moegemm/loading.h"
-#include "moegemm/warning.h"
 #include "operators.h"
 
 namespace moegemm::torch_ops {
@@ -14,7 +14,7 @@ json describe(const KernelInfo& kernel) {
   return {{"backend", to_string(kernel.backend)},
           {"name", kernel.name},
           {"op", to_string(kernel.op)},
-          {"tile", {kernel.tile.rows, kernel.tile.cols, kernel.tile.depth}},
+          {"tile", {kernel.tile.rows, kernel.tile.columns, kernel.tile.depth}},
           {"stages", kernel.stages}};
 }
 

@@ -7,75 +7,76 @@
 #include <vector>
 
 #include "arguments.h"
+#include "moegemm/kinds.h"
 
-/// The operators behind torch.ops.moegemm; library.cpp has their schemas. All of them run on CPU
+/// The operators of torch.ops.moegemm; library.cpp has their schemas. All of them run on CPU
 /// and CUDA tensors alike.
 namespace moegemm::torch_ops {
 
 using Config = std::optional<std::vector<std::int64_t>>;
 
+/// activation(X W^T + bias), each if given. `words` are those of product.h, `activation` is a text
+/// for parse_activation.
 Tensor forward(const Tensor& x, const Tensor& w, const Tensor& m_sizes,
                const std::optional<Tensor>& gather_indices,
-               const std::optional<Tensor>& topk_weights, std::int64_t topk, std::int64_t flags,
-               const Config& config);
+               const std::optional<Tensor>& router_weights, std::int64_t topk,
+               const std::string& words, const Config& config, const std::optional<Tensor>& bias,
+               const std::string& activation);
 /// `forward` of x, w and m_sizes with every other argument left to its default, on torch's stack as
 /// it is: TORCH_BOX would allocate five times to share tensors that nobody shares.
 void forward_plain(StableIValue* stack, std::uint64_t inputs, std::uint64_t outputs);
-Tensor dx(const Tensor& dy, const Tensor& w, const Tensor& m_sizes,
-          const std::optional<Tensor>& gather_indices, const std::optional<Tensor>& topk_weights,
-          std::int64_t topk, std::int64_t flags, const Config& config);
-Tensor dw(const Tensor& dy, const Tensor& x, const Tensor& m_sizes,
-          const std::optional<Tensor>& gather_indices, const std::optional<Tensor>& topk_weights,
-          std::int64_t topk, std::int64_t flags, const Config& config);
-
-void forward_out(const Tensor& x, const Tensor& w, const Tensor& m_sizes,
+/// dX of dY and W, or dW of dY and X.
+template <Op op>
+Tensor gradient(const Tensor& first, const Tensor& second, const Tensor& m_sizes,
+                const std::optional<Tensor>& gather_indices,
+                const std::optional<Tensor>& router_weights, std::int64_t topk,
+                const std::string& words, const Config& config);
+/// Any of the three, into `out`.
+template <Op op>
+void product_out(const Tensor& first, const Tensor& second, const Tensor& m_sizes,
                  const std::optional<Tensor>& gather_indices,
-                 const std::optional<Tensor>& topk_weights, std::int64_t topk, std::int64_t flags,
-                 const Config& config, const Tensor& out);
-void dx_out(const Tensor& dy, const Tensor& w, const Tensor& m_sizes,
-            const std::optional<Tensor>& gather_indices, const std::optional<Tensor>& topk_weights,
-            std::int64_t topk, std::int64_t flags, const Config& config, const Tensor& out);
-void dw_out(const Tensor& dy, const Tensor& x, const Tensor& m_sizes,
-            const std::optional<Tensor>& gather_indices, const std::optional<Tensor>& topk_weights,
-            std::int64_t topk, std::int64_t flags, const Config& config, const Tensor& out);
-
-/// activation(X W^T + bias), rows in expert order; see GemmOptions::activation.
-Tensor forward_activated(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias,
-                         const Tensor& m_sizes, const std::optional<Tensor>& gather_indices,
-                         std::int64_t topk, std::int64_t flags, std::int64_t function,
-                         std::int64_t layout, double alpha, double limit, double up_offset);
-/// X W^T + bias, scaled behind it with the flag for that.
-Tensor forward_biased(const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& m_sizes,
-                      const std::optional<Tensor>& gather_indices,
-                      const std::optional<Tensor>& topk_weights, std::int64_t topk,
-                      std::int64_t flags);
+                 const std::optional<Tensor>& router_weights, std::int64_t topk,
+                 const std::string& words, const Config& config, const Tensor& out);
 
 /// m_sizes, gather_indices and (empty unless asked for) the inverse permutation.
-std::tuple<Tensor, Tensor, Tensor> route(const Tensor& expert_ids, std::int64_t experts, bool wide,
-                                         bool with_inverse);
+std::tuple<Tensor, Tensor, Tensor> route(const Tensor& expert_ids, std::int64_t num_experts,
+                                         bool wide, bool with_inverse);
 Tensor combine(const Tensor& rows, const std::optional<Tensor>& weights, std::int64_t topk,
                bool float32_output);
+/// m_sizes, gather_indices [max_rows] and positions [T, topk]; see moegemm::route_compact.
+std::tuple<Tensor, Tensor, Tensor> route_compact(const Tensor& expert_ids, std::int64_t num_experts,
+                                                 std::int64_t max_rows,
+                                                 const std::optional<Tensor>& num_tokens,
+                                                 const std::optional<Tensor>& overflow, bool wide,
+                                                 bool check);
+Tensor combine_rows(const Tensor& rows, const std::optional<Tensor>& weights,
+                    const Tensor& positions, bool float32_output);
 /// Scales `product` in place and returns the dot products; see moegemm::scale_rows.
 Tensor scale_rows(const Tensor& product, const Tensor& x, const Tensor& m_sizes,
-                  const Tensor& gather_indices, const Tensor& topk_weights, std::int64_t topk);
+                  const Tensor& gather_indices, const Tensor& router_weights, std::int64_t topk);
 
-Tensor activate(Tensor pre, std::optional<Tensor> bias, Tensor m_sizes, std::int64_t function,
-                std::int64_t layout, double alpha, double limit, double up_offset);
+/// See moegemm::check_layer.
+void check_layer(Tensor x, Tensor w_gate_up, Tensor w_down, Tensor expert_ids,
+                 std::optional<Tensor> router_weights, std::optional<Tensor> gate_up_bias,
+                 std::optional<Tensor> down_bias, std::string activation, bool transposed);
+Tensor activate(Tensor pre, std::optional<Tensor> bias, Tensor m_sizes, std::string activation);
 /// d_pre and (empty unless asked for) d_weights; with need_weighted_act the weighted activation
 /// replaces d_act. See moegemm::activate_backward.
-std::tuple<Tensor, Tensor> activate_backward(
-    Tensor d_act, Tensor pre, std::optional<Tensor> bias, Tensor m_sizes, Tensor gather_indices,
-    std::optional<Tensor> topk_weights, std::int64_t topk, std::optional<Tensor> d_out,
-    std::optional<Tensor> down_bias, std::int64_t function, std::int64_t layout, double alpha,
-    double limit, double up_offset, bool need_weighted_act, bool need_d_weights);
+std::tuple<Tensor, Tensor> activate_backward(Tensor d_act, Tensor pre, std::optional<Tensor> bias,
+                                             Tensor m_sizes, std::optional<Tensor> gather_indices,
+                                             std::optional<Tensor> router_weights,
+                                             std::int64_t topk, std::optional<Tensor> d_out,
+                                             std::optional<Tensor> down_bias,
+                                             std::string activation, bool need_weighted_act,
+                                             bool need_d_weights);
 Tensor expert_sums(Tensor rows, Tensor m_sizes, std::optional<Tensor> gather_indices,
-                   std::optional<Tensor> topk_weights, std::int64_t topk);
-/// Measures one product (0 forward, 1 dX, 2 dW) as `moegemm::tune_forward` does; the report as
+                   std::optional<Tensor> router_weights, std::int64_t topk);
+/// Measures one product ("forward", "dx" or "dw") as `moegemm::tune_forward` does; the report as
 /// JSON.
-std::string tune(std::int64_t op_number, const Tensor& first, const Tensor& second,
+std::string tune(const std::string& name, const Tensor& first, const Tensor& second,
                  const Tensor& m_sizes, const std::optional<Tensor>& gather_indices,
-                 const std::optional<Tensor>& topk_weights, std::int64_t topk, std::int64_t flags,
-                 double budget_seconds, bool again);
+                 const std::optional<Tensor>& router_weights, std::int64_t topk,
+                 const std::string& words, double budget_seconds, bool again);
 
 /// See moegemm::load_kernels, for a CUDA device.
 std::int64_t load_kernels(std::int64_t device);

@@ -52,7 +52,7 @@ std::vector<float> moe_layer(const std::vector<float>& tokens, const Layer& laye
   moegemm::RoutingView routing;
   routing.m_sizes = TensorView::vector(m_sizes.data(), DType::kInt32, kExperts);
   routing.gather_indices = TensorView::vector(gather_indices.data(), DType::kInt32, kRows);
-  routing.topk_weights = TensorView::vector(router.weights.data(), DType::kFloat32, kRows);
+  routing.router_weights = TensorView::vector(router.weights.data(), DType::kFloat32, kRows);
   routing.topk = kTopk;
   moegemm::route(TensorView::matrix(router.expert_ids.data(), DType::kInt32, kTokens, kTopk),
                  kExperts, routing.m_sizes, routing.gather_indices);
@@ -71,12 +71,12 @@ std::vector<float> moe_layer(const std::vector<float>& tokens, const Layer& laye
   // moegemm/epilogue.h there is GemmOptions::activation.
   std::transform(inner.begin(), inner.end(), inner.begin(), relu);
 
-  // 3. Second product. permute_y: rows are stored back in token order; fuse_mul: each is multiplied
+  // 3. Second product. permute_y: rows are stored back in token order; multiply: each is multiplied
   //    by its router weight on the way.
   std::vector<float> outer(kRows * kHidden);
   moegemm::GemmOptions second;
   second.permute_y = true;
-  second.fuse_mul = true;
+  second.multiply = true;
   moegemm::forward(
       TensorView::matrix(inner.data(), DType::kFloat32, kRows, kIntermediate),
       TensorView::stack(layer.down.data(), DType::kFloat32, kExperts, kHidden, kIntermediate),

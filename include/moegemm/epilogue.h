@@ -2,8 +2,9 @@
 
 #include <cstdint>
 #include <limits>
+#include <string>
 
-#include "moegemm/export.h"
+#include "moegemm/kinds.h"
 
 /// What a product can do to its rows before it stores them.
 namespace moegemm {
@@ -13,6 +14,7 @@ enum class ActivationFunction : std::uint8_t {
   kGelu,      ///< g * Phi(g), with the error function
   kGeluTanh,  ///< its approximation with tanh
   kRelu2,     ///< max(g, 0)^2
+  kRelu,      ///< max(g, 0)
 };
 
 /// Where a row of the first product holds its gate and its up columns.
@@ -20,6 +22,19 @@ enum class GateLayout : std::uint8_t {
   kNone,          ///< no gate: I columns
   kConcatenated,  ///< I gate columns, then I up columns
   kInterleaved,   ///< gate 0, up 0, gate 1, up 1, ...
+};
+
+/// Every function and every layout, by the names that callers give and messages print. What code
+/// asks about all of them it reads here.
+inline constexpr Named<ActivationFunction> kActivationFunctions[] = {
+    {ActivationFunction::kSilu, "silu"},          {ActivationFunction::kGelu, "gelu"},
+    {ActivationFunction::kGeluTanh, "gelu_tanh"}, {ActivationFunction::kRelu2, "relu2"},
+    {ActivationFunction::kRelu, "relu"},
+};
+inline constexpr Named<GateLayout> kGateLayouts[] = {
+    {GateLayout::kNone, "none"},
+    {GateLayout::kConcatenated, "concatenated"},
+    {GateLayout::kInterleaved, "interleaved"},
 };
 
 /// act = f(min(gate, limit)) * (clamp(up, -limit, limit) + up_offset), or f(min(gate, limit))
@@ -44,7 +59,11 @@ struct Activation {
   bool operator==(const Activation&) const = default;
 };
 
-MOEGEMM_API const char* to_string(ActivationFunction function);  ///< "silu", "gelu", ...
-MOEGEMM_API const char* to_string(GateLayout layout);  ///< "none", "concatenated", "interleaved"
+MOEGEMM_API const char* to_string(ActivationFunction function);
+MOEGEMM_API const char* to_string(GateLayout layout);
+/// "silu/concatenated", and " alpha=1.702 limit=7 up_offset=1" where they are not the defaults.
+MOEGEMM_API std::string to_string(const Activation& activation);
+/// Reads such a text; throws kInvalidValue with what is accepted.
+MOEGEMM_API Activation parse_activation(const std::string& text);
 
 }  // namespace moegemm

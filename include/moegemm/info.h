@@ -4,8 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "moegemm/config.h"
-#include "moegemm/export.h"
+#include "moegemm/kinds.h"
 #include "moegemm/plan.h"
 
 namespace moegemm {
@@ -33,14 +32,6 @@ struct BackendInfo {
   BackendKind kind = BackendKind::kReference;
   bool available = false;
   std::string reason;  ///< when not available: why
-};
-
-struct KernelInfo {
-  BackendKind backend = BackendKind::kReference;
-  std::string name;
-  Op op = Op::kForward;
-  TileShape tile;
-  int stages = 0;
 };
 
 /// Version of the library, "0.1.0".

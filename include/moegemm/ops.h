@@ -3,11 +3,9 @@
 #include <cstdint>
 #include <optional>
 
-#include "moegemm/config.h"
 #include "moegemm/epilogue.h"
-#include "moegemm/executor.h"
-#include "moegemm/export.h"
-#include "moegemm/memory.h"
+#include "moegemm/execution.h"
+#include "moegemm/kinds.h"
 #include "moegemm/plan.h"
 #include "moegemm/problem.h"
 #include "moegemm/tensor.h"
@@ -21,6 +19,9 @@
 /// segments are clipped at M, an index out of range reads as a zero row and its store is skipped.
 /// In dW such a row is absent: what stands opposite it adds nothing.
 ///
+/// M may also be a capacity, not T * topk: gather_indices has any length with permute_x and with
+/// dy_per_token, and says how many rows there are in expert order. Indices are in [0, T * topk).
+///
 /// A result that is stored in flat order (Y with permute_y, dX with permute_x) is zero in every row
 /// that no valid position names. Positions from sum(m_sizes) on name nothing: their indices are not
 /// read. Where two positions name one row, each element is that of one of them.
@@ -31,19 +32,19 @@ struct RoutingView {
   TensorView m_sizes;         ///< [E] int32 or int64: rows of each expert
   TensorView gather_indices;  ///< [M] int32 or int64: flat index of the row at expert-ordered
                               ///< position r; required by permute_x and permute_y
-  TensorView topk_weights;    ///< [M] (or [T, topk]) fp32 or X's dtype, flat order; required by
-                              ///< fuse_mul
+  TensorView router_weights;  ///< [M] (or [T, topk]) fp32 or X's dtype, flat order; required by
+                              ///< multiply
   std::int64_t topk = 1;
 };
 
 struct GemmOptions {
+  WeightLayout weight_layout = WeightLayout::kNk;  ///< of W or dW; [E, K, N] cannot multiply
   bool permute_x = false;     ///< X (or dX) is in flat order: the first GEMM of the layer
   bool permute_y = false;     ///< Y (or dY) is in flat order: the second GEMM of the layer
-  bool fuse_mul = false;      ///< scale row r by topk_weights[gather_indices[r]] in fp32 (needs
+  bool multiply = false;      ///< scale row r by router_weights[gather_indices[r]] in fp32 (needs
                               ///< permute_y). dW: the row's contribution is scaled
   bool dy_per_token = false;  ///< dX and dW with permute_y: dy is [T, N] and row r reads
-                              ///< dy[gather_indices[r] / topk]: the gradient of a token's sum,
-                              ///< or the rows of a first GEMM whose W is stored [E, K, N]
+                              ///< dy[gather_indices[r] / topk]: the gradient of a token's sum
   bool accumulate = false;    ///< dW only: add to the fp32 output instead of overwriting it
   bool allow_tf32 = false;    ///< fp32 inputs may use TF32 tensor cores
   bool autotune = false;      ///< take the measured kernel instead of the predicted one (tune.h)
@@ -52,7 +53,7 @@ struct GemmOptions {
   std::optional<BackendKind> backend;  ///< force one; else MOEGEMM_BACKEND, else the best
   std::optional<KernelConfig> config;  ///< ask for a kernel by hand; else the planner chooses
   /// Forward and dX: [E, columns of the product] of X's dtype, or not given. Added to the fp32
-  /// result before fuse_mul scales it, also to that of a row which reads as zeros.
+  /// result before multiply scales it, also to that of a row which reads as zeros.
   TensorView bias = {};
   /// Forward and dX whose result stays in expert order: activated rows are all that is stored, half
   /// as many columns with a gate. Where no kernel applies it to its own results, a pass after the
@@ -60,25 +61,15 @@ struct GemmOptions {
   std::optional<Activation> activation;
 };
 
-class TuningSupport;
-
-/// Where a call runs.
-struct ExecutionContext {
-  void* stream = nullptr;           ///< cudaStream_t for CUDA tensors
-  Executor* executor = nullptr;     ///< threads for CPU tensors; null: default_executor()
-  TuningSupport* tuning = nullptr;  ///< lets a call with `autotune` measure; null: it never does
-  MemorySupport* memory = nullptr;  ///< lends Plan::workspace_bytes on a GPU; null: plans do
-                                    ///< without where any kernel can, if need be a slower one
-};
-
 /// Y_e = X_e W_e^T (+ bias_e, activated).  x [T, K] with permute_x, else [M, K]; w [E, N, K]; y [M,
-/// N], or [M, N / 2] behind a gated activation.
+/// N], or [M, N / 2] after a gated activation. Here and below W may also be flattened to [E * N,
+/// K], and options.weight_layout may say that W and dW are [E, K, N].
 MOEGEMM_API Plan forward(const TensorView& x, const TensorView& w, const TensorView& y,
                          const RoutingView& routing, const GemmOptions& options = {},
                          const ExecutionContext& context = {});
 
-/// dX_e = dY_e W_e (+ bias_e, activated: the first product of a layer whose W is [E, K, N]).  dy
-/// [M, N], or [T, N] with dy_per_token; w [E, N, K]; dx [M, K].
+/// dX_e = dY_e W_e (+ bias_e, activated).  dy [M, N], or [T, N] with dy_per_token; w [E, N, K];
+/// dx [M, K], with permute_x [T * topk, K].
 MOEGEMM_API Plan backward_dx(const TensorView& dy, const TensorView& w, const TensorView& dx,
                              const RoutingView& routing, const GemmOptions& options = {},
                              const ExecutionContext& context = {});
@@ -88,14 +79,5 @@ MOEGEMM_API Plan backward_dx(const TensorView& dy, const TensorView& w, const Te
 MOEGEMM_API Plan backward_dw(const TensorView& dy, const TensorView& x, const TensorView& dw,
                              const RoutingView& routing, const GemmOptions& options = {},
                              const ExecutionContext& context = {});
-
-/// The plan that a call with this problem would get, without running it. Its workspace_bytes are
-/// what the call asks of ExecutionContext::memory, if it can: where that memory would only save
-/// time, the call does without it rather than fail. Without `may_use_workspace` it is the plan of a
-/// call whose context.memory is null; workspace_bytes that are left are then needed.
-MOEGEMM_API Plan plan(const Problem& problem,
-                      const std::optional<BackendKind>& backend = std::nullopt,
-                      const std::optional<KernelConfig>& config = std::nullopt,
-                      bool may_use_workspace = true);
 
 }  // namespace moegemm

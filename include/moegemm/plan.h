@@ -4,24 +4,71 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "moegemm/config.h"
-#include "moegemm/export.h"
+#include "moegemm/kinds.h"
 #include "moegemm/problem.h"
+#include "moegemm/tensor.h"
 
+/// How a problem is run, and why so: kernels and configs, plans, predictions.
 namespace moegemm {
+
+/// Who runs a problem. `kReference` is the plain oracle, `kCpu` the fast CPU kernels, `kSm90` the
+/// Hopper kernels, `kSm80` the kernels for every NVIDIA GPU from Ampere up.
+enum class BackendKind : std::uint8_t { kReference, kCpu, kSm90, kSm80 };
+/// Best first.
+inline constexpr Named<BackendKind> kBackends[] = {
+    {BackendKind::kSm90, "sm90"},
+    {BackendKind::kSm80, "sm80"},
+    {BackendKind::kCpu, "cpu"},
+    {BackendKind::kReference, "reference"},
+};
+
+MOEGEMM_API const char* to_string(BackendKind kind);
+/// The inverse of to_string; empty for any other word.
+MOEGEMM_API std::optional<BackendKind> parse_backend(const std::string& name);
+
+/// A kernel asked for by hand. Kernels are compiled ahead of time: the exact one runs if it exists,
+/// else the nearest feasible one (`Plan::source` and `Plan::note` say so). Zero means "any".
+/// The extents are those of TileShape; in terms of the problem's M, N and K that is
+///   forward: rows along M, columns along N, depth along K
+///   dX:      rows along M, columns along K, depth along N
+///   dW:      rows along N, columns along K, depth along M
+struct KernelConfig {
+  int block_rows = 0;                    ///< tile extent along the rows of the output
+  int block_columns = 0;                 ///< tile extent along the columns of the output
+  int block_depth = 0;                   ///< contraction step
+  int stages = 0;                        ///< pipeline depth
+  std::optional<bool> tma_load_rows;     ///< X (forward, dW) or dY (dX) through TMA
+  std::optional<bool> tma_load_weights;  ///< W (forward, dX) or dY (dW) through TMA
+  std::optional<bool> tma_store;         ///< output through TMA
+  std::string kernel;  ///< exact kernel name as `moegemm info --kernels` lists it; empty: any
+
+  bool operator==(const KernelConfig&) const = default;
+};
+
+MOEGEMM_API std::string to_string(const KernelConfig& config);
 
 enum class PlanSource : std::uint8_t { kHeuristic, kTuned, kManual };
 
 /// A tile of the output and the step of its contraction, in elements.
 struct TileShape {
-  int rows = 0;   ///< along the segment's rows (forward, dX) or along N (dW)
-  int cols = 0;   ///< along N (forward) or K (dX, dW)
-  int depth = 0;  ///< contraction step
+  int rows = 0;     ///< along the segment's rows (forward, dX) or along N (dW)
+  int columns = 0;  ///< along N (forward) or K (dX, dW)
+  int depth = 0;    ///< contraction step
   bool operator==(const TileShape&) const = default;
+};
+
+/// A compiled kernel.
+struct KernelInfo {
+  BackendKind backend = BackendKind::kReference;
+  std::string name;
+  Op op = Op::kForward;
+  TileShape tile;
+  int stages = 0;
 };
 
 /// What one launch does: the product itself, or a pass over rows before or after it.
@@ -109,6 +156,71 @@ MOEGEMM_API const char* to_string(TileOrder order);  ///< "by expert", "along co
 MOEGEMM_API std::string to_string(const Step& step);
 MOEGEMM_API std::string to_string(const Plan& plan);
 MOEGEMM_API std::size_t hash_value(const Plan& plan);
+
+/// The plan that a call with this problem would get, without running it. Its workspace_bytes are
+/// what the call asks of ExecutionContext::memory, if it can: where that memory would only save
+/// time, the call does without it rather than fail. Without `may_use_workspace` it is the plan of a
+/// call whose context.memory is null; workspace_bytes that are left are then needed.
+MOEGEMM_API Plan plan(const Problem& problem,
+                      const std::optional<BackendKind>& backend = std::nullopt,
+                      const std::optional<KernelConfig>& config = std::nullopt,
+                      bool may_use_workspace = true);
+
+/// What a device sustains, in round numbers: good enough to tell what limits a problem and which
+/// kernels are hopeless, not to rank two good ones.
+struct MachineLimits {
+  double flops_per_second = 0;       ///< of the problem's dtype; 0: unknown, nothing is predicted
+  double bytes_per_second = 0;       ///< of device memory
+  double tile_bytes_per_second = 0;  ///< from caches into tiles, all units together; 0: no limit
+  int units = 1;                     ///< multiprocessors or cores
+  double launch_us = 0;
+};
+
+/// A prediction from host facts: sizes and MachineLimits, with rows spread at random over experts.
+struct CostEstimate {
+  double flops = 0;  ///< useful work: 2 M N K
+  double bytes = 0;  ///< that must cross device memory: touched weights, rows and the output, once
+  double tiles = 0;
+  double waves = 0;       ///< tiles per unit
+  double compute_us = 0;  ///< with what tiles pad and the last wave leaves idle
+  double memory_us = 0;
+  double tile_load_us = 0;  ///< operands from caches into tiles
+  double total_us = 0;      ///< the largest of the three and the launch; 0: nothing is predicted
+
+  /// "compute", "memory" or "tile loads".
+  MOEGEMM_API const char* limit() const;
+};
+
+struct PlanCandidate {
+  KernelInfo kernel;
+  bool chosen = false;
+  std::string refused;  ///< why it cannot run the problem; empty if it can
+  CostEstimate cost;    ///< of a kernel that can
+  std::string remark;   ///< why it was chosen or lost, or `refused` again
+};
+
+struct PlanExplanation {
+  Plan plan;
+  MachineLimits limits;
+  CostEstimate cost;                       ///< of the plan's product; passes are not predicted
+  std::vector<PlanCandidate> candidates;   ///< kernels of the plan's backend and op, list order
+  std::vector<std::string> not_available;  ///< "sm90: no CUDA device: ...", the backends before it
+};
+
+/// The plan for a problem and the case for and against every kernel of its backend. `autotune`
+/// plans as a call with GemmOptions::autotune would.
+MOEGEMM_API PlanExplanation explain(const Problem& problem,
+                                    const std::optional<BackendKind>& backend = std::nullopt,
+                                    const std::optional<KernelConfig>& config = std::nullopt,
+                                    bool autotune = false);
+
+/// The GPUs that problems can be planned for on a machine that has none, by their names for it:
+/// "h200", "a100", ...
+MOEGEMM_API std::vector<std::string> planning_gpus();
+
+/// The device to put into a Problem for plan() and explain(); nothing for an unknown name. Nothing
+/// runs on it.
+MOEGEMM_API std::optional<Device> planning_gpu(const std::string& name);
 
 }  // namespace moegemm
 

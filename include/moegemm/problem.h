@@ -6,9 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "moegemm/config.h"
 #include "moegemm/epilogue.h"
-#include "moegemm/export.h"
 #include "moegemm/kinds.h"
 #include "moegemm/tensor.h"
 
@@ -17,6 +15,12 @@ namespace moegemm {
 /// Which side of the product is in flat (token-major) order instead of expert order.
 enum class Permutation : std::uint8_t { kNone, kX, kY };
 
+/// How each expert's W is stored, and with it dW. Neither is ever copied into the other.
+enum class WeightLayout : std::uint8_t {
+  kNk,  ///< [E, N, K]: a row for each column of Y
+  kKn,  ///< [E, K, N]: a row for each column of X
+};
+
 /// What a call asks for, as pure data: no pointers, nothing that a device would have to be asked
 /// for. Equal problems get equal plans.
 struct Problem {
@@ -24,12 +28,15 @@ struct Problem {
   DType dtype = DType::kBFloat16;      ///< of X, W and dY
   DType out_dtype = DType::kBFloat16;  ///< of Y, dX or dW
   std::int64_t experts = 0;            ///< E
-  std::int64_t n = 0;                  ///< N: columns of Y and dY, rows of each W_e
-  std::int64_t k = 0;                  ///< K: columns of X, dX and each W_e
-  std::int64_t rows = 0;               ///< M = T * topk
+  std::int64_t n = 0;                  ///< N: columns of Y and dY
+  std::int64_t k = 0;                  ///< K: columns of X and dX
+  std::int64_t rows = 0;               ///< in expert order: M = T * topk, or a capacity
   std::int64_t topk = 1;
+  /// M = T * topk, the flat rows that an index may name, where `rows` is not M; -1 where it is.
+  std::int64_t slots = -1;
+  WeightLayout weight_layout = WeightLayout::kNk;
   Permutation permutation = Permutation::kNone;
-  bool multiply = false;      ///< scale row r by topk_weights[gather_indices[r]]
+  bool multiply = false;      ///< scale row r by router_weights[gather_indices[r]]
   bool accumulate = false;    ///< dW += instead of dW =
   bool dy_per_token = false;  ///< permute_y of dX and dW: dY has one row per token, [T, N]
   bool presorted = false;  ///< dW: the permuted operand was copied into expert order; the indices
@@ -40,15 +47,18 @@ struct Problem {
   std::optional<Activation> activation;   ///< forward and dX: what follows the product and its bias
   DType sizes_dtype = DType::kInt32;      ///< of m_sizes
   DType index_dtype = DType::kInt32;      ///< of gather_indices
-  DType weights_dtype = DType::kFloat32;  ///< of topk_weights
+  DType weights_dtype = DType::kFloat32;  ///< of router_weights
   /// Largest power of two, at most 16, that divides the base address and the row pitch in bytes of
   /// every operand of that role.
   int input_alignment = 16;   ///< the two inputs
   int output_alignment = 16;  ///< the output
-  int dy_alignment = 16;      ///< dW: of dY alone, whose partner a pass may replace by a copy
+  int dy_alignment = 16;      ///< dW: of dY alone (of X if dW is [E, K, N]), whose partner a pass
+                              ///< may replace by a copy
   Device device;
 
-  std::int64_t tokens() const { return topk > 0 ? rows / topk : 0; }
+  /// Flat rows: indices are in [0, flat_rows()).
+  std::int64_t flat_rows() const { return slots < 0 ? rows : slots; }
+  std::int64_t tokens() const { return topk > 0 ? flat_rows() / topk : 0; }
   /// Rows read per row of the segment come from flat order.
   bool gathers_x() const { return permutation == Permutation::kX && op != Op::kDx && !presorted; }
   bool gathers_dy() const {
@@ -60,6 +70,8 @@ struct Problem {
     return (op == Op::kForward && permutation == Permutation::kY) ||
            (op == Op::kDx && permutation == Permutation::kX);
   }
+  /// Rows of Y or dX.
+  std::int64_t output_rows() const { return scatters() ? flat_rows() : rows; }
   /// What a gathered flat index is divided by to give the row to read: X holds one row per token,
   /// dY one per token and slot unless dy_per_token.
   std::int64_t gather_divisor() const { return gathers_x() || dy_per_token ? topk : 1; }
@@ -77,8 +89,7 @@ struct Problem {
 
 MOEGEMM_API const char* to_string(Op op);                    ///< "forward", "dX", "dW"
 MOEGEMM_API const char* to_string(Permutation permutation);  ///< "none", "permute_x", "permute_y"
-/// "activation=silu/concatenated", and its numbers where they are not the defaults.
-MOEGEMM_API std::string to_string(const Activation& activation);
+MOEGEMM_API const char* to_string(WeightLayout layout);      ///< "[E, N, K]", "[E, K, N]"
 MOEGEMM_API std::string to_string(const Problem& problem);
 MOEGEMM_API std::size_t hash_value(const Problem& problem);
 

@@ -4,26 +4,9 @@
 #include <cstdint>
 #include <string>
 
-#include "moegemm/export.h"
 #include "moegemm/kinds.h"
 
 namespace moegemm {
-
-constexpr std::int64_t size_bytes(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat16:
-    case DType::kBFloat16:
-      return 2;
-    case DType::kFloat32:
-    case DType::kInt32:
-      return 4;
-    case DType::kInt64:
-      return 8;
-  }
-  return 0;
-}
-constexpr bool is_floating(DType dtype) { return dtype <= DType::kBFloat16; }
-constexpr bool is_index(DType dtype) { return dtype >= DType::kInt32; }
 
 enum class DeviceType : std::uint8_t { kCpu, kCuda };
 
@@ -50,12 +33,12 @@ struct MOEGEMM_API TensorView {
 
   /// [n]
   static TensorView vector(const void* data, DType dtype, std::int64_t n, Device device = {});
-  /// [rows, cols]; `row_stride` 0 means dense rows.
-  static TensorView matrix(const void* data, DType dtype, std::int64_t rows, std::int64_t cols,
+  /// [rows, columns]; `row_stride` 0 means dense rows.
+  static TensorView matrix(const void* data, DType dtype, std::int64_t rows, std::int64_t columns,
                            std::int64_t row_stride = 0, Device device = {});
-  /// [count, rows, cols]; `row_stride` 0 means dense rows.
+  /// [count, rows, columns]; `row_stride` 0 means dense rows.
   static TensorView stack(const void* data, DType dtype, std::int64_t count, std::int64_t rows,
-                          std::int64_t cols, std::int64_t row_stride = 0, Device device = {});
+                          std::int64_t columns, std::int64_t row_stride = 0, Device device = {});
 };
 
 MOEGEMM_API const char* to_string(DType dtype);    ///< "bf16", "fp16", "fp32", "int32", "int64"

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "moegemm/export.h"
+#include "moegemm/kinds.h"
 #include "moegemm/ops.h"
 #include "moegemm/plan.h"
 #include "moegemm/problem.h"

@@ -18,6 +18,7 @@ from moegemm.layer import moe_mlp
 from moegemm.lora import LoraAdapter, lora_moe_mlp
 from moegemm.operators.early_loading import load_kernels
 from moegemm.operators.information import info
+from moegemm.plans import plan
 from moegemm.routing import combine, route
 from moegemm.tuning import KernelConfigBackward_dW, KernelConfigBackward_dX, KernelConfigForward
 from moegemm.tuning.measure import tune, tuning_cache
@@ -65,6 +66,7 @@ __all__ = [
     "lora_moe_mlp",
     "moe_mlp",
     "patch",
+    "plan",
     "report",
     "route",
     "tune",

@@ -1,46 +1,82 @@
-"""The activations of an expert by name, and as the numbers that the operators take."""
+"""The activations of an expert by name, and as what the operators take."""
 
 import math
-import sys
+from collections.abc import Callable
 from typing import Final, NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own abbreviation
+from torch import Tensor
 
 from moegemm.operators.errors import shown
 
-_FUNCTIONS: Final = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu2": 3}  # ActivationFunction
-_LAYOUTS: Final = {"none": 0, "concatenated": 1, "interleaved": 2}  # GateLayout
-NO_LIMIT: Final = sys.float_info.max  # infinite once it is a float
+
+class Function(NamedTuple):
+    """A function of include/moegemm/epilogue.h as torch has it: formula(g, alpha)."""
+
+    formula: Callable[[Tensor, float], Tensor]
+    takes_alpha: bool = False
+
+
+FUNCTIONS: Final = {
+    "silu": Function(lambda g, alpha: g * torch.sigmoid(alpha * g), takes_alpha=True),
+    "gelu": Function(lambda g, alpha: F.gelu(g)),
+    "gelu_tanh": Function(lambda g, alpha: F.gelu(g, approximate="tanh")),
+    "relu2": Function(lambda g, alpha: F.relu(g) ** 2),
+    "relu": Function(lambda g, alpha: F.relu(g)),
+}
+GATED_LAYOUTS: Final = ("concatenated", "interleaved")
 
 
 class Activation(NamedTuple):
-    """include/moegemm/activation.h: act = f(min(gate, limit)) * (clamp(up, -limit, limit) + up_offset)."""
+    """include/moegemm/epilogue.h: act = f(min(gate, limit)) * (clamp(up, -limit, limit) + up_offset)."""
 
-    function: int
-    layout: int
+    function: str  # of FUNCTIONS
+    layout: str  # of GATED_LAYOUTS, or "none"
     alpha: float = 1.0
     limit: float = math.inf
     up_offset: float = 0.0
 
     # Methods: Dynamo in torch 2.10 does not see a named tuple's properties.
     def gated(self) -> bool:
-        return self.layout != 0
+        return self.layout != "none"
 
-    def numbers(self) -> tuple[int, int, float, float, float]:
-        """What the operators take. Dynamo (torch 2.11) reads the fields of a named tuple that it got from a constant
-        function, but does not unpack it. No limit is a number that is one in fp32 only: compiled packages (AOTInductor)
-        keep their constants as JSON, which has no infinity."""
-        return self.function, self.layout, self.alpha, min(self.limit, NO_LIMIT), self.up_offset
+    def text(self) -> str:
+        """What the operators take: "silu/concatenated", then the numbers that are not the defaults."""
+        words = f"{self.function}/{self.layout}"
+        if self.alpha != 1.0:
+            words += f" alpha={self.alpha}"
+        if self.limit != math.inf:
+            words += f" limit={self.limit}"
+        if self.up_offset != 0.0:
+            words += f" up_offset={self.up_offset}"
+        return words
 
 
-# Name: function, whether a gate multiplies, and the defaults of alpha, limit and up_offset.
-_NAMED: Final[dict[str, tuple[str, bool, float, float, float]]] = {
-    "swiglu": ("silu", True, 1.0, math.inf, 0.0),
-    "geglu": ("gelu", True, 1.0, math.inf, 0.0),
-    "geglu_tanh": ("gelu_tanh", True, 1.0, math.inf, 0.0),
-    "clamped_swiglu": ("silu", True, 1.702, 7.0, 1.0),
-    "silu": ("silu", False, 1.0, math.inf, 0.0),
-    "gelu": ("gelu", False, 1.0, math.inf, 0.0),
-    "gelu_tanh": ("gelu_tanh", False, 1.0, math.inf, 0.0),
-    "relu2": ("relu2", False, 1.0, math.inf, 0.0),
+def is_gated(text: str) -> bool:
+    """Whether an activation that is written so has a gate."""
+    return "/none" not in text
+
+
+class _Named(NamedTuple):
+    function: str
+    gated: bool
+    alpha: float = 1.0
+    limit: float = math.inf
+    up_offset: float = 0.0
+
+
+_NAMED: Final = {
+    "swiglu": _Named("silu", gated=True),
+    "geglu": _Named("gelu", gated=True),
+    "geglu_tanh": _Named("gelu_tanh", gated=True),
+    "reglu": _Named("relu", gated=True),
+    "clamped_swiglu": _Named("silu", gated=True, alpha=1.702, limit=7.0, up_offset=1.0),
+    "silu": _Named("silu", gated=False),
+    "gelu": _Named("gelu", gated=False),
+    "gelu_tanh": _Named("gelu_tanh", gated=False),
+    "relu2": _Named("relu2", gated=False),
+    "relu": _Named("relu", gated=False),
 }
 
 
@@ -52,16 +88,16 @@ def activation_named(
         return name
     if not isinstance(name, str) or name not in _NAMED:
         raise ValueError(f"activation is {shown(name)}; accepted are {', '.join(_NAMED)}")
-    if layout not in ("concatenated", "interleaved"):
+    if layout not in GATED_LAYOUTS:
         raise ValueError(f"layout is {shown(layout)}; accepted are 'concatenated' and 'interleaved'")
-    function, gated, own_alpha, own_limit, own_offset = _NAMED[name]
+    named = _NAMED[name]
     for argument, value in (("alpha", alpha), ("up_offset", up_offset)):
-        if value is not None and function != "silu":
+        if value is not None and not FUNCTIONS[named.function].takes_alpha:
             raise ValueError(f"{argument} is {value} with activation {name!r}; only SiLU and its gated forms take it")
     return Activation(
-        _FUNCTIONS[function],
-        _LAYOUTS[layout] if gated else 0,
-        own_alpha if alpha is None else float(alpha),
-        own_limit if limit is None else float(limit),
-        own_offset if up_offset is None else float(up_offset),
+        named.function,
+        layout if named.gated else "none",
+        named.alpha if alpha is None else float(alpha),
+        named.limit if limit is None else float(limit),
+        named.up_offset if up_offset is None else float(up_offset),
     )

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moegemm.operators import flags as bits
 from moegemm.operators.derivatives import primal_of, refuse_traced_forward_mode, vmap_refusal
-from moegemm.operators.gradients import DEFAULTS, FORWARD_ONLY, Call, Settings, backward, needed
+from moegemm.operators.gradients import DEFAULTS, FORWARD_ONLY, Call, Settings, backward, needed, slots_of
 from moegemm.operators.loading import ops
+from moegemm.operators.options import AUTOTUNE, FLOAT32_OUTPUT, MULTIPLY, without
 
 __all__ = ["DEFAULTS", "Call", "DualGroupedGemm", "GroupedGemm", "Settings", "transformed_product"]
 
@@ -22,14 +22,14 @@ _forward: Callable[..., Tensor] = ops.forward.default
 class GroupedGemm(torch.autograd.Function):
     """The product with its gradients; `grouped_gemm` is the checked way in.
 
-    Arguments of `apply`: X, W, m_sizes, gather_indices, topk_weights and the tuple (topk, flags, settings), with bits
-    of moegemm.operators.flags and a Settings. Nothing but those tensors is saved, and each only if a wanted gradient
-    reads it.
+    Arguments of `apply`: X, W, m_sizes, gather_indices, router_weights and the tuple (topk, options, settings), with
+    words of moegemm.operators.options and a Settings. Nothing but those tensors is saved, and each only if a wanted
+    gradient reads it.
 
     >>> import torch, moegemm
     >>> X, W = torch.ones(3, 4), torch.ones(2, 5, 4, requires_grad=True)        # [M, K], [E, N, K]
     >>> m_sizes = torch.tensor([1, 2])
-    >>> moegemm.GroupedGemm.apply(X, W, m_sizes, None, None, (1, 0, moegemm.autograd.DEFAULTS)).sum().backward()
+    >>> moegemm.GroupedGemm.apply(X, W, m_sizes, None, None, (1, "", moegemm.autograd.DEFAULTS)).sum().backward()
     >>> W.grad[:, 0, 0]
     tensor([1., 2.])
     """
@@ -40,15 +40,15 @@ class GroupedGemm(torch.autograd.Function):
         W: Tensor,
         m_sizes: Tensor,
         gather_indices: Tensor | None,
-        topk_weights: Tensor | None,
+        router_weights: Tensor | None,
         call: Call,
     ) -> Tensor:
-        topk, flags, settings = call
-        return _forward(X, W, m_sizes, gather_indices, topk_weights, topk, flags, settings.config_forward)
+        topk, options, settings = call
+        return _forward(X, W, m_sizes, gather_indices, router_weights, topk, options, settings.config_forward)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        X, W, m_sizes, gather_indices, topk_weights, call = inputs
+        X, W, m_sizes, gather_indices, router_weights, call = inputs
         wanted = ctx.needs_input_grad
         need_x, need_w, need_weights = needed((wanted[0], wanted[1], wanted[4]), call)
         ctx.save_for_backward(
@@ -56,10 +56,11 @@ class GroupedGemm(torch.autograd.Function):
             W if need_x or need_weights else None,
             m_sizes,
             gather_indices,
-            topk_weights,
+            router_weights,
         )
         ctx.call = call
         ctx.flat_weights = W.dim() == 2
+        ctx.slots = slots_of(X, gather_indices, call)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
@@ -92,24 +93,24 @@ class DualGroupedGemm(GroupedGemm):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        """Y is linear in X, in W and in topk_weights: one product for each that has a tangent, summed in fp32."""
-        X, W, m_sizes, gather_indices, topk_weights = ctx.saved_tensors
+        """Y is linear in X, in W and in router_weights: one product for each that has a tangent, summed in fp32."""
+        X, W, m_sizes, gather_indices, router_weights = ctx.saved_tensors
         X, W = primal_of(X), primal_of(W)
-        if topk_weights is not None:
-            topk_weights = primal_of(topk_weights)
-        topk, flags, settings = ctx.call
-        flags &= ~(FORWARD_ONLY | bits.AUTOTUNE)
-        dX, dW, d_weights = tangents[0], tangents[1], tangents[4] if flags & bits.FUSE_MUL else None
+        if router_weights is not None:
+            router_weights = primal_of(router_weights)
+        topk, options, settings = ctx.call
+        options = without(without(options, FORWARD_ONLY), AUTOTUNE)
+        dX, dW, d_weights = tangents[0], tangents[1], tangents[4] if MULTIPLY in options else None
         changed = []
         if dX is not None:
-            changed.append((dX, W, topk_weights))
+            changed.append((dX, W, router_weights))
         if dW is not None:
-            changed.append((X, dW, topk_weights))
+            changed.append((X, dW, router_weights))
         if d_weights is not None:
             changed.append((X, W, d_weights))
         if len(changed) > 1:
-            flags |= bits.FLOAT32_OUTPUT
-        call = topk, flags, Settings(settings.config_forward)
+            options += FLOAT32_OUTPUT
+        call = topk, options, Settings(settings.config_forward)
         terms: list[Tensor] = [_tangent_product(x, w, m_sizes, gather_indices, s, call) for x, w, s in changed]
         return torch.stack(terms).sum(0).to(X.dtype) if len(terms) > 1 else terms[0]
 
@@ -138,16 +139,16 @@ def transformed_product(
     W: Tensor,
     m_sizes: Tensor,
     gather_indices: Tensor | None,
-    topk_weights: Tensor | None,
+    router_weights: Tensor | None,
     call: Call,
     dual: bool,
 ) -> Tensor:
     """The product where tracing, a transform of torch.func or tangents (`dual`) may look at it."""
     if dual:
         refuse_traced_forward_mode("grouped_gemm")
-        return _apply_with_tangents(X, W, m_sizes, gather_indices, topk_weights, call)
+        return _apply_with_tangents(X, W, m_sizes, gather_indices, router_weights, call)
     if torch.is_grad_enabled() and (
-        X.requires_grad or W.requires_grad or (topk_weights is not None and topk_weights.requires_grad)
+        X.requires_grad or W.requires_grad or (router_weights is not None and router_weights.requires_grad)
     ):
-        return _apply(X, W, m_sizes, gather_indices, topk_weights, call)
-    return GroupedGemm.forward(X, W, m_sizes, gather_indices, topk_weights, call)
+        return _apply(X, W, m_sizes, gather_indices, router_weights, call)
+    return GroupedGemm.forward(X, W, m_sizes, gather_indices, router_weights, call)

@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from moegemm.autograd import transformed_product
-from moegemm.operators import flags as bits
 from moegemm.operators.derivatives import inside_torch_func
 from moegemm.operators.errors import explain, shown
 from moegemm.operators.gradients import DEFAULTS, PLAIN, Call, Settings
 from moegemm.operators.main_grad import main_grad_of
 from moegemm.operators.notes import warn_of_replaced_kernels
-from moegemm.operators.raw import RawArguments, autocast_dtype, raw_flags, run_raw, torch_allows_tf32
-from moegemm.operators.rules import require_no_fuse_mul_pre, require_valid_flags, require_valid_role
+from moegemm.operators.options import ACCUMULATE, WARN_AT_ONCE
+from moegemm.operators.raw import RawArguments, autocast_dtype, raw_options, run_raw, torch_allows_tf32
+from moegemm.operators.rules import require_no_fuse_mul_pre, require_valid_role
 from moegemm.operators.shortcuts import apply_eagerly, eager_product, forward_plain, may_autocast
 from moegemm.tuning import (
     DEFAULT_BLOCK,
@@ -92,15 +92,14 @@ def grouped_gemm(
             has_settings or permute_x or permute_y or fuse_mul_post or autotune or check or allow_tf32
             or not is_first_gemm or topk_weights is not None or topk != 1
         ):  # fmt: skip
-            require_valid_flags(permute_x, permute_y, fuse_mul_post, gather_indices, topk_weights)
-            require_valid_role(permute_x, permute_y, fuse_mul_post, is_first_gemm, dX_only, dW_only)
-            flags = raw_flags(X, permute_x, permute_y, fuse_mul_post, check, allow_tf32, autotune)
+            require_valid_role(permute_x, permute_y, is_first_gemm, dX_only, dW_only)
+            options = raw_options(X, permute_x, permute_y, fuse_mul_post, check, allow_tf32, autotune)
             settings = DEFAULTS
             if has_settings:
                 configs = (kernel_config_fwd, kernel_config_bwd_dX, kernel_config_bwd_dW)
-                settings = _settings(configs, flags, dX_only, dW_only, parameter if accumulate else None)
-                flags |= bits.WARN_AT_ONCE if transformed else 0
-            call = (topk, flags, settings)
+                settings = _settings(configs, options, dX_only, dW_only, parameter if accumulate else None)
+                options += WARN_AT_ONCE if transformed else ""
+            call = (topk, options, settings)
         if transformed:
             return transformed_product(X, W, m_sizes, gather_indices, topk_weights, call, dual)
         if call is PLAIN and _is_grad_enabled() and (X.requires_grad or W.requires_grad):
@@ -108,7 +107,7 @@ def grouped_gemm(
         if call is PLAIN:
             return forward_plain(X, W, m_sizes)
         Y = eager_product(X, W, m_sizes, gather_indices, topk_weights, call)
-    except (RuntimeError, AttributeError) as error:
+    except (RuntimeError, AttributeError, ValueError) as error:  # ValueError: an array has no truth value
         arguments = RawArguments(X, W, m_sizes, gather_indices, topk_weights, topk)
         raise explain(error, arguments.tensors(), topk) from None
     if by_hand or autotune:
@@ -154,14 +153,13 @@ def grouped_gemm_forward(
     >>> moegemm.grouped_gemm_forward(X, W, 1, torch.tensor([3, 0, 1, 2])).shape
     torch.Size([6, 8])
     """
-    require_valid_flags(permute_x, permute_y, fuse_mul_post, gather_indices, topk_weights)
     config = KernelConfigForward(
         BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages, flatten,
         use_tma_store=use_tma_store, use_tma_load_w=use_tma_load_w, use_tma_load_x=use_tma_load_x,
     )  # fmt: skip
     arguments = RawArguments(X, W, m_sizes, gather_indices, topk_weights, topk)
-    flags = raw_flags(X, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32, autotune)
-    return run_raw("forward", arguments, flags, config, out, out_dtype)
+    options = raw_options(X, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32, autotune)
+    return run_raw("forward", arguments, options, config, out, out_dtype)
 
 
 def grouped_gemm_dX(
@@ -206,15 +204,14 @@ def grouped_gemm_dX(
     >>> moegemm.grouped_gemm_dX(dY, W, None, torch.tensor([3, 0, 1, 2]), topk=1).shape
     torch.Size([6, 16])
     """
-    require_valid_flags(permute_x, permute_y, fuse_mul_post, gather_indices, topk_weights)
     require_no_fuse_mul_pre(fuse_mul_pre)
     config = KernelConfigBackward_dX(
         BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages, flatten,
         use_tma_store=use_tma_store, use_tma_load_w=use_tma_load_w, use_tma_load_dy=use_tma_load_dy,
     )  # fmt: skip
     arguments = RawArguments(dY, W, m_sizes, gather_indices, topk_weights, topk, ("dY", "W"))
-    flags = raw_flags(dY, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32, autotune)
-    return run_raw("dx", arguments, flags, config, out, out_dtype)
+    options = raw_options(dY, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32, autotune)
+    return run_raw("dx", arguments, options, config, out, out_dtype)
 
 
 def grouped_gemm_dW(
@@ -260,17 +257,14 @@ def grouped_gemm_dW(
     >>> moegemm.grouped_gemm_dW(X, dY, torch.tensor([3, 0, 1, 2]), None, topk=1).shape
     torch.Size([4, 8, 16])
     """
-    require_valid_flags(permute_x, permute_y, fuse_mul_post, gather_indices, topk_weights)
     require_no_fuse_mul_pre(fuse_mul_pre)
-    if accumulate and out is None:
-        raise ValueError("accumulate=True with out=None; out must hold the fp32 tensor to add to")
     config = KernelConfigBackward_dW(
         BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages, flatten,
         use_tma_store=use_tma_store, use_tma_load_dy=use_tma_load_dy, use_tma_load_x=use_tma_load_x,
     )  # fmt: skip
     arguments = RawArguments(dY, X, m_sizes, gather_indices, topk_weights, topk, ("dY", "X"))
-    flags = raw_flags(X, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32, autotune)
-    return run_raw("dw", arguments, flags | (bits.ACCUMULATE if accumulate else 0), config, out, out_dtype)
+    options = raw_options(X, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32, autotune)
+    return run_raw("dw", arguments, options + (ACCUMULATE if accumulate else ""), config, out, out_dtype)
 
 
 def _autocast(tensor: Tensor) -> Tensor:
@@ -281,12 +275,12 @@ def _autocast(tensor: Tensor) -> Tensor:
     return tensor if dtype is None else tensor.to(dtype)
 
 
-def _settings(configs: _Configs, flags: int, dX_only: bool, dW_only: bool, accumulated: Tensor | None) -> Settings:
-    """What a call asks for beyond flags; `accumulated` is the parameter whose main_grad gets dW."""
+def _settings(configs: _Configs, options: str, dX_only: bool, dW_only: bool, accumulated: Tensor | None) -> Settings:
+    """What a call asks for beyond options; `accumulated` is the parameter whose main_grad gets dW."""
     return Settings(
-        _numbers("kernel_config_fwd", configs[0], KernelConfigForward, flags),
-        _numbers("kernel_config_bwd_dX", configs[1], KernelConfigBackward_dX, flags),
-        _numbers("kernel_config_bwd_dW", configs[2], KernelConfigBackward_dW, flags),
+        _numbers("kernel_config_fwd", configs[0], KernelConfigForward, options),
+        _numbers("kernel_config_bwd_dX", configs[1], KernelConfigBackward_dX, options),
+        _numbers("kernel_config_bwd_dW", configs[2], KernelConfigBackward_dW, options),
         dX_only,
         dW_only,
         None if accumulated is None else main_grad_of(accumulated),
@@ -302,13 +296,13 @@ def _warn(call: Call, autotune: bool, stacklevel: int) -> None:
         after_autotune(stacklevel)
 
 
-def _numbers(argument: str, config: KernelConfig | None, expected: type[KernelConfig], flags: int) -> list[int] | None:
+def _numbers(
+    argument: str, config: KernelConfig | None, expected: type[KernelConfig], options: str
+) -> list[int] | None:
     if config is None:
         return None
     if not isinstance(config, expected):
         raise TypeError(f"{argument} is {shown(config)}; a {expected.__name__} is accepted")
-    config.require_valid(
-        argument, bool(flags & bits.PERMUTE_X), bool(flags & bits.PERMUTE_Y), bool(flags & bits.FUSE_MUL)
-    )
+    config.require_valid(argument, options)
     numbers = config.numbers()
     return numbers if any(numbers) else None  # one that asks for nothing must not keep autotune from its choice

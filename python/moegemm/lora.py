@@ -10,7 +10,6 @@ from typing_extensions import Unpack
 from moegemm.activations import Activation
 from moegemm.layer import Routed
 from moegemm.layer_arguments import LayerOptions, layer_arguments
-from moegemm.operators import flags as bits
 from moegemm.operators.derivatives import (
     once_only,
     refuse_forward_mode,
@@ -32,7 +31,7 @@ class _Activate(torch.autograd.Function):
 
     @staticmethod
     def forward(pre: Tensor, bias: Tensor | None, m_sizes: Tensor, activation: Activation) -> Tensor:
-        result: Tensor = ops.activate.default(pre, bias, m_sizes, *activation.numbers())
+        result: Tensor = ops.activate.default(pre, bias, m_sizes, activation.text())
         return result
 
     @staticmethod
@@ -50,7 +49,7 @@ class _Activate(torch.autograd.Function):
         with torch.no_grad():
             order = torch.arange(pre.size(0), device=pre.device, dtype=torch.int32)
             d_pre, _ = ops.activate_backward.default(
-                gradients[0].contiguous(), pre, bias, m_sizes, order, None, 1, None, None, *ctx.activation.numbers(),
+                gradients[0].contiguous(), pre, bias, m_sizes, order, None, 1, None, None, ctx.activation.text(),
                 False, False,
             )  # fmt: skip
             if ctx.needs_input_grad[1]:
@@ -155,7 +154,7 @@ def lora_moe_mlp(
         _require_adapter("down", down.A, down.B, tokens, experts, inner, hidden)
     trained = [t for adapter in (gate_up, down) if adapter is not None for t in (adapter.A, adapter.B)]
     refuse_forward_mode("lora_moe_mlp", *tensors, *trained)
-    tf32 = bits.ALLOW_TF32 if torch_allows_tf32(tokens) else 0
+    tf32 = torch_allows_tf32(tokens)
     m_sizes, gather_indices = route(ids, experts)
     routed = Routed(m_sizes, gather_indices, topk)
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from moegemm.layer import Routed, Weights
-from moegemm.operators import flags as bits
 from moegemm.operators.derivatives import (
     once_only,
     refuse_forward_mode,
@@ -20,12 +19,12 @@ from moegemm.operators.derivatives import (
 )
 from moegemm.operators.errors import explain
 from moegemm.operators.loading import ops
+from moegemm.operators.options import ALLOW_TF32, PERMUTE_Y, TRANSPOSED
 from moegemm.operators.shortcuts import apply_function
 
 _forward: Callable[..., Tensor] = ops.forward.default
 _dx: Callable[..., Tensor] = ops.dx.default
 _dw: Callable[..., Tensor] = ops.dw.default
-_combine: Callable[..., Tensor] = ops.combine.default
 _expert_sums: Callable[..., Tensor] = ops.expert_sums.default
 
 FIRST, SECOND, WITHIN = 0, 1, 2
@@ -37,30 +36,23 @@ def _run(role: int, weights: Weights, x: Tensor, w: Tensor, routed: Routed, bias
         return weights.from_tokens(x, w, routed)
     if role == SECOND:
         return weights.to_flat(x, w, routed, bias)
-    return (_dx if weights.transposed else _forward)(x, w, routed.m_sizes, None, None, 1, weights.tf32)
+    return _forward(x, w, routed.m_sizes, None, None, 1, weights.options)
 
 
 def _input_gradient(role: int, weights: Weights, dy: Tensor, w: Tensor, routed: Routed) -> Tensor:
     if role == FIRST:
-        slots = weights.to_flat_backward(dy, w, routed)
-        return _combine(slots, None, routed.topk, False) if routed.topk > 1 else slots
+        return weights.to_tokens_backward(dy, w, routed)
     if role == SECOND:
-        arguments = (dy, w, routed.m_sizes, routed.gather_indices, None)
-        if weights.transposed:  # one row per slot: as if every slot were a token of its own
-            return _forward(*arguments, 1, bits.PERMUTE_X | weights.tf32)
-        return _dx(*arguments, routed.topk, bits.PERMUTE_Y | weights.tf32)
-    return (_forward if weights.transposed else _dx)(dy, w, routed.m_sizes, None, None, 1, weights.tf32)
+        return _dx(dy, w, *routed[:2], None, routed.topk, PERMUTE_Y + weights.options)
+    return _dx(dy, w, routed.m_sizes, None, None, 1, weights.options)
 
 
 def _weight_gradient(role: int, weights: Weights, dy: Tensor, x: Tensor, routed: Routed) -> Tensor | None:
     if role == FIRST:
         return weights.gradient_of_first(dy, x, routed)
-    first, second = (x, dy) if weights.transposed else (dy, x)
-    if role == WITHIN:
-        return _dw(first, second, routed.m_sizes, None, None, 1, weights.tf32)
-    flag = bits.PERMUTE_X if weights.transposed else bits.PERMUTE_Y
-    topk = 1 if weights.transposed else routed.topk
-    return _dw(first, second, routed.m_sizes, routed.gather_indices, None, topk, flag | weights.tf32)
+    if role == SECOND:
+        return _dw(dy, x, *routed[:2], None, routed.topk, PERMUTE_Y + weights.options)
+    return _dw(dy, x, routed.m_sizes, None, None, 1, weights.options)
 
 
 class _Product(torch.autograd.Function):
@@ -111,28 +103,32 @@ def _gradients(
 
 
 def _product(
-    role: int, x: Tensor, w: Tensor, routed: Routed, transposed: bool, tf32: int, bias: Tensor | None = None
+    role: int, x: Tensor, w: Tensor, routed: Routed, transposed: bool, allow_tf32: bool, bias: Tensor | None = None
 ) -> Tensor:
     refuse_forward_mode(_NAME, x, w, bias)
+    weights = Weights((TRANSPOSED if transposed else "") + (ALLOW_TF32 if allow_tf32 else ""))
     try:
-        result: Tensor = apply_function(_Product, role, Weights(transposed, tf32), x, w, bias, *routed)
+        result: Tensor = apply_function(_Product, role, weights, x, w, bias, *routed[:3])
     except RuntimeError as error:
         raise explain(error, {"X": x, "W": w}) from None
     return result
 
 
-def first_product(x: Tensor, w: Tensor, routed: Routed, transposed: bool = False, tf32: int = 0) -> Tensor:
+def first_product(x: Tensor, w: Tensor, routed: Routed, transposed: bool = False, allow_tf32: bool = False) -> Tensor:
     """x [T, K] -> [M, N] in expert order."""
-    return _product(FIRST, x, w, routed, transposed, tf32)
+    return _product(FIRST, x, w, routed, transposed, allow_tf32)
 
 
 def second_product(
-    rows: Tensor, w: Tensor, routed: Routed, transposed: bool = False, tf32: int = 0, bias: Tensor | None = None
-) -> Tensor:
+    rows: Tensor, w: Tensor, routed: Routed, transposed: bool = False, allow_tf32: bool = False,
+    bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """rows [M, K] in expert order -> [M, N] in flat order, plus the expert's bias [E, N]."""
-    return _product(SECOND, rows, w, routed, transposed, tf32, bias)
+    return _product(SECOND, rows, w, routed, transposed, allow_tf32, bias)
 
 
-def expert_product(rows: Tensor, w: Tensor, routed: Routed, transposed: bool = False, tf32: int = 0) -> Tensor:
+def expert_product(
+    rows: Tensor, w: Tensor, routed: Routed, transposed: bool = False, allow_tf32: bool = False
+) -> Tensor:
     """rows [M, K] in expert order -> [M, N] in expert order."""
-    return _product(WITHIN, rows, w, routed, transposed, tf32)
+    return _product(WITHIN, rows, w, routed, transposed, allow_tf32)

@@ -1,9 +1,7 @@
 """moegemm as an experts implementation of Hugging Face transformers.
 
->>> import moegemm.transformers  # doctest: +SKIP
->>> model = AutoModelForCausalLM.from_pretrained(name, experts_implementation="moegemm")  # doctest: +SKIP
-
-or, for a model that is there already, `moegemm.patch(model)`. Routers, attention and everything else are left alone.
+After this import `from_pretrained(name, experts_implementation="moegemm")` makes a model whose experts run on
+moegemm. For a model that is there already, `moegemm.patch(model)`. Routers and attention are left alone.
 """
 
 from moegemm.integrations.experts import experts_forward

@@ -7,7 +7,7 @@
 namespace moegemm {
 
 void to_json(nlohmann::json& json, const TileShape& tile) {
-  json = {{"rows", tile.rows}, {"cols", tile.cols}, {"depth", tile.depth}};
+  json = {{"rows", tile.rows}, {"cols", tile.columns}, {"depth", tile.depth}};
 }
 
 void to_json(nlohmann::json& json, const Step& step) {
@@ -156,9 +156,11 @@ void to_json(nlohmann::json& json, const TunedProduct& product) {
           {"interrupted", report.interrupted}};
 }
 
-void print_json(const nlohmann::json& document) {
-  fmt::print("{}\n", document.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+std::string to_text(const nlohmann::json& document) {
+  return document.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
 }
+
+void print_json(const nlohmann::json& document) { fmt::print("{}\n", to_text(document)); }
 
 }  // namespace cli
 }  // namespace moegemm

@@ -3,7 +3,6 @@
 #include <nlohmann/json.hpp>
 
 #include "layer/layer_tune.h"
-#include "moegemm/explain.h"
 #include "moegemm/info.h"
 #include "moegemm/plan.h"
 #include "moegemm/problem.h"
@@ -31,8 +30,10 @@ void to_json(nlohmann::json& json, const LayerSpec& spec);
 void to_json(nlohmann::json& json, const OpReport& report);
 void to_json(nlohmann::json& json, const TunedProduct& product);
 
-/// On the standard output. Names of devices and paths come from outside: what is not UTF-8 is
-/// replaced. JSON has no NaN: a number that is not finite becomes null.
+/// Names of devices and paths come from outside: what is not UTF-8 is replaced. JSON has no NaN: a
+/// number that is not finite becomes null.
+std::string to_text(const nlohmann::json& document);
+/// The same on the standard output.
 void print_json(const nlohmann::json& document);
 
 }  // namespace cli

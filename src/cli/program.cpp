@@ -16,7 +16,6 @@
 #include "commands/commands.h"
 #include "moegemm/error.h"
 #include "moegemm/info.h"
-#include "moegemm/warning.h"
 
 namespace {
 

@@ -31,7 +31,7 @@ std::string format_table(const std::vector<std::string>& header,
 }
 
 std::string tile_text(const TileShape& tile) {
-  return tile.rows > 0 ? fmt::format("{}x{}x{}", tile.rows, tile.cols, tile.depth) : "";
+  return tile.rows > 0 ? fmt::format("{}x{}x{}", tile.rows, tile.columns, tile.depth) : "";
 }
 
 std::string plan_summary(const Plan& plan) {
@@ -46,6 +46,10 @@ std::string plan_summary(const Plan& plan) {
     if (const std::string tile = tile_text(step.tile); !tile.empty()) text += " " + tile;
   }
   return text;
+}
+
+std::string duration_text(double us) {
+  return us < 1000 ? fmt::format("{:.1f} us", us) : fmt::format("{:.2f} ms", us / 1000);
 }
 
 std::string status_of(const TuneReport& report) {

@@ -20,6 +20,9 @@ std::string tile_text(const TileShape& tile);
 /// "cpu avx512_dot 6x4x32": backend, kernel and tile, with the passes before and after it.
 std::string plan_summary(const Plan& plan);
 
+/// "12.3 us", "4.56 ms".
+std::string duration_text(double us);
+
 /// What became of a measurement: "measured", or why there is none.
 std::string status_of(const TuneReport& report);
 

@@ -1,49 +1,29 @@
-#include "moegemm/activation.h"
-
 #include "core/refusal.h"
 #include "core/registry.h"
 #include "core/validation/tensor_rules.h"
+#include "moegemm/passes.h"
 
 namespace moegemm {
 namespace {
 
 /// The first product's output, and how many columns of it are activated.
 std::int64_t activated_columns(const Argument& pre, const Activation& activation) {
-  require_tensor(pre, {2});
+  require_form(pre, {{2, "[M, I] or [M, 2 I]"}});
   require_floating(pre);
   return require_activation(activation, pre.name, pre.view.shape[1]);
 }
 
-/// The number of experts.
-std::int64_t require_sizes(const Argument& m_sizes, const Argument& lead) {
-  require_tensor(m_sizes, {1});
-  require_index(m_sizes);
-  require_same_device(m_sizes, lead);
-  if (m_sizes.view.shape[0] < 1) refuse_value("m_sizes is empty; E must be at least 1");
-  return m_sizes.view.shape[0];
-}
-
-void require_bias(const Argument& bias, const Argument& lead, std::int64_t experts,
-                  std::int64_t columns, const char* meaning) {
-  require_tensor(bias, {2});
-  require_same_dtype(bias, lead);
-  require_same_device(bias, lead);
-  require_shape(bias, {experts, columns}, meaning);
-}
-
 /// A matrix in the layer's dtype or fp32.
 void require_matrix(const Argument& matrix, const Argument& lead, std::int64_t rows,
-                    std::int64_t columns, const char* meaning) {
-  require_tensor(matrix, {2});
+                    std::int64_t columns, const char* letters) {
+  require_form(matrix, {{2, letters}});
   require_dtype_or_float32(matrix, lead);
   require_same_device(matrix, lead);
-  require_shape(matrix, {rows, columns}, meaning);
+  require_shape(matrix, {rows, columns}, letters);
 }
 
-void require_indices(const Argument& indices, const Argument& lead, std::int64_t rows) {
-  require_tensor(indices, {1});
-  require_index(indices);
-  require_same_device(indices, lead);
+void require_all_indices(const Argument& indices, const Argument& lead, std::int64_t rows) {
+  require_indices(indices, lead);
   require_shape(indices, {rows}, "[M]");
 }
 
@@ -52,32 +32,6 @@ bool same_memory(const TensorView& a, const TensorView& b) {
 }
 
 }  // namespace
-
-const char* to_string(ActivationFunction function) {
-  switch (function) {
-    case ActivationFunction::kSilu:
-      return "silu";
-    case ActivationFunction::kGelu:
-      return "gelu";
-    case ActivationFunction::kGeluTanh:
-      return "gelu_tanh";
-    case ActivationFunction::kRelu2:
-      return "relu2";
-  }
-  return "?";
-}
-
-const char* to_string(GateLayout layout) {
-  switch (layout) {
-    case GateLayout::kNone:
-      return "none";
-    case GateLayout::kConcatenated:
-      return "concatenated";
-    case GateLayout::kInterleaved:
-      return "interleaved";
-  }
-  return "?";
-}
 
 void activate(const TensorView& pre_view, const TensorView& bias_view,
               const TensorView& m_sizes_view, const Activation& activation,
@@ -89,11 +43,11 @@ void activate(const TensorView& pre_view, const TensorView& bias_view,
   const std::int64_t columns = activated_columns(pre, activation);
   const std::int64_t experts = require_sizes(m_sizes, pre);
   require_matrix(act, pre, pre_view.shape[0], columns, "[M, I]");
-  require_disjoint(act, pre);
-  require_disjoint(act, m_sizes);
-  if (bias_view.given()) {
-    require_bias(bias, pre, experts, pre_view.shape[1], "[E, C]");
-    require_disjoint(act, bias);
+  if (bias_view.given()) require_bias(bias, pre, experts, pre_view.shape[1], "[E, C]");
+  require_memory(act);
+  for (const Argument* input : {&pre, &m_sizes, &bias}) {
+    require_memory(*input);
+    require_disjoint(act, *input);
   }
   passes_for(pre_view.device)
       .activate(pre_view, bias_view, m_sizes_view, activation, act_view, context);
@@ -109,7 +63,7 @@ void activate_backward(const ActivationGradientInputs& inputs, const RoutingView
   const Argument down_bias{"down_bias", inputs.down_bias};
   const Argument m_sizes{"m_sizes", routing.m_sizes};
   const Argument indices{"gather_indices", routing.gather_indices};
-  const Argument weights{"topk_weights", routing.topk_weights};
+  const Argument weights{"router_weights", routing.router_weights};
   const Argument d_pre{"d_pre", outputs.d_pre};
   const Argument weighted_act{"weighted_act", outputs.weighted_act};
   const Argument d_weights{"d_weights", outputs.d_weights};
@@ -122,12 +76,19 @@ void activate_backward(const ActivationGradientInputs& inputs, const RoutingView
   require_matrix(d_pre, pre, rows, inputs.pre.shape[1], "[M, C]");
   if (inputs.bias.given()) require_bias(bias, pre, experts, inputs.pre.shape[1], "[E, C]");
 
-  const bool flat = routing.topk_weights.given() || outputs.d_weights.given();
+  const bool flat = routing.router_weights.given() || outputs.d_weights.given();
   if (flat && !routing.gather_indices.given()) {
-    refuse_value("gather_indices is not given; topk_weights and d_weights need it");
+    refuse_value("gather_indices is not given; router_weights and d_weights need it");
   }
-  if (routing.gather_indices.given()) require_indices(indices, pre, rows);
-  if (routing.topk_weights.given()) require_row_weights(weights, pre, rows, routing.topk);
+  if (routing.gather_indices.given()) require_all_indices(indices, pre, rows);
+  const std::int64_t flat_rows = flat_rows_of(routing, outputs, rows);
+  if (flat && flat_rows % routing.topk != 0) {
+    refuse_value(routing.router_weights.given() ? "router_weights" : "d_weights", " has ",
+                 flat_rows, " elements; it must have a multiple of topk = ", routing.topk);
+  }
+  if (routing.router_weights.given()) {
+    require_router_weights(weights, pre, flat_rows, routing.topk);
+  }
   if (inputs.d_out.given() != inputs.down_bias.given()) {
     refuse_value("d_out and down_bias go together; only ",
                  inputs.d_out.given() ? "d_out" : "down_bias", " is given");
@@ -136,42 +97,36 @@ void activate_backward(const ActivationGradientInputs& inputs, const RoutingView
     if (!outputs.d_weights.given()) {
       refuse_value("down_bias is given without d_weights; it only adds to d_weights");
     }
-    require_tensor(d_out, {2});
+    require_form(d_out, {{2, "[T, H]"}});
     require_same_dtype(d_out, pre);
     require_same_device(d_out, pre);
     const std::int64_t tokens = inputs.d_out.shape[0];
-    if (checked_product(tokens, routing.topk, "T * topk") != rows) {
-      refuse_value("d_out has ", tokens, " rows; it must have T = M / topk = ", rows, " / ",
+    if (checked_product(tokens, routing.topk, "T * topk") != flat_rows) {
+      refuse_value("d_out has ", tokens, " rows; it must have T = M / topk = ", flat_rows, " / ",
                    routing.topk);
     }
     require_bias(down_bias, pre, experts, inputs.d_out.shape[1], "[E, H]");
   }
 
-  const Argument* const all[] = {&pre,     &d_act,   &bias,    &d_out,        &down_bias,
-                                 &m_sizes, &indices, &weights, &weighted_act, &d_weights};
-  const auto require_apart = [&](const Argument& output) {
-    for (const Argument* other : all) {
-      if (other->view.given() && other != &output) require_disjoint(output, *other);
-    }
-  };
   if (outputs.d_weights.given()) {
-    require_tensor(d_weights, {1});
+    require_form(d_weights, {{1, "[M]"}});
     require_dtype_or_float32(d_weights, pre);
     require_same_device(d_weights, pre);
-    require_shape(d_weights, {rows}, "[M]");
-    require_apart(d_weights);
+    require_shape(d_weights, {flat_rows}, "[M]");
   }
-  if (outputs.weighted_act.given()) {
-    require_matrix(weighted_act, pre, rows, columns, "[M, I]");
+  if (outputs.weighted_act.given()) require_matrix(weighted_act, pre, rows, columns, "[M, I]");
+  const Argument* const all[] = {&pre,     &d_act,   &bias,  &d_out,     &down_bias,   &m_sizes,
+                                 &indices, &weights, &d_pre, &d_weights, &weighted_act};
+  for (const Argument* argument : all) require_memory(*argument);
+  require_dense(weights);
+  // d_act may be weighted_act: each element is read before it is written.
+  const bool in_place = same_memory(inputs.d_act, outputs.weighted_act);
+  for (const Argument* output : {&d_pre, &d_weights, &weighted_act}) {
     for (const Argument* other : all) {
-      // d_act itself is fine: each element is read before it is written.
-      const bool in_place = other == &d_act && same_memory(inputs.d_act, outputs.weighted_act);
-      if (other->view.given() && other != &weighted_act && !in_place) {
-        require_disjoint(weighted_act, *other);
-      }
+      const bool allowed = in_place && output == &weighted_act && other == &d_act;
+      if (output != other && !allowed) require_disjoint(*output, *other);
     }
   }
-  require_apart(d_pre);
   passes_for(inputs.pre.device).activate_backward(inputs, routing, activation, outputs, context);
 }
 
@@ -181,25 +136,25 @@ void expert_sums(const TensorView& rows_view, const RoutingView& routing,
   const Argument sums{"sums", sums_view};
   const Argument m_sizes{"m_sizes", routing.m_sizes};
   const Argument indices{"gather_indices", routing.gather_indices};
-  const Argument weights{"topk_weights", routing.topk_weights};
+  const Argument weights{"router_weights", routing.router_weights};
   require_topk(routing.topk);
-  require_tensor(rows, {2});
+  require_form(rows, {{2, "[M, C] or [T, C]"}});
   require_floating(rows);
   const std::int64_t experts = require_sizes(m_sizes, rows);
   require_matrix(sums, rows, experts, rows_view.shape[1], "[E, C]");
-  require_disjoint(sums, rows);
-  require_disjoint(sums, m_sizes);
   if (routing.gather_indices.given()) {
     const std::int64_t count = checked_product(rows_view.shape[0], routing.topk, "T * topk");
-    require_indices(indices, rows, count);
-    require_disjoint(sums, indices);
-    if (routing.topk_weights.given()) {
-      require_row_weights(weights, rows, count, routing.topk);
-      require_disjoint(sums, weights);
-    }
-  } else if (routing.topk_weights.given()) {
-    refuse_value("gather_indices is not given; topk_weights need it");
+    require_indices(indices, rows);  // of any length
+    if (routing.router_weights.given()) require_router_weights(weights, rows, count, routing.topk);
+  } else if (routing.router_weights.given()) {
+    refuse_value("gather_indices is not given; router_weights need it");
   }
+  require_memory(sums);
+  for (const Argument* input : {&rows, &m_sizes, &indices, &weights}) {
+    require_memory(*input);
+    require_disjoint(sums, *input);
+  }
+  require_dense(weights);
   passes_for(rows_view.device).expert_sums(rows_view, routing, sums_view, context);
 }
 

@@ -5,10 +5,11 @@
 #include <span>
 #include <string>
 
-#include "moegemm/activation.h"
-#include "moegemm/explain.h"
+#include "core/dropped_row.h"
+#include "moegemm/compact.h"
 #include "moegemm/info.h"
 #include "moegemm/ops.h"
+#include "moegemm/passes.h"
 #include "moegemm/plan.h"
 #include "moegemm/problem.h"
 
@@ -27,7 +28,7 @@ struct Operands {
   std::int64_t out_stride = 0;
   const void* m_sizes = nullptr;         ///< [E], Problem::sizes_dtype
   const void* gather_indices = nullptr;  ///< [M], Problem::index_dtype; null without permutation
-  const void* topk_weights = nullptr;    ///< [M], Problem::weights_dtype; null without multiply
+  const void* router_weights = nullptr;  ///< [M], Problem::weights_dtype; null without multiply
   const void* bias = nullptr;            ///< [E, Problem::features()], dtype; null without bias
   std::int64_t bias_stride = 0;
 };
@@ -96,6 +97,14 @@ struct RoutingFault {
   std::int64_t earlier = 0;   ///< kDuplicateIndex: the first row with that value
 };
 
+/// What the indices of an activation's backward are counted in: the flat rows that have a weight,
+/// or as many as there are rows where none has.
+inline std::int64_t flat_rows_of(const RoutingView& routing,
+                                 const ActivationGradientOutputs& outputs, std::int64_t rows) {
+  if (routing.router_weights.given()) return routing.router_weights.numel();
+  return outputs.d_weights.given() ? outputs.d_weights.numel() : rows;
+}
+
 /// The memory-bound companions of the products, one implementation per device type. Arguments are
 /// validated by the callers in routing.cpp and before lowering.
 class Passes {
@@ -105,8 +114,18 @@ class Passes {
                      const TensorView& gather_indices, const TensorView& inverse, void* workspace,
                      const ExecutionContext& context) const = 0;
   virtual std::int64_t route_workspace_bytes(std::int64_t rows, std::int64_t experts) const = 0;
-  virtual void combine(const TensorView& rows, const TensorView& weights, std::int64_t topk,
-                       const TensorView& out, const ExecutionContext& context) const = 0;
+  virtual void route_compact(const TensorView& expert_ids, std::int64_t experts,
+                             const TensorView& m_sizes, const TensorView& gather_indices,
+                             const TensorView& positions, const RouteLimits& limits,
+                             void* workspace, const ExecutionContext& context) const = 0;
+  /// Synchronises on a GPU.
+  virtual std::optional<DroppedRow> dropped_row(const TensorView& expert_ids, std::int64_t experts,
+                                                const TensorView& num_tokens, std::int64_t capacity,
+                                                const ExecutionContext& context) const = 0;
+  /// Without positions a token's rows are those of flat order.
+  virtual void combine(const TensorView& rows, const TensorView& weights,
+                       const TensorView& positions, std::int64_t topk, const TensorView& out,
+                       const ExecutionContext& context) const = 0;
   virtual void activate(const TensorView& pre, const TensorView& bias, const TensorView& m_sizes,
                         const Activation& activation, const TensorView& act,
                         const ExecutionContext& context) const = 0;
@@ -123,9 +142,10 @@ class Passes {
                           const RoutingView& routing, const TensorView& scaled,
                           const TensorView& dot, const TensorView& scaled_x,
                           const ExecutionContext& context) const = 0;
-  /// Looks at m_sizes and, if given, the gather_indices of the segments against `rows`;
-  /// synchronises on a GPU.
+  /// Looks at m_sizes against `rows` and, if given, at the gather_indices of the segments against
+  /// `flat_rows`; synchronises on a GPU.
   virtual std::optional<RoutingFault> check(const RoutingView& routing, std::int64_t rows,
+                                            std::int64_t flat_rows,
                                             const ExecutionContext& context) const = 0;
 };
 

@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "core/planning/planner.h"
+#include "core/planning/stored_form.h"
 #include "core/process/environment.h"
 #include "core/refusal.h"
 #include "core/registry.h"
@@ -13,17 +14,17 @@
 namespace moegemm {
 namespace {
 
-[[noreturn]] void raise(const RoutingFault& fault, std::int64_t rows) {
+[[noreturn]] void raise(const RoutingFault& fault, const Problem& problem) {
   switch (fault.what) {
     case RoutingFault::What::kNegativeSize:
       refuse_value("m_sizes[", fault.position, "] is ", fault.value,
                    "; sizes must not be negative");
     case RoutingFault::What::kSizesExceedRows:
       refuse_value("m_sizes[0] to m_sizes[", fault.position, "] add up to ", fault.value,
-                   "; there are only M = ", rows, " rows");
+                   "; there are only M = ", problem.rows, " rows");
     case RoutingFault::What::kIndexOutOfRange:
       refuse_value("gather_indices[", fault.position, "] is ", fault.value,
-                   "; indices must be in [0, M) with M = ", rows);
+                   "; indices must be in [0, M) with M = ", problem.flat_rows());
     case RoutingFault::What::kDuplicateIndex:
       refuse_value("gather_indices[", fault.position, "] is ", fault.value, ", as gather_indices[",
                    fault.earlier, "] is; an index may stand at one position only");
@@ -35,8 +36,8 @@ namespace {
 void check_routing(const Problem& problem, RoutingView routing, const ExecutionContext& context) {
   if (problem.permutation == Permutation::kNone) routing.gather_indices = {};
   const Passes* passes = passes_on(problem.device.type);
-  if (const auto fault = passes->check(routing, problem.rows, context)) {
-    raise(*fault, problem.rows);
+  if (const auto fault = passes->check(routing, problem.rows, problem.flat_rows(), context)) {
+    raise(*fault, problem);
   }
 }
 
@@ -59,8 +60,12 @@ struct Wishes {
         check(of_call.check || environment.check()) {}
 };
 
-Plan run(const Call& call, const RoutingView& routing, const GemmOptions& options,
+}  // namespace
+
+Plan run(const Description& description, const TensorView& first, const TensorView& second,
+         const TensorView& out, const RoutingView& routing, const GemmOptions& options,
          const ExecutionContext& context) {
+  const Call call = in_stored_form(place(description, first, second, out, routing, options));
   const Wishes wishes(options);
   const WorkspaceUse use = workspace_use(call.problem, context);
   Planned planned = wishes.plan(call.problem, use);
@@ -76,31 +81,30 @@ Plan run(const Call& call, const RoutingView& routing, const GemmOptions& option
   return std::move(planned.plan);
 }
 
-}  // namespace
-
 Plan forward(const TensorView& x, const TensorView& w, const TensorView& y,
              const RoutingView& routing, const GemmOptions& options,
              const ExecutionContext& context) {
-  return run(describe_forward(x, w, y, routing, options), routing, options, context);
+  return run(described(Op::kForward, x, w, y, routing, options), x, w, y, routing, options,
+             context);
 }
 
 Plan backward_dx(const TensorView& dy, const TensorView& w, const TensorView& dx,
                  const RoutingView& routing, const GemmOptions& options,
                  const ExecutionContext& context) {
-  return run(describe_dx(dy, w, dx, routing, options), routing, options, context);
+  return run(described(Op::kDx, dy, w, dx, routing, options), dy, w, dx, routing, options, context);
 }
 
 Plan backward_dw(const TensorView& dy, const TensorView& x, const TensorView& dw,
                  const RoutingView& routing, const GemmOptions& options,
                  const ExecutionContext& context) {
-  return run(describe_dw(dy, x, dw, routing, options), routing, options, context);
+  return run(described(Op::kDw, dy, x, dw, routing, options), dy, x, dw, routing, options, context);
 }
 
 Plan plan(const Problem& problem, const std::optional<BackendKind>& backend,
           const std::optional<KernelConfig>& config, bool may_use_workspace) {
   validate(problem);
   if (config) validate(*config, problem);
-  return plan_problem(problem, backend, config, false,
+  return plan_problem(in_stored_form(problem), backend, config, false,
                       may_use_workspace ? WorkspaceUse::kFree : WorkspaceUse::kAvoid)
       .plan;
 }

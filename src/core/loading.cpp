@@ -1,7 +1,7 @@
-#include "moegemm/loading.h"
+#include "moegemm/execution.h"
 
 #if MOEGEMM_HAS_CUDA
-#include "cuda/host/loading.h"
+#include "cuda/backend/loading.h"
 #endif
 
 namespace moegemm {

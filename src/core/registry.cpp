@@ -1,18 +1,18 @@
 #include "core/registry.h"
 
-#include <array>
+#include <vector>
 
 namespace moegemm {
 
 std::span<const Backend* const> all_backends() {
-  static const std::array backends = {
+  static const std::vector<const Backend*> backends = [] {
+    std::vector<const Backend*> all;
 #if MOEGEMM_HAS_CUDA
-    &sm90_backend(),
-    &sm80_backend(),
+    all = cuda_backends();
 #endif
-    &cpu_backend(),
-    &reference_backend(),
-  };
+    all.insert(all.end(), {&cpu_backend(), &reference_backend()});
+    return all;
+  }();
   return backends;
 }
 

@@ -15,12 +15,10 @@ const Backend& cpu_backend();
 const Passes& cpu_passes();
 CpuInfo query_cpu();
 
-#if MOEGEMM_HAS_CUDA
-const Backend& sm90_backend();
-const Backend& sm80_backend();
+// Defined in builds with CUDA.
+std::vector<const Backend*> cuda_backends();  ///< best first
 const Passes& cuda_passes();
 std::vector<GpuInfo> query_gpus(std::string* why_none);
-#endif
 
 /// Every backend, best first for its device type.
 std::span<const Backend* const> all_backends();

@@ -77,13 +77,14 @@ class Walk {
     const TensorView scaled = rows_in_workspace(step.kind, step.workspace_offset);
     const TensorView dots = vector(place(step.workspace_offset + row_bytes(step.kind, problem_)),
                                    DType::kFloat32, problem_.rows);
-    const RoutingView routing{m_sizes(), gather_indices(),
-                              vector(operands_.topk_weights, problem_.weights_dtype, problem_.rows),
-                              problem_.topk};
+    const RoutingView routing{
+        m_sizes(), gather_indices(),
+        vector(operands_.router_weights, problem_.weights_dtype, problem_.flat_rows()),
+        problem_.topk};
     passes_for(problem_.device).scale_rows(x, x, routing, scaled, dots, {}, context_);
     operands_.x = scaled.data;
     operands_.x_stride = scaled.row_stride;
-    operands_.topk_weights = nullptr;
+    operands_.router_weights = nullptr;
   }
 
   void gather(const Step& step) {
@@ -93,9 +94,9 @@ class Walk {
     const std::int64_t divisor = problem_.gather_divisor();
     const TensorView gathered = rows_in_workspace(step.kind, step.workspace_offset);
     passes_for(problem_.device)
-        .gather_rows(
-            matrix(source, problem_.dtype, problem_.rows / divisor, gathered.shape[1], stride),
-            gather_indices(), divisor, gathered, context_);
+        .gather_rows(matrix(source, problem_.dtype, problem_.flat_rows() / divisor,
+                            gathered.shape[1], stride),
+                     gather_indices(), divisor, gathered, context_);
     source = gathered.data;
     stride = gathered.row_stride;
   }

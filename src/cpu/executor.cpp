@@ -1,5 +1,3 @@
-#include "moegemm/executor.h"
-
 #include <pthread.h>
 #include <sched.h>
 
@@ -12,6 +10,7 @@
 #include <thread>
 
 #include "core/process/environment.h"
+#include "moegemm/execution.h"
 
 namespace moegemm {
 namespace {

@@ -53,8 +53,8 @@ DeviceProblem::DeviceProblem(Memory& memory, const HostProblem& host)
         TensorView::vector(indices_.data(), spec.index_dtype, spec.rows, memory.device());
   }
   if (spec.multiply) {
-    routing_.topk_weights =
-        TensorView::vector(weights_.data(), host.weights_dtype, spec.rows, memory.device());
+    routing_.router_weights =
+        TensorView::vector(weights_.data(), host.weights_dtype, spec.flat_rows(), memory.device());
   }
 }
 
@@ -82,7 +82,7 @@ void DeviceProblem::upload_routing(const HostProblem& host) {
     upload_bytes(indices_, memory_, encode_indices(spec.index_dtype, host.gather_indices));
   }
   if (spec.multiply) {
-    upload_bytes(weights_, memory_, encode_weights(host.weights_dtype, host.topk_weights));
+    upload_bytes(weights_, memory_, encode_weights(host.weights_dtype, host.router_weights));
   }
 }
 
@@ -90,7 +90,7 @@ GemmOptions DeviceProblem::options() const {
   GemmOptions options;
   options.permute_x = host_.spec.permutation == Permutation::kX;
   options.permute_y = host_.spec.permutation == Permutation::kY;
-  options.fuse_mul = host_.spec.multiply;
+  options.multiply = host_.spec.multiply;
   options.accumulate = host_.spec.accumulate;
   options.dy_per_token = host_.spec.dy_per_token;
   if (host_.spec.bias) options.bias = bias_.view;

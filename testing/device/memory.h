@@ -40,12 +40,10 @@ Memory& cpu_memory();
 /// The first CUDA device with a stream of its own: a kernel launched on the default one then shows
 /// as a wrong result. nullptr when there is none, and then `why_none` says why.
 Memory* cuda_memory(std::string* why_none);
-#if MOEGEMM_HAS_CUDA
-/// What open_memory returns for a GPU.
+/// What open_memory returns for a GPU; this and the next are defined in builds with CUDA.
 std::unique_ptr<Memory> open_cuda_memory(Device device);
 /// The same device with one more stream; there must be one.
 std::unique_ptr<Memory> another_cuda_stream();
-#endif
 
 /// One allocation. `guarded` puts poisoned bytes around it that `guards_intact` looks at: outputs
 /// have them. Inputs have none, so that address sanitizers see a read past the end.

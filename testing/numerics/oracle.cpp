@@ -152,6 +152,9 @@ double activation_at(const Activation& a, double gate, double up) {
       break;
     case ActivationFunction::kRelu2:
       break;
+    case ActivationFunction::kRelu:
+      value = g < 0 ? 0.0 : g;
+      break;
   }
   if (!a.gated()) return value;
   const double u = up > limit ? limit : up < -limit ? -limit : up;

@@ -25,7 +25,8 @@ void lay_out_segments(HostProblem& p) {
 
 /// Bad entries are spread over all positions: inside segments, at their ends and past them.
 void choose_indices(HostProblem& p, Random& random) {
-  p.gather_indices = random_permutation(p.spec.rows, random);
+  p.gather_indices = random_permutation(p.spec.flat_rows(), random);
+  p.gather_indices.resize(p.spec.rows, -1);
   const std::vector<std::int64_t> where = random_permutation(p.spec.rows, random);
   for (std::size_t i = 0; i < p.spec.bad_indices.size() && i < where.size(); ++i) {
     p.gather_indices[where[i]] = p.spec.bad_indices[i];
@@ -37,15 +38,15 @@ void choose_indices(HostProblem& p, Random& random) {
   for (std::int64_t r = routed; p.spec.tail_index && r < p.spec.rows; ++r) {
     p.gather_indices[r] = *p.spec.tail_index;
   }
-  p.positions_of.assign(p.spec.rows, {});
+  p.positions_of.assign(p.spec.flat_rows(), {});
   for (std::int64_t r = 0; r < routed; ++r) {
     if (p.index_valid(r)) p.positions_of[p.gather_indices[r]].push_back(r);
   }
 }
 
 void choose_weights(HostProblem& p, Random& random) {
-  p.topk_weights.resize(p.spec.rows);
-  for (float& weight : p.topk_weights) weight = round_to(p.weights_dtype, random.symmetric());
+  p.router_weights.resize(p.spec.flat_rows());
+  for (float& weight : p.router_weights) weight = round_to(p.weights_dtype, random.symmetric());
 }
 
 /// Whole rows of NaN, and single infinities of either sign, in turn.
@@ -78,7 +79,7 @@ void spoil(HostProblem& p) {
   }
   if (p.spec.bad_tail_weights) {
     for (std::int64_t r = p.begins.back(); r < p.spec.rows; ++r) {
-      if (p.index_valid(r)) p.topk_weights[p.gather_indices[r]] = kNan;
+      if (p.index_valid(r)) p.router_weights[p.gather_indices[r]] = kNan;
     }
   }
 }
@@ -146,7 +147,7 @@ HostProblem build_problem(const ProblemCase& spec, Op op, DType dtype, std::uint
     p.dy = random_matrix(dtype, dy_rows, spec.n, spec.dy_padding, offset, random);
   }
   choose_weights(p, random);
-  const std::int64_t out_rows = op == Op::kDw ? w_rows : spec.rows;
+  const std::int64_t out_rows = op == Op::kDw ? w_rows : spec.output_rows(op);
   const std::int64_t features = spec.features(op);
   const std::int64_t out_cols =
       spec.activation ? spec.activation->activated_columns(features) : features;

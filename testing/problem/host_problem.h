@@ -48,24 +48,24 @@ struct HostProblem {
   HostMatrix bias;  ///< [E, features]; empty unless the case has one
   HostMatrix out;   ///< as it is before the call: poison, or what is accumulated to
   std::vector<std::int64_t> gather_indices;  ///< [M], also when the call does not take them
-  std::vector<float> topk_weights;           ///< [M], rounded to weights_dtype
+  std::vector<float> router_weights;         ///< [T * topk], rounded to weights_dtype
 
   std::vector<std::int64_t> sizes;   ///< [E], clipped
   std::vector<std::int64_t> begins;  ///< [E + 1]: where segments start; the last is their sum
   std::vector<std::int64_t> owners;  ///< [M]: expert of each position, -1 past the segments
-  /// [M]: the positions of the segments that name a flat row; several only where the case repeats
-  /// indices.
+  /// [T * topk]: the positions of the segments that name a flat row; several only where the case
+  /// repeats indices.
   std::vector<std::vector<std::int64_t>> positions_of;
 
   bool index_valid(std::int64_t position) const {
-    return gather_indices[position] >= 0 && gather_indices[position] < spec.rows;
+    return gather_indices[position] >= 0 && gather_indices[position] < spec.flat_rows();
   }
   /// The row of X or dY that a position reads, or -1 for "a zero row".
   std::int64_t x_row(std::int64_t position) const;
   std::int64_t dy_row(std::int64_t position) const;
   /// What a position's product is multiplied by.
   double scale(std::int64_t position) const {
-    return spec.multiply && index_valid(position) ? topk_weights[gather_indices[position]] : 1.0;
+    return spec.multiply && index_valid(position) ? router_weights[gather_indices[position]] : 1.0;
   }
   bool scatters() const { return spec.scatters(op); }
 };

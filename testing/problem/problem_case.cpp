@@ -9,18 +9,21 @@ std::string to_string(const ProblemCase& c) {
   std::ostringstream out;
   out << c.name << ": E=" << c.experts() << " M=" << c.rows << " N=" << c.n << " K=" << c.k
       << " topk=" << c.topk << ' ' << to_string(c.permutation);
+  if (c.slots >= 0) out << " slots=" << c.slots;
   if (c.multiply) out << " multiply(" << (c.weights_in_fp32 ? "fp32" : "dtype of X") << ')';
   if (c.output_in_fp32) out << " fp32-output";
   if (c.accumulate) out << " accumulate";
   if (c.dy_per_token) out << " dy_per_token";
   if (c.bias) out << " bias";
-  if (c.activation) out << ' ' << to_string(*c.activation);
+  if (c.activation) out << " activation=" << to_string(*c.activation);
   out << " sizes=" << to_string(c.sizes_dtype) << " indices=" << to_string(c.index_dtype);
   if (c.x_padding + c.w_padding + c.dy_padding + c.out_padding > 0) {
     out << " padding(x,w,dy,out)=" << c.x_padding << ',' << c.w_padding << ',' << c.dy_padding
         << ',' << c.out_padding;
   }
   if (c.base_offset > 0) out << " offset=" << c.base_offset;
+  if (!c.bad_indices.empty()) out << " bad_indices=" << c.bad_indices.size();
+  if (c.repeated_indices > 0) out << " repeated_indices=" << c.repeated_indices;
   out << " m_sizes={";
   for (std::size_t e = 0; e < std::min<std::size_t>(c.m_sizes.size(), 16); ++e) {
     out << (e > 0 ? "," : "") << c.m_sizes[e];

@@ -15,17 +15,18 @@ namespace moegemm::testing {
 struct ProblemCase {
   std::string name;
   std::vector<std::int64_t> m_sizes;  ///< as passed, also when they make no sense
-  std::int64_t rows = 0;              ///< M = T * topk
+  std::int64_t rows = 0;              ///< M = T * topk, or a capacity where `slots` is given
   std::int64_t n = 48;
   std::int64_t k = 64;
   std::int64_t topk = 1;
   Permutation permutation = Permutation::kNone;
   bool multiply = false;
-  bool weights_in_fp32 = true;                ///< topk_weights in fp32, else in X's dtype
+  bool weights_in_fp32 = true;                ///< router_weights in fp32, else in X's dtype
   bool output_in_fp32 = false;                ///< else in X's dtype
   bool accumulate = false;                    ///< dW only; the output is fp32
   bool dy_per_token = false;                  ///< dX and dW with permute_y
   bool bias = false;                          ///< forward and dX
+  std::int64_t slots = -1;                    ///< T * topk; -1: as many as rows
   std::optional<Activation> activation = {};  ///< forward and dX in expert order
   float product_scale = 1;                    ///< of the elements of W, for activations
   DType sizes_dtype = DType::kInt32;
@@ -45,15 +46,17 @@ struct ProblemCase {
   bool bad_tail = false;               ///< as bad_rows, for every position past the segments
   bool bad_absent_rows = false;  ///< as bad_rows, for every position whose index is out of range
   std::vector<std::int64_t> bad_experts;  ///< whose W holds NaN
-  bool bad_tail_weights = false;          ///< NaN in topk_weights of rows past the segments
+  bool bad_tail_weights = false;          ///< NaN in router_weights of rows past the segments
 
   std::int64_t experts() const { return static_cast<std::int64_t>(m_sizes.size()); }
-  std::int64_t tokens() const { return rows / topk; }
+  std::int64_t flat_rows() const { return slots < 0 ? rows : slots; }
+  std::int64_t tokens() const { return flat_rows() / topk; }
   std::int64_t features(Op op) const { return op == Op::kForward ? n : k; }
   bool scatters(Op op) const {
     return (op == Op::kForward && permutation == Permutation::kY) ||
            (op == Op::kDx && permutation == Permutation::kX);
   }
+  std::int64_t output_rows(Op op) const { return scatters(op) ? flat_rows() : rows; }
   bool permuted() const { return permutation != Permutation::kNone; }
   /// Multiply-adds of one product, at most.
   double work() const {

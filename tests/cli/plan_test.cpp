@@ -1,11 +1,14 @@
+#include "moegemm/plan.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <iterator>
 #include <string>
 
 #include "cli/program.h"
 #include "moegemm/info.h"
-#include "moegemm/planning_gpus.h"
 
 namespace moegemm::test {
 namespace {
@@ -71,6 +74,48 @@ TEST(ProgramPlan, TextSaysWhyAKernelLost) {
        {"step 1 ", "because: ", "limit  ", "FLOP/s", "B/s", "waves", "chosen: ", "lost: "}) {
     EXPECT_THAT(result.out, ::testing::HasSubstr(text));
   }
+}
+
+/// The picture of `moegemm plan ARGUMENTS --plot FILE`.
+std::string plot(const std::string& arguments) {
+  const std::string path = ::testing::TempDir() + "plan.svg";
+  const ProgramResult result = run_program("plan " + arguments + " --plot " + path);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.err, path + "\n");
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST(ProgramPlan, PlotHasTheRooflineAndEveryProductWithItsKernel) {
+  const std::string svg = plot("qwen3-30b-a3b --tokens 64");
+  EXPECT_THAT(svg, ::testing::StartsWith("<svg xmlns="));
+  EXPECT_THAT(svg, ::testing::EndsWith("</svg>\n"));
+  for (const char* text : {"qwen3-30b-a3b", "64 tokens", "FLOP per byte", "FLOP/s", "B/s",
+                           "compute", "memory", "not measured"}) {
+    EXPECT_THAT(svg, ::testing::HasSubstr(text));
+  }
+  const auto plans = run_program("plan qwen3-30b-a3b --tokens 64 --json").json().at("plans");
+  for (const auto& entry : plans) {
+    EXPECT_THAT(svg, ::testing::HasSubstr(">" + entry.at("op").get<std::string>() + "<"));
+    EXPECT_THAT(svg,
+                ::testing::HasSubstr(">" + entry.at("plan").at("kernel").get<std::string>() + "<"));
+  }
+}
+
+TEST(ProgramPlan, PlotOfNothingToPredictSaysSo) {
+  for (const char* arguments : {"--backend reference", "--tokens 0"}) {
+    const std::string svg = plot(arguments);
+    EXPECT_THAT(svg, ::testing::HasSubstr("predicts no times")) << arguments;
+    EXPECT_THAT(svg, ::testing::Not(::testing::HasSubstr("nan"))) << arguments;
+    EXPECT_THAT(svg, ::testing::Not(::testing::HasSubstr("inf"))) << arguments;
+  }
+}
+
+TEST(ProgramPlan, PlotThatCannotBeWrittenIsAnError) {
+  const ProgramResult result = run_program("plan --plot /no/such/folder/plan.svg");
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.err,
+              ::testing::HasSubstr("--plot /no/such/folder/plan.svg: cannot be written"));
 }
 
 TEST(ProgramPlan, ForcedBackendIsTheOnePlanned) {

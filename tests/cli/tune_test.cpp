@@ -100,6 +100,7 @@ TEST_F(ProgramTune, WhatCannotBeSavedIsSaidAndExitsWithCode3) {
   EXPECT_THAT(imported.out, IsEmpty());
   EXPECT_EQ(tuned.exit_code, 3);
   EXPECT_THAT(tuned.err, HasSubstr("the measurements are not saved: cannot create"));
+  EXPECT_THAT(tuned.err, HasSubstr("MOEGEMM_CACHE_DIR can name another folder"));
   EXPECT_THAT(tuned.out, HasSubstr("not kept"));
 }
 

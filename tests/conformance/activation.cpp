@@ -1,5 +1,3 @@
-#include "moegemm/activation.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,7 +6,9 @@
 
 #include "conformance/row_checks.h"
 #include "conformance/suites.h"
+#include "moegemm/passes.h"
 #include "testing/device/device_vector.h"
+#include "testing/numerics/oracle.h"
 #include "testing/problem/problem_case.h"
 
 namespace moegemm::testing {
@@ -31,6 +31,7 @@ struct ActivationCase {
   std::int64_t cols = 64;  ///< activated
   std::int64_t hidden = 40;
   std::int64_t topk = 2;
+  std::int64_t slots = -1;  ///< T * topk; -1: as many as rows
   std::int64_t padding = 0;
   float scale = 4;  ///< of the first product's elements
   bool bias = false;
@@ -49,6 +50,9 @@ struct ActivationCase {
 std::vector<ActivationCase> activation_cases() {
   std::vector<ActivationCase> cases = {
       {.name = "NoRows", .m_sizes = {0, 0}, .rows = 0},
+      {.name = "NoRowsOfSomeSlots", .m_sizes = {0, 0}, .rows = 0, .slots = 10},
+      {.name = "FewRowsOfManySlots", .slots = 400, .down_bias = true},
+      {.name = "MoreRowsThanSlots", .slots = 20},
       {.name = "Plain"},
       {.name = "GptOss", .activation = kGptOss, .scale = 12, .bias = true, .down_bias = true},
       {.name = "GptOssUnaligned",
@@ -103,12 +107,11 @@ std::vector<ActivationCase> activation_cases() {
        .rows = 720,
        .bias = true},
   };
-  for (const Function function :
-       {Function::kSilu, Function::kGelu, Function::kGeluTanh, Function::kRelu2}) {
-    for (const Layout layout : {Layout::kNone, Layout::kConcatenated, Layout::kInterleaved}) {
+  for (const auto& function : kActivationFunctions) {
+    for (const auto& layout : kGateLayouts) {
       ActivationCase c;
-      c.name = std::string(to_string(function)) + "_" + to_string(layout);
-      c.activation = {.function = function, .layout = layout};
+      c.name = std::string(function.name) + "_" + layout.name;
+      c.activation = {.function = function.value, .layout = layout.value};
       cases.push_back(c);
       c.name += "_unaligned";
       c.cols = 27;
@@ -133,44 +136,25 @@ struct Exact {
   double act, d_gate, d_up;
 };
 
-double value_at(Function function, double g, double alpha) {
-  switch (function) {
-    case Function::kSilu:
-      return g / (1 + std::exp(-alpha * g));
-    case Function::kGelu:
-      return 0.5 * g * std::erfc(-g / std::sqrt(2.0));
-    case Function::kGeluTanh:
-      return 0.5 * g * (1 + std::tanh(std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g)));
-    case Function::kRelu2:
-      break;
-  }
-  return g > 0 ? g * g : 0;
-}
-
 /// The derivative as a central difference of the definition, which needs no second formula. With
 /// h = 1e-5 it is off by h^2 / 6 times a third derivative of at most a few units, and by 1e-16 / h.
-double slope_at(Function function, double g, double alpha) {
+double slope_at(const Activation& function, double g) {
   constexpr double kStep = 1e-5;
-  return (value_at(function, g + kStep, alpha) - value_at(function, g - kStep, alpha)) /
+  if (function.function == Function::kRelu && std::fabs(g) < kStep) return g > 0 ? 1 : 0;
+  return (activation_at(function, g + kStep, 0) - activation_at(function, g - kStep, 0)) /
          (2 * kStep);
 }
 constexpr double kDifferenceError = 1e-9;
 
 Exact exact(const Activation& a, double gate, double up) {
+  const Activation function = {.function = a.function, .layout = Layout::kNone, .alpha = a.alpha};
   const double limit = a.limit;
   const double g = std::min(gate, limit);
-  const double f = value_at(a.function, g, a.alpha);
-  const double slope = gate > limit ? 0.0 : slope_at(a.function, g, a.alpha);
+  const double f = activation_at(function, g, 0);
+  const double slope = gate > limit ? 0.0 : slope_at(function, g);
   if (!a.gated()) return {f, slope, 0.0};
   const double factor = std::clamp(up, -limit, limit) + static_cast<double>(a.up_offset);
-  return {f * factor, slope * factor, std::fabs(up) > limit ? 0.0 : f};
-}
-
-std::int64_t gate_at(const Activation& a, std::int64_t c) {
-  return a.layout == Layout::kInterleaved ? 2 * c : c;
-}
-std::int64_t up_at(const Activation& a, std::int64_t cols, std::int64_t c) {
-  return a.layout == Layout::kInterleaved ? 2 * c + 1 : cols + c;
+  return {activation_at(a, gate, up), slope * factor, std::fabs(up) > limit ? 0.0 : f};
 }
 
 /// A case's tensors on the host.
@@ -194,6 +178,7 @@ HostActivation build(const ActivationCase& c, DType dtype) {
   spec.topk = c.topk;
   spec.permutation = Permutation::kY;
   spec.multiply = c.weighted;
+  spec.slots = c.slots;
   spec.bad_indices = c.bad_indices;
   HostActivation host;
   host.routing = build_problem(spec, Op::kForward, dtype, seed_from(c.name) + run_seed());
@@ -208,7 +193,7 @@ HostActivation build(const ActivationCase& c, DType dtype) {
   host.bias = random_matrix(dtype, experts, inputs, c.padding, 0, random);
   const DType d_act_dtype = c.fp32_d_act ? DType::kFloat32 : dtype;
   host.d_act = random_matrix(d_act_dtype, c.rows, c.cols, c.padding, 0, random);
-  host.d_out = random_matrix(dtype, c.rows / c.topk, c.hidden, c.padding, 0, random);
+  host.d_out = random_matrix(dtype, spec.tokens(), c.hidden, c.padding, 0, random);
   host.down_bias = random_matrix(dtype, experts, c.hidden, c.padding, 0, random);
   for (std::int64_t r = host.routing.begins.back(); c.nan_tail && r < c.rows; ++r) {
     host.pre.set(r, 0, kNan);
@@ -233,9 +218,9 @@ void expect_activate(const RowTarget& target, const ActivationCase& c, DType dty
     for (std::int64_t col = 0; col < c.cols; ++col) {
       double want = 0, bound = 0;
       if (host.routing.owners[r] >= 0) {
-        const double gate = host.pre_at(c, r, gate_at(c.activation, col));
+        const double gate = host.pre_at(c, r, gate_column(c.activation, col));
         const double up =
-            c.activation.gated() ? host.pre_at(c, r, up_at(c.activation, c.cols, col)) : 0.0;
+            c.activation.gated() ? host.pre_at(c, r, up_column(c.activation, c.cols, col)) : 0.0;
         const Exact e = exact(c.activation, gate, up);
         want = e.act;
         bound = kElementError *
@@ -265,10 +250,11 @@ void expect_backward(const RowTarget& target, const ActivationCase& c, DType dty
   const DeviceMatrix d_pre(memory, blank_pre), weighted_act(memory, blank_act);
   const DeviceVector sizes(memory, DType::kInt32, c.m_sizes);
   const DeviceVector indices(memory, c.index_dtype, p.gather_indices);
-  const DeviceVector weights(memory, p.weights_dtype, p.topk_weights);
-  const DeviceVector d_weights(memory, DType::kFloat32, c.rows);
+  const DeviceVector weights(memory, p.weights_dtype, p.router_weights);
+  const std::int64_t slots = p.spec.flat_rows();
+  const DeviceVector d_weights(memory, DType::kFloat32, slots);
   RoutingView routing{sizes.view(), indices.view(), {}, c.topk};
-  if (c.weighted) routing.topk_weights = weights.view();
+  if (c.weighted) routing.router_weights = weights.view();
   const DeviceMatrix& act_memory = c.in_place ? d_act : weighted_act;
   ActivationGradientInputs inputs{d_act.view(), pre.view(), {}, {}, {}};
   if (c.bias) inputs.bias = bias.view();
@@ -284,7 +270,7 @@ void expect_backward(const RowTarget& target, const ActivationCase& c, DType dty
 
   const std::vector<unsigned char> d_pre_bytes = d_pre.download();
   const std::vector<unsigned char> act_bytes = act_memory.download();
-  std::vector<double> dots(c.rows, 0.0), squares(c.rows, 0.0), slack(c.rows, 0.0);
+  std::vector<double> dots(slots, 0.0), squares(slots, 0.0), slack(slots, 0.0);
   const auto expect = [&](const HostMatrix& blank, const std::vector<unsigned char>& bytes,
                           std::int64_t r, std::int64_t col, double want, double error,
                           const char* name) {
@@ -298,8 +284,8 @@ void expect_backward(const RowTarget& target, const ActivationCase& c, DType dty
       Exact e = {};
       double gate = 0, up = 0, gradient = 0;
       if (used) {
-        gate = host.pre_at(c, r, gate_at(activation, col));
-        up = activation.gated() ? host.pre_at(c, r, up_at(activation, c.cols, col)) : 1.0;
+        gate = host.pre_at(c, r, gate_column(activation, col));
+        up = activation.gated() ? host.pre_at(c, r, up_column(activation, c.cols, col)) : 1.0;
         e = exact(activation, gate, up);
         gradient = host.d_act.row(r)[col];
         // How far the activation may be off: its own roundings and those of its inputs.
@@ -319,10 +305,11 @@ void expect_backward(const RowTarget& target, const ActivationCase& c, DType dty
       const double act_error =
           kElementError * std::fabs(weight) *
           (std::fabs(e.act) + std::fabs(gate * e.d_gate) + std::fabs(up * e.d_up));
-      if (!expect(blank_pre, d_pre_bytes, r, gate_at(activation, col), weight * gradient * e.d_gate,
-                  slope_error, "d_gate") ||
-          (activation.gated() && !expect(blank_pre, d_pre_bytes, r, up_at(activation, c.cols, col),
-                                         weight * gradient * e.d_up, up_error, "d_up")) ||
+      if (!expect(blank_pre, d_pre_bytes, r, gate_column(activation, col),
+                  weight * gradient * e.d_gate, slope_error, "d_gate") ||
+          (activation.gated() &&
+           !expect(blank_pre, d_pre_bytes, r, up_column(activation, c.cols, col),
+                   weight * gradient * e.d_up, up_error, "d_up")) ||
           (c.with_weighted_act && !expect(c.in_place ? host.d_act : blank_act, act_bytes, r, col,
                                           weight * e.act, act_error, "weighted_act"))) {
         return;
@@ -336,7 +323,7 @@ void expect_backward(const RowTarget& target, const ActivationCase& c, DType dty
     }
   }
   const std::vector<unsigned char> dot_bytes = d_weights.download();
-  for (std::int64_t i = 0; c.with_d_weights && i < c.rows; ++i) {
+  for (std::int64_t i = 0; c.with_d_weights && i < slots; ++i) {
     const double bound =
         slack[i] + sum_bound(DType::kFloat32, c.cols + c.hidden, dots[i], squares[i]);
     if (!expect_close(DType::kFloat32, dot_bytes, i, dots[i], bound, {"d_weights", i, 0})) return;
@@ -351,6 +338,7 @@ struct SumCase {
   std::int64_t rows = 72;
   std::int64_t cols = 64;
   std::int64_t topk = 2;
+  std::int64_t slots = -1;  ///< T * topk; -1: as many as rows
   std::int64_t padding = 0;
   bool gathers = false;
   bool weighted = false;
@@ -369,6 +357,8 @@ std::vector<SumCase> sum_cases() {
       {.name = "Strided", .padding = 8, .gathers = true, .weighted = true},
       {.name = "Unaligned", .cols = 37, .padding = 3, .gathers = true, .weighted = true},
       {.name = "OneColumn", .cols = 1},
+      {.name = "FewRowsOfManySlots", .slots = 400, .gathers = true, .weighted = true},
+      {.name = "MoreRowsThanSlots", .slots = 20, .gathers = true, .weighted = true},
       {.name = "SeveralStrips", .cols = 1000},
       {.name = "LongSegment", .m_sizes = {700, 2}, .rows = 702},
       {.name = "LongSegmentGathered",
@@ -397,21 +387,22 @@ void expect_sums(const RowTarget& target, const SumCase& c, DType dtype) {
   spec.n = spec.k = 1;
   spec.topk = c.topk;
   spec.permutation = Permutation::kY;
+  spec.slots = c.slots;
   spec.bad_indices = c.bad_indices;
   const HostProblem p = build_problem(spec, Op::kForward, dtype, seed_from(c.name) + run_seed());
   Random random(seed_from(c.name) + run_seed());
   HostMatrix rows =
-      random_matrix(dtype, c.gathers ? c.rows / c.topk : c.rows, c.cols, c.padding, 0, random);
+      random_matrix(dtype, c.gathers ? spec.tokens() : c.rows, c.cols, c.padding, 0, random);
   for (std::int64_t r = p.begins.back(); c.nan_tail && r < c.rows; ++r) rows.set(r, 0, kNan);
   const DType out_dtype = c.fp32_output ? DType::kFloat32 : dtype;
   const HostMatrix blank = poisoned_matrix(out_dtype, spec.experts(), c.cols, c.padding, 0);
   const DeviceMatrix device_rows(memory, rows), sums(memory, blank);
   const DeviceVector sizes(memory, DType::kInt32, c.m_sizes);
   const DeviceVector indices(memory, DType::kInt32, p.gather_indices);
-  const DeviceVector weights(memory, DType::kFloat32, p.topk_weights);
+  const DeviceVector weights(memory, DType::kFloat32, p.router_weights);
   RoutingView routing{sizes.view(), {}, {}, c.topk};
   if (c.gathers) routing.gather_indices = indices.view();
-  if (c.weighted) routing.topk_weights = weights.view();
+  if (c.weighted) routing.router_weights = weights.view();
   expert_sums(device_rows.view(), routing, sums.view(), memory.context());
   memory.synchronize();
 
@@ -422,7 +413,7 @@ void expect_sums(const RowTarget& target, const SumCase& c, DType dtype) {
       for (std::int64_t r = p.begins[e]; r < p.begins[e + 1]; ++r) {
         if (c.gathers && !p.index_valid(r)) continue;
         const std::int64_t flat = p.gather_indices[r];
-        const double weight = c.weighted ? p.topk_weights[flat] : 1.0;
+        const double weight = c.weighted ? p.router_weights[flat] : 1.0;
         const double term =
             weight * static_cast<double>(rows.row(c.gathers ? flat / c.topk : r)[col]);
         sum += term;

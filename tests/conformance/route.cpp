@@ -1,11 +1,15 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
+#include <numeric>
 #include <string>
 
 #include "conformance/driver/targets.h"
 #include "conformance/suites.h"
-#include "moegemm/routing.h"
+#include "moegemm/compact.h"
+#include "moegemm/error.h"
+#include "moegemm/passes.h"
 #include "testing/device/device_vector.h"
 #include "testing/numerics/random.h"
 
@@ -152,6 +156,97 @@ void expect_route(const RowTarget& target, const RouteCase& c, DType ids_dtype, 
               workspace.guards_intact());
 }
 
+/// What a capacity leaves of a routing.
+struct Compact {
+  std::vector<std::int64_t> m_sizes, gather_indices, positions;
+  bool overflow = false;
+};
+
+Compact expected_compact(std::vector<std::int64_t> ids, std::int64_t experts, std::int64_t counted,
+                         std::int64_t capacity) {
+  for (std::size_t i = counted; i < ids.size(); ++i) ids[i] = -1;
+  const Routed all = expected_routing(ids, experts);
+  const std::int64_t routed =
+      std::accumulate(all.m_sizes.begin(), all.m_sizes.end(), std::int64_t{0});
+  const std::int64_t end = std::min(routed, capacity);
+  Compact compact;
+  std::int64_t begin = 0;
+  for (const std::int64_t size : all.m_sizes) {
+    compact.m_sizes.push_back(std::clamp<std::int64_t>(end - begin, 0, size));
+    begin += size;
+  }
+  compact.gather_indices.assign(all.gather_indices.begin(), all.gather_indices.begin() + end);
+  compact.gather_indices.resize(capacity, -1);
+  for (const std::int64_t position : all.inverse) {
+    compact.positions.push_back(position < end ? position : -1);
+  }
+  compact.overflow = routed > capacity;
+  return compact;
+}
+
+/// Eight rounds over one case: capacities that fit, are too large, too small and nothing, with all
+/// tokens and with some.
+void expect_compact_route(const RowTarget& target, const RouteCase& c, DType ids_dtype,
+                          DType out_dtype) {
+  Memory& memory = *target.memory;
+  Random random(seed_from(c.name) + run_seed());
+  const std::int64_t slots = c.tokens * c.topk, stride = c.topk + c.padding;
+  std::vector<std::int64_t> ids;
+  std::vector<std::int64_t> stored(c.tokens > 0 ? (c.tokens - 1) * stride + c.topk : 0, 0);
+  for (std::int64_t i = 0; i < slots; ++i) {
+    ids.push_back(choose_id(c, ids_dtype, i, random));
+    stored[i / c.topk * stride + i % c.topk] = ids.back();
+  }
+  const DeviceVector device_ids(memory, ids_dtype, stored);
+  const TensorView ids_view = TensorView::matrix(device_ids.view().data, ids_dtype, c.tokens,
+                                                 c.topk, stride, memory.device());
+  const DeviceVector workspace(memory, DType::kInt32,
+                               (route_workspace_bytes(slots, c.experts, memory.device()) + 3) / 4);
+  const std::int64_t counts[] = {c.tokens + 5, c.tokens * 2 / 3, -3};
+  for (int round = 0; round < 8; ++round) {
+    const bool limited = round % 2 == 1;
+    const std::int64_t told = counts[random.below(3)];
+    const std::int64_t counted = limited ? std::clamp<std::int64_t>(told, 0, c.tokens) : c.tokens;
+    const std::int64_t routed =
+        std::count_if(ids.begin(), ids.begin() + counted * c.topk,
+                      [&](std::int64_t id) { return id >= 0 && id < c.experts; });
+    const std::int64_t capacities[] = {routed, 2 * routed + 77, routed / 2, 0};
+    const std::int64_t capacity = capacities[round / 2];
+    const Compact want = expected_compact(ids, c.experts, counted * c.topk, capacity);
+    const DeviceVector m_sizes(memory, out_dtype, c.experts);
+    const DeviceVector indices(memory, out_dtype, capacity);
+    const DeviceVector positions(memory, out_dtype, slots);
+    const DeviceVector num_tokens(memory, ids_dtype, std::vector<std::int64_t>{told});
+    const DeviceVector overflow(memory, ids_dtype, std::vector<std::int64_t>{0});
+    RouteLimits limits;
+    if (limited) limits.num_tokens = num_tokens.view();
+    limits.overflow = overflow.view();
+    route_compact(
+        ids_view, c.experts, m_sizes.view(), indices.view(),
+        TensorView::matrix(positions.view().data, out_dtype, c.tokens, c.topk, 0, memory.device()),
+        limits, workspace.view().data, memory.context());
+    memory.synchronize();
+    EXPECT_EQ(m_sizes.integers(), want.m_sizes) << "capacity " << capacity;
+    EXPECT_EQ(indices.integers(), want.gather_indices) << "capacity " << capacity;
+    EXPECT_EQ(positions.integers(), want.positions) << "capacity " << capacity;
+    EXPECT_EQ(overflow.integers(), std::vector<std::int64_t>{want.overflow});
+    EXPECT_TRUE(m_sizes.guards_intact() && indices.guards_intact() && positions.guards_intact() &&
+                overflow.guards_intact() && workspace.guards_intact());
+    limits.check = true;
+    const auto again = [&] {
+      route_compact(ids_view, c.experts, m_sizes.view(), indices.view(),
+                    TensorView::matrix(positions.view().data, out_dtype, c.tokens, c.topk, 0,
+                                       memory.device()),
+                    limits, workspace.view().data, memory.context());
+    };
+    if (want.overflow) {
+      EXPECT_THROW(again(), Error);
+    } else {
+      EXPECT_NO_THROW(again());
+    }
+  }
+}
+
 }  // namespace
 
 void add_route_tests() {
@@ -167,6 +262,9 @@ void add_route_tests() {
         const DType out = kDtypes[combination % 2];
         add_test(target.name + "/Route", c.name + "_" + to_string(ids) + "_to_" + to_string(out),
                  [&target, &c, ids, out] { expect_route(target, c, ids, out); });
+        add_test(target.name + "/CompactRoute",
+                 c.name + "_" + to_string(ids) + "_to_" + to_string(out),
+                 [&target, &c, ids, out] { expect_compact_route(target, c, ids, out); });
       }
     }
   }

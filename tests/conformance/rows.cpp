@@ -1,11 +1,14 @@
 #include <gtest/gtest.h>
 
+#include <numeric>
 #include <string>
+#include <utility>
 
 #include "conformance/driver/targets.h"
 #include "conformance/row_checks.h"
 #include "conformance/suites.h"
-#include "moegemm/routing.h"
+#include "moegemm/compact.h"
+#include "moegemm/passes.h"
 #include "testing/device/device_vector.h"
 #include "testing/numerics/random.h"
 #include "testing/problem/problem_case.h"
@@ -102,6 +105,48 @@ void expect_combine(const RowTarget& target, const CombineCase& c, DType dtype) 
   EXPECT_TRUE(device_out.guards_intact());
 }
 
+/// Rows anywhere, some slots without one: the bits of `combine` with those rows in flat order and
+/// zeros for the others.
+void expect_combine_rows(const RowTarget& target, const CombineCase& c, DType dtype) {
+  Memory& memory = *target.memory;
+  Random random(seed_from(c.name) + run_seed());
+  const std::int64_t slots = c.tokens * c.topk, count = slots + 3;
+  HostMatrix rows = random_matrix(dtype, count, c.cols, c.padding, c.offset, random);
+  std::vector<std::int64_t> order(count);
+  std::iota(order.begin(), order.end(), 0);
+  for (std::int64_t i = count - 1; i > 0; --i) std::swap(order[i], order[random.below(i + 1)]);
+  const std::int64_t nowhere[] = {-1, -100, count, count + 1000};
+  HostMatrix flat = random_matrix(dtype, slots, c.cols, c.padding, c.offset, random);
+  std::vector<std::int64_t> positions(order.begin(), order.begin() + slots);
+  for (std::int64_t i = 0; i < slots; ++i) {
+    const bool missing = random.chance(3);
+    for (std::int64_t col = 0; col < c.cols; ++col) {
+      flat.set(i, col, missing ? 0.0f : rows.row(positions[i])[col]);
+      if (missing) rows.set(positions[i], col, kNan);  // nobody reads it
+    }
+    if (missing) positions[i] = nowhere[random.below(4)];
+  }
+  const DType out_dtype = c.fp32_output ? DType::kFloat32 : dtype;
+  const DType weights_dtype = c.weights == CombineCase::Weights::kSame ? dtype : DType::kFloat32;
+  const std::vector<float> weights = random_weights(weights_dtype, slots, random);
+  const HostMatrix out = poisoned_matrix(out_dtype, c.tokens, c.cols, c.padding, c.offset);
+  const DeviceMatrix device_rows(memory, rows), device_flat(memory, flat);
+  const DeviceMatrix by_position(memory, out), in_order(memory, out);
+  const DeviceVector device_weights(memory, weights_dtype, weights);
+  const DeviceVector device_positions(memory, c.topk % 2 ? DType::kInt32 : DType::kInt64,
+                                      positions);
+  const TensorView weights_view =
+      c.weights == CombineCase::Weights::kNone ? TensorView{} : device_weights.view();
+  combine(device_flat.view(), weights_view, c.topk, in_order.view(), memory.context());
+  combine_rows(device_rows.view(), weights_view,
+               TensorView::matrix(device_positions.view().data, device_positions.view().dtype,
+                                  c.tokens, c.topk, 0, memory.device()),
+               by_position.view(), memory.context());
+  memory.synchronize();
+  EXPECT_EQ(by_position.download(), in_order.download());
+  EXPECT_TRUE(by_position.guards_intact());
+}
+
 struct ScaleCase {
   std::string name;
   std::vector<std::int64_t> m_sizes = {20, 0, 33, 1, 6};
@@ -188,7 +233,7 @@ void expect_scale_rows(const RowTarget& target, const ScaleCase& c, DType dtype)
   const DeviceVector device_dot(memory, out_dtype, c.rows);
   const DeviceVector sizes(memory, c.sizes_dtype, c.m_sizes);
   const DeviceVector indices(memory, c.index_dtype, p.gather_indices);
-  const DeviceVector weights(memory, p.weights_dtype, p.topk_weights);
+  const DeviceVector weights(memory, p.weights_dtype, p.router_weights);
   const RoutingView routing{sizes.view(), indices.view(), weights.view(), c.topk};
   const TensorView& source = c.in_place ? device_scaled.view() : device_product.view();
   scale_rows(source, device_x.view(), routing, device_scaled.view(), device_dot.view(),
@@ -247,6 +292,8 @@ void add_row_tests() {
         if (!kept(i, d, c.tokens * c.topk * c.cols)) continue;
         add_test(target.name + "/Combine", c.name + "_" + to_string(dtype),
                  [&target, &c, dtype] { expect_combine(target, c, dtype); });
+        add_test(target.name + "/CombineRows", c.name + "_" + to_string(dtype),
+                 [&target, &c, dtype] { expect_combine_rows(target, c, dtype); });
       }
       for (std::size_t i = 0; i < scales.size(); ++i) {
         const ScaleCase& c = scales[i];

@@ -1,16 +1,46 @@
-# Installs the library, moves what was installed, then configures, builds and runs the example
-# against it: what a consumer does, on a path that the build never knew.
-set(work ${BUILD_DIR}/tests/package)
-file(REMOVE_RECURSE ${work}/installed ${work}/prefix ${work}/example)
+# Gets the library to a path that the build never knew, then configures, builds and runs the example against it: what a
+# consumer does. FROM is what the library comes from: `installed`, a tarball (TGZ) or a Debian package (DEB) that CPack
+# makes, or the path of such a file.
+if(NOT FROM)
+  set(FROM installed)
+endif()
+get_filename_component(name ${FROM} NAME)
+set(work ${BUILD_DIR}/tests/package/${name})
+file(REMOVE_RECURSE ${work})
+file(MAKE_DIRECTORY ${work}/first)
 
 function(run)
   execute_process(COMMAND ${ARGN} COMMAND_ERROR_IS_FATAL ANY)
 endfunction()
 
-foreach(component library development)
-  run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${work}/installed --component ${component})
-endforeach()
-file(RENAME ${work}/installed ${work}/prefix)
+if(FROM STREQUAL "installed")
+  foreach(component library development)
+    run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${work}/first --component ${component})
+  endforeach()
+else()
+  set(file ${FROM})
+  if(FROM MATCHES "^(TGZ|DEB)$")
+    run(${CPACK} -G ${FROM} --config ${BUILD_DIR}/CPackConfig.cmake -B ${work})
+    file(GLOB file ${work}/*.tar.gz ${work}/*.deb)
+  endif()
+  if(file MATCHES "deb$")
+    run(dpkg-deb -x ${file} ${work}/unpacked)
+  else()
+    file(ARCHIVE_EXTRACT INPUT ${file} DESTINATION ${work}/unpacked)
+  endif()
+  file(GLOB_RECURSE config ${work}/unpacked/moegemm-config.cmake)
+  get_filename_component(prefix ${config}/../../../.. ABSOLUTE)  # of lib/cmake/moegemm
+  while(NOT EXISTS ${prefix}/include/moegemm)  # lib/x86_64-linux-gnu is one deeper
+    get_filename_component(prefix ${prefix} DIRECTORY)
+    if(prefix STREQUAL "/")
+      message(FATAL_ERROR "${file} has no headers")
+    endif()
+  endwhile()
+  run(${prefix}/bin/moegemm info)
+  file(REMOVE_RECURSE ${work}/first)
+  file(RENAME ${prefix} ${work}/first)
+endif()
+file(RENAME ${work}/first ${work}/prefix)
 
 file(GLOB_RECURSE package_files ${work}/prefix/*.cmake)
 foreach(file IN LISTS package_files)

@@ -2,7 +2,7 @@
 # compiles one small kernel.
 set(work ${BUILD_DIR}/tests/package/no_launcher)
 file(REMOVE_RECURSE ${work})
-set(object src/CMakeFiles/moegemm_objects.dir/cuda/host/measure/spin.cu.o)
+set(object src/CMakeFiles/moegemm_objects.dir/cuda/backend/measure/spin.cu.o)
 
 function(run)
   execute_process(COMMAND ${CMAKE_COMMAND} -E env --unset=CMAKE_CXX_COMPILER_LAUNCHER

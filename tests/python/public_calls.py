@@ -33,7 +33,7 @@ def _plain(device: str) -> Step:
 def _function(device: str) -> Step:
     case = make_case(device, "permute_x", torch.bfloat16, n=64, k=128)
     leaves = [case.X.requires_grad_(), case.W.requires_grad_()]
-    call = (2, 1, moegemm.autograd.DEFAULTS)
+    call = (2, " permute_x", moegemm.autograd.DEFAULTS)
     return lambda: _gradients(
         moegemm.GroupedGemm.apply(case.X, case.W, case.m_sizes, case.gather_indices, None, call), leaves
     )
@@ -73,7 +73,14 @@ def _routing(device: str) -> Step:
 
     def step() -> list[Tensor]:
         routed = [*moegemm.route(ids, 8, return_inverse=True), *moegemm.route(ids, 8, dtype=torch.int64)]
-        return [*routed, *_gradients(moegemm.combine(rows, weights), [rows, weights])]
+        compact = moegemm.route(ids, 8, return_inverse=True, max_rows=100)
+        by_position = moegemm.combine(rows, weights, positions=compact[2])
+        return [
+            *routed,
+            *compact,
+            *_gradients(moegemm.combine(rows, weights), [rows, weights]),
+            *_gradients(by_position, [rows, weights]),
+        ]
 
     return step
 
@@ -120,6 +127,23 @@ def _layer_main_grads(device: str) -> Step:
     return step
 
 
+def _compact_layer(grad: bool) -> Callable[[str], Step]:
+    def build(device: str) -> Step:
+        tensors = _layer_tensors(device, False, grad)
+        ids = torch.randint(-1, 30, (40, 2)).to(device)
+        num_tokens, overflow = torch.tensor(33).to(device), torch.tensor(0).to(device)
+
+        def step() -> list[Tensor]:
+            limits = {"max_rows": 24, "num_tokens": num_tokens, "overflow": overflow}
+            out = moegemm.moe_mlp(expert_ids=ids, **tensors, **limits)
+            found = _gradients(out, list(tensors.values())) if grad else [out]
+            return [*found, overflow.clone()]
+
+        return step
+
+    return build
+
+
 def _lora(device: str) -> Step:
     tensors = _layer_tensors(device, False, True)
     ids = torch.randint(6, (40, 2)).to(device)
@@ -155,6 +179,8 @@ PUBLIC_CALLS: dict[str, Callable[[str], Step]] = {
     "moe_mlp inference": _layer(False, False),
     "moe_mlp inference transposed": _layer(True, False),
     "moe_mlp into main_grad": _layer_main_grads,
+    "moe_mlp compact": _compact_layer(True),
+    "moe_mlp compact inference": _compact_layer(False),
     "lora_moe_mlp": _lora,
     "forward-mode derivatives": _tangents,
 }

@@ -40,7 +40,7 @@ void set_tune_progress(std::int64_t address) {
   progress_function = reinterpret_cast<ProgressFunction>(address);
 }
 
-std::string describe(const TuneReport& report) {
+std::string as_json(const TuneReport& report) {
   nlohmann::json candidates = nlohmann::json::array();
   for (const TuneCandidate& candidate : report.candidates) {
     candidates.push_back({{"kernel", candidate.kernel},

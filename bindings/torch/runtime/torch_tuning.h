@@ -35,7 +35,7 @@ using ProgressFunction = int (*)(const char* problem, const char* kernel, int ca
 void set_tune_progress(std::int64_t address);
 
 /// What moegemm.tune() returns for one product, as JSON.
-std::string describe(const TuneReport& report);
+std::string as_json(const TuneReport& report);
 
 /// What moegemm.tuning_cache() shows, as JSON.
 std::string tuning_cache();

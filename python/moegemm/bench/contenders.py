@@ -107,7 +107,7 @@ def ours(o: Operands, kernel: KernelNumbers | None = None) -> Contender:
     r, topk = o.routing, o.case.model.topk
     flags: dict[str, Any] = {"permute_x" if o.case.first else "permute_y": True, "out": o.out}
     if kernel is not None:
-        # Which axes rows, columns and depth lie along: include/moegemm/config.h.
+        # Which axes rows, columns and depth lie along: include/moegemm/plan.h.
         axes = {"forward": "MNK", "dX": "MKN", "dW": "NKM"}[o.case.product]
         flags |= {f"BLOCK_SIZE_{axis}": extent for axis, extent in zip(axes, kernel[:3], strict=True)}
         flags["num_stages"] = kernel[3]
@@ -159,10 +159,10 @@ class KernelList:
         problem decides between them."""
         named: dict[str, KernelNumbers] = {}
         for kernel in self._kernels:
-            rows, cols, depth = kernel["tile"]
-            numbers = (rows, cols, depth, kernel["stages"])
+            rows, columns, depth = kernel["tile"]
+            numbers = (rows, columns, depth, kernel["stages"])
             if kernel["op"] == case.product and min(numbers) > 0 and (case.op, numbers) not in self._replaced:
-                named[f"ours {rows}x{cols}x{depth} s{kernel['stages']}"] = numbers
+                named[f"ours {rows}x{columns}x{depth} s{kernel['stages']}"] = numbers
         return named
 
     def forget(self, case: Case, name: str) -> None:

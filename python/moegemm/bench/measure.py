@@ -16,8 +16,9 @@ from moegemm.bench.operands import Operands, SharedWeights, bytes_needed, make_o
 from moegemm.bench.peers import Peers
 from moegemm.bench.progress import Progress
 from moegemm.bench.timing import Clock, spread
+from moegemm.formats import FORMATS
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+DTYPES = {known.name: dtype for dtype, known in FORMATS.items()}
 
 
 class DeviceLostError(Exception):

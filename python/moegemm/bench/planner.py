@@ -15,8 +15,8 @@ from torch import Tensor
 from moegemm.bench.cases import OPS, Case, Model
 from moegemm.bench.operands import SharedWeights, bytes_needed, make_operands
 from moegemm.bench.report import MISSING, by_model, geometric_mean, table, table_over_tokens
-from moegemm.operators import flags as bits
 from moegemm.operators.loading import ops
+from moegemm.operators.options import AUTOTUNE, MULTIPLY, PERMUTE_X, PERMUTE_Y
 
 TOKENS = (16, 64, 512, 2048, 8192, 32768)
 HELD_OUT_TOKENS = (24, 200, 1000, 5000, 20000)
@@ -25,7 +25,6 @@ HELD_OUT_SEED = 2026
 WANTED_MEAN, WANTED_LEAST = 0.95, 0.85
 
 Entry = dict[str, Any]
-_NUMBERS = {"forward": 0, "dX": 1, "dW": 2}
 
 
 def held_out_models(count: int, seed: int, largest: int = 8192, most_experts: int = 256) -> list[Model]:
@@ -77,14 +76,14 @@ def _skipped(case: Case, why: str) -> Entry:
 
 def _measure_case(case: Case, weights: Tensor | None, device: str, dtype: torch.dtype, budget: float) -> Entry:
     o = make_operands(case, weights, device, dtype, seed=case.tokens)
-    flags = bits.AUTOTUNE | (bits.PERMUTE_X if case.first else bits.PERMUTE_Y)
+    options = AUTOTUNE + (PERMUTE_X if case.first else PERMUTE_Y)
     if o.topk_weights is not None:
-        flags |= bits.FUSE_MUL
+        options += MULTIPLY
     first = o.X if case.product == "forward" else o.dY
     second = o.X if case.product == "dW" else o.W
     found = ops.tune.default(
-        _NUMBERS[case.product], first, second, o.routing.m_sizes, o.routing.gather_indices, o.topk_weights,
-        case.model.topk, flags, budget, True,
+        case.product.lower(), first, second, o.routing.m_sizes, o.routing.gather_indices, o.topk_weights,
+        case.model.topk, options, budget, True,
     )  # fmt: skip
     report = json.loads(found)
     timed = {c["kernel"]: c["us"] for c in report["candidates"] if c["launches"] > 0}

@@ -1,5 +1,6 @@
-"""The record as pictures: bars per model and product under the dense ceiling, speed over rows per expert under the
-roofline, and the memory bandwidth of decoding. Drawn for the width of a README column."""
+"""The record as pictures: bars per model and product under the dense ceiling, speed over rows per expert and over FLOP
+per byte (roofline.py) under the roofline, and the memory bandwidth of decoding. Drawn for the width of a README
+column."""
 
 import io
 from pathlib import Path
@@ -29,11 +30,14 @@ def draw(record: Record, folder: Path, stem: str) -> list[tuple[Path, str]]:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    from moegemm.bench.roofline import draw_roofline  # which takes colours and axes from here
+
     drawn: list[tuple[Path, str]] = []
     headline = headline_of(record)
     for suffix, make, what in (
         ("", _bars, f"TFLOP/s by model and product, {headline} tokens"),
         ("-tokens", _over_rows, "TFLOP/s over rows per expert, with the roofline"),
+        ("-roofline", draw_roofline, "Every product under the roofline"),
         ("-decode", _decode, "Bandwidth of decoding"),
     ):
         with pyplot.rc_context(STYLE):
@@ -58,19 +62,28 @@ def save(figure: Any, path: Path) -> None:
     palette.save(path, "PNG", optimize=True)
 
 
-def _title(figure: Any, record: Record, what: str) -> None:
+def set_title(figure: Any, record: Record, what: str) -> None:
     run = record["run"]
     text = f"{what}, random routing, {run['dtype']}, {run['gpu']}"
     figure.suptitle(text, x=0.01, ha="left", fontsize=9, fontweight="bold")
 
 
-def _random_cases(record: Record) -> list[Entry]:
+def log_axes(axis: Any) -> None:
+    """Both logarithmic, with plain numbers and a grid."""
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    for scale in (axis.xaxis, axis.yaxis):
+        scale.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.grid(which="major", linewidth=0.4, color="#d0d7de")
+
+
+def random_cases(record: Record) -> list[Entry]:
     return [c for c in record["cases"] if c["routing"] == "random" and c["contenders"] and not c.get("skipped")]
 
 
 def _bars(pyplot: Any, record: Record) -> Any:
     headline = headline_of(record)
-    cases = {(c["model"], c["op"]): c for c in _random_cases(record) if c["tokens"] == headline}
+    cases = {(c["model"], c["op"]): c for c in random_cases(record) if c["tokens"] == headline}
     models = list(dict.fromkeys(model for model, _ in cases))
     if not models:
         return None
@@ -87,7 +100,7 @@ def _bars(pyplot: Any, record: Record) -> Any:
             axis.set_ylabel("TFLOP/s")
     handles, labels = axes.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
-    _title(figure, record, f"{headline} tokens")
+    set_title(figure, record, f"{headline} tokens")
     return figure
 
 
@@ -127,7 +140,7 @@ def _draw_model(axis: Any, cases: dict[tuple[str, str], Entry], model: str, reco
 def _over_rows(pyplot: Any, record: Record) -> Any:
     """Both axes logarithmic; the roof is the same for every model: one row of an expert brings as many operations as
     its weights have bytes."""
-    cases = [c for c in _random_cases(record) if c.get("touched_experts") and c["op"] in ("fwd1", "fwd2")]
+    cases = [c for c in random_cases(record) if c.get("touched_experts") and c["op"] in ("fwd1", "fwd2")]
     if len({c["tokens"] for c in cases}) < 3:  # two points are no curve
         return None
     models = list(dict.fromkeys(c["model"] for c in cases))
@@ -158,18 +171,14 @@ def _over_rows(pyplot: Any, record: Record) -> Any:
             "dense product", (roof_x[-1], peak), xytext=(0, 3), textcoords="offset points", ha="right", fontsize=7,
             color=ROOF_COLOR,
         )  # fmt: skip
-        axis.set_xscale("log")
-        axis.set_yscale("log")
-        for scale in (axis.xaxis, axis.yaxis):
-            scale.set_major_formatter(lambda value, _: f"{value:g}")
+        log_axes(axis)
         axis.set_title(op, fontsize=8, loc="left")
         axis.set_xlabel("rows per expert that has any")
-        axis.grid(which="major", linewidth=0.4, color="#d0d7de")
     axes[0].set_ylabel("TFLOP/s")
     handles, labels = axes[0].get_legend_handles_labels()
     handles.append(pyplot.Line2D([], [], ls=":", color="#57606a", lw=1))
     figure.legend(handles, [*labels, "torch + copies"], loc="outside lower center", ncols=4, frameon=False)
-    _title(figure, record, "Forward products")
+    set_title(figure, record, "Forward products")
     return figure
 
 
@@ -177,7 +186,7 @@ def _decode(pyplot: Any, record: Record) -> Any:
     """Bytes of the touched experts' weights per second: decoding can be no faster than memory."""
     cases = {
         (c["op"], c["model"], c["tokens"]): c
-        for c in _random_cases(record)
+        for c in random_cases(record)
         if c["tokens"] <= DECODE_TOKENS and c["op"] in ("fwd1", "fwd2") and c.get("weight_bytes")
     }
     models = list(dict.fromkeys(model for _, model, _ in cases))
@@ -219,5 +228,5 @@ def _decode(pyplot: Any, record: Record) -> Any:
         ncols=3,
         frameon=False,
     )
-    _title(figure, record, "Decoding")
+    set_title(figure, record, "Decoding")
     return figure

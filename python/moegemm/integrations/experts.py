@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from moegemm.activations import Activation
+from moegemm.formats import FORMATS, NAMES
+from moegemm.integrations.expert_parallel import ids_of_others_remain, rows_needed
 from moegemm.integrations.gates import activation_of
 from moegemm.layer import Routed, moe_mlp
-from moegemm.operators import flags as bits
 from moegemm.operators.raw import torch_allows_tf32
 from moegemm.products import first_product, second_product
 from moegemm.routing import combine, route
 
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _said: set[str] = set()
 
 
@@ -57,8 +57,8 @@ def why_not(stored: Stored, placed_later: bool = False) -> str | None:
     for name, w in (("first", stored.first), ("second", stored.second)):
         if not isinstance(w, Tensor) or w.dim() != 3:
             return f"the {name} product's weights are not one [E, ...] tensor"
-        if w.dtype not in _DTYPES:
-            return f"the {name} product's weights are {w.dtype}, not bf16, fp16 or fp32"
+        if w.dtype not in FORMATS:
+            return f"the {name} product's weights are {w.dtype}; accepted are {NAMES}"
         if w.device.type not in ("cpu", "cuda") and not placed_later:
             return f"the {name} product's weights are on {w.device.type}, not on cpu or cuda"
     return None
@@ -70,7 +70,7 @@ def run_with_own_activation(
 ) -> Tensor:  # fmt: skip
     """Our products and top-k sum around an activation (and a norm) that torch runs."""
     topk, experts = ids.size(1), stored.first.size(0)
-    tf32 = bits.ALLOW_TF32 if torch_allows_tf32(x) else 0
+    tf32 = torch_allows_tf32(x)
     m_sizes, gather_indices = route(ids, experts)
     routed = Routed(m_sizes, gather_indices, topk)
     flat_ids = ids.reshape(-1)
@@ -94,13 +94,15 @@ def run_with_own_activation(
 
 def run_experts(
     name: str, x: Tensor, stored: Stored, ids: Tensor, router_weights: Tensor | None, activation: Activation | None,
-    gate: Callable[[Tensor], Tensor], norm: Callable[[Tensor], Tensor] | None = None,
+    gate: Callable[[Tensor], Tensor], norm: Callable[[Tensor], Tensor] | None = None, split: bool = False,
 ) -> Tensor:  # fmt: skip
-    """The layer [T, H] -> [T, H] of the module called `name`; `gate` is its own code for an activation of None."""
+    """The layer [T, H] -> [T, H] of the module called `name`; `gate` is its own code for an activation of None. With
+    `split` most ids are those of other ranks' experts."""
     if activation is not None and norm is None:
         return moe_mlp(
             x, stored.first, stored.second, ids, router_weights, activation, transposed=stored.transposed,
             gate_up_bias=stored.first_bias, down_bias=stored.second_bias,
+            max_rows=rows_needed(ids, stored.first.size(0)) if split else None,
         )  # fmt: skip
     what = "its norm" if activation is not None else "its activation"
     say_once(f"{name} runs {what} in torch, between moegemm's products: no kernel has it")
@@ -130,5 +132,6 @@ def experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top
     out = run_experts(
         type(module).__name__, hidden_states.to(stored.first.dtype), stored, top_k_index, top_k_weights,
         activation_of(module, gated), module._apply_gate if gated else module.act_fn, norm,
+        ids_of_others_remain(module),
     )  # fmt: skip
     return out.to(hidden_states.dtype)

@@ -12,18 +12,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own abbreviation
 from torch import Tensor, nn
 
-from moegemm.activations import Activation
+from moegemm.activations import FUNCTIONS, GATED_LAYOUTS, Activation
 
-_FUNCTIONS: list[Callable[[Tensor, float], Tensor]] = [  # in the order of ActivationFunction
-    lambda g, alpha: g * torch.sigmoid(alpha * g),
-    lambda g, alpha: F.gelu(g),
-    lambda g, alpha: F.gelu(g, approximate="tanh"),
-    lambda g, alpha: F.relu(g) ** 2,
-]
-_SILU = 0
 # Where modules keep their numbers. Any other number that a module reads while it is asked is found as well.
 NUMBER_NAMES = ("alpha", "swiglu_alpha", "limit", "swiglu_limit")
 _CACHE_NAME = "_moegemm_asked"
@@ -33,13 +25,21 @@ _TOLERANCE = 2e-5
 _WIDE_SCALES = tuple(4 * 10 ** (power / 2) for power in range(2, 16))
 
 
+def split_gate(h: Tensor, layout: str) -> tuple[Tensor, Tensor]:
+    """The gates and the ups of rows that hold both."""
+    if layout == "interleaved":
+        return h[..., ::2], h[..., 1::2]
+    gate, up = h.chunk(2, dim=-1)
+    return gate, up
+
+
 def evaluate(activation: Activation, h: Tensor) -> Tensor:
-    """The definition in include/moegemm/activation.h."""
+    """The definition in include/moegemm/epilogue.h."""
     if not activation.gated():
-        return _FUNCTIONS[activation.function](h.clamp(max=activation.limit), activation.alpha)
-    gate, up = (h[..., ::2], h[..., 1::2]) if activation.layout == 2 else h.chunk(2, dim=-1)
+        return FUNCTIONS[activation.function].formula(h.clamp(max=activation.limit), activation.alpha)
+    gate, up = split_gate(h, activation.layout)
     gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
-    return _FUNCTIONS[activation.function](gate, activation.alpha) * (up + activation.up_offset)
+    return FUNCTIONS[activation.function].formula(gate, activation.alpha) * (up + activation.up_offset)
 
 
 def _is_number(value: Any) -> bool:
@@ -105,10 +105,10 @@ def _learns(value: Any) -> bool:
 def _candidates(numbers: list[float], gated: bool) -> Iterator[Activation]:
     alphas = [1.0, *numbers]
     limits = [math.inf, *(number for number in numbers if number > 0)]
-    layouts = (1, 2) if gated else (0,)
+    layouts = GATED_LAYOUTS if gated else ("none",)
     offsets = (0.0, 1.0) if gated else (0.0,)
-    for function, layout, limit, offset in itertools.product(range(len(_FUNCTIONS)), layouts, limits, offsets):
-        for alpha in alphas if function == _SILU else [1.0]:
+    for function, layout, limit, offset in itertools.product(FUNCTIONS, layouts, limits, offsets):
+        for alpha in alphas if FUNCTIONS[function].takes_alpha else [1.0]:
             yield Activation(function, layout, alpha, limit, offset)
 
 
@@ -195,7 +195,7 @@ def _text_of_activation_of_class(module_class: Any, act_class: Any, gated: bool,
     if own is None:
         return ""
     found, _ = _probe(types.MethodType(own, stand_in) if gated else own, stand_in, gated)
-    return "" if found is None else " ".join(map(repr, found))
+    return "" if found is None else " ".join(map(str, found))
 
 
 # What torch.compiler.assume_constant_result does, without importing all of Dynamo: run while tracing, on constants.
@@ -236,7 +236,7 @@ def _while_tracing(module: Any, gated: bool) -> Activation | None:
     if not text:
         return None
     function, layout, alpha, limit, up_offset = text.split(" ")
-    return Activation(int(function), int(layout), float(alpha), float(limit), float(up_offset))
+    return Activation(function, layout, float(alpha), float(limit), float(up_offset))
 
 
 def activation_of(module: Any, gated: bool) -> Activation | None:

@@ -14,15 +14,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from moegemm.activations import Activation
+from moegemm.activations import GATED_LAYOUTS, Activation
+from moegemm.formats import FORMATS, NAMES
 from moegemm.integrations.experts import Stored, run_experts, say_once, unsaid, why_not
 from moegemm.integrations.forwards import OnMoegemm, give_forward, take_forward_back, why_not_replaceable
-from moegemm.integrations.gates import NUMBER_NAMES, activation_of
+from moegemm.integrations.gates import NUMBER_NAMES, activation_of, split_gate
 from moegemm.operators.raw import torch_allows_tf32
 
 _BIAS_NAMES = (("gate_up_proj_bias", "down_proj_bias"), ("gate_up_bias", "down_bias"))
-# Sums in another order and fewer roundings; a lost factor, clamp or bias is far above.
-_TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 _TF32_TOLERANCE = 1e-2
 _TOKENS_PER_SCALE = 3
 _SCALES = (0.1, 1.0, 10.0, 100.0, 1000.0)  # of the tokens: below, at and beyond any clamp
@@ -32,14 +31,14 @@ class Form(NamedTuple):
     """What a module does with its weights, besides act_fn."""
 
     transposed: bool
-    layout: int = 1  # of gate and up; that of `_apply_gate` counts where the module has one
+    layout: str = "concatenated"  # of gate and up; that of `_apply_gate` counts where the module has one
     limit: float = math.inf
     up_offset: float = 0.0
     bias_names: tuple[str | None, str | None] = (None, None)
     argument_names: tuple[str, ...] = ()
 
     def gate(self, act_fn: Any, h: Tensor) -> Tensor:
-        gate, up = (h[..., ::2], h[..., 1::2]) if self.layout == 2 else h.chunk(2, dim=-1)
+        gate, up = split_gate(h, self.layout)
         if self.limit != math.inf:
             gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
         return act_fn(gate) * (up + self.up_offset) if self.up_offset else act_fn(gate) * up  # type: ignore[no-any-return]
@@ -130,7 +129,7 @@ def _candidates(module: Any, first: Form) -> Iterator[Form]:
         return
     numbers = [getattr(module, name, None) for name in NUMBER_NAMES]
     limits = [math.inf, *(float(n) for n in numbers if isinstance(n, int | float) and n > 0)]
-    for layout, limit, up_offset in itertools.product((1, 2), limits, (0.0, 1.0)):
+    for layout, limit, up_offset in itertools.product(GATED_LAYOUTS, limits, (0.0, 1.0)):
         yield first._replace(layout=layout, limit=limit, up_offset=up_offset)
 
 
@@ -168,7 +167,7 @@ def _difference(got: Tensor, expected: Tensor) -> float:
     if got.shape != expected.shape:
         return math.inf
     numbers = torch.finfo(expected.dtype)
-    tolerance = _TOLERANCES[expected.dtype]
+    tolerance = FORMATS[expected.dtype].tolerance  # a lost factor, clamp or bias is far above
     if expected.dtype == torch.float32 and torch_allows_tf32(expected):
         tolerance = _TF32_TOLERANCE
     finite = expected.isfinite().all(dim=-1)
@@ -180,8 +179,8 @@ def _difference(got: Tensor, expected: Tensor) -> float:
 
 
 def _why_not_comparable(expected: Any) -> str | None:
-    if not isinstance(expected, Tensor) or expected.dtype not in _TOLERANCES:
-        return "its forward does not return one tensor in bf16, fp16 or fp32"
+    if not isinstance(expected, Tensor) or expected.dtype not in FORMATS:
+        return f"its forward does not return one tensor in one of {NAMES}"
     finite = expected.isfinite().all(dim=-1)
     if 2 * int(finite.sum()) < finite.numel():
         return "its forward gives infinities or NaN on ordinary tokens"

@@ -12,6 +12,7 @@ from moegemm.integrations.forwards import OnMoegemm
 from moegemm.integrations.gates import activation_of
 from moegemm.integrations.patching import _REFUSAL, is_dispatched, is_own_layer, separate_experts
 from moegemm.integrations.registration import NAME
+from moegemm.tables import html_table
 
 _IN_TORCH = "in torch, between moegemm's products: no kernel has it"
 
@@ -38,6 +39,10 @@ class Report(NamedTuple):
             lines.append(f"  {layer.name or '(model)'} ({layer.kind}): {where}")
             lines += textwrap.wrap(layer.reason, 110, initial_indent=" " * 6, subsequent_indent=" " * 6)
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = [(n or "(model)", kind, "moegemm" if on else "own code", why) for n, kind, on, why in self.layers]
+        return html_table(("layer", "kind", "runs on", "why"), rows)
 
 
 def _of_products(module: Any, stored: Stored, activation: Activation | None, norm: bool) -> tuple[bool, str]:

@@ -1,4 +1,4 @@
-"""Between Python and the compiled operators: loading them, what torch has to know of them, their flags, the rules of
+"""Between Python and the compiled operators: loading them, what torch has to know of them, their options, the rules of
 their arguments, and the way back of errors and warnings. Importing it loads and registers them."""
 
 from moegemm.operators import early_loading, flops, kernels_meta

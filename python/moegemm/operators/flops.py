@@ -10,15 +10,15 @@ from typing import Any
 
 from torch.utils.flop_counter import register_flop_formula
 
-from moegemm.operators import flags as bits
 from moegemm.operators.loading import ops
+from moegemm.operators.options import DY_PER_TOKEN, PERMUTE_X
 
 Shape = tuple[int, ...]
 
 
-def _rows(first: Shape, gather_indices: Shape | None, flags: int, gathered: int) -> int:
+def _rows(first: Shape, gather_indices: Shape | None, options: str, per_token: str) -> int:
     """M: where the first operand has one row per token, the indices say how many rows there are."""
-    return gather_indices[0] if flags & gathered and gather_indices is not None else first[0]
+    return gather_indices[0] if per_token in options and gather_indices is not None else first[0]
 
 
 def _weights(w: Shape) -> int:
@@ -30,38 +30,24 @@ def _weights(w: Shape) -> int:
 
 
 def _forward(
-    x: Shape, w: Shape, m_sizes: Shape, gather_indices: Shape | None = None, topk_weights: Shape | None = None,
-    topk: int = 1, flags: int = 0, *args: Any, **kwargs: Any,
+    x: Shape, w: Shape, m_sizes: Shape, gather_indices: Shape | None = None, router_weights: Shape | None = None,
+    topk: int = 1, options: str = "", *args: Any, **kwargs: Any,
 ) -> int:  # fmt: skip
-    return 2 * _rows(x, gather_indices, flags, bits.PERMUTE_X) * (_weights(w) // m_sizes[0])
+    return 2 * _rows(x, gather_indices, options, PERMUTE_X) * (_weights(w) // m_sizes[0])
 
 
 def _dx(
-    dy: Shape, w: Shape, m_sizes: Shape, gather_indices: Shape | None = None, topk_weights: Shape | None = None,
-    topk: int = 1, flags: int = 0, *args: Any, **kwargs: Any,
+    dy: Shape, w: Shape, m_sizes: Shape, gather_indices: Shape | None = None, router_weights: Shape | None = None,
+    topk: int = 1, options: str = "", *args: Any, **kwargs: Any,
 ) -> int:  # fmt: skip
-    return 2 * _rows(dy, gather_indices, flags, bits.DY_PER_TOKEN) * (_weights(w) // m_sizes[0])
+    return 2 * _rows(dy, gather_indices, options, DY_PER_TOKEN) * (_weights(w) // m_sizes[0])
 
 
 def _dw(
-    dy: Shape, x: Shape, m_sizes: Shape, gather_indices: Shape | None = None, topk_weights: Shape | None = None,
-    topk: int = 1, flags: int = 0, *args: Any, **kwargs: Any,
+    dy: Shape, x: Shape, m_sizes: Shape, gather_indices: Shape | None = None, router_weights: Shape | None = None,
+    topk: int = 1, options: str = "", *args: Any, **kwargs: Any,
 ) -> int:  # fmt: skip
-    return 2 * _rows(dy, gather_indices, flags, bits.DY_PER_TOKEN) * dy[1] * x[1]
-
-
-def _forward_activated(
-    x: Shape, w: Shape, bias: Shape | None, m_sizes: Shape, gather_indices: Shape | None, topk: int, flags: int,
-    *args: Any, **kwargs: Any,
-) -> int:  # fmt: skip
-    return _forward(x, w, m_sizes, gather_indices, None, topk, flags)
-
-
-def _forward_biased(
-    x: Shape, w: Shape, bias: Shape, m_sizes: Shape, gather_indices: Shape | None, topk_weights: Shape | None,
-    topk: int, flags: int, *args: Any, **kwargs: Any,
-) -> int:  # fmt: skip
-    return _forward(x, w, m_sizes, gather_indices, topk_weights, topk, flags)
+    return 2 * _rows(dy, gather_indices, options, DY_PER_TOKEN) * dy[1] * x[1]
 
 
 def register() -> None:
@@ -70,8 +56,6 @@ def register() -> None:
         _forward: [ops.forward, ops.forward_plain, ops.forward_out],
         _dx: [ops.dx, ops.dx_out],
         _dw: [ops.dw, ops.dw_out],
-        _forward_activated: [ops.forward_activated],
-        _forward_biased: [ops.forward_biased],
     }
     for formula, operators in formulas.items():
         teach: Callable[[Callable[..., int]], object] = register_flop_formula(operators)

@@ -1,4 +1,4 @@
-"""The gradients of one product with respect to X, W and topk_weights, from what its forward saved."""
+"""The gradients of one product with respect to X, W and router_weights, from what its forward saved."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -6,21 +6,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from moegemm.operators import flags as bits
 from moegemm.operators.derivatives import once_only, refuse_tangents_in_backward
 from moegemm.operators.errors import explain
 from moegemm.operators.loading import ops
 from moegemm.operators.main_grad import count_write, gradient_after_adding
 from moegemm.operators.notes import warn_of_replaced_kernels
+from moegemm.operators.options import ACCUMULATE, AUTOTUNE, CHECK, MULTIPLY, PERMUTE_X, WARN_AT_ONCE, without
 from moegemm.tuning.autotune import after_autotune
 
 _dx: Callable[..., Tensor] = ops.dx.default
+_dx_out: Callable[..., None] = ops.dx_out.default
 _dw: Callable[..., Tensor] = ops.dw.default
 _dw_out: Callable[..., None] = ops.dw_out.default
 _combine: Callable[..., Tensor] = ops.combine.default
 _scale_rows: Callable[..., Tensor] = ops.scale_rows.default
 
-FORWARD_ONLY = bits.CHECK  # the same routing is not validated again in backward
+FORWARD_ONLY = CHECK  # the same routing is not validated again in backward
 
 
 class Settings(NamedTuple):
@@ -35,43 +36,52 @@ class Settings(NamedTuple):
     parameter: Tensor | None = None  # the W that main_grad belongs to
 
 
-# topk, flags and settings of one call. They travel as one argument: autograd spends time on each.
-Call = tuple[int, int, Settings]
+# topk, options and settings of one call. They travel as one argument: autograd spends time on each.
+Call = tuple[int, str, Settings]
 DEFAULTS = Settings()
-PLAIN: Call = (1, 0, DEFAULTS)  # a call that asks for nothing but the product
+PLAIN: Call = (1, "", DEFAULTS)  # a call that asks for nothing but the product
 
 
 def needed(wanted: tuple[bool, bool, bool], call: Call) -> tuple[bool, bool, bool]:
-    """Whether to compute dX, dW and the gradient of topk_weights, from those that autograd wants."""
-    _, flags, settings = call
+    """Whether to compute dX, dW and the gradient of router_weights, from those that autograd wants."""
+    _, options, settings = call
     if settings.dw_only:
         return False, wanted[1], False
-    return wanted[0], wanted[1] and not settings.dx_only, wanted[2] and bool(flags & bits.FUSE_MUL)
+    return wanted[0], wanted[1] and not settings.dx_only, wanted[2] and MULTIPLY in options
+
+
+def slots_of(X: Tensor, gather_indices: Tensor | None, call: Call) -> int | None:
+    """T * topk where X is gathered and the indices are not as many but a capacity; None otherwise."""
+    topk, options, _ = call
+    if PERMUTE_X not in options or gather_indices is None:
+        return None
+    slots = X.size(0) * topk
+    return None if gather_indices.size(0) == slots else slots
 
 
 def backward(
     ctx: Any, call: Call, wanted: tuple[bool, bool, bool], flat_weights: bool | None, dY: Tensor
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of X, W and topk_weights as autograd gets them. `flat_weights`: W is [E * N, K]; None asks the one
-    that was saved."""
-    topk, flags, settings = call
-    flags &= ~FORWARD_ONLY
-    call = (topk, flags, settings)
+    """The gradients of X, W and router_weights as autograd gets them. `flat_weights`: W is [E * N, K]; None asks the
+    one that was saved."""
+    topk, options, settings = call
+    options = without(options, FORWARD_ONLY)
+    call = (topk, options, settings)
     saved = ctx.saved_tensors  # once only: checkpointing does not hand it out again
     refuse_tangents_in_backward("grouped_gemm", dY, *saved)
     if flat_weights is None:
         flat_weights = saved[1].dim() == 2
     try:
         with torch.no_grad():
-            dX, dW, d_weights = _gradients(needed(wanted, call), call, dY, *saved)
+            dX, dW, d_weights = _gradients(needed(wanted, call), call, getattr(ctx, "slots", None), dY, *saved)
             if dW is not None and flat_weights:
                 dW = dW.flatten(0, -2)
     except RuntimeError as error:
         raise explain(error, {}) from None
     manual = settings.config_dx is not None or settings.config_dw is not None
-    if manual and not flags & bits.WARN_AT_ONCE:
+    if manual and WARN_AT_ONCE not in options:
         warn_of_replaced_kernels(stacklevel=1)
-    if flags & bits.AUTOTUNE and not torch.compiler.is_compiling():
+    if AUTOTUNE in options and not torch.compiler.is_compiling():
         after_autotune(stacklevel=1)
     dX, dW, d_weights = once_only("grouped_gemm", (dX, dW, d_weights), (dY, *saved))
     return dX, dW, d_weights
@@ -80,36 +90,43 @@ def backward(
 def _gradients(
     needs: tuple[bool, bool, bool],
     call: Call,
+    slots: int | None,
     dY: Tensor,
     X: Tensor | None,
     W: Tensor | None,
     m_sizes: Tensor,
     gather_indices: Tensor | None = None,
-    topk_weights: Tensor | None = None,
+    router_weights: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """dX, dW and the gradient of topk_weights, each if needed."""
+    """dX, dW and the gradient of router_weights, each if needed."""
     need_x, need_w, need_weights = needs
-    topk, flags, settings = call
+    topk, options, settings = call
     dX = dW = d_weights = None
     if need_weights:
-        assert topk_weights is not None
-        # The unscaled product serves both: its dot with X is d topk_weights, scaled it is dX.
-        product = _dx(dY, W, m_sizes, gather_indices, None, topk, flags & ~bits.FUSE_MUL, settings.config_dx)
-        dots = _scale_rows(product, X, m_sizes, gather_indices, topk_weights, topk)
-        d_weights = dots.view(topk_weights.shape)
+        assert router_weights is not None
+        # The unscaled product serves both: its dot with X is the weights' gradient, scaled it is dX.
+        product = _dx(dY, W, m_sizes, gather_indices, None, topk, without(options, MULTIPLY), settings.config_dx)
+        dots = _scale_rows(product, X, m_sizes, gather_indices, router_weights, topk)
+        d_weights = dots.view(router_weights.shape)
         dX = product if need_x else None
     elif need_x:
-        dX = _dx(dY, W, m_sizes, gather_indices, topk_weights, topk, flags, settings.config_dx)
-        if flags & bits.PERMUTE_X and topk > 1:
+        assert W is not None
+        arguments = (dY, W, m_sizes, gather_indices, router_weights, topk, options, settings.config_dx)
+        if slots is None:
+            dX = _dx(*arguments)
+        else:
+            dX = dY.new_empty((slots, W.size(-1)))
+            _dx_out(*arguments, dX)
+        if PERMUTE_X in options and topk > 1:
             dX = _combine(dX, None, topk, False)
     if need_w and settings.main_grad is not None:
         _dw_out(
-            dY, X, m_sizes, gather_indices, topk_weights, topk, flags | bits.ACCUMULATE, settings.config_dw,
+            dY, X, m_sizes, gather_indices, router_weights, topk, options + ACCUMULATE, settings.config_dw,
             settings.main_grad,
         )  # fmt: skip
         count_write(settings.main_grad)
         parameter = settings.parameter
         dW = None if parameter is None else gradient_after_adding(parameter, parameter.shape)
     elif need_w:
-        dW = _dw(dY, X, m_sizes, gather_indices, topk_weights, topk, flags, settings.config_dw)
+        dW = _dw(dY, X, m_sizes, gather_indices, router_weights, topk, options, settings.config_dw)
     return dX, dW, d_weights

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moegemm.operators import combine_gradient
-from moegemm.operators import flags as bits
+from moegemm._ops import NAMESPACE, add_op_namespace_prefix
+from moegemm.activations import is_gated
+from moegemm.operators import combine_gradient, compact
 from moegemm.operators.derivatives import vmap_refusal
+from moegemm.operators.options import DY_PER_TOKEN, FLOAT32_OUTPUT, PERMUTE_X, PERMUTE_Y, TRANSPOSED
 from moegemm.operators.rules import require_same_device, require_same_dtype
 
 Config = list[int] | None
@@ -20,8 +22,8 @@ Config = list[int] | None
 _check: Callable[..., None] = torch._check
 
 
-def _dtype(lead: Tensor, flags: int) -> torch.dtype:
-    return torch.float32 if flags & bits.FLOAT32_OUTPUT else lead.dtype
+def _dtype(lead: Tensor, options: str) -> torch.dtype:
+    return torch.float32 if FLOAT32_OUTPUT in options else lead.dtype
 
 
 def _require(condition: bool, message: str) -> None:
@@ -29,79 +31,62 @@ def _require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
+def _rows(first: Tensor, gather_indices: Tensor | None, options: str, per_token: str) -> int:
+    """M. Where the first operand has one row per token, with the word `per_token`, the indices count: T * topk of
+    them, or a capacity."""
+    for word in (PERMUTE_X, PERMUTE_Y):
+        if word in options and gather_indices is None:
+            raise ValueError(f"gather_indices is None;{word}=True needs it")
+    if per_token not in options or gather_indices is None:
+        return first.size(0)
+    return gather_indices.size(0)
+
+
 def _forward(
-    x: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor | None = None, topk_weights: Tensor | None = None,
-    topk: int = 1, flags: int = 0, config: Config = None,
+    x: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor | None = None, router_weights: Tensor | None = None,
+    topk: int = 1, options: str = "", config: Config = None, bias: Tensor | None = None, activation: str = "",
 ) -> Tensor:  # fmt: skip
     _require(x.dim() == 2, f"X has {x.dim()} dimensions; its shape must be [T, K] or [M, K]")
     _require(w.dim() in (2, 3), f"W has {w.dim()} dimensions; its shape must be [E, N, K] or [E * N, K]")
     require_same_dtype("W", w, "X", x)
-    _check(x.size(1) == w.size(-1), lambda: f"X is {list(x.shape)}; K must be that of W, {list(w.shape)}")
-    rows = x.size(0)
-    if flags & bits.PERMUTE_X:
-        assert gather_indices is not None
-        rows = gather_indices.size(0)
-        _check(
-            x.size(0) * topk == rows,
-            lambda: f"X is {list(x.shape)}; with permute_x it must have T = M / topk rows, M = {rows}, topk = {topk}",
-        )
-    n = w.size(1) if w.dim() == 3 else w.size(0) // m_sizes.size(0)
-    return x.new_empty((rows, n), dtype=_dtype(x, flags))
+    rows_of_w = w.size(1) if w.dim() == 3 else w.size(0) // m_sizes.size(0)
+    n, k = (w.size(-1), rows_of_w) if TRANSPOSED in options else (rows_of_w, w.size(-1))
+    _check(x.size(1) == k, lambda: f"X is {list(x.shape)}; its last dimension must be K as in W, {list(w.shape)}")
+    rows = _rows(x, gather_indices, options, PERMUTE_X)
+    return x.new_empty((rows, n // 2 if activation and is_gated(activation) else n), dtype=_dtype(x, options))
 
 
 def _dx(
-    dy: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor | None = None, topk_weights: Tensor | None = None,
-    topk: int = 1, flags: int = 0, config: Config = None,
+    dy: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor | None = None, router_weights: Tensor | None = None,
+    topk: int = 1, options: str = "", config: Config = None,
 ) -> Tensor:  # fmt: skip
-    rows = dy.size(0)
-    if flags & bits.DY_PER_TOKEN:
-        assert gather_indices is not None
-        rows = gather_indices.size(0)
-    return dy.new_empty((rows, w.size(-1)), dtype=_dtype(dy, flags))
+    rows_of_w = w.size(1) if w.dim() == 3 else w.size(0) // m_sizes.size(0)
+    k = rows_of_w if TRANSPOSED in options else w.size(-1)
+    rows = _rows(dy, gather_indices, options, DY_PER_TOKEN)
+    return dy.new_empty((rows, k), dtype=_dtype(dy, options))
 
 
 def _dw(
-    dy: Tensor, x: Tensor, m_sizes: Tensor, gather_indices: Tensor | None = None, topk_weights: Tensor | None = None,
-    topk: int = 1, flags: int = 0, config: Config = None,
+    dy: Tensor, x: Tensor, m_sizes: Tensor, gather_indices: Tensor | None = None, router_weights: Tensor | None = None,
+    topk: int = 1, options: str = "", config: Config = None,
 ) -> Tensor:  # fmt: skip
-    return dy.new_empty((m_sizes.size(0), dy.size(1), x.size(1)), dtype=_dtype(dy, flags))
+    n, k = dy.size(1), x.size(1)
+    shape = (m_sizes.size(0), k, n) if TRANSPOSED in options else (m_sizes.size(0), n, k)
+    return dy.new_empty(shape, dtype=_dtype(dy, options))
 
 
 def _writes_out(
-    first: Tensor, second: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, topk_weights: Tensor | None,
-    topk: int, flags: int, config: Config, out: Tensor,
+    first: Tensor, second: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, router_weights: Tensor | None,
+    topk: int, options: str, config: Config, out: Tensor,
 ) -> None:  # fmt: skip
     """Nothing to create: the result goes into `out`."""
 
 
-def _with_epilogue(x: Tensor, w: Tensor, gather_indices: Tensor | None, flags: int, gated: bool) -> Tensor:
-    rows = x.size(0)
-    if flags & bits.PERMUTE_X:
-        assert gather_indices is not None
-        rows = gather_indices.size(0)
-    columns = w.size(2 if flags & bits.TRANSPOSED else 1)
-    return x.new_empty((rows, columns // 2 if gated else columns), dtype=_dtype(x, flags))
-
-
-def _forward_activated(
-    x: Tensor, w: Tensor, bias: Tensor | None, m_sizes: Tensor, gather_indices: Tensor | None, topk: int, flags: int,
-    function: int, layout: int, alpha: float, limit: float, up_offset: float,
-) -> Tensor:  # fmt: skip
-    return _with_epilogue(x, w, gather_indices, flags, layout != 0)
-
-
-def _forward_biased(
-    x: Tensor, w: Tensor, bias: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, topk_weights: Tensor | None,
-    topk: int, flags: int,
-) -> Tensor:  # fmt: skip
-    return _with_epilogue(x, w, gather_indices, flags, False)
-
-
-def _route(expert_ids: Tensor, experts: int, wide: bool, with_inverse: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _route(expert_ids: Tensor, num_experts: int, wide: bool, with_inverse: bool) -> tuple[Tensor, Tensor, Tensor]:
     dtype = torch.int64 if wide else torch.int32
     rows = expert_ids.numel()
     return (
-        expert_ids.new_empty((experts,), dtype=dtype),
+        expert_ids.new_empty((num_experts,), dtype=dtype),
         expert_ids.new_empty((rows,), dtype=dtype),
         expert_ids.new_empty((rows if with_inverse else 0,), dtype=dtype),
     )
@@ -114,30 +99,35 @@ def _combine(rows: Tensor, weights: Tensor | None, topk: int, float32_output: bo
 
 
 def _scale_rows(
-    product: Tensor, x: Tensor, m_sizes: Tensor, gather_indices: Tensor, topk_weights: Tensor, topk: int
+    product: Tensor, x: Tensor, m_sizes: Tensor, gather_indices: Tensor, router_weights: Tensor, topk: int
 ) -> Tensor:
-    return topk_weights.new_empty((product.size(0),))
+    return router_weights.new_empty((product.size(0),))
 
 
-def _activate(
-    pre: Tensor, bias: Tensor | None, m_sizes: Tensor, function: int, layout: int,
-    alpha: float, limit: float, up_offset: float,
-) -> Tensor:  # fmt: skip
-    return pre.new_empty((pre.size(0), pre.size(1) // 2 if layout else pre.size(1)))
+def _check_layer(
+    x: Tensor, w_gate_up: Tensor, w_down: Tensor, expert_ids: Tensor, router_weights: Tensor | None,
+    gate_up_bias: Tensor | None, down_bias: Tensor | None, activation: str, transposed: bool,
+) -> None:  # fmt: skip
+    """Shapes that may be symbolic are left to the products."""
+    for name, tensor in (("w_gate_up", w_gate_up), ("w_down", w_down)):
+        require_same_dtype(name, tensor, "x", x)
+
+
+def _activate(pre: Tensor, bias: Tensor | None, m_sizes: Tensor, activation: str) -> Tensor:
+    return pre.new_empty((pre.size(0), pre.size(1) // 2 if is_gated(activation) else pre.size(1)))
 
 
 def _activate_backward(
-    d_act: Tensor, pre: Tensor, bias: Tensor | None, m_sizes: Tensor, gather_indices: Tensor,
-    topk_weights: Tensor | None, topk: int, d_out: Tensor | None, down_bias: Tensor | None,
-    function: int, layout: int, alpha: float, limit: float, up_offset: float,
+    d_act: Tensor, pre: Tensor, bias: Tensor | None, m_sizes: Tensor, gather_indices: Tensor | None,
+    router_weights: Tensor | None, topk: int, d_out: Tensor | None, down_bias: Tensor | None, activation: str,
     need_weighted_act: bool, need_d_weights: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    rows = pre.size(0) if need_d_weights else 0
-    return pre.new_empty(pre.shape), pre.new_empty((rows,), dtype=torch.float32)
+    slots = pre.size(0) if router_weights is None else router_weights.numel()
+    return pre.new_empty(pre.shape), pre.new_empty((slots if need_d_weights else 0,), dtype=torch.float32)
 
 
 def _expert_sums(
-    rows: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, topk_weights: Tensor | None, topk: int
+    rows: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, router_weights: Tensor | None, topk: int
 ) -> Tensor:
     return rows.new_empty((m_sizes.size(0), rows.size(1)))
 
@@ -147,24 +137,24 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "forward_plain": _forward,
     "dx": _dx,
     "dw": _dw,
-    "forward_activated": _forward_activated,
-    "forward_biased": _forward_biased,
     "route": _route,
     "combine": _combine,
     "scale_rows": _scale_rows,
+    "check_layer": _check_layer,
     "activate": _activate,
     "activate_backward": _activate_backward,
     "expert_sums": _expert_sums,
     "forward_out": _writes_out,
     "dx_out": _writes_out,
     "dw_out": _writes_out,
+    **compact.FAKES,
 }
 
 
-_CALLERS_NAMES = {"x": "X", "w": "W", "dy": "dY"}
+_CALLERS_NAMES = {"x": "X", "w": "W", "dy": "dY", "router_weights": "topk_weights"}
 
 
-def _on_one_device(fake: Callable[..., Any]) -> Callable[..., Any]:
+def _on_one_device(fake: Callable[..., Any], callers_names: dict[str, str]) -> Callable[..., Any]:
     """`fake` for tensors that share a device. With one meta tensor among others torch runs no kernel but this, and its
     result would be memory that nobody wrote."""
     names = list(inspect.signature(fake).parameters)
@@ -175,7 +165,7 @@ def _on_one_device(fake: Callable[..., Any]) -> Callable[..., Any]:
         lead_name = names[0]
         for name, value in given.items():
             if isinstance(value, Tensor):
-                shown_as, lead_as = _CALLERS_NAMES.get(name, name), _CALLERS_NAMES.get(lead_name, lead_name)
+                shown_as, lead_as = callers_names.get(name, name), callers_names.get(lead_name, lead_name)
                 require_same_device(shown_as, value, lead_as, given[lead_name])
         return fake(*args, **kwargs)
 
@@ -184,22 +174,26 @@ def _on_one_device(fake: Callable[..., Any]) -> Callable[..., Any]:
 
 def _refusing_vmap(name: str) -> Callable[..., Any]:
     def refuse(info: Any, in_dims: Any, *args: Any, **kwargs: Any) -> Any:
-        raise vmap_refusal(f"moegemm::{name}")
+        raise vmap_refusal(add_op_namespace_prefix(name))
 
     return refuse
 
 
 _torch_library: Any = torch.library
-_ours: Any = _torch_library.Library("moegemm", "IMPL")  # kept: its registrations end with it
+_ours: Any = _torch_library.Library(NAMESPACE, "IMPL")  # kept: its registrations end with it
 
 
 def register() -> None:
     """Tells torch all of it; once per process."""
     for name, fake in _FAKES.items():
-        _torch_library.register_fake(f"moegemm::{name}", _on_one_device(fake))
-        _torch_library.register_vmap(f"moegemm::{name}", _refusing_vmap(name))
+        names = {} if name == "check_layer" else _CALLERS_NAMES
+        _torch_library.register_fake(add_op_namespace_prefix(name), _on_one_device(fake, names))
+        _torch_library.register_vmap(add_op_namespace_prefix(name), _refusing_vmap(name))
     _torch_library.register_autograd(
-        "moegemm::combine", combine_gradient.backward, setup_context=combine_gradient.setup_context
+        add_op_namespace_prefix("combine"), combine_gradient.backward, setup_context=combine_gradient.setup_context
+    )
+    _torch_library.register_autograd(
+        add_op_namespace_prefix("combine_rows"), compact.backward, setup_context=compact.setup_context
     )
     # Autograd deals with this one before it is called (shortcuts.py); a stop at torch's fallback takes time.
     _ours.impl("forward_plain", _torch_library.fallthrough_kernel, "Autograd")

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from moegemm._ops import NAMESPACE
+
 OLDEST_TORCH = (2, 10)
 LIBRARY_NAME = "libmoegemm_torch.so"
 PATH_VARIABLE = "MOEGEMM_TORCH_LIBRARY"
@@ -31,7 +33,8 @@ def load() -> Any:
     """Loads the operators and returns them; ImportError says what was found and what is needed."""
     needed = ".".join(map(str, OLDEST_TORCH))
     if torch_release(torch.__version__) < OLDEST_TORCH:
-        raise ImportError(f"moegemm found torch {torch.__version__}; torch {needed} or newer is needed")
+        found = f"moegemm found torch {torch.__version__}"
+        raise ImportError(f"{found}; torch {needed} or newer is needed: pip install --upgrade torch")
     paths = candidates()
     library = next((path for path in paths if path.is_file()), None)
     if library is None:
@@ -50,7 +53,7 @@ def load() -> Any:
             f"moegemm found {library}, which does not load with torch {torch.__version__} ({reason}); needed "
             f"are torch {needed} or newer and a build of moegemm for this system"
         ) from None
-    return operators.moegemm
+    return getattr(operators, NAMESPACE)
 
 
 ops: Any = load()

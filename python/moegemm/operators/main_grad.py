@@ -1,6 +1,8 @@
 """Tensors that an operator writes: a fp32 `main_grad` of a parameter that its gradient is added to instead of becoming
 its `grad`, and what autograd has to know of any of them, which torch's own operators tell it themselves."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -32,13 +34,16 @@ def gradient_after_adding(parameter: Tensor, shape: torch.Size) -> Tensor | None
     return parameter.new_zeros(()).expand(shape)
 
 
-def require_no_grad(out: Tensor) -> None:
+def require_no_grad(out: Tensor, inputs: Mapping[str, object]) -> None:
     """As torch.mm(out=) does: what is written to `out` has no gradient."""
-    if out.requires_grad and torch.is_grad_enabled():
-        raise RuntimeError(
-            "out requires grad; a tensor that does not is accepted (or torch.no_grad()): what is written to out= has "
-            "no gradient"
-        )
+    if not torch.is_grad_enabled():
+        return
+    for name, tensor in {"out": out, **inputs}.items():
+        if isinstance(tensor, Tensor) and tensor.requires_grad:
+            raise RuntimeError(
+                f"{name} requires grad; with out= tensors that do not are accepted (or torch.no_grad()): what is "
+                "written to out= has no gradient"
+            )
 
 
 def count_write(tensor: Tensor) -> None:

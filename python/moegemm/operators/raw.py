@@ -6,15 +6,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from moegemm.operators import flags as bits
 from moegemm.operators.derivatives import refuse_forward_mode
 from moegemm.operators.errors import explain
 from moegemm.operators.loading import ops
 from moegemm.operators.main_grad import count_write, require_no_grad
 from moegemm.operators.notes import warn_of_replaced_kernels
+from moegemm.operators.options import (
+    ALLOW_TF32,
+    AUTOTUNE,
+    CHECK,
+    FLOAT32_OUTPUT,
+    MULTIPLY,
+    PERMUTE_X,
+    PERMUTE_Y,
+    WARN_AT_ONCE,
+)
 from moegemm.operators.shortcuts import cuda_matmul_uses_tf32
 from moegemm.tuning import KernelConfig
-from moegemm.tuning.autotune import after_autotune, autotune_flag
+from moegemm.tuning.autotune import after_autotune, autotune_word
 
 _OPERATORS: dict[str, tuple[Callable[..., Tensor], Callable[..., None]]] = {
     "forward": (ops.forward.default, ops.forward_out.default),
@@ -31,13 +40,13 @@ class RawArguments(NamedTuple):
     second: Tensor
     m_sizes: Tensor
     gather_indices: Tensor | None
-    topk_weights: Tensor | None
+    router_weights: Tensor | None
     topk: int
     names: tuple[str, str] = ("X", "W")
 
     def tensors(self) -> dict[str, object]:
         """By the caller's names, for messages."""
-        routing = {"m_sizes": self.m_sizes, "gather_indices": self.gather_indices, "topk_weights": self.topk_weights}
+        routing = {"m_sizes": self.m_sizes, "gather_indices": self.gather_indices, "topk_weights": self.router_weights}
         return {self.names[0]: self.first, self.names[1]: self.second, **routing}
 
 
@@ -53,7 +62,7 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
     return torch.get_autocast_dtype(device.type)
 
 
-def raw_flags(
+def raw_options(
     lead: Tensor,
     permute_x: bool,
     permute_y: bool,
@@ -61,60 +70,55 @@ def raw_flags(
     check: bool,
     allow_tf32: bool | None,
     autotune: bool = False,
-) -> int:
-    """The operators' `flags`."""
+) -> str:
+    """The operators' `options`."""
     if allow_tf32 is None:
         allow_tf32 = isinstance(lead, Tensor) and torch_allows_tf32(lead)
     return (
-        (bits.PERMUTE_X if permute_x else 0)
-        | (bits.PERMUTE_Y if permute_y else 0)
-        | (bits.FUSE_MUL if fuse_mul_post else 0)
-        | (bits.CHECK if check else 0)
-        | (bits.ALLOW_TF32 if allow_tf32 else 0)
-        | (autotune_flag() if autotune else 0)
+        (PERMUTE_X if permute_x else "")
+        + (PERMUTE_Y if permute_y else "")
+        + (MULTIPLY if fuse_mul_post else "")
+        + (CHECK if check else "")
+        + (ALLOW_TF32 if allow_tf32 else "")
+        + (autotune_word() if autotune else "")
     )
 
 
 def run_raw(
     name: str,
     arguments: RawArguments,
-    flags: int,
+    options: str,
     config: KernelConfig,
     out: Tensor | None,
     out_dtype: torch.dtype | None,
 ) -> Tensor:
     """Runs operator `name`; the result is `out` or a new tensor of `out_dtype`."""
-    config.require_valid(
-        type(config).__name__,
-        bool(flags & bits.PERMUTE_X),
-        bool(flags & bits.PERMUTE_Y),
-        bool(flags & bits.FUSE_MUL),
-    )
+    config.require_valid(type(config).__name__, options)
     numbers = None if config.all_defaults() else config.numbers()
     if numbers is not None and torch.compiler.is_compiling():
-        flags |= bits.WARN_AT_ONCE
+        options += WARN_AT_ONCE
     functional, into_out = _OPERATORS[name]
     try:
-        refuse_forward_mode(_NAMES[name], arguments.first, arguments.second, arguments.topk_weights)
+        refuse_forward_mode(_NAMES[name], arguments.first, arguments.second, arguments.router_weights)
         if out is not None:
             if out_dtype not in (None, out.dtype):
                 raise TypeError(f"out_dtype is {out_dtype}, but out has dtype {out.dtype}; give one of them")
-            require_no_grad(out)
-            into_out(*arguments[:6], flags, numbers, out)
+            require_no_grad(out, arguments.tensors())
+            into_out(*arguments[:6], options, numbers, out)
             count_write(out)
             result = out
         else:
             if out_dtype == torch.float32:
-                flags |= bits.FLOAT32_OUTPUT
+                options += FLOAT32_OUTPUT
             elif out_dtype not in (None, arguments.first.dtype):
                 raise TypeError(
                     f"out_dtype is {out_dtype}; accepted are torch.float32 and {arguments.first.dtype}, as the inputs"
                 )
-            result = functional(*arguments[:6], flags, numbers)
+            result = functional(*arguments[:6], options, numbers)
     except (RuntimeError, AttributeError) as error:
         raise explain(error, arguments.tensors(), arguments.topk) from None
     if numbers is not None and not torch.compiler.is_compiling():
         warn_of_replaced_kernels(stacklevel=3)
-    if flags & bits.AUTOTUNE and not torch.compiler.is_compiling():
+    if AUTOTUNE in options and not torch.compiler.is_compiling():
         after_autotune(stacklevel=3)
     return result

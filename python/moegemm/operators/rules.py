@@ -1,6 +1,5 @@
-"""Which combinations of arguments make sense, from the flags alone. Shapes, dtypes and devices are checked by
-the operators (bindings/torch/gemm_rules.cpp), where reading them costs nothing; here only for tensors without memory,
-which those never see, and for functions that know an argument by another name."""
+"""Rules of the Unsloth-compatible arguments that no operator sees. All others are the library's (moegemm/describe.h);
+tensors without memory, which never reach it, have their dtypes and devices compared here, in its words."""
 
 from collections.abc import Mapping
 
@@ -17,34 +16,12 @@ def require_same_device(name: str, tensor: Tensor | None, lead_name: str, lead: 
         raise TypeError(f"{name} is on {tensor.device}; it must be on {lead.device}, where {lead_name} is")
 
 
-def require_valid_flags(
-    permute_x: bool,
-    permute_y: bool,
-    fuse_mul_post: bool,
-    gather_indices: object,
-    topk_weights: object,
-) -> None:
-    """The rules that every product shares."""
-    if permute_x and permute_y:
-        raise ValueError("permute_x=True and permute_y=True; at most one of them is accepted")
-    if (permute_x or permute_y) and gather_indices is None:
-        raise ValueError(f"gather_indices is None; {'permute_x' if permute_x else 'permute_y'}=True needs it")
-    if fuse_mul_post and not permute_y:
-        raise ValueError("fuse_mul_post=True with permute_y=False; it needs permute_y=True")
-    if fuse_mul_post and topk_weights is None:
-        raise ValueError("topk_weights is None; fuse_mul_post=True needs it")
-
-
-def require_valid_role(
-    permute_x: bool, permute_y: bool, fuse_mul_post: bool, is_first_gemm: bool, dX_only: bool, dW_only: bool
-) -> None:
-    """The rules of grouped_gemm on top: which GEMM of the layer it is, and which gradients are wanted."""
+def require_valid_role(permute_x: bool, permute_y: bool, is_first_gemm: bool, dX_only: bool, dW_only: bool) -> None:
+    """Which GEMM of the layer it is, and which gradients are wanted."""
     if permute_x and not is_first_gemm:
         raise ValueError("permute_x=True with is_first_gemm=False; only the first GEMM of a layer gathers X")
-    if permute_y and is_first_gemm:
+    if permute_y and is_first_gemm and not permute_x:
         raise ValueError("permute_y=True with is_first_gemm=True; only the second GEMM of a layer scatters Y")
-    if fuse_mul_post and is_first_gemm:
-        raise ValueError("fuse_mul_post=True with is_first_gemm=True; only the second GEMM multiplies by weights")
     if dX_only and dW_only:
         raise ValueError("dX_only=True and dW_only=True; at most one of them is accepted")
 

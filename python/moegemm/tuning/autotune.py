@@ -14,9 +14,9 @@ from typing import Any, TextIO
 
 import torch
 
-from moegemm.operators import flags as bits
 from moegemm.operators.loading import ops
 from moegemm.operators.notes import warn_of_replaced_kernels
+from moegemm.operators.options import AUTOTUNE
 
 _is_compiling = torch.compiler.is_compiling
 _torch: Any = torch
@@ -127,19 +127,19 @@ def installed_watch() -> Watch:
     return _watch
 
 
-def autotune_flag() -> int:
-    """bits.AUTOTUNE, or 0 while torch records operations on real tensors. A compiled graph keeps the bit: it measures
+def autotune_word() -> str:
+    """AUTOTUNE, or nothing while torch records operations on real tensors. A compiled graph keeps the word: it measures
     when it runs, not while it is traced."""
     if _is_compiling():
-        return bits.AUTOTUNE
+        return AUTOTUNE
     if _torch.jit.is_tracing() or _torch._C._get_dispatch_mode(_torch._C._TorchDispatchModeKey.PROXY) is not None:
-        return 0
+        return ""
     installed_watch()
-    return bits.AUTOTUNE
+    return AUTOTUNE
 
 
 def after_autotune(stacklevel: int) -> None:
-    """What a call with the AUTOTUNE bit does at its end, unless it was compiled."""
+    """What a call with AUTOTUNE does at its end, unless it was compiled."""
     if _watch is not None:
         _watch.settle()
     warn_of_replaced_kernels(stacklevel=stacklevel + 1)

@@ -9,6 +9,7 @@ block size, warps or stages.
 from dataclasses import dataclass, fields
 
 from moegemm.operators.errors import shown
+from moegemm.operators.options import MULTIPLY, PERMUTE_X, PERMUTE_Y
 from moegemm.operators.rules import require_feasible_tma
 
 DEFAULT_BLOCK = 32
@@ -60,13 +61,12 @@ class KernelConfig:
         """TMA for the other operand: W (forward, dX) or dY (dW)."""
         raise NotImplementedError
 
-    def require_valid(self, argument: str, permute_x: bool, permute_y: bool, fuse_mul_post: bool) -> None:
+    def require_valid(self, argument: str, options: str) -> None:
         """Refuses a config for another permutation than the call's, or one the hardware cannot run."""
-        asked = {"permute_x": permute_x, "permute_y": permute_y, "fuse_mul_post": fuse_mul_post}
-        for name, called in asked.items():
-            if getattr(self, name) and not called:
+        for name, word in (("permute_x", PERMUTE_X), ("permute_y", PERMUTE_Y), ("fuse_mul_post", MULTIPLY)):
+            if getattr(self, name) and word not in options:
                 raise ValueError(f"{argument}.{name} is True, but the call has {name}=False; they must agree")
-        require_feasible_tma(argument + ".", permute_x, permute_y, self.tma_flags())
+        require_feasible_tma(argument + ".", PERMUTE_X in options, PERMUTE_Y in options, self.tma_flags())
 
     def tma_flags(self) -> dict[str, bool]:
         """The use_tma_* fields by name."""

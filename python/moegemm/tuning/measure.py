@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 
-from moegemm.operators import flags as bits
 from moegemm.operators.errors import explain
 from moegemm.operators.loading import ops
-from moegemm.operators.raw import RawArguments, raw_flags
-from moegemm.operators.rules import require_valid_flags
+from moegemm.operators.options import AUTOTUNE, MULTIPLY, without
+from moegemm.operators.raw import RawArguments, raw_options
 from moegemm.tuning.autotune import after_autotune, installed_watch
+from moegemm.tuning.reports import TuneReports
 
 
 def tune(
@@ -22,17 +22,18 @@ def tune(
     permute_y: bool = False, topk_weights: Tensor | None = None, fuse_mul_post: bool = False, *, backward: bool = True,
     budget: float = 2.0, again: bool = False, allow_tf32: bool | None = None,
     progress: Callable[[dict[str, Any]], object] | None = None,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> TuneReports:  # fmt: skip
     """Measures the kernels for a product and, with `backward`, for its two gradients, and remembers the fastest for
     calls with autotune=True. The arguments are those of grouped_gemm; no tensor and no random state is changed. dX is
     measured as backward runs it: without the multiply of fuse_mul_post, which then is a pass that also gives the
     gradient of topk_weights. Where X or W requires a gradient and topk_weights does not, dX multiplies itself.
 
-    Returns one report per product: problem, kernel, steps (every launch of its plan), seconds, measured, why_not (why
-    nothing was), not_saved (why it is kept in this process only), memory_bytes that the measurement borrowed, and
-    candidates with their median microseconds and what became of them. `budget` is in seconds per product. What is known
-    is measured only `again`. `progress` gets a dict before each launch and ends the measurement by returning False.
-    Ctrl-C and what `progress` raises end it too; what was found is kept. Calls that `progress` makes measure nothing.
+    Returns one report per product; printed they are a table. Each has problem, kernel, steps (every launch of its
+    plan), seconds, measured, why_not (why nothing was), not_saved (why it is kept in this process only), memory_bytes
+    that the measurement borrowed, and candidates with their median microseconds and what became of them. `budget` is in
+    seconds per product. What is known is measured only `again`. `progress` gets a dict before each launch and ends the
+    measurement by returning False. Ctrl-C and what `progress` raises end it too; what was found is kept. Calls that
+    `progress` makes measure nothing.
 
     >>> import torch, moegemm
     >>> X, W = torch.randn(6, 16), torch.randn(4, 8, 16)
@@ -42,35 +43,39 @@ def tune(
     """
     if not 0 < budget <= 3600:
         raise ValueError(f"budget is {budget}; seconds above 0 and up to 3600 are accepted")
-    require_valid_flags(permute_x, permute_y, fuse_mul_post, gather_indices, topk_weights)
-    flags = raw_flags(X, permute_x, permute_y, fuse_mul_post, False, allow_tf32) | bits.AUTOTUNE
+    options = raw_options(X, permute_x, permute_y, fuse_mul_post, False, allow_tf32)
     if isinstance(X, Tensor) and (X.is_meta or is_fake(X)):
         raise ValueError("X is a meta or fake tensor; tune measures kernels, on tensors that have memory")
     watch = installed_watch()
     reports: list[dict[str, Any]] = []
     arguments = RawArguments(X, W, m_sizes, gather_indices, topk_weights, topk)
 
-    def measure(op: int, first: Tensor, second: Tensor, multiply: bool = fuse_mul_post) -> bool:
-        weights, these = (topk_weights, flags) if multiply else (None, flags & ~bits.FUSE_MUL)
-        found = ops.tune.default(op, first, second, m_sizes, gather_indices, weights, topk, these, float(budget), again)
+    def measure(op: str, first: Tensor, second: Tensor, multiply: bool = fuse_mul_post) -> bool:
+        words = AUTOTUNE + (options if multiply else without(options, MULTIPLY))
+        found = ops.tune.default(
+            op, first, second, m_sizes, gather_indices, topk_weights, topk, words, float(budget), again
+        )
         reports.append(json.loads(found))
         return not reports[-1]["interrupted"]
 
     try:
-        dx_multiplies = fuse_mul_post and (X.requires_grad or W.requires_grad) and not topk_weights.requires_grad
+        dx_multiplies = (
+            fuse_mul_post
+            and (X.requires_grad or W.requires_grad)
+            and not (topk_weights is not None and topk_weights.requires_grad)
+        )
         with torch.no_grad(), watch.listening(progress):
             X, W = X.detach(), W.detach()
-            going_on = measure(0, X, W)
+            going_on = measure("forward", X, W)
             if going_on and backward:
                 # The product itself is what its gradient looks like: [M, N], and not zeros.
-                plain = flags & ~bits.AUTOTUNE
-                dY = ops.forward.default(X, W, m_sizes, gather_indices, topk_weights, topk, plain)
-                if measure(1, dY, W, dx_multiplies):
-                    measure(2, dY, X)
+                dY = ops.forward.default(X, W, m_sizes, gather_indices, topk_weights, topk, options)
+                if measure("dx", dY, W, dx_multiplies):
+                    measure("dw", dY, X)
     except RuntimeError as error:
         raise explain(error, arguments.tensors(), topk) from None
     after_autotune(stacklevel=2)
-    return reports
+    return TuneReports(reports)
 
 
 def tuning_cache() -> dict[str, Any]:

@@ -2,16 +2,20 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
 #include <memory>
 
 #include "commands/commands.h"
+#include "commands/plan_picture.h"
 #include "json.h"
 #include "layer/layer_run.h"
 #include "layer_options.h"
 #include "moegemm/error.h"
-#include "moegemm/explain.h"
 #include "moegemm/info.h"
-#include "moegemm/planning_gpus.h"
+#include "moegemm/plan.h"
+#include "program.h"
 #include "report.h"
 
 namespace moegemm::cli {
@@ -23,6 +27,7 @@ struct PlanOptions {
   LayerOptions layer;
   std::string gpu;
   bool autotune = false;
+  std::string plot;
 };
 
 /// "412 GFLOP", "1.04 GB": three digits and the prefix that suits.
@@ -31,10 +36,6 @@ std::string amount(double value, const char* unit) {
   int i = 0;
   for (; value >= 1000 && i < 5; ++i) value /= 1000;
   return fmt::format("{:.3g} {}{}", value, prefixes[i], unit);
-}
-
-std::string duration(double us) {
-  return us < 1000 ? fmt::format("{:.1f} us", us) : fmt::format("{:.2f} ms", us / 1000);
 }
 
 /// What bounds the chosen kernel, with the numbers.
@@ -46,49 +47,55 @@ std::string limit_text(const PlanExplanation& explained) {
   }
   std::string text =
       fmt::format("{}: compute {} ({} at {}/s, {:.0f} tiles, {:.2f} waves), memory {} ({} at {}/s)",
-                  cost.limit(), duration(cost.compute_us), amount(cost.flops, "FLOP"),
+                  cost.limit(), duration_text(cost.compute_us), amount(cost.flops, "FLOP"),
                   amount(explained.limits.flops_per_second, "FLOP"), cost.tiles, cost.waves,
-                  duration(cost.memory_us), amount(cost.bytes, "B"),
+                  duration_text(cost.memory_us), amount(cost.bytes, "B"),
                   amount(explained.limits.bytes_per_second, "B"));
-  if (cost.tile_load_us > 0) text += fmt::format(", tile loads {}", duration(cost.tile_load_us));
+  if (cost.tile_load_us > 0)
+    text += fmt::format(", tile loads {}", duration_text(cost.tile_load_us));
   return text;
 }
 
 /// Every launch in its order, and why it is there.
-void print_steps(const Plan& plan) {
+std::string steps_text(const Plan& plan) {
+  std::string text;
   int number = 0;
   for (const Step& step : plan.steps) {
-    fmt::print("  step {} {}\n         because: {}\n", ++number, to_string(step), step.reason);
+    text +=
+        fmt::format("  step {} {}\n         because: {}\n", ++number, to_string(step), step.reason);
   }
-  if (!plan.note.empty()) fmt::print("  note   {}\n", plan.note);
+  if (!plan.note.empty()) text += fmt::format("  note   {}\n", plan.note);
   if (plan.workspace_bytes > 0) {
-    fmt::print("  memory {} of workspace\n",
-               amount(static_cast<double>(plan.workspace_bytes), "B"));
+    text += fmt::format("  memory {} of workspace\n",
+                        amount(static_cast<double>(plan.workspace_bytes), "B"));
   }
+  return text;
 }
 
-void print_product(const std::string& op, const Problem& problem,
-                   const PlanExplanation& explained) {
-  fmt::print("{}: {}\n", op, to_string(problem));
-  print_steps(explained.plan);
-  fmt::print("  limit  {}\n", limit_text(explained));
-  for (const std::string& backend : explained.not_available) fmt::print("  not    {}\n", backend);
+std::string product_text(const PlannedProduct& product) {
+  const PlanExplanation& explained = product.explained;
+  std::string text = fmt::format("{}: {}\n", product.name, to_string(product.problem)) +
+                     steps_text(explained.plan) +
+                     fmt::format("  limit  {}\n", limit_text(explained));
+  for (const std::string& backend : explained.not_available) {
+    text += fmt::format("  not    {}\n", backend);
+  }
   std::vector<std::vector<std::string>> rows;
   for (const PlanCandidate& candidate : explained.candidates) {
     const bool predicted = candidate.refused.empty() && candidate.cost.total_us > 0;
     rows.push_back({candidate.chosen ? "->" : "", candidate.kernel.name,
-                    predicted ? duration(candidate.cost.total_us) : "",
+                    predicted ? duration_text(candidate.cost.total_us) : "",
                     predicted ? fmt::format("{:.2f}", candidate.cost.waves) : "",
                     (candidate.refused.empty() ? "" : "refused: ") + candidate.remark});
   }
-  fmt::print("{}\n", format_table({"", "kernel", "predicted", "waves", "why"}, rows,
-                                  {false, false, true, true, false}));
+  return text + format_table({"", "kernel", "predicted", "waves", "why"}, rows,
+                             {false, false, true, true, false});
 }
 
-nlohmann::json product_json(const std::string& op, const Problem& problem,
-                            const PlanExplanation& explained) {
-  return {{"op", op},
-          {"problem", problem},
+nlohmann::json product_json(const PlannedProduct& product) {
+  const PlanExplanation& explained = product.explained;
+  return {{"op", product.name},
+          {"problem", product.problem},
           {"plan", explained.plan},
           {"limit", explained.cost.limit()},
           {"cost", explained.cost},
@@ -116,31 +123,88 @@ LayerSpec layer_to_plan(const PlanOptions& options) {
   return spec;
 }
 
-int print_plans(const PlanOptions& options) {
-  const LayerSpec spec = layer_to_plan(options);
-  nlohmann::json plans = nlohmann::json::array();
-  if (!options.layer.json()) {
-    fmt::print(
-        "{}: {} experts, top {}, hidden {}, intermediate {}; {} tokens, {:.1f} rows per "
-        "expert\n\n",
+/// Everything that `moegemm plan` says.
+struct PlanReport {
+  LayerSpec spec;
+  std::vector<PlannedProduct> products;
+
+  std::string headline() const {
+    return fmt::format(
+        "{}: {} experts, top {}, hidden {}, intermediate {}; {} tokens, {:.1f} rows per expert",
         spec.name, spec.experts, spec.topk, spec.hidden, spec.intermediate, spec.tokens,
         static_cast<double>(spec.rows()) / static_cast<double>(spec.experts));
   }
+  std::string text() const {
+    std::string text = headline() + "\n";
+    for (const PlannedProduct& product : products) text += "\n" + product_text(product);
+    return text + "\n";
+  }
+  nlohmann::json json() const {
+    nlohmann::json plans = nlohmann::json::array();
+    for (const PlannedProduct& product : products) plans.push_back(product_json(product));
+    return {{"layer", spec}, {"plans", plans}};
+  }
+  std::string svg() const {
+    return plan_svg(fmt::format("{}, {} on {}", headline(), to_string(spec.dtype),
+                                to_string(products.front().problem.device)),
+                    products);
+  }
+};
+
+PlanReport plan_layer(const PlanOptions& options) {
+  PlanReport report{layer_to_plan(options), {}};
+  const LayerSpec& spec = report.spec;
   for (const LayerGemm gemm : {LayerGemm::kFirst, LayerGemm::kSecond}) {
     for (const Op op : {Op::kForward, Op::kDx, Op::kDw}) {
       const Problem problem = layer_problem(spec, gemm, op);
-      const PlanExplanation explained = explain(problem, spec.backend, {}, options.autotune);
-      const std::string name =
-          fmt::format("{} {}", to_string(op), gemm == LayerGemm::kFirst ? 1 : 2);
-      if (options.layer.json()) {
-        plans.push_back(product_json(name, problem, explained));
-      } else {
-        print_product(name, problem, explained);
-      }
+      report.products.push_back(
+          {fmt::format("{} {}", to_string(op), gemm == LayerGemm::kFirst ? 1 : 2), problem,
+           explain(problem, spec.backend, {}, options.autotune)});
     }
   }
-  if (options.layer.json()) print_json({{"layer", spec}, {"plans", plans}});
+  return report;
+}
+
+void write_file(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary);
+  file << text;
+  file.close();
+  if (!file) {
+    throw Error(ErrorKind::kRuntime,
+                fmt::format("--plot {}: cannot be written: {}", path, std::strerror(errno)));
+  }
+}
+
+int print_plans(const PlanOptions& options) {
+  const PlanReport report = plan_layer(options);
+  if (options.layer.json()) {
+    print_json(report.json());
+  } else {
+    fmt::print("{}", report.text());
+  }
+  if (!options.plot.empty()) {
+    write_file(options.plot, report.svg());
+    fmt::print(stderr, "{}\n", options.plot);
+  }
   return kSuccess;
+}
+
+std::shared_ptr<PlanOptions> declare_options(CLI::App& command) {
+  auto options = std::make_shared<PlanOptions>(command);
+  CLI::Option* gpu = command
+                         .add_option("--gpu", options->gpu,
+                                     fmt::format("Plan for a GPU that need not be here: {}",
+                                                 fmt::join(planning_gpus(), ", ")))
+                         ->check(CLI::IsMember(planning_gpus()))
+                         ->type_name("NAME");
+  // Measurements are of this machine's devices.
+  command.add_flag("--autotune", options->autotune, "Plan as calls with autotune=True do")
+      ->excludes(gpu);
+  command
+      .add_option("--plot", options->plot,
+                  "Draw the predictions under the roofline of the device, as SVG, to this file")
+      ->type_name("FILE");
+  return options;
 }
 
 }  // namespace
@@ -151,17 +215,23 @@ Command add_plan_command(CLI::App& app) {
       "Show the launches that each product of a layer would take and the reason of each, what\n"
       "limits the product and why every other kernel lost or cannot run it, without running\n"
       "anything.");
-  auto options = std::make_shared<PlanOptions>(*command);
-  CLI::Option* gpu = command
-                         ->add_option("--gpu", options->gpu,
-                                      fmt::format("Plan for a GPU that need not be here: {}",
-                                                  fmt::join(planning_gpus(), ", ")))
-                         ->check(CLI::IsMember(planning_gpus()))
-                         ->type_name("NAME");
-  // Measurements are of this machine's devices.
-  command->add_flag("--autotune", options->autotune, "Plan as calls with autotune=True do")
-      ->excludes(gpu);
+  const std::shared_ptr<PlanOptions> options = declare_options(*command);
   return [options] { return print_plans(*options); };
+}
+
+std::string plan_document(std::vector<std::string> arguments) {
+  CLI::App command("", "plan");
+  const std::shared_ptr<PlanOptions> options = declare_options(command);
+  try {
+    std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes them
+    command.parse(arguments);
+    const PlanReport report = plan_layer(*options);
+    nlohmann::json document = report.json();
+    document.update({{"text", report.text()}, {"svg", report.svg()}});
+    return to_text(document);
+  } catch (const CLI::ParseError& error) {
+    throw Error(ErrorKind::kInvalidValue, error.what());
+  }
 }
 
 }  // namespace moegemm::cli

@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "layer/random_tensor.h"
-#include "moegemm/routing.h"
+#include "moegemm/passes.h"
 #include "progress.h"
 #include "testing/device/device_tensor.h"
 #include "testing/numerics/floats.h"
@@ -370,7 +370,7 @@ GemmOptions options_of(const Problem& problem, const LayerSpec& spec) {
   GemmOptions options;
   options.permute_x = problem.permutation == Permutation::kX;
   options.permute_y = problem.permutation == Permutation::kY;
-  options.fuse_mul = problem.multiply;
+  options.multiply = problem.multiply;
   options.backend = spec.backend;
   return options;
 }

@@ -7,7 +7,6 @@
 
 #include "layer/oracle.h"
 #include "layer/token_routing.h"
-#include "moegemm/config.h"
 #include "moegemm/ops.h"
 #include "moegemm/plan.h"
 #include "moegemm/problem.h"

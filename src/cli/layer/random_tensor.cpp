@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "moegemm/executor.h"
+#include "moegemm/execution.h"
 #include "testing/device/memory.h"
 #include "testing/numerics/floats.h"
 #include "testing/numerics/random.h"

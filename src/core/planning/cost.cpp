@@ -32,21 +32,21 @@ struct TileWork {
 /// Forward and dX: an expert's rows are cut into tiles of nearly equal size.
 TileWork row_work(const Problem& problem, const TileShape& tile) {
   const bool forward = problem.op == Op::kForward;
-  const auto cols = static_cast<double>(forward ? problem.n : problem.k);
+  const auto columns = static_cast<double>(forward ? problem.n : problem.k);
   const double depth = round_up(static_cast<double>(forward ? problem.k : problem.n), tile.depth);
   const double touched = touched_experts(problem);
   const double mean = static_cast<double>(problem.rows) / std::max(touched, 1.0);
-  const double col_tiles = std::ceil(cols / tile.cols);
+  const double column_tiles = std::ceil(columns / tile.columns);
   TileWork work;
   for (const double deviation : kSpread) {
     const double rows = std::max(1.0, mean + deviation * std::sqrt(mean));
     const double row_tiles = std::ceil(rows / tile.rows);
     const double tile_rows =
         round_up(rows / row_tiles, std::min<double>(kRowGranule, std::max(tile.rows, 1)));
-    const double tiles = touched / kSpread.size() * row_tiles * col_tiles;
+    const double tiles = touched / kSpread.size() * row_tiles * column_tiles;
     work.tiles += tiles;
-    work.padded_flops += tiles * 2 * tile_rows * tile.cols * depth;
-    work.loaded_elems += tiles * (tile_rows + tile.cols) * depth;
+    work.padded_flops += tiles * 2 * tile_rows * tile.columns * depth;
+    work.loaded_elems += tiles * (tile_rows + tile.columns) * depth;
   }
   return work;
 }
@@ -56,12 +56,12 @@ TileWork weight_work(const Problem& problem, const TileShape& tile) {
   const double touched = touched_experts(problem);
   const double mean = static_cast<double>(problem.rows) / std::max(touched, 1.0);
   const double per_expert = std::ceil(static_cast<double>(problem.n) / tile.rows) *
-                            std::ceil(static_cast<double>(problem.k) / tile.cols);
+                            std::ceil(static_cast<double>(problem.k) / tile.columns);
   const double depth = round_up(std::max(mean, 1.0), std::max(tile.depth, 1));
   TileWork work;
   work.tiles = static_cast<double>(problem.experts) * per_expert;
-  work.padded_flops = touched * per_expert * 2 * tile.rows * tile.cols * depth;
-  work.loaded_elems = touched * per_expert * (tile.rows + tile.cols) * depth;
+  work.padded_flops = touched * per_expert * 2 * tile.rows * tile.columns * depth;
+  work.loaded_elems = touched * per_expert * (tile.rows + tile.columns) * depth;
   return work;
 }
 
@@ -72,15 +72,16 @@ double compulsory_bytes(const Problem& problem) {
   const auto n = static_cast<double>(problem.n);
   const auto k = static_cast<double>(problem.k);
   const auto columns = static_cast<double>(problem.output_columns());
+  const auto out_rows = static_cast<double>(problem.output_rows());
   const double x_rows = problem.gathers_x() ? static_cast<double>(problem.tokens()) : rows;
   const double dy_rows = problem.dy_per_token ? static_cast<double>(problem.tokens()) : rows;
   switch (problem.op) {
     case Op::kForward:
       return (touched_experts(problem) * n * k + x_rows * k) * element +
-             rows * columns * out_element;
+             out_rows * columns * out_element;
     case Op::kDx:
       return (touched_experts(problem) * n * k + dy_rows * n) * element +
-             rows * columns * out_element;
+             out_rows * columns * out_element;
     case Op::kDw:
       break;
   }

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "moegemm/explain.h"
+#include "moegemm/plan.h"
 
 namespace moegemm {
 

@@ -1,14 +1,14 @@
-#include "moegemm/explain.h"
-
 #include <cmath>
 #include <cstdio>
 
 #include "core/planning/cost.h"
 #include "core/planning/passes.h"
 #include "core/planning/planner.h"
+#include "core/planning/stored_form.h"
 #include "core/refusal.h"
 #include "core/registry.h"
 #include "core/validation/validate.h"
+#include "moegemm/plan.h"
 
 namespace moegemm {
 namespace {
@@ -54,10 +54,11 @@ std::string remark_of(const PlanCandidate& candidate, const CostEstimate& chosen
 
 }  // namespace
 
-PlanExplanation explain(const Problem& asked, const std::optional<BackendKind>& backend,
+PlanExplanation explain(const Problem& written, const std::optional<BackendKind>& backend,
                         const std::optional<KernelConfig>& config, bool autotune) {
-  validate(asked);
-  if (config) validate(*config, asked);
+  validate(written);
+  if (config) validate(*config, written);
+  const Problem asked = in_stored_form(written);
   const Planned planned = plan_problem(asked, backend, config, autotune);
   const Problem problem = product_of(planned.plan, asked);
   const int chosen = planned.plan.product().kernel;

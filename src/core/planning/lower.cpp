@@ -108,7 +108,7 @@ double distance(const KernelConfig& wanted, const KernelInfo& kernel) {
     return asked == 0 ? 0.0 : std::abs(std::log2(static_cast<double>(asked) / std::max(have, 1)));
   };
   return doublings(wanted.block_rows, kernel.tile.rows) +
-         doublings(wanted.block_cols, kernel.tile.cols) +
+         doublings(wanted.block_columns, kernel.tile.columns) +
          doublings(wanted.block_depth, kernel.tile.depth) + doublings(wanted.stages, kernel.stages);
 }
 
@@ -137,8 +137,8 @@ Plan with_nearest(Draft draft, const Backend& backend, const KernelConfig& confi
   if (nearest_distance > 0) {
     const KernelInfo& kernel = kernels[nearest];
     plan.note = join("asked for ", to_string(config), "; the nearest kernel is ", kernel.name,
-                     " with tile ", kernel.tile.rows, "x", kernel.tile.cols, "x", kernel.tile.depth,
-                     " stages ", kernel.stages);
+                     " with tile ", kernel.tile.rows, "x", kernel.tile.columns, "x",
+                     kernel.tile.depth, " stages ", kernel.stages);
   }
   return plan;
 }

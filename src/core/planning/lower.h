@@ -7,7 +7,6 @@
 #include <string>
 
 #include "core/backend.h"
-#include "moegemm/config.h"
 #include "moegemm/plan.h"
 #include "moegemm/problem.h"
 

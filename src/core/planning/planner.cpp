@@ -18,7 +18,7 @@ std::size_t Planner::KeyHash::operator()(const KeyView& key) const {
   if (config) {
     // The TMA flags are left to equality: few calls differ in nothing else.
     hash = fold_hash(hash, static_cast<std::uint64_t>(config->block_rows));
-    hash = fold_hash(hash, static_cast<std::uint64_t>(config->block_cols));
+    hash = fold_hash(hash, static_cast<std::uint64_t>(config->block_columns));
     hash = fold_hash(hash, static_cast<std::uint64_t>(config->block_depth));
     hash = fold_hash(hash, static_cast<std::uint64_t>(config->stages));
     hash = fold_hash(hash, std::hash<std::string>{}(config->kernel));

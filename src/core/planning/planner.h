@@ -10,7 +10,6 @@
 
 #include "core/backend.h"
 #include "core/planning/lower.h"
-#include "moegemm/config.h"
 #include "moegemm/plan.h"
 #include "moegemm/problem.h"
 

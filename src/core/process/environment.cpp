@@ -11,7 +11,8 @@
 
 #include "core/process/warning.h"
 #include "core/refusal.h"
-#include "moegemm/loading.h"
+#include "core/types/names.h"
+#include "moegemm/execution.h"
 
 namespace moegemm {
 namespace {
@@ -32,11 +33,7 @@ std::string_view read(const char* name) {
 
 std::optional<BackendKind> backend_in(std::string_view word) {
   if (word.empty()) return std::nullopt;
-  const std::optional<BackendKind> kind = parse_backend(std::string(word));
-  if (!kind) {
-    refuse_value("MOEGEMM_BACKEND is '", word, "'; accepted are reference, cpu, sm90 and sm80");
-  }
-  return kind;
+  return value_named("MOEGEMM_BACKEND", std::string(word), kBackends);
 }
 
 /// A switch that is `otherwise` when it is not set.

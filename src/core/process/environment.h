@@ -3,7 +3,7 @@
 #include <optional>
 #include <string_view>
 
-#include "moegemm/config.h"
+#include "moegemm/plan.h"
 
 /// The environment variables of the core, read at each call so that a process can change its mind.
 namespace moegemm {

@@ -49,8 +49,8 @@ std::vector<GpuInfo> gpus(std::string* why_none) {
 
 std::vector<BackendInfo> backends() {
   std::vector<BackendInfo> result;
-  for (const BackendKind kind :
-       {BackendKind::kSm90, BackendKind::kSm80, BackendKind::kCpu, BackendKind::kReference}) {
+  for (const auto& entry : kBackends) {
+    const BackendKind kind = entry.value;
     const auto all = all_backends();
     const auto found = std::find_if(
         all.begin(), all.end(), [kind](const Backend* backend) { return backend->kind() == kind; });

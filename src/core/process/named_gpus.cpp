@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include "moegemm/planning_gpus.h"
+#include "moegemm/plan.h"
 
 namespace moegemm {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "moegemm/warning.h"
+#include "moegemm/error.h"
 
 namespace moegemm {
 

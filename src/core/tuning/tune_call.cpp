@@ -9,6 +9,7 @@
 
 #include "core/planning/cost.h"
 #include "core/planning/passes.h"
+#include "core/planning/stored_form.h"
 #include "core/process/environment.h"
 #include "core/refusal.h"
 #include "core/run.h"
@@ -284,22 +285,32 @@ Planned tune_unknown(const Call& call, const GemmOptions& options,
                       workspace_use(call.problem, context));
 }
 
+TuneReport tune(const Description& description, const TensorView& first, const TensorView& second,
+                const TensorView& out, const RoutingView& routing, const GemmOptions& options,
+                const ExecutionContext& context, bool again) {
+  const Call call = in_stored_form(place(description, first, second, out, routing, options));
+  return tune(call, options, context, again);
+}
+
 TuneReport tune_forward(const TensorView& x, const TensorView& w, const TensorView& y,
                         const RoutingView& routing, const GemmOptions& options,
                         const ExecutionContext& context, bool again) {
-  return tune(describe_forward(x, w, y, routing, options), options, context, again);
+  return tune(described(Op::kForward, x, w, y, routing, options), x, w, y, routing, options,
+              context, again);
 }
 
 TuneReport tune_dx(const TensorView& dy, const TensorView& w, const TensorView& dx,
                    const RoutingView& routing, const GemmOptions& options,
                    const ExecutionContext& context, bool again) {
-  return tune(describe_dx(dy, w, dx, routing, options), options, context, again);
+  return tune(described(Op::kDx, dy, w, dx, routing, options), dy, w, dx, routing, options, context,
+              again);
 }
 
 TuneReport tune_dw(const TensorView& dy, const TensorView& x, const TensorView& dw,
                    const RoutingView& routing, const GemmOptions& options,
                    const ExecutionContext& context, bool again) {
-  return tune(describe_dw(dy, x, dw, routing, options), options, context, again);
+  return tune(described(Op::kDw, dy, x, dw, routing, options), dy, x, dw, routing, options, context,
+              again);
 }
 
 std::string tuning_cache_path() { return tuning_store().path().string(); }

@@ -1,29 +1,13 @@
-#include "moegemm/config.h"
-
 #include "core/refusal.h"
+#include "core/types/names.h"
+#include "moegemm/plan.h"
 
 namespace moegemm {
 
-const char* to_string(BackendKind kind) {
-  switch (kind) {
-    case BackendKind::kReference:
-      return "reference";
-    case BackendKind::kCpu:
-      return "cpu";
-    case BackendKind::kSm90:
-      return "sm90";
-    case BackendKind::kSm80:
-      return "sm80";
-  }
-  return "?";
-}
+const char* to_string(BackendKind kind) { return name_in(kBackends, kind); }
 
 std::optional<BackendKind> parse_backend(const std::string& name) {
-  for (const BackendKind kind :
-       {BackendKind::kReference, BackendKind::kCpu, BackendKind::kSm90, BackendKind::kSm80}) {
-    if (name == to_string(kind)) return kind;
-  }
-  return std::nullopt;
+  return find_named(kBackends, name);
 }
 
 std::string to_string(const KernelConfig& config) {
@@ -33,8 +17,8 @@ std::string to_string(const KernelConfig& config) {
   };
   const auto extent = [](int value) { return value == 0 ? "any" : std::to_string(value); };
   if (!config.kernel.empty()) add("kernel ", config.kernel);
-  if (config.block_rows != 0 || config.block_cols != 0 || config.block_depth != 0) {
-    add("tile ", extent(config.block_rows), "x", extent(config.block_cols), "x",
+  if (config.block_rows != 0 || config.block_columns != 0 || config.block_depth != 0) {
+    add("tile ", extent(config.block_rows), "x", extent(config.block_columns), "x",
         extent(config.block_depth));
   }
   if (config.stages != 0) add("stages ", config.stages);

@@ -19,7 +19,7 @@ std::size_t fold_step(std::size_t hash, const Step& step) {
       static_cast<std::uint64_t>(step.order) << 8 | static_cast<std::uint64_t>(step.weights);
   hash = fold_hash(hash, small);
   hash = fold_hash(hash, word(step.kernel, step.stages));
-  hash = fold_hash(hash, word(step.tile.rows, step.tile.cols));
+  hash = fold_hash(hash, word(step.tile.rows, step.tile.columns));
   hash = fold_hash(hash, word(step.tile.depth, step.grid));
   hash = fold_hash(hash, static_cast<std::uint64_t>(step.workspace_offset));
   hash = fold_hash(hash, std::hash<std::string>{}(step.kernel_name));
@@ -74,7 +74,7 @@ std::string to_string(const Step& step) {
   if (step.kind != StepKind::kProduct) return to_string(step.kind);
   std::string text =
       join(to_string(step.backend), "/", step.kernel_name, " tile ", step.tile.rows, "x",
-           step.tile.cols, "x", step.tile.depth, " stages ", step.stages, " grid ", step.grid);
+           step.tile.columns, "x", step.tile.depth, " stages ", step.stages, " grid ", step.grid);
   if (step.order != TileOrder::kByExpert) text += join(" tiles ", to_string(step.order));
   if (step.weights == WeightCaching::kPassThrough) text += " weights pass through L2";
   return text;

@@ -31,14 +31,8 @@ const char* to_string(Permutation permutation) {
   return "?";
 }
 
-std::string to_string(const Activation& activation) {
-  std::string text =
-      join("activation=", to_string(activation.function), "/", to_string(activation.layout));
-  constexpr Activation kPlain;
-  if (activation.alpha != kPlain.alpha) text += join(" alpha=", activation.alpha);
-  if (activation.limit != kPlain.limit) text += join(" limit=", activation.limit);
-  if (activation.up_offset != kPlain.up_offset) text += join(" up_offset=", activation.up_offset);
-  return text;
+const char* to_string(WeightLayout layout) {
+  return layout == WeightLayout::kNk ? "[E, N, K]" : "[E, K, N]";
 }
 
 std::string to_string(const Problem& problem) {
@@ -46,19 +40,23 @@ std::string to_string(const Problem& problem) {
   if (problem.out_dtype != problem.dtype) text += join("->", to_string(problem.out_dtype));
   text += join(" E=", problem.experts, " M=", problem.rows, " N=", problem.n, " K=", problem.k,
                " topk=", problem.topk);
+  if (problem.slots >= 0) text += join(" slots=", problem.slots);
+  if (problem.weight_layout != WeightLayout::kNk) {
+    text += join(" W=", to_string(problem.weight_layout));
+  }
   if (problem.permutation != Permutation::kNone) {
     text += join(" ", to_string(problem.permutation));
     if (problem.index_dtype != DType::kInt32)
       text += join("(", to_string(problem.index_dtype), ")");
   }
-  if (problem.multiply) text += join(" fuse_mul(", to_string(problem.weights_dtype), ")");
+  if (problem.multiply) text += join(" multiply(", to_string(problem.weights_dtype), ")");
   if (problem.accumulate) text += " accumulate";
   if (problem.dy_per_token) text += " dy_per_token";
   if (problem.presorted) text += " presorted";
   if (problem.far_rows) text += " far_rows";
   if (problem.allow_tf32) text += " tf32";
   if (problem.bias) text += " bias";
-  if (problem.activation) text += join(" ", to_string(*problem.activation));
+  if (problem.activation) text += join(" activation=", to_string(*problem.activation));
   if (problem.sizes_dtype != DType::kInt32) {
     text += join(" m_sizes(", to_string(problem.sizes_dtype), ")");
   }
@@ -77,6 +75,7 @@ std::size_t hash_value(const Problem& problem) {
   };
   append(problem.dtype, 3);
   append(problem.out_dtype, 3);
+  append(problem.weight_layout, 1);
   append(problem.permutation, 2);
   append(problem.multiply, 1);
   append(problem.accumulate, 1);
@@ -99,6 +98,7 @@ std::size_t hash_value(const Problem& problem) {
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.k));
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.rows));
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.topk));
+  hash = fold_hash(hash, static_cast<std::uint64_t>(problem.slots));
   if (!problem.activation) return hash;
   const Activation& activation = *problem.activation;
   hash = fold_hash(hash, static_cast<std::uint64_t>(activation.function) * 4 +

@@ -16,37 +16,27 @@ TensorView TensorView::vector(const void* data, DType dtype, std::int64_t n, Dev
   return {const_cast<void*>(data), dtype, 1, {n}, n, device};
 }
 
-TensorView TensorView::matrix(const void* data, DType dtype, std::int64_t rows, std::int64_t cols,
-                              std::int64_t row_stride, Device device) {
-  return {
-      const_cast<void*>(data), dtype, 2, {rows, cols}, row_stride == 0 ? cols : row_stride, device};
-}
-
-TensorView TensorView::stack(const void* data, DType dtype, std::int64_t count, std::int64_t rows,
-                             std::int64_t cols, std::int64_t row_stride, Device device) {
+TensorView TensorView::matrix(const void* data, DType dtype, std::int64_t rows,
+                              std::int64_t columns, std::int64_t row_stride, Device device) {
   return {const_cast<void*>(data),
           dtype,
-          3,
-          {count, rows, cols},
-          row_stride == 0 ? cols : row_stride,
+          2,
+          {rows, columns},
+          row_stride == 0 ? columns : row_stride,
           device};
 }
 
-const char* to_string(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return "fp32";
-    case DType::kFloat16:
-      return "fp16";
-    case DType::kBFloat16:
-      return "bf16";
-    case DType::kInt32:
-      return "int32";
-    case DType::kInt64:
-      return "int64";
-  }
-  return "?";
+TensorView TensorView::stack(const void* data, DType dtype, std::int64_t count, std::int64_t rows,
+                             std::int64_t columns, std::int64_t row_stride, Device device) {
+  return {const_cast<void*>(data),
+          dtype,
+          3,
+          {count, rows, columns},
+          row_stride == 0 ? columns : row_stride,
+          device};
 }
+
+const char* to_string(DType dtype) { return format_of(dtype).name; }
 
 std::string to_string(Device device) {
   if (device.type == DeviceType::kCpu) return "cpu";

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "core/refusal.h"
+#include "core/types/names.h"
 
 namespace moegemm {
 namespace {
@@ -21,14 +22,14 @@ struct Extent {
 
 Extent extent_of(const TensorView& view) {
   const std::int64_t element = size_bytes(view.dtype);
-  const std::int64_t cols = columns(view);
+  const std::int64_t length = columns(view);
   const auto begin = reinterpret_cast<std::uintptr_t>(view.data);
-  if (view.rank == 1 || view.row_stride == cols) {
+  if (view.rank == 1 || view.row_stride == length) {
     const std::int64_t bytes = view.numel() * element;
     return {begin, bytes, bytes, bytes};
   }
-  const std::int64_t rows = view.numel() / cols;
-  return {begin, ((rows - 1) * view.row_stride + cols) * element, cols * element,
+  const std::int64_t rows = view.numel() / length;
+  return {begin, ((rows - 1) * view.row_stride + length) * element, length * element,
           view.row_stride * element};
 }
 
@@ -46,14 +47,15 @@ bool overlap(const Extent& a, const Extent& b) {
 
 }  // namespace
 
-void require_tensor(const Argument& argument, std::initializer_list<int> ranks) {
+void require_form(const Argument& argument, std::initializer_list<Form> forms) {
   const TensorView& view = argument.view;
   const char* name = argument.name;
   if (!view.given()) refuse_value(name, " is not given, but this call needs it");
-  if (std::find(ranks.begin(), ranks.end(), view.rank) == ranks.end()) {
+  if (std::none_of(forms.begin(), forms.end(),
+                   [&](const Form& form) { return form.rank == view.rank; })) {
     std::string accepted;
-    for (const int rank : ranks) accepted += join(accepted.empty() ? "" : " or ", rank);
-    refuse_value(name, " has rank ", view.rank, "; accepted is rank ", accepted);
+    for (const Form& form : forms) accepted += join(accepted.empty() ? "" : " or ", form.letters);
+    refuse_value(name, " is ", to_string(view), "; its shape must be ", accepted);
   }
   std::int64_t elements = 1;
   for (int i = 0; i < view.rank; ++i) {
@@ -64,15 +66,21 @@ void require_tensor(const Argument& argument, std::initializer_list<int> ranks) 
       refuse_value(name, " is ", to_string(view), ": its element count does not fit in 64 bits");
     }
   }
+}
+
+void require_memory(const Argument& argument) {
+  const TensorView& view = argument.view;
+  const char* name = argument.name;
+  const std::int64_t elements = view.numel();
   if (elements == 0) return;
-  const std::int64_t cols = columns(view);
+  const std::int64_t length = columns(view);
   std::int64_t reach = elements;
   if (view.rank > 1) {
-    if (view.row_stride < cols) {
+    if (view.row_stride < length) {
       refuse_value(name, " has row_stride ", view.row_stride,
-                   "; it must be at least the row length ", cols);
+                   "; it must be at least the row length ", length);
     }
-    if (__builtin_mul_overflow(elements / cols, view.row_stride, &reach)) {
+    if (__builtin_mul_overflow(elements / length, view.row_stride, &reach)) {
       reach = std::numeric_limits<std::int64_t>::max();
     }
   }
@@ -87,41 +95,49 @@ void require_tensor(const Argument& argument, std::initializer_list<int> ranks) 
 
 void require_floating(const Argument& argument) {
   if (!is_floating(argument.view.dtype)) {
-    refuse_type(argument.name, " has dtype ", to_string(argument.view.dtype),
-                "; accepted are bf16, fp16 and fp32");
+    refuse_type(argument.name, " has dtype ", to_string(argument.view.dtype), "; accepted are ",
+                list_of_names(kFloatingFormats));
   }
 }
 
 void require_index(const Argument& argument) {
   if (!is_index(argument.view.dtype)) {
-    refuse_type(argument.name, " has dtype ", to_string(argument.view.dtype),
-                "; accepted are int32 and int64");
+    refuse_type(argument.name, " has dtype ", to_string(argument.view.dtype), "; accepted are ",
+                list_of_names(kIndexFormats));
   }
 }
 
 void require_same_dtype(const Argument& argument, const Argument& like) {
   if (argument.view.dtype != like.view.dtype) {
-    refuse_type(argument.name, " has dtype ", to_string(argument.view.dtype), "; it must be ",
-                like.name, "'s dtype, ", to_string(like.view.dtype));
+    refuse_type(argument.name, " has dtype ", to_string(argument.view.dtype), "; it must have ",
+                to_string(like.view.dtype), ", the dtype of ", like.name);
   }
 }
 
 void require_dtype_or_float32(const Argument& argument, const Argument& like) {
   if (argument.view.dtype != like.view.dtype && argument.view.dtype != DType::kFloat32) {
-    refuse_type(argument.name, " has dtype ", to_string(argument.view.dtype), "; it must be ",
-                like.name, "'s dtype, ", to_string(like.view.dtype), ", or fp32");
+    refuse_type(argument.name, " has dtype ", to_string(argument.view.dtype),
+                "; accepted are fp32 and ", to_string(like.view.dtype), ", the dtype of ",
+                like.name);
   }
 }
 
 void require_same_device(const Argument& argument, const Argument& like) {
   if (argument.view.device != like.view.device) {
     refuse_type(argument.name, " is on ", to_string(argument.view.device), "; it must be on ",
-                like.name, "'s device, ", to_string(like.view.device));
+                to_string(like.view.device), ", where ", like.name, " is");
+  }
+}
+
+void require_extent(const Argument& argument, std::int64_t extent, const char* letter) {
+  if (extent < 1) {
+    refuse_value(argument.name, " is ", to_string(argument.view), "; ", letter,
+                 " must be at least 1");
   }
 }
 
 void require_shape(const Argument& argument, std::initializer_list<std::int64_t> shape,
-                   const char* meaning) {
+                   const char* letters) {
   const TensorView& view = argument.view;
   if (view.rank == static_cast<int>(shape.size()) &&
       std::equal(shape.begin(), shape.end(), view.shape.begin())) {
@@ -131,29 +147,51 @@ void require_shape(const Argument& argument, std::initializer_list<std::int64_t>
   for (const std::int64_t size : shape) {
     expected += join(expected.empty() ? "[" : ", ", size);
   }
-  refuse_value(argument.name, " is ", to_string(view), "; its shape must be ", meaning, " = ",
+  refuse_value(argument.name, " is ", to_string(view), "; its shape must be ", letters, " = ",
                expected, "]");
 }
 
-void require_row_weights(const Argument& weights, const Argument& like, std::int64_t rows,
-                         std::int64_t topk) {
-  require_tensor(weights, {1, 2});
+std::int64_t require_sizes(const Argument& m_sizes, const Argument& like) {
+  require_form(m_sizes, {{1, "[E]"}});
+  require_index(m_sizes);
+  require_same_device(m_sizes, like);
+  require_extent(m_sizes, m_sizes.view.shape[0], "E");
+  return m_sizes.view.shape[0];
+}
+
+void require_indices(const Argument& indices, const Argument& like) {
+  require_form(indices, {{1, "[M]"}});
+  require_index(indices);
+  require_same_device(indices, like);
+}
+
+void require_router_weights(const Argument& weights, const Argument& like, std::int64_t rows,
+                            std::int64_t topk) {
+  constexpr const char* kMatrix = "[T, topk]";
+  require_form(weights, {{1, "[M]"}, {2, kMatrix}});
   require_dtype_or_float32(weights, like);
   require_same_device(weights, like);
   const TensorView& view = weights.view;
-  if (view.rank == 1) {
-    require_shape(weights, {rows}, "[M]");
-    return;
-  }
-  if (rows % topk != 0) {
-    refuse_value(weights.name, " is ", to_string(view), "; M = ", rows,
-                 " is not a multiple of topk = ", topk, ", so its shape must be [M]");
-  }
-  require_shape(weights, {rows / topk, topk}, "[T, topk]");
-  if (view.row_stride != topk && view.shape[0] > 1) {
+  const bool by_token = view.rank == 2 && view.shape[1] == topk;
+  if ((view.rank == 1 || by_token) && view.numel() == rows) return;
+  refuse_value(weights.name, " is ", to_string(view), "; its shape must be [M] or ", kMatrix,
+               " with M = ", rows, " and topk = ", topk);
+}
+
+void require_dense(const Argument& weights) {
+  const TensorView& view = weights.view;
+  if (view.rank == 2 && view.row_stride != view.shape[1] && view.shape[0] > 1) {
     refuse_value(weights.name, " has row_stride ", view.row_stride,
-                 "; its rows must be dense: row_stride = topk = ", topk);
+                 "; its rows must be dense: row_stride = topk = ", view.shape[1]);
   }
+}
+
+void require_bias(const Argument& bias, const Argument& like, std::int64_t experts,
+                  std::int64_t columns, const char* letters) {
+  require_form(bias, {{2, letters}});
+  require_same_dtype(bias, like);
+  require_same_device(bias, like);
+  require_shape(bias, {experts, columns}, letters);
 }
 
 void require_disjoint(const Argument& output, const Argument& input) {

@@ -16,11 +16,20 @@ struct Argument {
   const TensorView& view;
 };
 
-/// Given, of one of these ranks, with sizes that can be addressed: no negative extent, rows at
-/// least their length apart, a byte count below 2^63, and data unless it is empty.
-void require_tensor(const Argument& argument, std::initializer_list<int> ranks);
+/// A rank, and the shape with that rank in letters: "[M, N]".
+struct Form {
+  int rank;
+  const char* letters;
+};
 
-/// bf16, fp16 or fp32.
+/// Given, of one of these ranks, with extents that can be counted: none negative, and fewer than
+/// 2^63 elements.
+void require_form(const Argument& argument, std::initializer_list<Form> forms);
+/// What that leaves open: rows at least their length apart, a byte count below 2^63, and data
+/// unless it is empty. One that is not given passes.
+void require_memory(const Argument& argument);
+
+/// One of kFloatingFormats.
 void require_floating(const Argument& argument);
 /// int32 or int64.
 void require_index(const Argument& argument);
@@ -28,24 +37,37 @@ void require_same_dtype(const Argument& argument, const Argument& like);
 /// `like`'s dtype or fp32.
 void require_dtype_or_float32(const Argument& argument, const Argument& like);
 void require_same_device(const Argument& argument, const Argument& like);
+/// At least 1. `letter` is its name: "K".
+void require_extent(const Argument& argument, std::int64_t extent, const char* letter);
 
-/// Exactly this shape. `meaning` writes it in letters: "[M, N]".
+/// Exactly this shape. `letters` writes it in letters: "[M, N]".
 void require_shape(const Argument& argument, std::initializer_list<std::int64_t> shape,
-                   const char* meaning);
+                   const char* letters);
 
 /// At least 1, and at most what kernels divide 32-bit indices by.
 void require_topk(std::int64_t topk);
 
-/// One factor per routed row: fp32 or `like`'s dtype, [M] or dense [T, topk], on `like`'s device.
-void require_row_weights(const Argument& weights, const Argument& like, std::int64_t rows,
-                         std::int64_t topk);
+/// [E] sizes on `like`'s device; returns E.
+std::int64_t require_sizes(const Argument& m_sizes, const Argument& like);
+/// [M] indices on `like`'s device; M may be counted by somebody else.
+void require_indices(const Argument& indices, const Argument& like);
+
+/// One factor for each routed row: fp32 or `like`'s dtype, [M] or [T, topk], on `like`'s device.
+void require_router_weights(const Argument& weights, const Argument& like, std::int64_t rows,
+                            std::int64_t topk);
+/// That they can be read as one vector.
+void require_dense(const Argument& weights);
+
+/// [E, columns] of `like`'s dtype on its device.
+void require_bias(const Argument& bias, const Argument& like, std::int64_t experts,
+                  std::int64_t columns, const char* letters);
 
 /// No byte of `output` is a byte of `input`, as far as their pitches tell: two dense tensors, or
 /// two column ranges of one buffer. Other strided pairs are not looked into.
 void require_disjoint(const Argument& output, const Argument& input);
 
 /// An activation of `columns` columns of a product: an even number with a gate, and numbers that
-/// make sense. Returns the columns behind it. `name` is what has the columns.
+/// make sense. Returns the columns after it. `name` is what has the columns.
 std::int64_t require_activation(const Activation& activation, const char* name,
                                 std::int64_t columns);
 

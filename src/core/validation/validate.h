@@ -1,13 +1,13 @@
 #pragma once
 
 #include "core/backend.h"
-#include "moegemm/config.h"
+#include "moegemm/describe.h"
 #include "moegemm/ops.h"
+#include "moegemm/plan.h"
 #include "moegemm/problem.h"
-#include "moegemm/routing.h"
 
-/// Turns the arguments of a call into a Problem and its pointers, or refuses: every host-side rule
-/// of the library is here, and nothing behind this header checks an argument again.
+/// Every host-side rule of the products is in this folder, once; nothing after it checks an
+/// argument again.
 namespace moegemm {
 
 /// A call that passed: what it asks for, and where its data is.
@@ -16,13 +16,23 @@ struct Call {
   Operands operands;
 };
 
-Call describe_forward(const TensorView& x, const TensorView& w, const TensorView& y,
-                      const RoutingView& routing, const GemmOptions& options);
-Call describe_dx(const TensorView& dy, const TensorView& w, const TensorView& dx,
-                 const RoutingView& routing, const GemmOptions& options);
-Call describe_dw(const TensorView& dy, const TensorView& x, const TensorView& dw,
-                 const RoutingView& routing, const GemmOptions& options);
+/// `describe` in a C++ caller's words, with an output, which must be given.
+Description described(Op op, const TensorView& first, const TensorView& second,
+                      const TensorView& out, const RoutingView& routing,
+                      const GemmOptions& options);
 
+/// A described call with its memory: strides, pointers and overlap are checked here.
+Call place(const Description& description, const TensorView& first, const TensorView& second,
+           const TensorView& out, const RoutingView& routing, const GemmOptions& options);
+
+/// What the caller calls the output.
+inline const char* output_name(Op op, const CallerWords& words) {
+  if (words.out != nullptr) return words.out;
+  return op == Op::kForward ? "y" : op == Op::kDx ? "dx" : "dw";
+}
+
+/// The rules that need no shape.
+void validate_flags(const Problem& problem, const CallerWords& words = {});
 /// A Problem that was written by hand instead of described from tensors.
 void validate(const Problem& problem);
 /// A kernel asked for by hand: what the hardware's bulk copies cannot do is refused.

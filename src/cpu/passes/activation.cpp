@@ -1,77 +1,18 @@
-#include "cpu/passes/activation.h"
-
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
-#include "cpu/element_type.h"
+#include "core/types/constant_of.h"
+#include "cpu/activation_functions.h"
 #include "cpu/parallel.h"
-#include "cpu/routing_data.h"
+#include "cpu/passes/passes.h"
+#include "cpu/passes/rows.h"
 
-namespace moegemm::cpu::passes {
+namespace moegemm::cpu {
 namespace {
 
-/// Elements that one worker should have at least: an exponential is some 5 ns, so this is several
-/// times what waking a thread costs.
+/// Of one worker: an exponential is some 5 ns.
 constexpr std::int64_t kGrainElems = 8 * 1024;
-
-std::int64_t grain_rows(std::int64_t cols) {
-  return std::max<std::int64_t>(1, kGrainElems / std::max<std::int64_t>(cols, 1));
-}
-
-/// f(g) and f'(g).
-struct Point {
-  float value;
-  float slope;
-};
-
-struct Silu {
-  static Point at(float g, float alpha) {
-    const float s = 1.0f / (1.0f + std::exp(-alpha * g));
-    return {g * s, s * (1.0f + alpha * g * (1.0f - s))};
-  }
-};
-
-struct Gelu {
-  static Point at(float g, float) {
-    constexpr float kRootHalf = 0.70710678118654752f;
-    constexpr float kDensityAtZero = 0.39894228040143268f;  // 1 / sqrt(2 pi)
-    const float below = 0.5f * std::erfc(-g * kRootHalf);
-    return {g * below, below + g * kDensityAtZero * std::exp(-0.5f * g * g)};
-  }
-};
-
-struct GeluTanh {
-  static Point at(float g, float) {
-    // (1 + tanh y) / 2 = sigmoid(2 y), which has no cancellation for negative y.
-    constexpr float kScale = 2.0f * 0.79788456080286536f;  // 2 sqrt(2 / pi)
-    constexpr float kCubic = 0.044715f;
-    const float square = kCubic * g * g;
-    const float s = 1.0f / (1.0f + std::exp(-kScale * g * (1.0f + square)));
-    return {g * s, s * (1.0f + g * (1.0f - s) * kScale * (1.0f + 3.0f * square))};
-  }
-};
-
-struct Relu2 {
-  static Point at(float g, float) {
-    const float positive = g < 0.0f ? 0.0f : g;  // NaN stays
-    return {positive * positive, 2.0f * positive};
-  }
-};
-
-template <typename Body>
-void with_function(ActivationFunction function, const Body& body) {
-  switch (function) {
-    case ActivationFunction::kSilu:
-      return body(Silu{});
-    case ActivationFunction::kGelu:
-      return body(Gelu{});
-    case ActivationFunction::kGeluTanh:
-      return body(GeluTanh{});
-    case ActivationFunction::kRelu2:
-      return body(Relu2{});
-  }
-}
 
 /// The activation of one element and its derivatives.
 struct Activated {
@@ -80,10 +21,10 @@ struct Activated {
   float d_up;
 };
 
-template <typename Function>
+template <ActivationFunction F>
 Activated evaluate(const Activation& a, float gate, float up) {
   const bool gate_passes = !(gate > a.limit);
-  const Point f = Function::at(gate_passes ? gate : a.limit, a.alpha);
+  const Point f = Function<F>::at(gate_passes ? gate : a.limit, a.alpha);
   const float d_gate = gate_passes ? f.slope : 0.0f;
   if (!a.gated()) return {f.value, d_gate, 0.0f};
   const bool up_passes = !(up > a.limit || up < -a.limit);
@@ -102,18 +43,6 @@ struct Columns {
   std::int64_t gate_at(std::int64_t c) const { return c * step; }
   std::int64_t up_at(std::int64_t c) const { return up + c * step; }
 };
-
-template <typename T>
-T* row_of(const TensorView& view, std::int64_t row) {
-  return static_cast<T*>(view.data) + row * view.row_stride;
-}
-
-void zero_row(const TensorView& view, std::int64_t row) {
-  if (!view.given()) return;
-  with_element_type(view.dtype, [&]<typename T>(T*) {
-    std::fill_n(row_of<T>(view, row), view.shape[1], T{});  // all bits zero is +0 in each format
-  });
-}
 
 /// Each row's expert, rows in order.
 class ExpertOf {
@@ -156,7 +85,7 @@ double dot(const T* a, const T* b, std::int64_t count) {
 
 /// One row of the backward; returns <d_act, act>. A double sum costs nothing beside the
 /// exponentials.
-template <typename Function, typename T>
+template <ActivationFunction F, typename T>
 double backward_row(const ActivationGradientInputs& in, const Activation& activation,
                     const ActivationGradientOutputs& out, std::int64_t r, std::int64_t expert,
                     float weight) {
@@ -166,7 +95,7 @@ double backward_row(const ActivationGradientInputs& in, const Activation& activa
   double sum = 0;
   for (std::int64_t c = 0; c < activated; ++c) {
     const float up = activation.gated() ? row[columns.up_at(c)] : 0.0f;
-    const Activated a = evaluate<Function>(activation, row[columns.gate_at(c)], up);
+    const Activated a = evaluate<F>(activation, row[columns.gate_at(c)], up);
     const float gradient = read_float(in.d_act.data, in.d_act.dtype, r * in.d_act.row_stride + c);
     sum += static_cast<double>(gradient) * static_cast<double>(a.act);
     const float weighted = weight * gradient;
@@ -185,76 +114,74 @@ double backward_row(const ActivationGradientInputs& in, const Activation& activa
 
 }  // namespace
 
-void activate(const TensorView& pre, const TensorView& bias, const TensorView& m_sizes,
-              const Activation& activation, const TensorView& act,
-              const ExecutionContext& context) {
+void CpuPasses::activate(const TensorView& pre, const TensorView& bias, const TensorView& m_sizes,
+                         const Activation& activation, const TensorView& act,
+                         const ExecutionContext& context) const {
   const std::int64_t rows = pre.shape[0];
   const std::int64_t activated = act.shape[1];
   const ExpertOf expert_of(m_sizes, rows);
   const Columns columns(activation, activated);
-  with_function(activation.function, [&]<typename Function>(Function) {
+  with_constant<kActivationFunctions>(activation.function, [&]<ActivationFunction F>() {
     with_element_type(pre.dtype, [&]<typename T>(T*) {
       with_element_type(act.dtype, [&]<typename Out>(Out*) {
-        for_each_range(
-            context, rows, grain_rows(activated), [&](std::int64_t begin, std::int64_t end) {
-              for (std::int64_t r = begin; r < end; ++r) {
-                const std::int64_t expert = expert_of(r);
-                if (expert < 0) {
-                  zero_row(act, r);
-                  continue;
-                }
-                const BiasedRow<T> row(pre, bias, r, expert);
-                Out* to = row_of<Out>(act, r);
-                for (std::int64_t c = 0; c < activated; ++c) {
-                  const float up = activation.gated() ? row[columns.up_at(c)] : 0.0f;
-                  store(evaluate<Function>(activation, row[columns.gate_at(c)], up).act, to[c]);
-                }
-              }
-            });
+        for_each_range(context, rows, grain_rows(kGrainElems, activated),
+                       [&](std::int64_t begin, std::int64_t end) {
+                         for (std::int64_t r = begin; r < end; ++r) {
+                           const std::int64_t expert = expert_of(r);
+                           if (expert < 0) {
+                             zero_row(act, r);
+                             continue;
+                           }
+                           const BiasedRow<T> row(pre, bias, r, expert);
+                           Out* to = row_of<Out>(act, r);
+                           for (std::int64_t c = 0; c < activated; ++c) {
+                             const float up = activation.gated() ? row[columns.up_at(c)] : 0.0f;
+                             store(evaluate<F>(activation, row[columns.gate_at(c)], up).act, to[c]);
+                           }
+                         }
+                       });
       });
     });
   });
 }
 
-void activate_backward(const ActivationGradientInputs& in, const RoutingView& routing,
-                       const Activation& activation, const ActivationGradientOutputs& out,
-                       const ExecutionContext& context) {
+void CpuPasses::activate_backward(const ActivationGradientInputs& in, const RoutingView& routing,
+                                  const Activation& activation,
+                                  const ActivationGradientOutputs& out,
+                                  const ExecutionContext& context) const {
   const std::int64_t rows = in.pre.shape[0];
   const ExpertOf expert_of(routing.m_sizes, rows);
-  const TensorView& weights = routing.topk_weights;
   const TensorView& d_weights = out.d_weights;
   // Written by index below: what no row names stays zero.
-  for (std::int64_t i = 0; d_weights.given() && i < rows; ++i) {
+  const std::int64_t flat_rows = flat_rows_of(routing, out, rows);
+  for (std::int64_t i = 0; d_weights.given() && i < flat_rows; ++i) {
     write_float(d_weights.data, d_weights.dtype, i, 0.0f);
   }
-  with_function(activation.function, [&]<typename Function>(Function) {
+  with_constant<kActivationFunctions>(activation.function, [&]<ActivationFunction F>() {
     with_element_type(in.pre.dtype, [&]<typename T>(T*) {
-      for_each_range(
-          context, rows, grain_rows(in.d_act.shape[1]), [&](std::int64_t begin, std::int64_t end) {
-            for (std::int64_t r = begin; r < end; ++r) {
-              const std::int64_t expert = expert_of(r);
-              const std::int64_t flat =
-                  routing.gather_indices.given()
-                      ? read_index(routing.gather_indices.data, routing.gather_indices.dtype, r)
-                      : r;
-              if (expert < 0 || flat < 0 || flat >= rows) {
-                zero_row(out.d_pre, r);
-                zero_row(out.weighted_act, r);
-                continue;
-              }
-              const float weight =
-                  weights.given() ? read_float(weights.data, weights.dtype, flat) : 1.0f;
-              double sum = backward_row<Function, T>(in, activation, out, r, expert, weight);
-              if (!d_weights.given()) continue;
-              if (in.down_bias.given()) {
-                sum += dot(row_of<const T>(in.d_out, flat / routing.topk),
-                           row_of<const T>(in.down_bias, expert), in.d_out.shape[1]);
-              }
-              write_float(d_weights.data, d_weights.dtype, flat, static_cast<float>(sum));
-            }
-          });
+      for_each_range(context, rows, grain_rows(kGrainElems, in.d_act.shape[1]),
+                     [&](std::int64_t begin, std::int64_t end) {
+                       for (std::int64_t r = begin; r < end; ++r) {
+                         const std::int64_t expert = expert_of(r);
+                         const std::int64_t flat = flat_row(routing, r, flat_rows);
+                         if (expert < 0 || flat < 0) {
+                           zero_row(out.d_pre, r);
+                           zero_row(out.weighted_act, r);
+                           continue;
+                         }
+                         const float weight = router_weight(routing, flat);
+                         double sum = backward_row<F, T>(in, activation, out, r, expert, weight);
+                         if (!d_weights.given()) continue;
+                         if (in.down_bias.given()) {
+                           sum += dot(row_of<const T>(in.d_out, flat / routing.topk),
+                                      row_of<const T>(in.down_bias, expert), in.d_out.shape[1]);
+                         }
+                         write_float(d_weights.data, d_weights.dtype, flat,
+                                     static_cast<float>(sum));
+                       }
+                     });
     });
   });
 }
 
-}  // namespace moegemm::cpu::passes
+}  // namespace moegemm::cpu

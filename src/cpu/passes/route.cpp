@@ -1,10 +1,9 @@
-#include "cpu/passes/route.h"
-
 #include <vector>
 
+#include "cpu/passes/passes.h"
 #include "cpu/routing_data.h"
 
-namespace moegemm::cpu::passes {
+namespace moegemm::cpu {
 namespace {
 
 /// Ids outside [0, experts) share one bin after all experts.
@@ -59,8 +58,10 @@ void sort_ids(const TensorView& expert_ids, std::int64_t experts, const TensorVi
 
 }  // namespace
 
-void route(const TensorView& expert_ids, std::int64_t experts, const TensorView& m_sizes,
-           const TensorView& gather_indices, const TensorView& inverse) {
+/// A stable counting sort of the flat rows by expert.
+void CpuPasses::route(const TensorView& expert_ids, std::int64_t experts, const TensorView& m_sizes,
+                      const TensorView& gather_indices, const TensorView& inverse, void*,
+                      const ExecutionContext&) const {
   if (expert_ids.dtype == DType::kInt32) {
     sort_ids<std::int32_t>(expert_ids, experts, m_sizes, gather_indices, inverse);
   } else {
@@ -68,7 +69,9 @@ void route(const TensorView& expert_ids, std::int64_t experts, const TensorView&
   }
 }
 
-std::optional<RoutingFault> check(const RoutingView& routing, std::int64_t rows) {
+std::optional<RoutingFault> CpuPasses::check(const RoutingView& routing, std::int64_t rows,
+                                             std::int64_t flat_rows,
+                                             const ExecutionContext&) const {
   const TensorView& m_sizes = routing.m_sizes;
   std::int64_t sum = 0;
   for (std::int64_t e = 0; e < m_sizes.shape[0]; ++e) {
@@ -79,10 +82,10 @@ std::optional<RoutingFault> check(const RoutingView& routing, std::int64_t rows)
   }
   if (!routing.gather_indices.given()) return std::nullopt;
   const TensorView& indices = routing.gather_indices;
-  std::vector<std::int64_t> first_at(rows, -1);  // position of each index
+  std::vector<std::int64_t> first_at(flat_rows, -1);  // position of each index
   for (std::int64_t r = 0; r < sum; ++r) {
     const std::int64_t index = read_index(indices.data, indices.dtype, r);
-    if (index < 0 || index >= rows) {
+    if (index < 0 || index >= flat_rows) {
       return RoutingFault{RoutingFault::What::kIndexOutOfRange, r, index};
     }
     if (first_at[index] >= 0) {
@@ -93,4 +96,4 @@ std::optional<RoutingFault> check(const RoutingView& routing, std::int64_t rows)
   return std::nullopt;
 }
 
-}  // namespace moegemm::cpu::passes
+}  // namespace moegemm::cpu

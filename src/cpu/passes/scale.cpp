@@ -1,39 +1,31 @@
-#include "cpu/passes/scale.h"
-
 #include <algorithm>
 #include <vector>
 
-#include "cpu/element_type.h"
 #include "cpu/parallel.h"
-#include "cpu/routing_data.h"
+#include "cpu/passes/passes.h"
+#include "cpu/passes/rows.h"
 
-namespace moegemm::cpu::passes {
+namespace moegemm::cpu {
 namespace {
 
-/// Elements that one worker should have at least: about 10 microseconds of memory traffic, several
-/// times what waking a thread costs.
+/// Of one worker: about 10 microseconds of memory traffic.
 constexpr std::int64_t kGrainElems = 32 * 1024;
 
-std::int64_t grain_rows(std::int64_t cols) {
-  return std::max<std::int64_t>(1, kGrainElems / std::max<std::int64_t>(cols, 1));
-}
-
-template <typename T>
-T* row_of(const TensorView& view, std::int64_t row) {
-  return static_cast<T*>(view.data) + row * view.row_stride;
-}
-
 template <typename In, typename Out>
-void combine_tokens(const TensorView& rows, const TensorView& weights, std::int64_t topk,
-                    const TensorView& out, std::int64_t begin, std::int64_t end) {
+void combine_tokens(const TensorView& rows, const TensorView& weights, const TensorView& positions,
+                    std::int64_t topk, const TensorView& out, std::int64_t begin,
+                    std::int64_t end) {
   const std::int64_t cols = rows.shape[1];
   std::vector<float> sum(cols);
   for (std::int64_t t = begin; t < end; ++t) {
     std::fill(sum.begin(), sum.end(), 0.0f);
     for (std::int64_t s = 0; s < topk; ++s) {
       const std::int64_t flat = t * topk + s;
+      const std::int64_t position =
+          positions.given() ? read_index(positions.data, positions.dtype, flat) : flat;
+      if (position < 0 || position >= rows.shape[0]) continue;
       const float weight = weights.given() ? read_float(weights.data, weights.dtype, flat) : 1.0f;
-      const In* row = row_of<const In>(rows, flat);
+      const In* row = row_of<const In>(rows, position);
       for (std::int64_t c = 0; c < cols; ++c) sum[c] += weight * to_float(row[c]);
     }
     Out* destination = row_of<Out>(out, t);
@@ -50,12 +42,6 @@ void scale_row(const TensorView& source, std::int64_t row, float factor,
       Out* to = row_of<Out>(destination, row);
       for (std::int64_t c = 0; c < source.shape[1]; ++c) store(factor * to_float(from[c]), to[c]);
     });
-  });
-}
-
-void zero_row(const TensorView& view, std::int64_t row) {
-  with_element_type(view.dtype, [&]<typename T>(T*) {
-    std::fill_n(row_of<T>(view, row), view.shape[1], T{});  // all bits zero is +0 in each format
   });
 }
 
@@ -86,42 +72,44 @@ float dot_row(const TensorView& a, const TensorView& b, std::int64_t row) {
 
 }  // namespace
 
-void combine(const TensorView& rows, const TensorView& weights, std::int64_t topk,
-             const TensorView& out, const ExecutionContext& context) {
+void CpuPasses::combine(const TensorView& rows, const TensorView& weights,
+                        const TensorView& positions, std::int64_t topk, const TensorView& out,
+                        const ExecutionContext& context) const {
   with_element_type(rows.dtype, [&]<typename In>(In*) {
     with_element_type(out.dtype, [&]<typename Out>(Out*) {
-      for_each_range(context, out.shape[0], grain_rows(rows.shape[1] * topk),
+      for_each_range(context, out.shape[0], grain_rows(kGrainElems, rows.shape[1] * topk),
                      [&](std::int64_t begin, std::int64_t end) {
-                       combine_tokens<In, Out>(rows, weights, topk, out, begin, end);
+                       combine_tokens<In, Out>(rows, weights, positions, topk, out, begin, end);
                      });
     });
   });
 }
 
-void scale_rows(const TensorView& product, const TensorView& x, const RoutingView& routing,
-                const TensorView& scaled, const TensorView& dot, const TensorView& scaled_x,
-                const ExecutionContext& context) {
+void CpuPasses::scale_rows(const TensorView& product, const TensorView& x,
+                           const RoutingView& routing, const TensorView& scaled,
+                           const TensorView& dot, const TensorView& scaled_x,
+                           const ExecutionContext& context) const {
   const std::int64_t rows = x.shape[0];
   const std::int64_t used =
       segment_offsets(routing.m_sizes.data, routing.m_sizes.dtype, routing.m_sizes.shape[0], rows)
           .back();
   // Slots of `dot` are written by index: what no row names stays zero.
   for (std::int64_t r = 0; r < rows; ++r) write_float(dot.data, dot.dtype, r, 0.0f);
-  for_each_range(context, rows, grain_rows(x.shape[1]), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t r = begin; r < end; ++r) {
-      const std::int64_t flat =
-          read_index(routing.gather_indices.data, routing.gather_indices.dtype, r);
-      if (r >= used || flat < 0 || flat >= rows) {
-        zero_row(scaled, r);
-        if (scaled_x.given()) zero_row(scaled_x, r);
-        continue;
-      }
-      const float weight = read_float(routing.topk_weights.data, routing.topk_weights.dtype, flat);
-      write_float(dot.data, dot.dtype, flat, dot_row(product, x, r));
-      scale_row(product, r, weight, scaled);
-      if (scaled_x.given()) scale_row(x, r, weight, scaled_x);
-    }
-  });
+  for_each_range(context, rows, grain_rows(kGrainElems, x.shape[1]),
+                 [&](std::int64_t begin, std::int64_t end) {
+                   for (std::int64_t r = begin; r < end; ++r) {
+                     const std::int64_t flat = r < used ? flat_row(routing, r, rows) : -1;
+                     if (flat < 0) {
+                       zero_row(scaled, r);
+                       zero_row(scaled_x, r);
+                       continue;
+                     }
+                     const float weight = router_weight(routing, flat);
+                     write_float(dot.data, dot.dtype, flat, dot_row(product, x, r));
+                     scale_row(product, r, weight, scaled);
+                     if (scaled_x.given()) scale_row(x, r, weight, scaled_x);
+                   }
+                 });
 }
 
-}  // namespace moegemm::cpu::passes
+}  // namespace moegemm::cpu

@@ -1,29 +1,18 @@
 #include "cpu/reference/epilogue.h"
 
-#include <algorithm>
-#include <cmath>
-#include <numbers>
-
+#include "core/types/constant_of.h"
+#include "cpu/activation_functions.h"
 #include "cpu/element_type.h"
 
 namespace moegemm::cpu::reference {
 namespace {
 
 double function_at(const Activation& activation, double g) {
-  switch (activation.function) {
-    case ActivationFunction::kSilu:
-      return g / (1 + std::exp(-static_cast<double>(activation.alpha) * g));
-    case ActivationFunction::kGelu:
-      return 0.5 * g * std::erfc(-g / std::numbers::sqrt2);
-    case ActivationFunction::kGeluTanh: {
-      // (1 + tanh y) / 2 = 1 / (1 + exp(-2 y)), which has no cancellation for negative y.
-      const double y = std::sqrt(2 * std::numbers::inv_pi) * (g + 0.044715 * g * g * g);
-      return g / (1 + std::exp(-2 * y));
-    }
-    case ActivationFunction::kRelu2:
-      break;
-  }
-  return g < 0 ? 0.0 : g * g;  // NaN stays
+  double value = 0;
+  with_constant<kActivationFunctions>(activation.function, [&]<ActivationFunction F>() {
+    value = Function<F>::exact(g, static_cast<double>(activation.alpha));
+  });
+  return value;
 }
 
 /// Comparisons that are false for NaN, which therefore stays.

@@ -22,14 +22,14 @@ Row find_row(const Problem& problem, const Operands& operands, std::int64_t posi
   Row row{true, position, position, 1.0};
   if (problem.permutation == Permutation::kNone) return row;
   const std::int64_t flat = read_index(operands.gather_indices, problem.index_dtype, position);
-  if (flat < 0 || flat >= problem.rows) {
+  if (flat < 0 || flat >= problem.flat_rows()) {
     row.valid = false;
     return row;
   }
   if (problem.gathers()) row.source = flat / problem.gather_divisor();
   if (problem.scatters()) row.destination = flat;
   if (problem.multiply) {
-    row.factor = read_float(operands.topk_weights, problem.weights_dtype, flat);
+    row.factor = read_float(operands.router_weights, problem.weights_dtype, flat);
   }
   return row;
 }
@@ -59,7 +59,8 @@ void store_row(const Problem& problem, const Operands& operands, std::int64_t ro
 /// Rows that no valid position names stay zero, so every element is written whatever the indices.
 void zero_rows(const Problem& problem, const Operands& operands, std::int64_t cols) {
   const std::vector<double> zeros(cols, 0.0);
-  for (std::int64_t r = 0; r < problem.rows; ++r) store_row(problem, operands, r, zeros, 1.0);
+  for (std::int64_t r = 0; r < problem.output_rows(); ++r)
+    store_row(problem, operands, r, zeros, 1.0);
 }
 
 /// y[n] = sum over k of x[k] W[n, k]. Sums of nothing, which an empty x gives, are zero.

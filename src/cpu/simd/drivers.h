@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+
 #include "core/backend.h"
 #include "cpu/simd/kernel_table.h"
 
@@ -22,14 +24,7 @@ void run_dw(const KernelTable& kernels, bool stream, const Problem& problem,
             const Operands& operands, const ExecutionContext& context);
 
 inline const DTypeKernels& kernels_for(const KernelTable& kernels, DType dtype) {
-  switch (dtype) {
-    case DType::kBFloat16:
-      return kernels.bfloat16;
-    case DType::kFloat16:
-      return kernels.float16;
-    default:
-      return kernels.float32;
-  }
+  return *std::ranges::find(kernels.formats, dtype, &DTypeKernels::dtype);
 }
 
 }  // namespace moegemm::cpu::simd

@@ -30,7 +30,7 @@ std::int64_t chunk_steps(std::int64_t segment_rows, int terms_per_step) {
 }
 
 /// Columns of a block, in whole panels, so that the packed X of one chunk fits kPanelWords.
-std::int64_t block_cols(std::int64_t k, std::int64_t steps) {
+std::int64_t block_columns(std::int64_t k, std::int64_t steps) {
   static_assert(kChunkRows * kMaxPanelCols <= kPanelWords);
   return std::min(kPanelWords / steps / kMaxPanelCols * kMaxPanelCols, round_up(k, kMaxPanelCols));
 }
@@ -65,7 +65,7 @@ DwBlocks cut_into_blocks(const Problem& problem, const RowLocator& locator, int 
   DwBlocks blocks;
   for (std::int64_t e = 0; e < problem.experts; ++e) {
     const std::int64_t rows = locator.size(e);
-    const std::int64_t max_cols = block_cols(problem.k, chunk_steps(rows, terms_per_step));
+    const std::int64_t max_cols = block_columns(problem.k, chunk_steps(rows, terms_per_step));
     std::int64_t max_rows = share * problem.k / max_cols / (rows + kStoreCost);
     if (rows > kChunkRows) max_rows = std::min(max_rows, kMaxKeptSums / max_cols);
     max_rows = std::max(max_rows / kDyPanelCols * kDyPanelCols, kMinWeightRows);

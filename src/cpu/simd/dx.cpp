@@ -31,7 +31,7 @@ std::int64_t packed_cols(std::int64_t rows, std::int64_t share) {
 
 void run_dx(const KernelTable& kernels, DxPath path, const Problem& problem,
             const Operands& operands, const ExecutionContext& context) {
-  if (problem.rows == 0) return;
+  if (problem.output_rows() == 0) return;
   const std::int64_t element = size_bytes(problem.dtype);
   prepare_output_pages(output_span(problem, operands), context);
   const RowLocator locator(problem, operands);

@@ -22,7 +22,7 @@ constexpr std::int64_t kMaxWeightRows = 256;
 
 void run_forward(const KernelTable& kernels, const Problem& problem, const Operands& operands,
                  const ExecutionContext& context) {
-  if (problem.rows == 0) return;
+  if (problem.output_rows() == 0) return;
   const std::int64_t element = size_bytes(problem.dtype);
   prepare_output_pages(output_span(problem, operands), context);
   const RowLocator locator(problem, operands);

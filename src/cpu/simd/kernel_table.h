@@ -1,6 +1,8 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <iterator>
 
 #include "moegemm/tensor.h"
 
@@ -104,6 +106,7 @@ using DwFn = void (*)(const DwTask&);
 
 /// The kernels of one instruction set for one input dtype.
 struct DTypeKernels {
+  DType dtype;
   ForwardFn forward = nullptr;
   PackXFn pack_x = nullptr;
   std::int64_t dot_step = 1;   ///< elements of K that forward multiplies at a time
@@ -115,9 +118,7 @@ struct DTypeKernels {
 };
 
 struct KernelTable {
-  DTypeKernels float32;
-  DTypeKernels float16;
-  DTypeKernels bfloat16;
+  std::array<DTypeKernels, std::size(kFloatingFormats)> formats;
   int lanes = 0;      ///< fp32 lanes of a vector
   int dot_rows = 0;   ///< forward tile: dot_rows x 4
   int tile_rows = 0;  ///< dX tile: tile_rows x tile_cols

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "core/types/constant_of.h"
 #include "moegemm/epilogue.h"
 
 /// Activations of single elements, with their derivatives. An H200 has time for 42 instructions per
@@ -50,25 +51,40 @@ __device__ __forceinline__ float sigmoid(float x, float scale = 1.0f) {
 }
 
 template <ActivationFunction F>
-__device__ __forceinline__ Point activation_at(float g, float alpha) {
-  if constexpr (F == ActivationFunction::kSilu) {
-    const float s = sigmoid(g, alpha);
-    return {g * s, s * fmaf(alpha * g, 1.0f - s, 1.0f)};
-  } else if constexpr (F == ActivationFunction::kGelu) {
-    constexpr float kDensityAtZero = 0.39894228040143268f;  // 1 / sqrt(2 pi)
-    const float below = normcdff(g);
-    return {g * below, fmaf(g * kDensityAtZero, __expf(-0.5f * g * g), below)};
-  } else if constexpr (F == ActivationFunction::kGeluTanh) {
-    // (1 + tanh y) / 2 = sigmoid(2 y), which has no cancellation for negative y.
-    constexpr float kScale = 2.0f * 0.79788456080286536f;  // 2 sqrt(2 / pi)
-    constexpr float kCubic = 0.044715f;
-    const float s = sigmoid(kScale * g * fmaf(kCubic * g, g, 1.0f));
-    const float inner = kScale * fmaf(3.0f * kCubic * g, g, 1.0f);
-    return {g * s, s * fmaf(g * (1.0f - s), inner, 1.0f)};
-  } else {
-    const float positive = g < 0.0f ? 0.0f : g;  // NaN stays
-    return {positive * positive, 2.0f * positive};
-  }
+__device__ Point activation_at(float g, float alpha);
+
+template <>
+__device__ __forceinline__ Point activation_at<ActivationFunction::kSilu>(float g, float alpha) {
+  const float s = sigmoid(g, alpha);
+  return {g * s, s * fmaf(alpha * g, 1.0f - s, 1.0f)};
+}
+
+template <>
+__device__ __forceinline__ Point activation_at<ActivationFunction::kGelu>(float g, float) {
+  constexpr float kDensityAtZero = 0.39894228040143268f;  // 1 / sqrt(2 pi)
+  const float below = normcdff(g);
+  return {g * below, fmaf(g * kDensityAtZero, __expf(-0.5f * g * g), below)};
+}
+
+template <>
+__device__ __forceinline__ Point activation_at<ActivationFunction::kGeluTanh>(float g, float) {
+  // (1 + tanh y) / 2 = sigmoid(2 y), which has no cancellation for negative y.
+  constexpr float kScale = 2.0f * 0.79788456080286536f;  // 2 sqrt(2 / pi)
+  constexpr float kCubic = 0.044715f;
+  const float s = sigmoid(kScale * g * fmaf(kCubic * g, g, 1.0f));
+  const float inner = kScale * fmaf(3.0f * kCubic * g, g, 1.0f);
+  return {g * s, s * fmaf(g * (1.0f - s), inner, 1.0f)};
+}
+
+template <>
+__device__ __forceinline__ Point activation_at<ActivationFunction::kRelu2>(float g, float) {
+  const float positive = g < 0.0f ? 0.0f : g;  // NaN stays
+  return {positive * positive, 2.0f * positive};
+}
+
+template <>
+__device__ __forceinline__ Point activation_at<ActivationFunction::kRelu>(float g, float) {
+  return {g < 0.0f ? 0.0f : g, g <= 0.0f ? 0.0f : 1.0f};  // NaN stays
 }
 
 /// What a gate's f is multiplied by.
@@ -97,20 +113,7 @@ __device__ __forceinline__ Activated evaluate(const Activation& a, float gate, f
 /// Calls body with the function as a constant; the branch is the same for the whole grid.
 template <typename Body>
 __device__ __forceinline__ void with_function(ActivationFunction function, const Body& body) {
-  switch (function) {
-    case ActivationFunction::kSilu:
-      body.template operator()<ActivationFunction::kSilu>();
-      break;
-    case ActivationFunction::kGelu:
-      body.template operator()<ActivationFunction::kGelu>();
-      break;
-    case ActivationFunction::kGeluTanh:
-      body.template operator()<ActivationFunction::kGeluTanh>();
-      break;
-    case ActivationFunction::kRelu2:
-      body.template operator()<ActivationFunction::kRelu2>();
-      break;
-  }
+  with_constant<kActivationFunctions>(function, body);
 }
 
 /// Where element c of a row has its gate and its up.

@@ -1,8 +1,10 @@
 #pragma once
 
-#include "cuda/device/segments.cuh"
+#include "cuda/device/segment_scan.cuh"
 #include "cuda/device/size_class.h"
+#include "cuda/device/weight_tiles.h"
 
+/// In which order the weight GEMMs take the experts.
 namespace moegemm::cuda {
 
 /// Fills order[0..experts) with the experts: those of more than `large` units first, by descending
@@ -46,5 +48,33 @@ __device__ inline void order_large_first(const int* row_prefix, int experts, int
     __syncwarp();
   }
 }
+
+/// Row prefix sums and the order of the experts, in shared memory.
+struct ExpertTable {
+  int* row_prefix;        ///< [E + 1]
+  unsigned short* order;  ///< [E]: experts, large ones first
+
+  /// By one whole warp. `unit_rows`: rows of a block of depth; `counts` is scratch.
+  template <typename Params>
+  __device__ __forceinline__ void build(const Params& params, int unit_rows,
+                                        int (&counts)[kSizeClasses]) const {
+    scan_segments<1>(params.m_sizes, params.experts, params.total_rows, RowStarts{row_prefix});
+    __syncwarp();
+    // A tile that starts last can make the launch this much longer: 1/32 of a block's share at
+    // most.
+    const float share = static_cast<float>(params.total_rows / unit_rows) *
+                        static_cast<float>(params.tiling.tiles_per_expert()) /
+                        static_cast<float>(gridDim.x);
+    order_large_first(row_prefix, params.experts, unit_rows, static_cast<int>(share / 32), counts,
+                      order);
+  }
+
+  /// Expert and rows of a decoded tile.
+  __device__ __forceinline__ void place(WeightTile& tile) const {
+    tile.expert = order[tile.expert];
+    tile.row = row_prefix[tile.expert];
+    tile.rows = row_prefix[tile.expert + 1] - tile.row;
+  }
+};
 
 }  // namespace moegemm::cuda

@@ -3,6 +3,7 @@
 #include "cuda/device/segments.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 
+/// Where each expert's rows begin: m_sizes added up, in shared memory, once per thread block.
 namespace moegemm::cuda {
 
 /// What was fetched from `array`, sign and all.
@@ -12,25 +13,50 @@ __device__ __forceinline__ long long signed_value(const IndexArray::Fetched& fet
   return array.is_64_bit ? static_cast<long long>(fetched.high) << 32 | fetched.low : low;
 }
 
-/// What scan_segments does, by `Warps` warps together: starts[0..experts], with the tiles before
-/// each expert, `column_tiles` for every row tile. For kernels whose start counts: the sizes of
-/// 128 experts per warp are in flight together, and the code is short, which matters as much
-/// where it comes from memory too. The warps are the first of the block; `totals` [Warps] is
-/// scratch in shared memory, `barrier` the id of a named barrier that nobody else uses meanwhile.
-/// Others may read the result behind a barrier only.
-template <int Warps>
-__device__ inline void scan_segments_together(const IndexArray& m_sizes, int experts,
-                                              int total_rows, int max_rows, int column_tiles,
-                                              SegmentStart* starts, SegmentStart* totals,
-                                              int barrier) {
-  constexpr int kEach = 4;  // consecutive experts of a thread
+/// Starts of scan_segments: the rows before each expert, [E + 1].
+struct RowStarts {
+  int* rows;
+
+  static constexpr bool kTiles = false;
+  static __device__ __forceinline__ int tiles_of(int) { return 0; }
+  __device__ __forceinline__ void set(int expert, int row, int) const { rows[expert] = row; }
+};
+
+/// The output tiles before each expert as well: `column_tiles` for every `max_rows` rows of one.
+struct TileStarts {
+  SegmentStart* starts;
+  int max_rows;
+  int column_tiles;
+
+  static constexpr bool kTiles = true;
+  __device__ __forceinline__ int tiles_of(int rows) const {
+    return row_tiles(rows, max_rows) * column_tiles;
+  }
+  __device__ __forceinline__ void set(int expert, int row, int tile) const {
+    starts[expert] = {row, tile};
+  }
+};
+
+/// Sets the starts of experts 0 to `experts`, clipped at total_rows, by `Warps` whole warps: any
+/// one, or the first of the block together. A kernel's start can count: the sizes of 128 experts
+/// per warp (256 of one alone) are in flight together, and the code is short, which matters as much
+/// where it comes from memory too. With several warps, `totals` [Warps] is scratch in shared memory
+/// and `barrier` the id of a named barrier that nobody else uses meanwhile. Others may read the
+/// result after a barrier only.
+template <int Warps, typename Starts>
+__device__ inline void scan_segments(const IndexArray& m_sizes, int experts, int total_rows,
+                                     const Starts& starts, SegmentStart* totals = nullptr,
+                                     int barrier = 0) {
+  static_assert(Starts::kTiles == (Warps > 1), "the barrier of the tiles frees `totals`");
+  constexpr int kEach = Warps > 1 ? 4 : 8;  // consecutive experts of a thread
   const int lane = threadIdx.x % kWarpSize;
-  const int warp = threadIdx.x / kWarpSize;
+  const int warp = Warps > 1 ? threadIdx.x / kWarpSize : 0;
+  const int thread = Warps > 1 ? threadIdx.x : lane;
   SegmentStart before = {0, 0};  // what earlier passes counted
-  if (threadIdx.x == 0) starts[0] = before;
+  if (thread == 0) starts.set(0, 0, 0);
 #pragma unroll 1
   for (int base = 0; base < experts; base += Warps * kWarpSize * kEach) {
-    const int first = base + static_cast<int>(threadIdx.x) * kEach;
+    const int first = base + thread * kEach;
     IndexArray::Fetched sizes[kEach];
 #pragma unroll
     for (int i = 0; i < kEach; ++i) sizes[i] = m_sizes.fetch(min(first + i, experts - 1));
@@ -42,14 +68,18 @@ __device__ inline void scan_segments_together(const IndexArray& m_sizes, int exp
 #pragma unroll
     for (int i = 1; i < kEach; ++i) rows[i] = add_saturating(rows[i - 1], rows[i], total_rows);
     const int warp_rows = inclusive_scan_saturating(rows[kEach - 1], total_rows, lane);
-    if (lane == kWarpSize - 1) totals[warp].row = warp_rows;
-    ptx::bar_sync(barrier, Warps * kWarpSize);
+    if constexpr (Warps > 1) {
+      if (lane == kWarpSize - 1) totals[warp].row = warp_rows;
+      ptx::bar_sync(barrier, Warps * kWarpSize);
+    }
     const int lanes_rows = __shfl_up_sync(kFullMask, warp_rows, 1);
     int row = add_saturating(before.row, lane > 0 ? lanes_rows : 0, total_rows);
 #pragma unroll
     for (int w = 0; w < Warps; ++w) {
-      if (w < warp) row = add_saturating(row, totals[w].row, total_rows);
-      before.row = add_saturating(before.row, totals[w].row, total_rows);
+      const int total =
+          Warps > 1 ? totals[w].row : __shfl_sync(kFullMask, warp_rows, kWarpSize - 1);
+      if (w < warp) row = add_saturating(row, total, total_rows);
+      before.row = add_saturating(before.row, total, total_rows);
     }
 
     int tiles[kEach];
@@ -59,21 +89,24 @@ __device__ inline void scan_segments_together(const IndexArray& m_sizes, int exp
       const int begin = end;
       end = add_saturating(row, rows[i], total_rows);
       rows[i] = end;
-      tiles[i] = row_tiles(end - begin, max_rows) * column_tiles + (i > 0 ? tiles[i - 1] : 0);
+      tiles[i] = starts.tiles_of(end - begin) + (i > 0 ? tiles[i - 1] : 0);
     }
-    const int warp_tiles = inclusive_scan(tiles[kEach - 1], lane);
-    if (lane == kWarpSize - 1) totals[warp].tile = warp_tiles;
-    ptx::bar_sync(barrier, Warps * kWarpSize);
-    const int lanes_tiles = __shfl_up_sync(kFullMask, warp_tiles, 1);
-    int tile = before.tile + (lane > 0 ? lanes_tiles : 0);
+    int tile = before.tile;
+    if constexpr (Starts::kTiles) {
+      const int warp_tiles = inclusive_scan(tiles[kEach - 1], lane);
+      if (lane == kWarpSize - 1) totals[warp].tile = warp_tiles;
+      ptx::bar_sync(barrier, Warps * kWarpSize);
+      const int lanes_tiles = __shfl_up_sync(kFullMask, warp_tiles, 1);
+      tile += lane > 0 ? lanes_tiles : 0;
 #pragma unroll
-    for (int w = 0; w < Warps; ++w) {
-      if (w < warp) tile += totals[w].tile;
-      before.tile += totals[w].tile;
+      for (int w = 0; w < Warps; ++w) {
+        if (w < warp) tile += totals[w].tile;
+        before.tile += totals[w].tile;
+      }
     }
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      if (first + i < experts) starts[first + i + 1] = {rows[i], tile + tiles[i]};
+      if (first + i < experts) starts.set(first + i + 1, rows[i], tile + tiles[i]);
     }
   }
 }

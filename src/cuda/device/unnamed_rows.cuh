@@ -5,9 +5,22 @@
 #include "cuda/device/segments.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 
+/// Rows of an output that no tile stores: they are zero.
 namespace moegemm::cuda {
 
-/// The rows of an output in flat order that no valid position names; they have to become zero.
+/// In expert order those past the last segment, shared by `Warps` warps of each block; `warp` is
+/// the caller's number among them. Calls zero(row), by a whole warp.
+template <int Warps, typename Params, typename Zero>
+__device__ __forceinline__ void zero_padding_rows(const Params& params, int routed_rows, int warp,
+                                                  const Zero& zero) {
+  const int step = gridDim.x * Warps;
+  for (long long row = routed_rows + static_cast<int>(blockIdx.x) * Warps + warp;
+       row < params.total_rows; row += step) {
+    zero(row);
+  }
+}
+
+/// In flat order those that no valid position names.
 ///
 /// A block looks after a share of the output's rows: it reads every index of the segments, marks
 /// the rows of its share that they name, and zeroes the others. Nobody else stores to those, so

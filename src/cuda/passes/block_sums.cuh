@@ -7,7 +7,14 @@
 /// Sums over a whole thread block. Every thread of the block must call; blocks are whole warps.
 namespace moegemm::cuda {
 
-constexpr unsigned kAllLanes = 0xffffffffu;
+/// The lanes are added in a tree, the same one each time.
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
+    value += __shfl_xor_sync(kFullMask, value, distance);
+  }
+  return value;
+}
 
 /// Inclusive prefix sum over the lanes of a warp.
 template <typename T>
@@ -15,7 +22,7 @@ __device__ inline T warp_inclusive_sum(T value) {
   const unsigned lane = threadIdx.x % 32;
 #pragma unroll
   for (unsigned distance = 1; distance < 32; distance *= 2) {
-    const T before = __shfl_up_sync(kAllLanes, value, distance);
+    const T before = __shfl_up_sync(kFullMask, value, distance);
     if (lane >= distance) {
       value += before;
     }

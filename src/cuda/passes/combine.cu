@@ -1,17 +1,17 @@
 #include <algorithm>
 #include <string>
 
+#include "cuda/backend/launch.h"
+#include "cuda/backend/loading.h"
 #include "cuda/device/fast_divide.h"
-#include "cuda/host/launch.h"
-#include "cuda/host/loading.h"
 #include "cuda/passes/alignment.h"
-#include "cuda/passes/combine.h"
 #include "cuda/passes/elements.cuh"
+#include "cuda/passes/passes.h"
 #include "moegemm/error.h"
 
-/// out[t] = sum over s of weights[t, s] * rows[t, s]. A thread makes a pack of eight
-/// columns of one token (or one column, when the memory is not 16-byte aligned) and adds the slots
-/// in order: an element's bits depend on its own rows alone.
+/// out[t] = sum over s of weights[t, s] * rows[t, s], or of rows[positions[t, s]]. A thread makes a
+/// pack of eight columns of one token (or one column, when the memory is not 16-byte aligned) and
+/// adds the slots in order: an element's bits depend on its own rows alone.
 namespace moegemm::cuda {
 namespace {
 
@@ -21,9 +21,10 @@ constexpr std::int64_t kMostItems = std::int64_t{1} << 30;
 
 /// Blocks on a multiprocessor, by the 16-byte loads that a thread has in flight: few loads leave
 /// registers for many threads. 32 to 96 KB are in flight then; 29 KB hide the latency of HBM
-/// (4.2 TB/s * 0.9 us over 132 multiprocessors).
-constexpr int blocks_per_multiprocessor(int loads) {
-  return loads == 1 ? 8 : loads == 2 ? 6 : loads == 4 ? 4 : 3;
+/// (4.2 TB/s * 0.9 us over 132 multiprocessors). Positions take registers, too.
+constexpr int blocks_per_multiprocessor(int loads, bool by_position) {
+  const int blocks = loads == 1 ? 8 : loads == 2 ? 6 : loads == 4 ? 4 : 3;
+  return by_position ? blocks - 1 : blocks;
 }
 constexpr int kMostLoads = 8;
 
@@ -33,21 +34,18 @@ constexpr int slots_in_flight(std::int64_t element_bytes, int loads) {
 }
 
 struct CombineArguments {
-  const void* rows;  // [T * topk, columns]
-  DType rows_dtype;
-  std::int64_t rows_stride;
-  const void* weights;  // [T * topk] or null
-  DType weights_dtype;
+  Floats rows;     // [T * topk, columns]; by position [row_count, columns]
+  Floats weights;  // [T * topk]
   int topk;
   int step;                   // slots at a time
   std::int64_t first_column;  // of combine_elements
-  void* out;                  // [T, columns]
-  DType out_dtype;
-  std::int64_t out_stride;
+  Floats out;                 // [T, columns]
   int first_token;
   int places;  // packs or columns of a token
   int items;   // threads, one for each place of this launch's tokens
   FastDivisor by_places;
+  IndexArray positions;  // [T * topk], or null
+  std::int64_t row_count;
 };
 
 /// What this thread makes: a place in a token.
@@ -67,7 +65,14 @@ __device__ __forceinline__ bool find_item(const CombineArguments& a, Item& item)
   return true;
 }
 
+/// The row of a slot, or -1 for none.
+__device__ __forceinline__ std::int64_t row_at(const CombineArguments& a, std::int64_t slot) {
+  const std::int64_t row = a.positions[slot];
+  return row >= 0 && row < a.row_count ? row : -1;
+}
+
 /// One element each, in the order and with the rounding of the packed path.
+template <bool ByPosition>
 __global__ void __launch_bounds__(kThreads) combine_elements(const CombineArguments a) {
   Item item;
   if (!find_item(a, item)) {
@@ -75,13 +80,15 @@ __global__ void __launch_bounds__(kThreads) combine_elements(const CombineArgume
   }
   const std::int64_t token = item.token, column = a.first_column + item.place;
   float sum = 0.0f;
-#pragma unroll 4
+#pragma unroll 2
   for (int s = 0; s < a.topk; ++s) {
-    const std::int64_t row = token * a.topk + s;
-    const float value = load_float(a.rows, a.rows_dtype, row * a.rows_stride + column);
-    sum = fmaf(a.weights ? load_float(a.weights, a.weights_dtype, row) : 1.0f, value, sum);
+    const std::int64_t slot = token * a.topk + s;
+    const std::int64_t row = ByPosition ? row_at(a, slot) : slot;
+    if (ByPosition && row < 0) continue;
+    const float value = a.rows.load(row * a.rows.stride + column);
+    sum = fmaf(a.weights.data ? a.weights.load(slot) : 1.0f, value, sum);
   }
-  store_float(a.out, a.out_dtype, token * a.out_stride + column, sum);
+  a.out.store(token * a.out.stride + column, sum);
 }
 
 /// The weights of rows, in fp32 or the rows' dtype.
@@ -97,35 +104,46 @@ struct UnitWeights {
 };
 
 /// Eight columns of a token by 16-byte accesses, up to `Loads` of them in flight.
-template <typename T, int Loads, typename Weights>
+template <typename T, int Loads, bool ByPosition, typename Weights>
 __device__ __forceinline__ void combine_pack(const CombineArguments& a, const Item& item,
                                              const Weights& row_weights) {
   constexpr int kSlots = slots_in_flight(sizeof(T), Loads);
   constexpr bool kOneBatch = Loads < kMostLoads;
-  const int stride = static_cast<int>(a.rows_stride);
+  const int stride = static_cast<int>(a.rows.stride);
   const std::int64_t column = std::int64_t{item.place} * kPackElems;
   const std::int64_t row = std::int64_t{item.token} * a.topk;
-  const T* source = static_cast<const T*>(a.rows) + row * stride + column;
+  const T* source = static_cast<const T*>(a.rows.data) + (ByPosition ? 0 : row * stride) + column;
   float sums[kPackElems] = {};
   int done = 0;
   do {
     const int count = kOneBatch ? a.topk : min(a.topk - done, a.step);
     Pack<T> loaded[kSlots];
     float weights[kSlots];
+    int at[ByPosition ? kSlots : 1];
+    if constexpr (ByPosition) {
+#pragma unroll
+      for (int j = 0; j < kSlots; ++j) {
+        at[j] = kSlots == 1 || j < count ? static_cast<int>(row_at(a, row + done + j)) : -1;
+      }
+    }
+    const auto counts = [&](int j) {
+      if constexpr (ByPosition) return at[j] >= 0;
+      return kSlots == 1 || j < count;
+    };
     // Rows before weights: converting a weight waits for it, and the rows should be on their way.
 #pragma unroll
     for (int j = 0; j < kSlots; ++j) {
-      if (kSlots == 1 || j < count) {
-        loaded[j] = load_pack(source + std::int64_t{done + j} * stride);
+      if (counts(j)) {
+        loaded[j] = load_pack(source + std::int64_t{ByPosition ? at[j] : done + j} * stride);
       }
     }
 #pragma unroll
     for (int j = 0; j < kSlots; ++j) {
-      if (kSlots == 1 || j < count) weights[j] = row_weights[row + done + j];
+      if (counts(j)) weights[j] = row_weights[row + done + j];
     }
 #pragma unroll
     for (int j = 0; j < kSlots; ++j) {
-      if (kSlots == 1 || j < count) {
+      if (counts(j)) {
         float values[kPackElems];
         unpack(loaded[j], values);
 #pragma unroll
@@ -136,56 +154,51 @@ __device__ __forceinline__ void combine_pack(const CombineArguments& a, const It
     }
     done += count;
   } while (!kOneBatch && done < a.topk);
-  store_pack(a.out, a.out_dtype, item.token * a.out_stride + column, sums);
+  store_pack(a.out.data, a.out.dtype, item.token * a.out.stride + column, sums);
 }
 
-template <typename T, int Loads>
-__global__ void __launch_bounds__(kThreads, blocks_per_multiprocessor(Loads))
+template <typename T, int Loads, bool ByPosition>
+__global__ void __launch_bounds__(kThreads, blocks_per_multiprocessor(Loads, ByPosition))
     combine_packs(const CombineArguments a) {
   Item item;
   if (!find_item(a, item)) {
     return;
   }
   // The branch is out here, as inside it would be between a batch's loads.
-  if (!a.weights) {
-    combine_pack<T, Loads>(a, item, UnitWeights());
-  } else if (a.weights_dtype == DType::kFloat32) {
-    const auto* weights = static_cast<const float*>(a.weights);
-    combine_pack<T, Loads>(a, item, GivenWeights<float>{weights});
+  if (!a.weights.data) {
+    combine_pack<T, Loads, ByPosition>(a, item, UnitWeights());
+  } else if (a.weights.dtype == DType::kFloat32) {
+    const auto* weights = static_cast<const float*>(a.weights.data);
+    combine_pack<T, Loads, ByPosition>(a, item, GivenWeights<float>{weights});
   } else if constexpr (sizeof(T) == 2) {
-    const auto* weights = static_cast<const T*>(a.weights);
-    combine_pack<T, Loads>(a, item, GivenWeights<T>{weights});
+    const auto* weights = static_cast<const T*>(a.weights.data);
+    combine_pack<T, Loads, ByPosition>(a, item, GivenWeights<T>{weights});
   }
 }
 
-template <typename T>
+template <typename T, bool ByPosition>
 const void* packed_kernel(int loads) {
   if constexpr (sizeof(T) == 2) {
-    if (loads == 1) return reinterpret_cast<const void*>(&combine_packs<T, 1>);
+    if (loads == 1) return reinterpret_cast<const void*>(&combine_packs<T, 1, ByPosition>);
   }
-  return loads == 2   ? reinterpret_cast<const void*>(&combine_packs<T, 2>)
-         : loads == 4 ? reinterpret_cast<const void*>(&combine_packs<T, 4>)
-                      : reinterpret_cast<const void*>(&combine_packs<T, kMostLoads>);
+  return loads == 2   ? reinterpret_cast<const void*>(&combine_packs<T, 2, ByPosition>)
+         : loads == 4 ? reinterpret_cast<const void*>(&combine_packs<T, 4, ByPosition>)
+                      : reinterpret_cast<const void*>(&combine_packs<T, kMostLoads, ByPosition>);
 }
 
+template <bool ByPosition>
 const void* packed_kernel(DType dtype, int loads) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return packed_kernel<__half>(loads);
-    case DType::kBFloat16:
-      return packed_kernel<__nv_bfloat16>(loads);
-    default:
-      return packed_kernel<float>(loads);
-  }
+  return with_format(FloatingFormats(), dtype,
+                     [&]<DType D>() { return packed_kernel<ElementType<D>, ByPosition>(loads); });
 }
 
 const ListedKernels listed([] {
   std::vector<const void*> kernels;
-  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+  for_each_format(TensorCoreFormats(), [&]<DType D>() {
     for (const int loads : {1, 2, 4, kMostLoads}) {
-      kernels.push_back(packed_kernel(dtype, loads));
+      kernels.push_back(packed_kernel<false>(D, loads));
     }
-  }
+  });
   return kernels;
 });
 
@@ -207,17 +220,22 @@ std::int64_t even_batches(std::int64_t topk, std::int64_t most) {
 
 }  // namespace
 
-void launch_combine(const TensorView& rows, const TensorView& weights, std::int64_t topk,
-                    const TensorView& out, cudaStream_t stream) {
+void CudaPasses::combine(const TensorView& rows, const TensorView& weights,
+                         const TensorView& positions, std::int64_t topk, const TensorView& out,
+                         const ExecutionContext& context) const {
+  const PassLaunch on(rows.device, context);
   const std::int64_t tokens = out.shape[0], columns = out.shape[1];
   if (tokens == 0 || columns == 0) {
     return;
   }
-  if (std::max({tokens, columns, topk}) > kMostItems) {
-    throw Error(ErrorKind::kNotImplemented,
-                "combine on a GPU takes at most 2^30 tokens, columns and slots of a token, got " +
-                    std::to_string(tokens) + ", " + std::to_string(columns) + " and " +
-                    std::to_string(topk));
+  const bool by_position = positions.given();
+  if (std::max({tokens, columns, topk, by_position ? rows.shape[0] : 0}) > kMostItems) {
+    throw Error(
+        ErrorKind::kNotImplemented,
+        "combine on a GPU takes at most 2^30 tokens, rows by position, columns and slots of a "
+        "token, got " +
+            std::to_string(tokens) + ", " + std::to_string(rows.shape[0]) + ", " +
+            std::to_string(columns) + " and " + std::to_string(topk));
   }
   const bool packed =
       is_16_byte_aligned(rows) && rows.row_stride <= INT32_MAX && is_16_byte_aligned(out);
@@ -225,21 +243,18 @@ void launch_combine(const TensorView& rows, const TensorView& weights, std::int6
   const std::int64_t packs = packed ? columns / kPackElems : 0;
   const std::int64_t single_columns = columns - packs * kPackElems;  // a row's last, or all
   CombineArguments arguments = {
-      .rows = rows.data,
-      .rows_dtype = rows.dtype,
-      .rows_stride = rows.row_stride,
-      .weights = weights.given() ? weights.data : nullptr,
-      .weights_dtype = weights.dtype,
+      .rows = floats_of(rows),
+      .weights = floats_of(weights),
       .topk = static_cast<int>(topk),
       .step = static_cast<int>(even_batches(topk, slots_in_flight(size_bytes(rows.dtype), loads))),
       .first_column = packs * kPackElems,
-      .out = out.data,
-      .out_dtype = out.dtype,
-      .out_stride = out.row_stride,
+      .out = floats_of(out),
       .first_token = 0,
       .places = 0,
       .items = 0,
       .by_places = {},
+      .positions = indices_of(positions),
+      .row_count = rows.shape[0],
   };
   const auto start = [&](const void* kernel, const char* name, std::int64_t places) {
     arguments.places = static_cast<int>(places);
@@ -253,14 +268,18 @@ void launch_combine(const TensorView& rows, const TensorView& weights, std::int6
       launch(
           {kernel, name, dim3(static_cast<unsigned>((arguments.items + kThreads - 1) / kThreads)),
            dim3(kThreads)},
-          parameters, stream);
+          parameters, on.stream);
     }
   };
   if (packs > 0) {
-    start(packed_kernel(rows.dtype, loads), "combine_packs", packs);
+    start(by_position ? packed_kernel<true>(rows.dtype, loads)
+                      : packed_kernel<false>(rows.dtype, loads),
+          "combine_packs", packs);
   }
   if (single_columns > 0) {
-    start(reinterpret_cast<const void*>(&combine_elements), "combine_elements", single_columns);
+    start(by_position ? reinterpret_cast<const void*>(&combine_elements<true>)
+                      : reinterpret_cast<const void*>(&combine_elements<false>),
+          "combine_elements", single_columns);
   }
 }
 

@@ -1,20 +1,16 @@
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
 
+#include "cuda/device/element.cuh"
+#include "cuda/device/segments.cuh"
 #include "moegemm/tensor.h"
 
 /// Reading and writing tensor elements as fp32. Where the dtype is a run-time value the branch is
 /// the same for the whole grid and costs nothing beside the memory access.
 namespace moegemm::cuda {
 
-__device__ inline float to_float(float value) { return value; }
-__device__ inline float to_float(__half value) { return __half2float(value); }
-__device__ inline float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
-
+// Switches, not with_format: its comparisons cost scale_rows registers that it does not have.
 __device__ inline float load_float(const void* base, DType dtype, std::int64_t i) {
   switch (dtype) {
     case DType::kFloat16:
@@ -29,10 +25,10 @@ __device__ inline float load_float(const void* base, DType dtype, std::int64_t i
 __device__ inline void store_float(void* base, DType dtype, std::int64_t i, float value) {
   switch (dtype) {
     case DType::kFloat16:
-      static_cast<__half*>(base)[i] = __float2half_rn(value);
+      round_to(static_cast<__half*>(base)[i], value);
       break;
     case DType::kBFloat16:
-      static_cast<__nv_bfloat16*>(base)[i] = __float2bfloat16_rn(value);
+      round_to(static_cast<__nv_bfloat16*>(base)[i], value);
       break;
     default:
       static_cast<float*>(base)[i] = value;
@@ -43,6 +39,34 @@ __device__ inline void store_float(void* base, DType dtype, std::int64_t i, floa
 __device__ inline std::int64_t load_index(const void* base, bool is_64_bit, std::int64_t i) {
   return is_64_bit ? static_cast<const std::int64_t*>(base)[i]
                    : static_cast<std::int64_t>(static_cast<const std::int32_t*>(base)[i]);
+}
+
+/// A matrix, or a vector, of any floating format. Null data: not given.
+struct Floats {
+  void* data;
+  DType dtype;
+  std::int64_t stride;  // between rows
+
+  __device__ __forceinline__ float load(std::int64_t i) const { return load_float(data, dtype, i); }
+  __device__ __forceinline__ void store(std::int64_t i, float value) const {
+    store_float(data, dtype, i, value);
+  }
+
+  /// Called by a whole warp.
+  __device__ void zero_row(std::int64_t row, int columns) const {
+    if (!data) return;
+    for (int c = threadIdx.x % kWarpSize; c < columns; c += kWarpSize) {
+      store(row * stride + c, 0.0f);
+    }
+  }
+};
+
+inline Floats floats_of(const TensorView& view) {
+  return {view.given() ? view.data : nullptr, view.dtype, view.row_stride};
+}
+
+inline IndexArray indices_of(const TensorView& view) {
+  return {view.given() ? view.data : nullptr, view.dtype == DType::kInt64};
 }
 
 __device__ inline void store_index(void* base, bool is_64_bit, std::int64_t i, std::int64_t value) {
@@ -88,19 +112,12 @@ __device__ inline Pack<float> load_shared_pack(const float* source) {
   return {__ldg(quads), __ldg(quads + 1)};
 }
 
-__device__ inline float2 halves_to_float(unsigned bits, __half) {
-  return __half22float2(*reinterpret_cast<const __half2*>(&bits));
-}
-__device__ inline float2 halves_to_float(unsigned bits, __nv_bfloat16) {
-  return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&bits));
-}
-
 template <typename T>
 __device__ inline void unpack(const Pack<T>& pack, float (&values)[kPackElems]) {
   const unsigned words[4] = {pack.bits.x, pack.bits.y, pack.bits.z, pack.bits.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const float2 pair = halves_to_float(words[i], T());
+    const float2 pair = pair_to_float(words[i], T());
     values[2 * i] = pair.x;
     values[2 * i + 1] = pair.y;
   }
@@ -120,8 +137,8 @@ __device__ inline void unpack(const Pack<float>& pack, float (&values)[kPackElem
 /// The first or the last four of a pack.
 template <typename T>
 __device__ inline void unpack_quad(const Pack<T>& pack, int half, float (&values)[4]) {
-  const float2 first = halves_to_float(half == 0 ? pack.bits.x : pack.bits.z, T());
-  const float2 second = halves_to_float(half == 0 ? pack.bits.y : pack.bits.w, T());
+  const float2 first = pair_to_float(half == 0 ? pack.bits.x : pack.bits.z, T());
+  const float2 second = pair_to_float(half == 0 ? pack.bits.y : pack.bits.w, T());
   values[0] = first.x;
   values[1] = first.y;
   values[2] = second.x;
@@ -134,15 +151,6 @@ __device__ inline void unpack_quad(const Pack<float>& pack, int half, float (&va
   values[1] = quad.y;
   values[2] = quad.z;
   values[3] = quad.w;
-}
-
-__device__ inline unsigned round_pair(float low, float high, __half) {
-  const __half2 pair = __floats2half2_rn(low, high);
-  return *reinterpret_cast<const unsigned*>(&pair);
-}
-__device__ inline unsigned round_pair(float low, float high, __nv_bfloat16) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const unsigned*>(&pair);
 }
 
 template <typename T>
@@ -199,16 +207,8 @@ __device__ inline void store_quad_in(void* base, bool fp32, std::int64_t i, cons
 /// Elements i to i + 7, whose first is 16-byte aligned.
 __device__ inline void store_pack(void* base, DType dtype, std::int64_t i,
                                   const float (&v)[kPackElems]) {
-  switch (dtype) {
-    case DType::kFloat16:
-      store_pack_as(static_cast<__half*>(base) + i, v);
-      break;
-    case DType::kBFloat16:
-      store_pack_as(static_cast<__nv_bfloat16*>(base) + i, v);
-      break;
-    default:
-      store_pack_as(static_cast<float*>(base) + i, v);
-  }
+  with_format(FloatingFormats(), dtype,
+              [&]<DType D>() { store_pack_as(static_cast<ElementType<D>*>(base) + i, v); });
 }
 
 }  // namespace moegemm::cuda

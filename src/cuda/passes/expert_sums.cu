@@ -2,12 +2,12 @@
 #include <cstdint>
 #include <string>
 
+#include "cuda/backend/launch.h"
+#include "cuda/backend/loading.h"
 #include "cuda/device/fast_divide.h"
-#include "cuda/host/launch.h"
-#include "cuda/host/loading.h"
 #include "cuda/passes/alignment.h"
 #include "cuda/passes/block_sums.cuh"
-#include "cuda/passes/expert_sums.h"
+#include "cuda/passes/passes.h"
 #include "cuda/passes/thread_ring.cuh"
 #include "moegemm/error.h"
 
@@ -29,6 +29,8 @@ constexpr int kStages = 6;
 constexpr int kBatch = 512;
 static_assert(kBatch % kDeep == 0);  // so that a thread has the same rows with batches and without
 
+/// Pointers and widths as single members: with Floats and IndexArray in their place the compiler
+/// reads them again in every turn of the loops, unrolls none, and takes 40 registers instead of 32.
 struct SumArguments {
   const void* rows;  // [M or T, columns]
   DType rows_dtype;
@@ -46,6 +48,7 @@ struct SumArguments {
   FastDivisor topk;
   std::int64_t columns;
   unsigned strips;
+  std::int64_t flat_rows;  // indices are below it
 };
 
 /// A row that is added.
@@ -57,7 +60,7 @@ struct Source {
 __device__ __forceinline__ Source source_of(const SumArguments& a, int position) {
   if (!a.gather_indices) return {position, 1.0f};
   const std::int64_t flat = load_index(a.gather_indices, a.indices_64_bit, position);
-  if (flat < 0 || flat >= a.count) return {-1, 0.0f};
+  if (flat < 0 || flat >= a.flat_rows) return {-1, 0.0f};
   return {static_cast<int>(a.topk.divide(static_cast<std::uint32_t>(flat))),
           a.weights ? load_float(a.weights, a.weights_dtype, flat) : 1.0f};
 }
@@ -179,24 +182,22 @@ __global__ void __launch_bounds__(kThreads) sum_elements(const SumArguments a) {
 }
 
 const void* packed_kernel(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return reinterpret_cast<const void*>(&sum_packs<__half>);
-    case DType::kBFloat16:
-      return reinterpret_cast<const void*>(&sum_packs<__nv_bfloat16>);
-    default:
-      return reinterpret_cast<const void*>(&sum_packs<float>);
-  }
+  return with_format(FloatingFormats(), dtype, [&]<DType D>() {
+    return reinterpret_cast<const void*>(&sum_packs<ElementType<D>>);
+  });
 }
 
 const ListedKernels listed([] {
-  return std::vector<const void*>{packed_kernel(DType::kBFloat16), packed_kernel(DType::kFloat16)};
+  std::vector<const void*> kernels;
+  for_each_format(TensorCoreFormats(), [&]<DType D>() { kernels.push_back(packed_kernel(D)); });
+  return kernels;
 });
 
 }  // namespace
 
-void launch_expert_sums(const TensorView& rows, const RoutingView& routing, const TensorView& sums,
-                        cudaStream_t stream) {
+void CudaPasses::expert_sums(const TensorView& rows, const RoutingView& routing,
+                             const TensorView& sums, const ExecutionContext& context) const {
+  const PassLaunch on(rows.device, context);
   const std::int64_t experts = sums.shape[0], columns = sums.shape[1];
   if (columns == 0) {
     return;
@@ -207,8 +208,10 @@ void launch_expert_sums(const TensorView& rows, const RoutingView& routing, cons
   const std::int64_t strips = (columns + strip - 1) / strip;
   const std::int64_t count = gathers ? routing.gather_indices.shape[0] : rows.shape[0];
   constexpr std::int64_t kMostRows = INT32_MAX - kDeep * (kStages + 1);  // threads count past them
-  if (strips > INT32_MAX / experts || count > kMostRows) {
-    throw Error(ErrorKind::kNotImplemented, "expert_sums on a GPU: " + std::to_string(count) +
+  const std::int64_t flat_rows = gathers ? rows.shape[0] * routing.topk : count;
+  const std::int64_t most = std::max(count, flat_rows);
+  if (strips > INT32_MAX / experts || most > kMostRows) {
+    throw Error(ErrorKind::kNotImplemented, "expert_sums on a GPU: " + std::to_string(most) +
                                                 " rows and " + std::to_string(experts * columns) +
                                                 " sums, more than one launch covers");
   }
@@ -220,8 +223,8 @@ void launch_expert_sums(const TensorView& rows, const RoutingView& routing, cons
       .sizes_64_bit = routing.m_sizes.dtype == DType::kInt64,
       .gather_indices = gathers ? routing.gather_indices.data : nullptr,
       .indices_64_bit = routing.gather_indices.dtype == DType::kInt64,
-      .weights = routing.topk_weights.given() ? routing.topk_weights.data : nullptr,
-      .weights_dtype = routing.topk_weights.dtype,
+      .weights = routing.router_weights.given() ? routing.router_weights.data : nullptr,
+      .weights_dtype = routing.router_weights.dtype,
       .sums = sums.data,
       .sums_dtype = sums.dtype,
       .sums_stride = sums.row_stride,
@@ -230,6 +233,7 @@ void launch_expert_sums(const TensorView& rows, const RoutingView& routing, cons
           static_cast<std::uint32_t>(std::min<std::int64_t>(routing.topk, INT32_MAX))),
       .columns = columns,
       .strips = static_cast<unsigned>(strips),
+      .flat_rows = flat_rows,
   };
   const int shared_bytes = packed ? ring_bytes(kStages, size_bytes(rows.dtype), 1, kThreads) +
                                         (gathers ? kBatch * static_cast<int>(sizeof(Source)) : 0)
@@ -238,7 +242,7 @@ void launch_expert_sums(const TensorView& rows, const RoutingView& routing, cons
   launch({packed ? packed_kernel(rows.dtype) : reinterpret_cast<const void*>(&sum_elements),
           packed ? "expert_sums (packs)" : "expert_sums (elements)",
           dim3(static_cast<unsigned>(experts * strips)), dim3(kThreads), shared_bytes},
-         parameters, stream);
+         parameters, on.stream);
 }
 
 }  // namespace moegemm::cuda

@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "cuda/host/launch.h"
+#include "cuda/backend/launch.h"
 #include "cuda/passes/alignment.h"
 #include "cuda/passes/elements.cuh"
-#include "cuda/passes/gather_rows.h"
+#include "cuda/passes/passes.h"
 
 /// One warp per row. Chunks are 16 bytes where every row allows it, else elements.
 namespace moegemm::cuda {
@@ -18,9 +18,9 @@ struct GatherArguments {
   std::int64_t pitch;  // chunks
   void* gathered;
   std::int64_t gathered_pitch;
-  const void* indices;
-  bool indices_64_bit;
+  IndexArray indices;
   std::int64_t count;
+  std::int64_t flat_rows;  // indices are below it
   std::int64_t divisor;
   std::int64_t chunks;  // of a row
 };
@@ -30,8 +30,8 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const GatherArguments 
   constexpr int kInFlight = 4;
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   if (row >= a.count) return;
-  const std::int64_t flat = load_index(a.indices, a.indices_64_bit, row);
-  const bool named = flat >= 0 && flat < a.count;
+  const std::int64_t flat = load_index(a.indices.data, a.indices.is_64_bit, row);
+  const bool named = flat >= 0 && flat < a.flat_rows;
   const Chunk* const source =
       static_cast<const Chunk*>(a.rows) + (named ? flat / a.divisor : 0) * a.pitch;
   Chunk* const target = static_cast<Chunk*>(a.gathered) + row * a.gathered_pitch;
@@ -59,9 +59,9 @@ void launch_chunks(const TensorView& rows, const TensorView& indices, std::int64
       .pitch = chunks(rows.row_stride),
       .gathered = gathered.data,
       .gathered_pitch = chunks(gathered.row_stride),
-      .indices = indices.data,
-      .indices_64_bit = indices.dtype == DType::kInt64,
+      .indices = indices_of(indices),
       .count = gathered.shape[0],
+      .flat_rows = rows.shape[0] * divisor,
       .divisor = divisor,
       .chunks = chunks(rows.shape[1]),
   };
@@ -73,19 +73,22 @@ void launch_chunks(const TensorView& rows, const TensorView& indices, std::int64
 
 }  // namespace
 
-void launch_gather_rows(const TensorView& rows, const TensorView& gather_indices,
-                        std::int64_t divisor, const TensorView& gathered, cudaStream_t stream) {
+void CudaPasses::gather_rows(const TensorView& rows, const TensorView& gather_indices,
+                             std::int64_t divisor, const TensorView& gathered,
+                             const ExecutionContext& context) const {
+  const PassLaunch on(rows.device, context);
   if (gathered.shape[0] == 0 || gathered.shape[1] == 0) return;
   const std::int64_t element = size_bytes(rows.dtype);
   if (is_16_byte_aligned(rows) && is_16_byte_aligned(gathered) &&
       rows.shape[1] * element % 16 == 0) {
-    launch_chunks<uint4>(rows, gather_indices, divisor, gathered, "gather_rows (16 bytes)", stream);
+    launch_chunks<uint4>(rows, gather_indices, divisor, gathered, "gather_rows (16 bytes)",
+                         on.stream);
   } else if (element == 2) {
     launch_chunks<std::uint16_t>(rows, gather_indices, divisor, gathered, "gather_rows (2 bytes)",
-                                 stream);
+                                 on.stream);
   } else {
     launch_chunks<std::uint32_t>(rows, gather_indices, divisor, gathered, "gather_rows (4 bytes)",
-                                 stream);
+                                 on.stream);
   }
 }
 

@@ -2,13 +2,13 @@
 #include <cstdint>
 #include <string>
 
-#include "cuda/host/device_facts.h"
-#include "cuda/host/error.h"
-#include "cuda/host/launch.h"
+#include "cuda/backend/device_facts.h"
+#include "cuda/backend/error.h"
+#include "cuda/backend/launch.h"
 #include "cuda/passes/alignment.h"
 #include "cuda/passes/block_sums.cuh"
 #include "cuda/passes/elements.cuh"
-#include "cuda/passes/scale_rows.h"
+#include "cuda/passes/passes.h"
 #include "moegemm/error.h"
 
 /// One warp per row: each lane walks its columns, multiplies, and the lanes' dot products are added
@@ -20,17 +20,11 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 
-struct Matrix {  // [rows, columns]
-  void* data;
-  DType dtype;
-  std::int64_t stride;
-};
-
 struct ScaleArguments {
-  Matrix product;
-  Matrix x;
-  Matrix scaled;
-  Matrix scaled_x;  // data null: not asked for
+  Floats product;
+  Floats x;
+  Floats scaled;
+  Floats scaled_x;  // data null: not asked for
   const void* m_sizes;
   bool sizes_64_bit;
   std::int64_t experts;
@@ -137,24 +131,21 @@ __global__ void __launch_bounds__(kThreads, 3) scale_kernel(const ScaleArguments
     }
     const bool lane_named = lane_flat >= 0 && lane_flat < a.rows;
     const float lane_weight = lane_named ? load_float(a.weights, a.weights_dtype, lane_flat) : 0.0f;
-    const unsigned named = __ballot_sync(kAllLanes, lane_named);
+    const unsigned named = __ballot_sync(kFullMask, lane_named);
     for (int i = 0; i < count; ++i) {
       const RowOffsets row = offsets_of(a, first + i);
       if ((named >> i & 1) == 0) {
         zero_row(a, row);
         continue;
       }
-      const float weight = __shfl_sync(kAllLanes, lane_weight, i);
+      const float weight = __shfl_sync(kFullMask, lane_weight, i);
       float sum;
       if constexpr (Packs) {
         sum = scale_packs<P, X>(a, row, weight);
       } else {
         sum = scale_elements(a, row, weight, 0);
       }
-#pragma unroll
-      for (int distance = 16; distance > 0; distance /= 2) {
-        sum += __shfl_xor_sync(kAllLanes, sum, distance);
-      }
+      sum = warp_sum(sum);
       if (lane == i) {
         store_float(a.dot, a.dot_dtype, lane_flat, sum);
       }
@@ -165,37 +156,24 @@ __global__ void __launch_bounds__(kThreads, 3) scale_kernel(const ScaleArguments
 /// The packed kernel for product's and x's dtypes, or null where none is compiled: two different
 /// 16-bit formats do not meet in one layer, nor does a 16-bit product of an fp32 x.
 const void* packed_kernel(DType product, DType x) {
-  using Half = __half;
-  using BFloat = __nv_bfloat16;
-  if (x == DType::kFloat16) {
-    return product == DType::kFloat16
-               ? reinterpret_cast<const void*>(&scale_kernel<true, Half, Half>)
-           : product == DType::kFloat32
-               ? reinterpret_cast<const void*>(&scale_kernel<true, float, Half>)
-               : nullptr;
-  }
-  if (x == DType::kBFloat16) {
-    return product == DType::kBFloat16
-               ? reinterpret_cast<const void*>(&scale_kernel<true, BFloat, BFloat>)
-           : product == DType::kFloat32
-               ? reinterpret_cast<const void*>(&scale_kernel<true, float, BFloat>)
-               : nullptr;
-  }
-  return product == DType::kFloat32
-             ? reinterpret_cast<const void*>(&scale_kernel<true, float, float>)
-             : nullptr;
+  return with_format(FloatingFormats(), x, [&]<DType D>() -> const void* {
+    using X = ElementType<D>;
+    if (product == D) return reinterpret_cast<const void*>(&scale_kernel<true, X, X>);
+    if (product != DType::kFloat32) return nullptr;
+    return reinterpret_cast<const void*>(&scale_kernel<true, float, X>);
+  });
 }
 
 /// Columns are counted in 32 bits, with room for a step past the end.
 constexpr std::int64_t kMaxColumns = std::int64_t{1} << 30;
 
-Matrix matrix_of(const TensorView& view) { return {view.data, view.dtype, view.row_stride}; }
-
 }  // namespace
 
-void launch_scale_rows(const TensorView& product, const TensorView& x, const RoutingView& routing,
-                       const TensorView& scaled, const TensorView& dot, const TensorView& scaled_x,
-                       cudaStream_t stream) {
+void CudaPasses::scale_rows(const TensorView& product, const TensorView& x,
+                            const RoutingView& routing, const TensorView& scaled,
+                            const TensorView& dot, const TensorView& scaled_x,
+                            const ExecutionContext& context) const {
+  const PassLaunch on(product.device, context);
   const std::int64_t rows = product.shape[0];
   if (rows == 0) {
     return;
@@ -205,17 +183,17 @@ void launch_scale_rows(const TensorView& product, const TensorView& x, const Rou
                                                 std::to_string(product.shape[1]));
   }
   ScaleArguments arguments = {
-      .product = matrix_of(product),
-      .x = matrix_of(x),
-      .scaled = matrix_of(scaled),
-      .scaled_x = scaled_x.given() ? matrix_of(scaled_x) : Matrix{},
+      .product = floats_of(product),
+      .x = floats_of(x),
+      .scaled = floats_of(scaled),
+      .scaled_x = floats_of(scaled_x),
       .m_sizes = routing.m_sizes.data,
       .sizes_64_bit = routing.m_sizes.dtype == DType::kInt64,
       .experts = routing.m_sizes.shape[0],
       .gather_indices = routing.gather_indices.data,
       .indices_64_bit = routing.gather_indices.dtype == DType::kInt64,
-      .weights = routing.topk_weights.data,
-      .weights_dtype = routing.topk_weights.dtype,
+      .weights = routing.router_weights.data,
+      .weights_dtype = routing.router_weights.dtype,
       .dot = dot.data,
       .dot_dtype = dot.dtype,
       .rows = rows,
@@ -234,14 +212,14 @@ void launch_scale_rows(const TensorView& product, const TensorView& x, const Rou
   const std::int64_t groups = (rows + group - 1) / group;
   const std::int64_t blocks = std::min((groups + kWarps - 1) / kWarps, resident);
   // All zero bits are zero in every floating dtype.
-  check(
-      cudaMemsetAsync(dot.data, 0, static_cast<std::size_t>(rows * size_bytes(dot.dtype)), stream),
-      "clear dot for scale_rows");
+  cuda::check(cudaMemsetAsync(dot.data, 0, static_cast<std::size_t>(rows * size_bytes(dot.dtype)),
+                              on.stream),
+              "clear dot for scale_rows");
   void* parameters[] = {&arguments};
   launch({packed ? packed : reinterpret_cast<const void*>(&scale_kernel<false, float, float>),
           packed ? "scale_rows (packs)" : "scale_rows (elements)",
           dim3(static_cast<unsigned>(blocks)), dim3(kThreads)},
-         parameters, stream);
+         parameters, on.stream);
 }
 
 }  // namespace moegemm::cuda

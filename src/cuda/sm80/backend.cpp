@@ -1,101 +1,63 @@
-#include "core/backend.h"
+#include <charconv>
+#include <utility>
 
-#include <string>
-#include <vector>
+#include "cuda/backend/loading.h"
+#include "cuda/sm80/heuristic.h"
+#include "cuda/sm80/kernels.h"
 
-#include "core/registry.h"
-#include "cuda/host/device_facts.h"
-#include "cuda/sm80/plan/compiled_kernel.h"
-#include "cuda/sm80/plan/compute_capability.h"
-#include "cuda/sm80/plan/heuristic.h"
-
-namespace moegemm {
+/// Every NVIDIA GPU from Ampere up: cp.async and mma.sync. The last resort of newer GPUs, too.
+namespace moegemm::cuda::sm80 {
 namespace {
 
-using cuda::DeviceFacts;
-using cuda::sm80::CompiledKernel;
+// Where the sm90 backend does not run.
+const ListedKernels on_older_gpus([] { return layer_functions(kernels()); }, 8, 8);
+const ListedKernels on_newer_gpus([] { return layer_functions(kernels()); }, 10, 1000);
 
-/// Every NVIDIA GPU from Ampere up: cp.async and mma.sync, persistent kernels that are compiled
-/// ahead of time. The last resort of newer GPUs, too.
-class Sm80Backend final : public Backend {
- public:
-  Sm80Backend() : kernels_(cuda::sm80::compiled_kernels()) {
-    for (const CompiledKernel& kernel : kernels_) infos_.push_back(kernel.info);
-  }
+std::string unavailable(const DeviceFacts& facts) {
+  if (runs_on(compiled_archs(), facts.major, facts.minor)) return {};
+  return "these kernels are compiled for " + std::string(compiled_archs()) +
+         " and run on those and newer ones (MOEGEMM_CUDA_ARCHS)";
+}
 
-  BackendKind kind() const override { return BackendKind::kSm80; }
-
-  std::string unavailable(Device device) const override {
-    const DeviceFacts* facts = nullptr;
-    if (std::string reason = cuda::find_device(device, facts); !reason.empty()) return reason;
-    if (cuda::sm80::runs_on(cuda::sm80::compiled_archs(), facts->major, facts->minor)) return {};
-    return cuda::capability_of(*facts) + ", these kernels are compiled for " +
-           std::string(cuda::sm80::compiled_archs()) +
-           " and run on those and newer ones (MOEGEMM_CUDA_ARCHS)";
-  }
-
-  std::span<const KernelInfo> kernels() const override { return infos_; }
-
-  std::string refuse(const Problem& problem, const KernelInfo& kernel) const override {
-    const DeviceFacts* facts = cuda::device_facts(problem.device.index);
-    if (!facts) return cuda::why_no_device();
-    for (const CompiledKernel& compiled : kernels_) {
-      if (compiled.info.name == kernel.name) {
-        return cuda::sm80::refuse(compiled, problem, *facts);
-      }
-    }
-    return "is not a kernel of this backend";
-  }
-
-  Step plan_with(const Problem& problem, int kernel) const override {
-    const CompiledKernel& compiled = kernels_[static_cast<std::size_t>(kernel)];
-    return cuda::kernel_step(
-        compiled.info, kernel,
-        cuda::sm80::policy(compiled, problem, *cuda::device_facts(problem.device.index)));
-  }
-
-  int choose(const Problem& problem) const override {
-    return cuda::sm80::choose(kernels_, problem, *cuda::device_facts(problem.device.index));
-  }
-
-  /// Its kernels multiply dY on the way; what has memory has X scaled, as before sm90's kernels.
-  bool scales_first(const Problem&) const override { return true; }
-
-  MachineLimits limits(const Problem& problem) const override {
-    const DeviceFacts* facts = cuda::device_facts(problem.device.index);
-    if (!facts) return {};
-    MachineLimits limits;
-    limits.units = facts->multiprocessors;
-    limits.flops_per_second = cuda::sm80::flops_per_clock(problem, facts->major, facts->minor) *
-                              facts->multiprocessors * facts->clock_hz * 0.7;
-    limits.bytes_per_second = facts->bytes_per_second * 0.85;
-    limits.tile_bytes_per_second = 48.0 * facts->multiprocessors * facts->clock_hz;
-    limits.launch_us = 4;
-    return limits;
-  }
-
-  void launch(const Step& step, const Problem& problem, const Operands& operands,
-              const ExecutionContext& context) const override {
-    const cuda::DeviceGuard guard(problem.device.index);
-    const CompiledKernel& kernel = kernels_[static_cast<std::size_t>(step.kernel)];
-    const auto stream = static_cast<cudaStream_t>(context.stream);
-    if (problem.op == Op::kDw) {
-      cuda::sm80::launch_weights(kernel, step, problem, operands, stream);
-    } else {
-      cuda::sm80::launch_rows(kernel, step, problem, operands, stream);
-    }
-  }
-
- private:
-  std::span<const CompiledKernel> kernels_;
-  std::vector<KernelInfo> infos_;
-};
+MachineLimits limits(const Problem& problem, const DeviceFacts& facts) {
+  return {.flops_per_second = flops_per_clock(problem, facts.major, facts.minor) *
+                              facts.multiprocessors * facts.clock_hz * 0.7,
+          .bytes_per_second = facts.bytes_per_second * 0.85,
+          .tile_bytes_per_second = 48.0 * facts.multiprocessors * facts.clock_hz,
+          .units = facts.multiprocessors,
+          .launch_us = 4};
+}
 
 }  // namespace
 
-const Backend& sm80_backend() {
-  static const Sm80Backend backend;
-  return backend;
+bool runs_on(std::string_view archs, int major, int minor) {
+  int first = 0;
+  std::from_chars(archs.data(), archs.data() + archs.size(), first);
+  return first > 0 && major * 10 + minor >= first;
 }
 
-}  // namespace moegemm
+std::string_view compiled_archs() { return MOEGEMM_CUDA_ARCHS; }
+
+double flops_per_clock(const Problem& problem, int major, int minor) {
+  const bool data_centre = (major == 8 && minor == 0) || major == 9 || major == 10;
+  if (problem.dtype == DType::kFloat32 && !problem.allow_tf32) {
+    return major == 8 && minor == 0 ? 128 : 256;
+  }
+  // 645 TFLOP/s of mma.sync on an H200; consumer parts halve their rate for fp32 accumulation.
+  const double tensor16 = !data_centre ? 512 : (major == 8 ? 2048 : 2468);
+  return problem.dtype == DType::kFloat32 ? tensor16 / 2 : tensor16;
+}
+
+std::vector<KernelEntry> kernels() {
+  std::vector<KernelEntry> all = row_gemm_kernels();
+  for (KernelEntry& entry : weight_gemm_kernels()) all.push_back(std::move(entry));
+  return all;
+}
+
+const Generation kGeneration = {.kind = BackendKind::kSm80,
+                                .summary = "cp.async and mma.sync; the sm90 kernels need 9.0",
+                                .unavailable = unavailable,
+                                .choose_among = choose_among,
+                                .limits = limits};
+
+}  // namespace moegemm::cuda::sm80

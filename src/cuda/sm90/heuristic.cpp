@@ -5,10 +5,151 @@
 #include <cmath>
 #include <cstddef>
 
-#include "cuda/sm90/row_time.h"
-
 namespace moegemm::cuda::sm90 {
 namespace {
+
+/// Random segments scatter around their mean by its root: five equally likely sizes, in standard
+/// deviations.
+constexpr std::array kSpread = {-1.40, -0.53, 0.0, 0.53, 1.40};
+
+// Fitted to the launches of an H200: every compiled kernel, 14 models and 9 random layers, 16 to
+// 32768 tokens. The clock is the highest one, which the power limit seldom allows.
+
+/// FLOPs per clock and multiprocessor in the main loop, of 4096.
+struct Rate {
+  Op op;
+  int cols;
+  int rows;
+  double flops_per_clock;
+};
+constexpr std::array kRates = {
+    Rate{Op::kForward, 128, 192, 3750}, Rate{Op::kForward, 192, 128, 3509},
+    Rate{Op::kForward, 256, 128, 2797}, Rate{Op::kForward, 256, 160, 2850},
+    Rate{Op::kDx, 128, 192, 3562},      Rate{Op::kDx, 192, 128, 3581},
+    Rate{Op::kDx, 256, 192, 2590},
+};
+constexpr double kUnknownRate = 3200;
+
+constexpr double kLoadBytesPerClock = 33.9;  ///< of operands, by one multiprocessor
+constexpr double kShareOfBus = 0.875;        ///< of device memory
+constexpr double kLaunchMicroseconds = 7.9;
+/// What a tile's first loads and last stores take when nothing hides them, for 8192 elements.
+constexpr double kTileMicroseconds = 1.84;
+constexpr double kTileElements = 8192;
+/// Beyond this many the last wave is not worth counting.
+constexpr double kCountedWaves = 12;
+/// Few rows: only loading counts.
+constexpr int kStreamingRows = 64;
+
+double round_up(double value, double step) { return std::ceil(value / step - 1e-9) * step; }
+
+/// A maximum without an edge: close to it both limits cost.
+double soft_max(double a, double b) {
+  const double a2 = a * a;
+  const double b2 = b * b;
+  return std::sqrt(std::sqrt(a2 * a2 + b2 * b2));
+}
+
+double flops_per_clock(Op op, const TileShape& tile) {
+  for (const Rate& rate : kRates) {
+    if (rate.op == op && rate.cols == tile.columns && rate.rows == tile.rows) {
+      return rate.flops_per_clock;
+    }
+  }
+  return kUnknownRate;
+}
+
+/// What the time of a forward or dX kernel depends on besides its tile; host facts only.
+class RowWork {
+ public:
+  RowWork(const Problem& problem, const DeviceFacts& facts);
+
+  /// Tiles that each multiprocessor gets, on average.
+  double waves(const TileShape& tile) const;
+
+  /// Microseconds. Tells how a tile fits the problem: padded columns and rows, a last wave that is
+  /// nearly empty, multiprocessors that get no tile. What it does not know (how well L2 keeps the
+  /// weights, the order of tiles) decides where there are many waves, and is measured.
+  double microseconds(const TileShape& tile) const;
+
+ private:
+  /// An expert's tiles over random routing.
+  struct RowTiles {
+    double count = 0;  ///< per expert
+    double rows = 0;   ///< in each, as the tensor cores count them
+  };
+  RowTiles row_tiles(const TileShape& tile) const;
+
+  Op op_;
+  double multiprocessors_;
+  double clock_hz_;
+  double bytes_per_second_;
+  double experts_;        ///< in use
+  double rows_;           ///< of each
+  double row_deviation_;  ///< standard
+  double cols_;
+  double depth_;
+};
+
+RowWork::RowWork(const Problem& problem, const DeviceFacts& facts)
+    : op_(problem.op),
+      multiprocessors_(std::max(facts.multiprocessors, 1)),
+      clock_hz_(facts.clock_hz),
+      bytes_per_second_(facts.bytes_per_second * kShareOfBus) {
+  const bool forward = problem.op == Op::kForward;
+  const auto rows = static_cast<double>(problem.rows);
+  const auto experts = static_cast<double>(problem.experts);
+  // Every row picks an expert at random.
+  experts_ =
+      std::max(1.0, experts * -std::expm1(rows * std::log1p(-1 / std::max(experts, 1 + 1e-9))));
+  rows_ = rows / experts_;
+  row_deviation_ = std::sqrt(rows_);
+  cols_ = static_cast<double>(forward ? problem.n : problem.k);
+  depth_ = round_up(static_cast<double>(forward ? problem.k : problem.n), 64);
+}
+
+RowWork::RowTiles RowWork::row_tiles(const TileShape& tile) const {
+  const double granule = tile.rows <= kStreamingRows ? 8 : 16;
+  RowTiles tiles;
+  for (const double deviation : kSpread) {
+    const double rows = std::max(1.0, rows_ + deviation * row_deviation_);
+    const double count = std::ceil(rows / tile.rows);
+    tiles.count += count;
+    tiles.rows += count * round_up(rows / count, granule);
+  }
+  tiles.rows /= tiles.count;
+  tiles.count /= kSpread.size();
+  return tiles;
+}
+
+double RowWork::waves(const TileShape& tile) const {
+  return experts_ * row_tiles(tile).count * std::ceil(cols_ / tile.columns) / multiprocessors_;
+}
+
+double RowWork::microseconds(const TileShape& tile) const {
+  const RowTiles rows = row_tiles(tile);
+  const double tiles = experts_ * rows.count * std::ceil(cols_ / tile.columns);
+  const double waves = tiles / multiprocessors_;
+  constexpr double kElementBytes = 2;
+  const double multiplied =
+      tile.rows <= kStreamingRows
+          ? 0
+          : 2 * tile.columns * rows.rows * depth_ / flops_per_clock(op_, tile) / clock_hz_;
+  const double loaded =
+      (tile.columns + rows.rows) * depth_ * kElementBytes / kLoadBytesPerClock / clock_hz_;
+  const double alone = soft_max(multiplied, loaded);
+  // An expert's weights come from device memory once, whatever tiles share them.
+  const double from_memory = tile.columns * depth_ * kElementBytes / rows.count / bytes_per_second_;
+  const double full_wave = soft_max(alone, multiprocessors_ * from_memory);
+  double seconds = waves * full_wave;
+  if (waves <= kCountedWaves) {
+    const double full = std::floor(waves + 1e-6);
+    const double left = tiles - full * multiprocessors_;
+    seconds = full * full_wave + (left > 0.01 ? soft_max(alone, left * from_memory) : 0);
+  }
+  const double exposed = kTileMicroseconds * tile.columns * tile.rows / kTileElements;
+  return kLaunchMicroseconds + exposed + seconds * 1e6;
+}
 
 /// A row GEMM by its tile: features x rows.
 struct Shape {
@@ -27,8 +168,6 @@ constexpr Shape kWideDx = {256, 192};
 
 using Preference = std::array<Shape, 4>;
 
-/// Kernels of one product that `choose` compares; there are six at most.
-constexpr std::size_t kMostKernels = 16;
 /// Sizes scatter around the average: at 64 every second expert would need two tiles of 64 rows.
 constexpr double kFewRows = 48;
 /// Likewise for tiles of 32 rows.
@@ -39,7 +178,7 @@ constexpr std::int64_t kShortDepth = 2304;
 constexpr double kClearly = 1.05;
 
 bool is(const Shape& shape, const TileShape& tile) {
-  return tile.cols == shape.features && tile.rows == shape.rows;
+  return tile.columns == shape.features && tile.rows == shape.rows;
 }
 
 /// A short problem whose large tiles do not even occupy every multiprocessor: the latency of their
@@ -54,16 +193,17 @@ bool fits_one_wave_only(const RowWork& work, const TileShape& preferred, const T
 /// while it has few waves. Microseconds on an H200, 128x32 and 128x64, 86 rows for each of 7
 /// experts: N = 1408, K = 1120 16.9 and 24.0; N = 2240, K = 1376 27.2 and 28.9; N = 2240, K = 1408,
 /// gathered, 28.5 and 28.4.
-int chosen_for_few_tiles(std::span<const KernelInfo* const> feasible, const TileShape& preferred,
+int chosen_for_few_tiles(std::span<const KernelEntry* const> feasible, const TileShape& preferred,
                          const RowWork& work, const Problem& problem) {
   int small = -1;
   int low = -1;
   for (std::size_t i = 0; i < feasible.size(); ++i) {
-    if (is(kSmall, feasible[i]->tile)) small = static_cast<int>(i);
-    if (is(kLow, feasible[i]->tile)) low = static_cast<int>(i);
+    if (is(kSmall, feasible[i]->info.tile)) small = static_cast<int>(i);
+    if (is(kLow, feasible[i]->info.tile)) low = static_cast<int>(i);
   }
-  if (small < 0 || !fits_one_wave_only(work, preferred, feasible[small]->tile, problem)) return -1;
-  return low >= 0 && work.waves(feasible[low]->tile) <= 3 ? low : small;
+  if (small < 0 || !fits_one_wave_only(work, preferred, feasible[small]->info.tile, problem))
+    return -1;
+  return low >= 0 && work.waves(feasible[low]->info.tile) <= 3 ? low : small;
 }
 
 /// The part of the output's columns in tiles of `features` that is not padding.
@@ -167,19 +307,19 @@ int preference_rank(const KernelInfo& kernel, const Problem& problem) {
   const Preference order =
       problem.activation ? preference_activated(facts_of(problem).rows) : preference(problem);
   for (std::size_t i = 0; i < order.size(); ++i) {
-    if (kernel.tile.cols == order[i].features && kernel.tile.rows == order[i].rows) {
+    if (kernel.tile.columns == order[i].features && kernel.tile.rows == order[i].rows) {
       return static_cast<int>(i);
     }
   }
   return static_cast<int>(order.size());
 }
 
-int choose_among(std::span<const KernelInfo* const> feasible, const Problem& problem,
+int choose_among(std::span<const KernelEntry* const> feasible, const Problem& problem,
                  const DeviceFacts& facts) {
   int preferred = -1;
   int best_rank = 0;
   for (std::size_t i = 0; i < feasible.size(); ++i) {
-    const int rank = preference_rank(*feasible[i], problem);
+    const int rank = preference_rank(feasible[i]->info, problem);
     if (preferred < 0 || rank < best_rank) {
       preferred = static_cast<int>(i);
       best_rank = rank;
@@ -189,15 +329,15 @@ int choose_among(std::span<const KernelInfo* const> feasible, const Problem& pro
 
   const RowWork work(problem, facts);
   const double rows = facts_of(problem).rows;
-  const double preferred_us = work.microseconds(feasible[preferred]->tile);
+  const double preferred_us = work.microseconds(feasible[preferred]->info.tile);
   int best = preferred;
   double best_us = preferred_us / kClearly;
-  if (!is(kLow, feasible[preferred]->tile)) {
-    const int few = chosen_for_few_tiles(feasible, feasible[preferred]->tile, work, problem);
+  if (!is(kLow, feasible[preferred]->info.tile)) {
+    const int few = chosen_for_few_tiles(feasible, feasible[preferred]->info.tile, work, problem);
     if (few >= 0) return few;
   }
   for (std::size_t i = 0; i < feasible.size(); ++i) {
-    const TileShape& tile = feasible[i]->tile;
+    const TileShape& tile = feasible[i]->info.tile;
     // The estimate does not know what it is worth to have more weights in flight.
     if (is(kLow, tile)) continue;
     // Wide and tall tiles stream weights worse than the estimate knows.
@@ -211,20 +351,6 @@ int choose_among(std::span<const KernelInfo* const> feasible, const Problem& pro
   return best;
 }
 
-int choose(std::span<const KernelEntry> kernels, const Problem& problem, const DeviceFacts& facts) {
-  std::array<const KernelInfo*, kMostKernels> feasible = {};
-  std::array<int, kMostKernels> place = {};
-  std::size_t count = 0;
-  for (std::size_t i = 0; i < kernels.size() && count < kMostKernels; ++i) {
-    const KernelEntry& entry = kernels[i];
-    if (entry.info.op != problem.op || !entry.refuse(entry, problem, facts).empty()) continue;
-    feasible[count] = &entry.info;
-    place[count++] = static_cast<int>(i);
-  }
-  if (count == 0) return -1;
-  return place[choose_among({feasible.data(), count}, problem, facts)];
-}
-
 bool weights_pass_through_l2(const Problem& problem, const TileShape& tile, std::int64_t l2_bytes) {
   // What it brings, fwd1 on an H200, tokens in brackets. K = 2048: Qwen3-Next (2048) 1 %, (4096 to
   // 8192) 3 %, Qwen3-30B (1500, 2048) 3, 4 %, OLMoE (1024) 3 %. Longer: gpt-oss-120b (3000) -1 %,
@@ -235,7 +361,7 @@ bool weights_pass_through_l2(const Problem& problem, const TileShape& tile, std:
     return false;
   }
   const std::int64_t gathered_bytes =
-      problem.rows / problem.gather_divisor() * problem.k * size_bytes(problem.dtype);
+      problem.flat_rows() / problem.gather_divisor() * problem.k * size_bytes(problem.dtype);
   return problem.rows <= problem.experts * tile.rows && 4 * gathered_bytes <= 3 * l2_bytes;
 }
 

@@ -2,7 +2,7 @@
 
 #include <span>
 
-#include "cuda/sm90/kernel_entry.h"
+#include "cuda/backend/kernel_entry.h"
 
 namespace moegemm::cuda::sm90 {
 
@@ -23,10 +23,7 @@ bool weights_pass_through_l2(const Problem& problem, const TileShape& tile, std:
 
 /// The position of the kernel that should be fastest among those that can run the problem: the one
 /// of the best rank, unless its tiles fit the problem clearly worse than another one's.
-int choose_among(std::span<const KernelInfo* const> feasible, const Problem& problem,
+int choose_among(std::span<const KernelEntry* const> feasible, const Problem& problem,
                  const DeviceFacts& facts);
-
-/// The position of the kernel that should be fastest on a GPU with these facts; -1: none can run.
-int choose(std::span<const KernelEntry> kernels, const Problem& problem, const DeviceFacts& facts);
 
 }  // namespace moegemm::cuda::sm90

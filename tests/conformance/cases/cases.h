@@ -14,6 +14,7 @@ std::vector<ProblemCase> shape_cases();      ///< N and K from 1 to large
 std::vector<ProblemCase> option_cases();     ///< permutation, multiply, dtypes, accumulation
 std::vector<ProblemCase> epilogue_cases();   ///< biases and activations
 std::vector<ProblemCase> stride_cases();     ///< strided and unaligned tensors
+std::vector<ProblemCase> capacity_cases();   ///< rows that are not T * topk
 std::vector<ProblemCase> hazard_cases();     ///< bad sizes, bad indices, NaN and infinities
 
 std::vector<ProblemCase> all_cases();

@@ -29,13 +29,12 @@ ProblemCase activated(std::string name, const Activation& activation, Permutatio
 
 void add_activations(std::vector<ProblemCase>& cases) {
   for (const Permutation permutation : {Permutation::kNone, Permutation::kX, Permutation::kY}) {
-    for (const Function function :
-         {Function::kSilu, Function::kGelu, Function::kGeluTanh, Function::kRelu2}) {
-      for (const Layout layout : {Layout::kNone, Layout::kConcatenated, Layout::kInterleaved}) {
-        const std::string name =
-            std::string("Activated_") + to_string(function) + "_" + to_string(layout);
-        ProblemCase c = activated(name, {.function = function, .layout = layout}, permutation);
-        c.bias = function == Function::kSilu;
+    for (const auto& function : kActivationFunctions) {
+      for (const auto& layout : kGateLayouts) {
+        const std::string name = std::string("Activated_") + function.name + "_" + layout.name;
+        ProblemCase c =
+            activated(name, {.function = function.value, .layout = layout.value}, permutation);
+        c.bias = function.value == ActivationFunction::kSilu;
         cases.push_back(c);
       }
     }

@@ -1,6 +1,7 @@
 #include "conformance/cases/random_case.h"
 
 #include <algorithm>
+#include <iterator>
 #include <vector>
 
 #include "testing/numerics/random.h"
@@ -67,8 +68,8 @@ ProblemCase random_problem(Random& random) {
 
 Activation random_activation(Random& random) {
   Activation activation;
-  activation.function = static_cast<ActivationFunction>(random.below(4));
-  activation.layout = static_cast<GateLayout>(random.below(3));
+  activation.function = kActivationFunctions[random.below(std::ssize(kActivationFunctions))].value;
+  activation.layout = kGateLayouts[random.below(std::ssize(kGateLayouts))].value;
   if (random.chance(2)) activation.limit = 2;
   if (random.chance(2)) activation.up_offset = 1;
   if (random.chance(2)) activation.alpha = 1.702f;
@@ -84,10 +85,14 @@ RandomCase random_case(Random& random, bool aligned) {
   ProblemCase& c = drawn.problem;
   c = random_problem(random);
   drawn.op = static_cast<Op>(random.below(3));
-  drawn.dtype = static_cast<DType>(random.below(3));
+  drawn.dtype = kFloatingFormats[random.below(std::ssize(kFloatingFormats))].value;
   c.accumulate = drawn.op == Op::kDw && random.chance(3);
   c.dy_per_token = drawn.op != Op::kForward && c.permutation == Permutation::kY && random.chance(3);
   c.bias = drawn.op != Op::kDw && random.chance(4);
+  if ((c.permutation == Permutation::kX || c.dy_per_token) && random.chance(3)) {
+    c.slots = random.below(90) * c.topk;
+    c.multiply = false;
+  }
   if (drawn.op != Op::kDw && !c.scatters(drawn.op) && !c.multiply && random.chance(4)) {
     c.activation = random_activation(random);
     c.product_scale = 0.25f;  // or their products of up to 300 terms would leave fp16's range

@@ -7,7 +7,7 @@
 
 #include "conformance/driver/gpu_problem.h"
 #include "conformance/suites.h"
-#include "cuda/host/tile_counters.h"
+#include "cuda/backend/tile_counters.h"
 #include "testing/device/cuda_graph.h"
 
 namespace moegemm::testing {

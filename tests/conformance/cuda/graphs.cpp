@@ -7,7 +7,7 @@
 #include "conformance/suites.h"
 #include "moegemm/error.h"
 #include "moegemm/info.h"
-#include "moegemm/routing.h"
+#include "moegemm/passes.h"
 #include "testing/device/cuda_graph.h"
 #include "testing/device/device_vector.h"
 #include "testing/numerics/random.h"

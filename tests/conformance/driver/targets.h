@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "moegemm/config.h"
+#include "moegemm/plan.h"
 #include "testing/device/memory.h"
 #include "testing/numerics/comparison.h"
 

@@ -160,7 +160,7 @@ def test_create_graph_alone_changes_nothing(device):
 def test_grouped_gemm_class_is_the_same_function(device):
     case = make_case(device)
     X = case.X.requires_grad_()
-    Y = moegemm.GroupedGemm.apply(X, case.W, case.m_sizes, None, None, (case.topk, 0, DEFAULTS))
+    Y = moegemm.GroupedGemm.apply(X, case.W, case.m_sizes, None, None, (case.topk, "", DEFAULTS))
     assert torch.equal(Y, moegemm.grouped_gemm(**case.arguments()))
     Y.sum().backward()
     assert X.grad is not None

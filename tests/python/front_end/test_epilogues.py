@@ -4,16 +4,17 @@ import moegemm  # noqa: F401 - registers the operators
 import pytest
 import torch
 from conftest import make_case
-from moegemm.operators import flags as bits
+from moegemm.operators.options import DY_PER_TOKEN, FLOAT32_OUTPUT, MULTIPLY, PERMUTE_X, PERMUTE_Y, TRANSPOSED
 
 OPS = torch.ops.moegemm
-SWIGLU = (0, 1, 1.0, float("inf"), 0.0)
-GPT_OSS = (0, 2, 1.702, 7.0, 1.0)
-GELU = (1, 0, 1.0, float("inf"), 0.0)
+SWIGLU = "silu/concatenated"
+GPT_OSS = "silu/interleaved alpha=1.702 limit=7.0 up_offset=1.0"
+GELU = "gelu/none"
 
 
-def first_product(case, w, bias, activation, flags=bits.PERMUTE_X):
-    return OPS.forward_activated(case.X, w, bias, case.m_sizes, case.gather_indices, case.topk, flags, *activation)
+def first_product(case, w, bias, activation, options=PERMUTE_X):
+    routing = (case.m_sizes, case.gather_indices, None, case.topk)
+    return OPS.forward(case.X, w, *routing, options, bias=bias, activation=activation)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -24,12 +25,11 @@ def test_activated_product_is_the_product_then_the_activation(device, dtype, act
     case = make_case(device, "permute_x", dtype, n=64, k=48, unrouted=3)
     bias = torch.randn(5, 64, device=device).to(dtype) if biased else None
     w = case.W.transpose(1, 2).contiguous() if transposed else case.W
-    flags = bits.PERMUTE_X | bits.TRANSPOSED * transposed
-    got = first_product(case, w, bias, activation, flags)
+    got = first_product(case, w, bias, activation, PERMUTE_X + TRANSPOSED * transposed)
     product = OPS.forward(
-        case.X, case.W, case.m_sizes, case.gather_indices, None, case.topk, bits.PERMUTE_X | bits.FLOAT32_OUTPUT
+        case.X, case.W, case.m_sizes, case.gather_indices, None, case.topk, PERMUTE_X + FLOAT32_OUTPUT
     )
-    want = OPS.activate(product, None if bias is None else bias.float(), case.m_sizes, *activation)
+    want = OPS.activate(product, None if bias is None else bias.float(), case.m_sizes, activation)
     # The joined operator may round the product before it activates it.
     tolerance = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
     torch.testing.assert_close(got.float(), want, rtol=tolerance, atol=tolerance)
@@ -40,16 +40,16 @@ def test_activated_product_is_the_product_then_the_activation(device, dtype, act
 def test_biased_product_adds_before_it_scales(device, transposed):
     case = make_case(device, "permute_y_mul", torch.float32)
     bias = torch.randn(5, 24, device=device)
-    plain = OPS.forward(case.X, case.W, case.m_sizes, case.gather_indices, None, case.topk, bits.PERMUTE_Y)
+    plain = OPS.forward(case.X, case.W, case.m_sizes, case.gather_indices, None, case.topk, PERMUTE_Y)
     experts = torch.repeat_interleave(torch.arange(5, device=device), case.m_sizes.long())
     want = plain.clone()
     want[case.gather_indices.long()] += bias[experts]
     if transposed:
-        w, flags, weights = case.W.transpose(1, 2).contiguous(), bits.PERMUTE_Y | bits.TRANSPOSED, None
+        w, options, weights = case.W.transpose(1, 2).contiguous(), PERMUTE_Y + TRANSPOSED, None
     else:
-        w, flags, weights = case.W, bits.PERMUTE_Y | bits.FUSE_MUL, case.topk_weights
+        w, options, weights = case.W, PERMUTE_Y + MULTIPLY, case.topk_weights
         want *= case.topk_weights.reshape(-1, 1)
-    got = OPS.forward_biased(case.X, w, bias, case.m_sizes, case.gather_indices, weights, case.topk, flags)
+    got = OPS.forward(case.X, w, case.m_sizes, case.gather_indices, weights, case.topk, options, bias=bias)
     torch.testing.assert_close(got, want)
 
 
@@ -71,9 +71,45 @@ def test_refusals_name_the_argument(device):
     with pytest.raises(RuntimeError, match="bias"):
         first_product(case, case.W, torch.randn(5, 23, device=device), SWIGLU)
     with pytest.raises(RuntimeError, match="activation"):
-        first_product(make_case(device, "permute_y", torch.float32), case.W, None, SWIGLU, bits.PERMUTE_Y)
+        first_product(make_case(device, "permute_y", torch.float32), case.W, None, SWIGLU, PERMUTE_Y)
     case = make_case(device, "permute_y_mul", torch.float32)
-    flags = bits.PERMUTE_Y | bits.FUSE_MUL | bits.TRANSPOSED
-    arguments = (case.m_sizes, case.gather_indices, case.topk_weights, case.topk, flags)
+    routing = (case.m_sizes, case.gather_indices, case.topk_weights, case.topk)
     with pytest.raises(RuntimeError, match="fuse_mul_post"):
-        OPS.forward_biased(case.X, case.W, torch.randn(5, 24, device=device), *arguments)
+        OPS.forward(case.X, case.W, *routing, PERMUTE_Y + MULTIPLY + TRANSPOSED)
+
+
+def test_words_that_mean_nothing_are_refused(device):
+    case = make_case(device, "permute_x", torch.float32)
+    with pytest.raises(RuntimeError, match=r"options has the word 'permutex'; accepted are permute_x"):
+        first_product(case, case.W, None, "", " permutex")
+    for text, message in (
+        ("tanh/none", "activation is 'tanh'; accepted are silu, gelu"),
+        ("silu/rows", "layout is 'rows'; accepted are none, concatenated, interleaved"),
+        ("silu", "its form is function/layout"),
+        ("silu/none beta=1", "it may have alpha=, limit= and up_offset="),
+        ("silu/none limit=high", "limit is 'high'; a number is accepted"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            first_product(case, case.W, None, text)
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+@pytest.mark.parametrize("order", ["", PERMUTE_X, PERMUTE_Y])
+def test_a_transposed_layout_gives_the_same_products(device, order, per_token):
+    """W and dW as [E, K, N] against [E, N, K], in every order that rows can have."""
+    case = make_case(device, "permute_x" if order == PERMUTE_X else "permute_y", torch.float32)
+    routing = (case.m_sizes, case.gather_indices, None, case.topk)
+    transposed = case.W.transpose(1, 2).contiguous()
+    dY = torch.randn(case.rows, 24, device=device)
+    options = order
+    if per_token and order == PERMUTE_Y:
+        dY, options = dY[: case.rows // case.topk], order + DY_PER_TOKEN
+    torch.testing.assert_close(
+        OPS.forward(case.X, transposed, *routing, order + TRANSPOSED), OPS.forward(case.X, case.W, *routing, order)
+    )
+    torch.testing.assert_close(
+        OPS.dx(dY, transposed, *routing, options + TRANSPOSED), OPS.dx(dY, case.W, *routing, options)
+    )
+    torch.testing.assert_close(
+        OPS.dw(dY, case.X, *routing, options + TRANSPOSED), OPS.dw(dY, case.X, *routing, options).transpose(1, 2)
+    )

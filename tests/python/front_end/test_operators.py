@@ -4,17 +4,17 @@ import moegemm  # noqa: F401 - registers the operators
 import pytest
 import torch
 from conftest import FLAGS, make_case
-from moegemm.operators import flags as bits
+from moegemm.operators.options import ACCUMULATE, DY_PER_TOKEN, MULTIPLY, PERMUTE_X, PERMUTE_Y, TRANSPOSED
 
 OPS = torch.ops.moegemm
 
 
-def call_flags(case) -> int:
-    return case.permute_x * bits.PERMUTE_X | case.permute_y * bits.PERMUTE_Y | case.fuse_mul_post * bits.FUSE_MUL
+def call_options(case) -> str:
+    return case.permute_x * PERMUTE_X + case.permute_y * PERMUTE_Y + case.fuse_mul_post * MULTIPLY
 
 
 def arguments(case, first, second) -> tuple:
-    return first, second, case.m_sizes, case.gather_indices, case.topk_weights, case.topk, call_flags(case)
+    return first, second, case.m_sizes, case.gather_indices, case.topk_weights, case.topk, call_options(case)
 
 
 @pytest.mark.parametrize("flags", FLAGS)
@@ -42,7 +42,7 @@ def test_products_into_out(device):
     torch.library.opcheck(OPS.dx_out.default, (*arguments(case, dY, case.W), None, dX))
     dW = torch.zeros(case.W.shape, device=device)
     accumulating = list(arguments(case, dY, case.X))
-    accumulating[-1] |= bits.ACCUMULATE
+    accumulating[-1] += ACCUMULATE
     torch.library.opcheck(OPS.dw_out.default, (*accumulating, None, dW))
 
 
@@ -50,21 +50,46 @@ def test_products_into_out(device):
 def test_products_with_epilogues(device, transposed):
     case = make_case(device, "permute_x", torch.bfloat16)
     w = case.W.transpose(1, 2).contiguous() if transposed else case.W
-    flags = bits.TRANSPOSED * transposed
+    options = TRANSPOSED * transposed
     bias = torch.randn(5, 24, device=device).bfloat16()
     routing = (case.m_sizes, case.gather_indices)
-    for layout in (0, 1, 2):
-        activated = (case.X, w, bias, *routing, case.topk, flags | bits.PERMUTE_X, 0, layout, 1.0, 7.0, 0.0)
-        torch.library.opcheck(OPS.forward_activated.default, activated)
+    for layout in ("none", "concatenated", "interleaved"):
+        activated = (case.X, w, *routing, None, case.topk, options + PERMUTE_X, None, bias, f"silu/{layout} limit=7")
+        torch.library.opcheck(OPS.forward.default, activated)
     rows = torch.randn(case.rows, 40, device=device).bfloat16()
-    biased = (rows, w, bias, *routing, None, case.topk, flags | bits.PERMUTE_Y)
-    torch.library.opcheck(OPS.forward_biased.default, biased)
+    torch.library.opcheck(OPS.forward.default, (rows, w, *routing, None, case.topk, options + PERMUTE_Y, None, bias))
+    dY = torch.randn(case.rows, 24, device=device).bfloat16()
+    for order in ("", PERMUTE_X):
+        torch.library.opcheck(OPS.dx.default, (dY, w, *routing, None, case.topk, options + order))
+    torch.library.opcheck(OPS.dw.default, (dY, rows, *routing, None, case.topk, options))
+
+
+def test_check_layer(device):
+    x, ids = torch.randn(6, 8, device=device), torch.randint(3, (6, 2), device=device)
+    weights = (torch.randn(3, 20, 8, device=device), torch.randn(3, 8, 10, device=device))
+    arguments = (x, *weights, ids, torch.rand(6, 2, device=device), None, None, "silu/concatenated", False)
+    torch.library.opcheck(OPS.check_layer.default, arguments)
 
 
 @pytest.mark.parametrize("with_inverse", [False, True])
 def test_route(device, with_inverse):
     ids = torch.randint(5, (7, 2), device=device)
     torch.library.opcheck(OPS.route.default, (ids, 5, False, with_inverse))
+
+
+@pytest.mark.parametrize("limited", [False, True])
+def test_route_compact(device, limited):
+    ids = torch.randint(-1, 9, (7, 2), device=device)
+    limits = [torch.tensor([n], device=device, dtype=torch.int32) for n in (5, 0)] if limited else [None, None]
+    torch.library.opcheck(OPS.route_compact.default, (ids, 5, 6, *limits, False, False))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_combine_rows(device, weighted):
+    rows = torch.randn(9, 8, device=device, requires_grad=True)
+    weights = torch.rand(7, 2, device=device, requires_grad=True) if weighted else None
+    positions = torch.randperm(14, device=device).view(7, 2) - 4
+    torch.library.opcheck(OPS.combine_rows.default, (rows, weights, positions, False))
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -84,9 +109,9 @@ def test_scale_rows(device):
 def test_dy_per_token(device):
     case = make_case(device, "permute_y", torch.bfloat16)
     dY = torch.randn(case.rows // case.topk, 24, device=device).bfloat16()
-    flags = bits.PERMUTE_Y | bits.DY_PER_TOKEN
-    torch.library.opcheck(OPS.dx.default, (*arguments(case, dY, case.W)[:-1], flags))
-    torch.library.opcheck(OPS.dw.default, (*arguments(case, dY, case.X)[:-1], flags))
+    options = PERMUTE_Y + DY_PER_TOKEN
+    torch.library.opcheck(OPS.dx.default, (*arguments(case, dY, case.W)[:-1], options))
+    torch.library.opcheck(OPS.dw.default, (*arguments(case, dY, case.X)[:-1], options))
 
 
 def test_activations(device):
@@ -95,11 +120,11 @@ def test_activations(device):
     pre, bias = torch.randn_like(case.X), torch.randn(5, 40, device=device).bfloat16()
     d_act = torch.randn(case.rows, 20, device=device).bfloat16()
     d_out, down_bias = torch.randn(13, 8, device=device).bfloat16(), torch.randn(5, 8, device=device).bfloat16()
-    activation = (0, 1, 1.0, 7.0, 0.0)
-    torch.library.opcheck(OPS.activate.default, (pre, bias, case.m_sizes, *activation))
+    activation = "silu/concatenated limit=7"
+    torch.library.opcheck(OPS.activate.default, (pre, bias, case.m_sizes, activation))
     for needs in [(True, True), (False, False)]:
         share = (d_out, down_bias) if needs[1] else (None, None)
-        torch.library.opcheck(OPS.activate_backward.default, (d_act, pre, bias, *routing, *share, *activation, *needs))
+        torch.library.opcheck(OPS.activate_backward.default, (d_act, pre, bias, *routing, *share, activation, *needs))
 
 
 def test_expert_sums(device):

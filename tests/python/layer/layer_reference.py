@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own abbreviation
 from torch import Tensor
 
-GATED = ("swiglu", "geglu", "geglu_tanh", "clamped_swiglu")
-UNGATED = ("silu", "gelu", "gelu_tanh", "relu2")
+GATED = ("swiglu", "geglu", "geglu_tanh", "reglu", "clamped_swiglu")
+UNGATED = ("silu", "gelu", "gelu_tanh", "relu2", "relu")
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -22,6 +22,8 @@ FUNCTIONS = {
     "gelu": F.gelu,
     "gelu_tanh": gelu_tanh,
     "relu2": lambda x: F.relu(x) ** 2,
+    "reglu": F.relu,
+    "relu": F.relu,
 }
 
 

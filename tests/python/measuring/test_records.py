@@ -94,6 +94,7 @@ def test_pages_of_products_say_what_their_record_says(name: str):
     page = path.with_suffix(".md").read_text()
     record = json.loads(path.with_suffix(".json").read_text())
     drawn = {"": "TFLOP/s by model", "-tokens": "TFLOP/s over rows", "-decode": "Bandwidth of decoding"}
+    drawn["-roofline"] = "Every product under the roofline"
     figures = [line for line in page.splitlines() if line.startswith("![")]
     listed = [tuple(reversed(line.removeprefix("![").removesuffix(")").split("]("))) for line in figures]
     assert page == report.to_markdown(record, listed)

@@ -70,9 +70,18 @@ def test_setting_another_limit_takes_effect():
 
 def test_setting_another_activation_takes_effect():
     experts = experts_of(build("qwen3_moe", "eager"))
-    for act_fn in (experts.act_fn, torch.nn.GELU(), torch.nn.GELU("tanh"), torch.nn.SiLU()):
+    for act_fn in (experts.act_fn, torch.nn.GELU(), torch.nn.GELU("tanh"), torch.nn.ReLU(), torch.nn.SiLU()):
         experts.act_fn = act_fn
         assert_runs_like_itself(experts)
+
+
+@pytest.mark.parametrize(
+    ("act_fn", "function"), [(torch.nn.SiLU(), "silu"), (torch.nn.GELU(), "gelu"), (torch.nn.ReLU(), "relu")]
+)
+def test_the_activations_of_torch_are_found(act_fn, function):
+    experts = experts_of(build("qwen3_moe", "eager"))
+    experts.act_fn = act_fn
+    assert gates.activation_of(experts, True).function == function
 
 
 def test_changing_an_activation_in_place_takes_effect():

@@ -40,8 +40,22 @@ def forwards_of_ours(model: torch.nn.Module) -> int:
     return sum(layer.on_moegemm for layer in moegemm.report(model).layers)
 
 
+def whole(value: torch.Tensor) -> torch.Tensor:
+    """The global tensor. torch 2.11 cannot put together what is split into pieces that take turns (gate and up)."""
+    if not hasattr(value, "full_tensor"):
+        return value
+    turns = getattr(value.placements[0], "split_factor", 1)
+    if turns == 1:
+        return value.full_tensor()
+    local, dim = value.to_local().contiguous(), value.placements[0].dim
+    parts = [torch.empty_like(local) for _ in range(PROCESSES)]
+    dist.all_gather(parts, local)
+    pieces = [part.chunk(turns, dim) for part in parts]
+    return torch.cat([piece[turn] for turn in range(turns) for piece in pieces], dim)
+
+
 def full(found: dict) -> dict:
-    return {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in found.items()}
+    return {name: whole(value) for name, value in found.items()}
 
 
 def sharded(order: str) -> dict:

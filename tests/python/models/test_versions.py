@@ -34,7 +34,7 @@ def test_registering_asks_for_the_version(monkeypatch):
     [
         ("pyproject.toml", r"transformers>=(\d+)\.(\d+)"),
         ("requirements/dev.txt", r"transformers>=(\d+)\.(\d+)"),
-        ("docs/integration.md", r"transformers (\d+)\.(\d+) is the oldest"),
+        ("docs/how-to/transformers.md", r"transformers (\d+)\.(\d+) is the oldest"),
         ("CONTRIBUTING.md", r"the oldest transformers \((\d+)\.(\d+)\)"),
     ],
 )

@@ -7,7 +7,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")]
+NAMES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "benchmarks/README.md")
+PAGES = [ROOT / name for name in NAMES]
 PAGES += sorted(DOCS.rglob("*.md"))
 FILES = sorted(path for path in DOCS.rglob("*") if path.is_file())
 PICTURES = [path for path in FILES if path.suffix in {".png", ".svg", ".jpg", ".pdf"}]

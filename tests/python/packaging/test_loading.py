@@ -68,7 +68,7 @@ def test_missing_library(tmp_path):
 
 def test_old_torch():
     assert import_error("torch.__version__ = '2.9.1+cu126'") == (
-        "moegemm found torch 2.9.1+cu126; torch 2.10 or newer is needed"
+        "moegemm found torch 2.9.1+cu126; torch 2.10 or newer is needed: pip install --upgrade torch"
     )
 
 

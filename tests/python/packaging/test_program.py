@@ -1,8 +1,6 @@
-"""The program `moegemm` in a Python environment, and the README's commands for it."""
+"""The program `moegemm` in a Python environment."""
 
 import os
-import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,31 +10,11 @@ from moegemm import program
 
 ROOT = Path(__file__).parents[3]
 IN_PYTHON = [sys.executable, "-m", "moegemm"]
-# The layers of the README at toy size: of a flag given twice the last one counts.
-SMALL = "--experts 8 --topk 2 --hidden 64 --intermediate 32 --tokens 16"
 
 
 def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     where = {**os.environ, "PYTHONPATH": str(ROOT / "python"), **environment}
     return subprocess.run(command, env=where, capture_output=True, text=True, timeout=300, check=False)
-
-
-def printed_commands() -> list[str]:
-    section = (ROOT / "README.md").read_text().split("## From the shell\n")[1].split("\n## ")[0]
-    found = re.search(r"```sh\n(.*?)```", section, re.DOTALL)
-    assert found, "the section has no shell block"
-    lines = [line.split(" # ")[0].strip() for line in found[1].splitlines()]
-    return [line for line in lines if line.startswith("moegemm ")]
-
-
-@pytest.mark.parametrize("line", printed_commands())
-def test_command_of_the_readme_works(line, tmp_path):
-    small = SMALL if line.split()[1] in ("plan", "tune", "run") else ""
-    done = run(*IN_PYTHON, *shlex.split(f"{line} {small}")[1:], MOEGEMM_CACHE_DIR=str(tmp_path))
-    if "no CUDA kernels are compiled in" in done.stderr:
-        pytest.skip(done.stderr)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
 
 
 def test_exit_code_output_and_errors_are_those_of_the_program():

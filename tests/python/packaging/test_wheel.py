@@ -44,6 +44,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("scikit_build_core", reason="scikit-build-core is not installed")
     out = tmp_path_factory.mktemp("wheel")
     settings = {"build-dir": str(BUILD_FOLDER), "cmake.define.MOEGEMM_CUDA": cuda_setting()}
+    settings["cmake.define.MOEGEMM_GLIBC"] = "2.28"  # as `make wheel` links it
     if shutil.which("ccache"):
         settings |= {f"cmake.define.CMAKE_{language}_COMPILER_LAUNCHER": "ccache" for language in ("CXX", "CUDA")}
         # By the name that CMake uses by itself: to ccache, g++ is another compiler than c++.
@@ -68,6 +69,18 @@ def test_the_wheel_is_for_every_python_3_and_holds_one_library(wheel):
     assert "moegemm/py.typed" in names
     assert "moegemm/bench/models.json" in names
     assert all(n.startswith(("moegemm/", "moegemm-")) for n in names)
+
+
+def test_the_library_needs_no_newer_system_than_torch_does(wheel, tmp_path):
+    library = zipfile.ZipFile(wheel).extract("moegemm/libmoegemm_torch.so", tmp_path)
+    symbols = subprocess.run(["objdump", "-T", library], capture_output=True, text=True, check=True).stdout
+    newest = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11)}  # of manylinux_2_28
+    needed = set(re.findall(r"\((GLIBC|GLIBCXX|CXXABI)_([0-9.]+)\)", symbols))
+    assert {family for family, _ in needed} == set(newest)
+    assert [name for name in needed if tuple(map(int, name[1].split("."))) > newest[name[0]]] == []
+    # Found there by systems whose glibc is older than 2.34.
+    parts = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
+    assert all(name in parts for name in ("libpthread.so.0", "libdl.so.2", "librt.so.1"))
 
 
 def test_the_wheel_works_in_a_clean_environment(wheel, tmp_path):

@@ -75,7 +75,7 @@ def test_a_plain_product(kind, flat):
     arguments = [X, W.detach().flatten(0, 1) if flat else W, torch.tensor([2, 0, 4])]
     assert_same_facts(kind, lambda a: moegemm.grouped_gemm(*a, 1), arguments)
     assert_same_facts(
-        kind, lambda a: moegemm.GroupedGemm.apply(*a, None, None, (1, 0, moegemm.autograd.DEFAULTS)), arguments
+        kind, lambda a: moegemm.GroupedGemm.apply(*a, None, None, (1, "", moegemm.autograd.DEFAULTS)), arguments
     )
 
 
@@ -108,6 +108,20 @@ def test_route_and_combine(kind):
     assert_same_facts(kind, with_gradients(lambda t: moegemm.combine(t[1], t[2])), leaves)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_route_and_combine_with_a_capacity(kind):
+    ids, rows, weights = torch.randint(-1, 9, (5, 2)), torch.randn(7, 6).bfloat16(), torch.rand(5, 2)
+
+    def call(tensors):
+        ids, rows, weights = tensors
+        routed = moegemm.route(ids, 4, return_inverse=True, max_rows=7, num_tokens=ids.sum(), overflow=ids.sum())
+        return routed, moegemm.combine(rows, weights, positions=routed[2])
+
+    assert_same_facts(kind, call, [ids, rows, weights])
+    leaves = [ids, rows.requires_grad_(), weights.requires_grad_()]
+    assert_same_facts(kind, with_gradients(lambda t: moegemm.combine(t[1], t[2], positions=t[0])), leaves)
+
+
 def layer(bias: bool, transposed: bool, grad: bool) -> dict:
     shapes = {
         "x": (2, 5, 8),
@@ -132,6 +146,14 @@ def layer(bias: bool, transposed: bool, grad: bool) -> dict:
 def test_moe_mlp(kind, bias, transposed, grad):
     call = lambda named: moegemm.moe_mlp(**named)  # noqa: E731
     assert_same_facts(kind, with_gradients(call) if grad else call, layer(bias, transposed, grad))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_moe_mlp_with_a_capacity(kind, grad):
+    named = {**layer(True, False, grad), "num_tokens": torch.tensor(7), "overflow": torch.tensor([0])}
+    call = lambda named: moegemm.moe_mlp(**named, max_rows=5)  # noqa: E731
+    assert_same_facts(kind, with_gradients(call) if grad else call, named)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -213,10 +235,23 @@ def test_one_meta_tensor_among_others_is_refused_by_the_products(name, grad):
         moegemm.grouped_gemm(**case.arguments())
     with pytest.raises(TypeError, match=r"is on (meta|cpu); it must be on (meta|cpu), where dY is"):
         torch.ops.moegemm.dx(
-            torch.ones(26, 24), case.W.detach().to("meta"), case.m_sizes, case.gather_indices, None, 2, 2
+            torch.ones(26, 24), case.W.detach().to("meta"), case.m_sizes, case.gather_indices, None, 2, " permute_y"
         )
 
 
 def test_one_meta_tensor_among_others_is_refused_by_combine():
     with pytest.raises(TypeError, match="weights is on meta; it must be on cpu, where rows is"):
         moegemm.combine(torch.ones(4, 3), torch.ones(2, 2, device="meta"))
+
+
+def test_refusals_without_memory_have_the_librarys_words():
+    case = make_case(flags="permute_x")
+    real = case.arguments()
+    meta = {k: v.to("meta") if torch.is_tensor(v) else v for k, v in real.items()}
+    for changes, message in (
+        ({"gather_indices": None}, "gather_indices is None; permute_x=True needs it"),
+        ({"topk": 3}, "with permute_x it must have T = M / topk rows, where M = 26 and topk = 3"),
+    ):
+        for call in (real, meta):
+            with pytest.raises((ValueError, RuntimeError), match=message):
+                moegemm.grouped_gemm(**{**call, **changes})

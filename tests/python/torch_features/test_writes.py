@@ -47,6 +47,18 @@ def test_out_that_requires_grad_is_refused_as_torch_mm_does(device, name):
         assert torch.equal(raw_call(name, case, out=inference), before)
 
 
+@pytest.mark.parametrize(("name", "argument"), zip(RAW, ["X", "W", "X"], strict=True))
+def test_inputs_that_require_grad_are_refused_with_out_as_torch_mm_does(device, name, argument):
+    case = make_case(device)
+    out = raw_call(name, case)
+    getattr(case, argument).requires_grad_()
+    with pytest.raises(RuntimeError, match=f"{argument} requires grad"):
+        raw_call(name, case, out=out)
+    with torch.no_grad():
+        assert raw_call(name, case, out=out) is out
+    raw_call(name, case)  # without out=, the raw functions have no gradient either, and say nothing
+
+
 @pytest.mark.parametrize("name", RAW)
 def test_compiled_writes_to_out_are_counted(device, name):
     case = make_case(device)

@@ -1,12 +1,10 @@
-#include "moegemm/activation.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstdint>
 #include <vector>
 
-#include "moegemm/routing.h"
+#include "moegemm/passes.h"
 #include "unit/core/expect_refusal.h"
 
 namespace moegemm {
@@ -96,7 +94,7 @@ TEST_F(ActivationRules, FlatOrderNeedsIndices) {
   routing.gather_indices = {};
   expect_refusal(ErrorKind::kInvalidValue, {"gather_indices is not given"}, [this] { backward(); });
   expect_refusal(ErrorKind::kInvalidValue, {"gather_indices is not given"}, [this] { sums(); });
-  routing.topk_weights = {};
+  routing.router_weights = {};
   outputs.d_weights = inputs.d_out = inputs.down_bias = {};
   EXPECT_NO_THROW(backward());
 }
@@ -106,6 +104,25 @@ TEST(ActivationNames, AreThoseOfTheInterface) {
   EXPECT_STREQ(to_string(GateLayout::kInterleaved), "interleaved");
   EXPECT_EQ(Activation{}.input_columns(12), 24);
   EXPECT_EQ((Activation{.layout = GateLayout::kNone}).input_columns(12), 12);
+}
+
+TEST(ActivationText, EveryFunctionAndLayoutComesBack) {
+  for (const auto& function : kActivationFunctions) {
+    for (const auto& layout : kGateLayouts) {
+      const Activation plain = {.function = function.value, .layout = layout.value};
+      EXPECT_EQ(parse_activation(to_string(plain)), plain);
+      const Activation numbers = {function.value, layout.value, 1.702f, 7.0f, 1.0f};
+      EXPECT_EQ(parse_activation(to_string(numbers)), numbers);
+    }
+  }
+}
+
+TEST(ActivationText, OtherNamesAreRefusedWithThoseThatThereAre) {
+  expect_refusal(ErrorKind::kInvalidValue, {"activation is 'swish'", "silu, gelu", " and "},
+                 [] { parse_activation("swish/none"); });
+  expect_refusal(ErrorKind::kInvalidValue,
+                 {"layout is ''; accepted are none, concatenated and interleaved"},
+                 [] { parse_activation("silu/"); });
 }
 
 }  // namespace

@@ -64,7 +64,7 @@ class RunTest : public ::testing::Test {
     operands.x_stride = operands.dy_stride = operands.w_stride = operands.out_stride = 4;
     operands.m_sizes = sizes.data();
     operands.gather_indices = indices.data();
-    operands.topk_weights = weights.data();
+    operands.router_weights = weights.data();
     operands.bias = bias.data();
     operands.bias_stride = 4;
   }

@@ -1,5 +1,3 @@
-#include "moegemm/executor.h"
-
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,6 +10,8 @@
 #include <mutex>
 #include <thread>
 #include <vector>
+
+#include "moegemm/execution.h"
 
 namespace moegemm {
 namespace {

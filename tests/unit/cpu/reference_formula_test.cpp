@@ -10,7 +10,7 @@
 #include <tuple>
 #include <vector>
 
-#include "core/float16.h"
+#include "cpu/element_type.h"
 #include "moegemm/moegemm.h"
 
 /// The reference against the formulas of the operation, written down a second time: one sum per
@@ -203,12 +203,12 @@ TEST_P(ReferenceFormula, EveryElementIsTheFormulaRoundedOnce) {
   RoutingView routing;
   routing.m_sizes = TensorView::vector(sizes.data(), DType::kInt64, kExperts);
   routing.gather_indices = TensorView::vector(indices.data(), DType::kInt64, kRows);
-  routing.topk_weights = TensorView::matrix(weights.data(), DType::kFloat32, kTokens, kTopk);
+  routing.router_weights = TensorView::matrix(weights.data(), DType::kFloat32, kTokens, kTopk);
   routing.topk = kTopk;
   GemmOptions options;
   options.permute_x = permutation == Permutation::kX;
   options.permute_y = permutation == Permutation::kY;
-  options.fuse_mul = multiply;
+  options.multiply = multiply;
   options.backend = BackendKind::kReference;
   if (op == Op::kForward) forward(x.view(), w.view(), out.view(), routing, options);
   if (op == Op::kDx) backward_dx(dy.view(), w.view(), out.view(), routing, options);

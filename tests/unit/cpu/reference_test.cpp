@@ -35,7 +35,7 @@ class ReferenceByHand : public ::testing::Test {
     RoutingView view;
     view.m_sizes = vector(sizes);
     if (!indices.empty()) view.gather_indices = vector(indices);
-    if (!weights.empty()) view.topk_weights = vector(weights);
+    if (!weights.empty()) view.router_weights = vector(weights);
     view.topk = topk;
     return view;
   }
@@ -118,7 +118,7 @@ TEST_F(ReferenceByHand, PermuteYStoresWeightedRowsInFlatOrder) {
   topk = 3;
   indices = {2, 0, 1};
   weights = {10, 100, 1000};
-  options.permute_y = options.fuse_mul = true;
+  options.permute_y = options.multiply = true;
   // Positions 0, 1, 2 give [3 7], [2 6], [-5 70] and go to flat rows 2, 0, 1.
   EXPECT_EQ(run_forward({1, 1, 2, 0, 5, 7}, 3),
             (std::vector<float>{20, 60, -500, 7000, 3000, 7000}));

@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "core/float16.h"
+#include "cpu/element_type.h"
 #include "moegemm/moegemm.h"
 
 namespace moegemm {
@@ -145,7 +145,7 @@ class ScaleRows : public ::testing::Test {
     RoutingView routing;
     routing.m_sizes = TensorView::vector(sizes.data(), DType::kInt32, 2);
     routing.gather_indices = TensorView::vector(order.data(), DType::kInt32, 4);
-    routing.topk_weights = TensorView::vector(weights.data(), DType::kFloat32, 4);
+    routing.router_weights = TensorView::vector(weights.data(), DType::kFloat32, 4);
     routing.topk = 2;
     scale_rows(view(product), view(x), routing, scaled_out,
                TensorView::vector(dot.data(), DType::kFloat32, 4), scaled_x_out);
@@ -203,7 +203,7 @@ TEST(ScaleRowsDot, LongRowsAreSummedToFloatAccuracy) {
   RoutingView routing;
   routing.m_sizes = TensorView::vector(&size, DType::kInt32, 1);
   routing.gather_indices = TensorView::vector(&index, DType::kInt32, 1);
-  routing.topk_weights = TensorView::vector(&weight, DType::kFloat32, 1);
+  routing.router_weights = TensorView::vector(&weight, DType::kFloat32, 1);
   scale_rows(TensorView::matrix(product.data(), DType::kFloat32, 1, kCols),
              TensorView::matrix(x.data(), DType::kFloat32, 1, kCols), routing,
              TensorView::matrix(scaled.data(), DType::kFloat32, 1, kCols),

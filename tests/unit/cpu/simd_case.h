@@ -109,7 +109,7 @@ class Case {
     operands.out_stride = stride;
     operands.m_sizes = sizes_.data();
     if (shape_.permutation != Permutation::kNone) operands.gather_indices = indices_.data();
-    if (shape_.multiply) operands.topk_weights = weights_.data();
+    if (shape_.multiply) operands.router_weights = weights_.data();
     backend.launch(backend.plan_with(problem_, kernel), problem_, operands, context);
     std::vector<float> dense;
     for (std::int64_t r = 0; r < out_rows(); ++r) {

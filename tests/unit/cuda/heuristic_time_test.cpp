@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "cuda/sm80/plan/heuristic.h"
-#include "cuda/sm90/heuristic.h"
+#include "cuda/sm80/kernels.h"
+#include "cuda/sm90/kernels.h"
 
 /// The heuristics read host facts only, so a GPU can be made up where there is none.
 namespace moegemm::cuda {
@@ -97,26 +97,22 @@ void expect_under_five_microseconds(const std::function<int(const Problem&)>& pl
   ::testing::Test::RecordProperty("slowest_nanoseconds", static_cast<int>(slowest));
 }
 
-TEST(HeuristicTime, HopperKernelIsChosenInUnderFiveMicroseconds) {
-  std::vector<sm90::KernelEntry> kernels;
-  for (const auto& family : {sm90::row_gemm_kernels(), sm90::weight_gemm_kernels()}) {
-    kernels.insert(kernels.end(), family.begin(), family.end());
-  }
+/// Grid, order of tiles and cache policy belong to the plan.
+void expect_quick_choice(const Generation& generation, const std::vector<KernelEntry>& kernels,
+                         const DeviceFacts& facts) {
   expect_under_five_microseconds([&](const Problem& problem) {
-    const int chosen = sm90::choose(kernels, problem, kH200);
-    // Grid, order of tiles and cache policy belong to the plan.
-    return chosen < 0 ? -1 : kernels[chosen].policy(kernels[chosen], problem, kH200).grid;
+    const int chosen = choose(generation, kernels, problem, facts);
+    return chosen < 0 ? -1 : kernels[chosen].grid(kernels[chosen], problem, facts).grid;
   });
 }
 
+TEST(HeuristicTime, HopperKernelIsChosenInUnderFiveMicroseconds) {
+  expect_quick_choice(sm90::kGeneration, sm90::kernels(), kH200);
+}
+
 TEST(HeuristicTime, Sm80KernelIsChosenInUnderFiveMicroseconds) {
-  const auto kernels = sm80::compiled_kernels();
-  for (const DeviceFacts* facts : {&kA100, &kH200}) {
-    expect_under_five_microseconds([&](const Problem& problem) {
-      const int chosen = sm80::choose(kernels, problem, *facts);
-      return chosen < 0 ? -1 : sm80::policy(kernels[chosen], problem, *facts).grid;
-    });
-  }
+  expect_quick_choice(sm80::kGeneration, sm80::kernels(), kA100);
+  expect_quick_choice(sm80::kGeneration, sm80::kernels(), kH200);
 }
 
 }  // namespace

@@ -44,18 +44,18 @@ class Fingerprint {
 }  // namespace
 
 std::string problem_bucket(const Problem& problem) {
-  const std::uint64_t tokens =
-      std::bit_ceil(static_cast<std::uint64_t>(problem.tokens() > 0 ? problem.tokens() : 1));
+  const std::int64_t worth = problem.rows / problem.topk;  // tokens; with a capacity, of its rows
+  const std::uint64_t tokens = std::bit_ceil(static_cast<std::uint64_t>(worth > 0 ? worth : 1));
   std::string text =
       join(to_string(problem.op), " ", to_string(problem.dtype), "->", to_string(problem.out_dtype),
            " E=", problem.experts, " N=", problem.n, " K=", problem.k, " topk=", problem.topk,
            " T<=", tokens, " ", to_string(problem.permutation));
-  if (problem.multiply) text += " fuse_mul";
+  if (problem.multiply) text += " multiply";
   if (problem.accumulate) text += " accumulate";
   if (problem.dy_per_token) text += " dy_per_token";
   if (problem.allow_tf32) text += " tf32";
   if (problem.bias) text += " bias";
-  if (problem.activation) text += join(" ", to_string(*problem.activation));
+  if (problem.activation) text += join(" activation=", to_string(*problem.activation));
   return join(text, " align=", problem.input_alignment, "/", problem.output_alignment);
 }
 
@@ -64,7 +64,7 @@ std::string kernel_set_of(const Backend& backend, std::string_view sources) {
   fingerprint.add(sources);
   for (const KernelInfo& kernel : backend.kernels()) {
     fingerprint.add(join(kernel.name, " ", to_string(kernel.op), " ", kernel.tile.rows, " ",
-                         kernel.tile.cols, " ", kernel.tile.depth, " ", kernel.stages, "\n"));
+                         kernel.tile.columns, " ", kernel.tile.depth, " ", kernel.stages, "\n"));
   }
   return join(to_string(backend.kind()), " ", fingerprint.hex());
 }

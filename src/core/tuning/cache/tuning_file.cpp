@@ -97,7 +97,10 @@ void write_text(const fs::path& path, const std::string& text) {
 void make_folder(const fs::path& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
-  if (error) fail(join("cannot create ", shown(folder), ": ", error.message()));
+  if (error) {
+    fail(join("cannot create ", shown(folder), ": ", error.message(),
+              "; MOEGEMM_CACHE_DIR can name another folder"));
+  }
 }
 
 std::string_view variable(const char* name) {

@@ -15,10 +15,9 @@ void copy_on_device(Device device, const ExecutionContext& context, void* to, co
 void copy_to_host(Device device, const ExecutionContext& context, void* to, const void* from,
                   std::int64_t bytes);
 
-#if MOEGEMM_HAS_CUDA
+// Defined in builds with CUDA.
 void cuda_copy_on_device(Device device, void* stream, void* to, const void* from,
                          std::int64_t bytes);
 void cuda_copy_to_host(Device device, void* stream, void* to, const void* from, std::int64_t bytes);
-#endif
 
 }  // namespace moegemm

@@ -19,9 +19,9 @@ struct Part {
   std::int64_t touched = 0;  ///< bytes of them that a launch reads or writes
 };
 
-Part matrix(std::int64_t rows, std::int64_t cols, std::int64_t stride, DType dtype) {
+Part matrix(std::int64_t rows, std::int64_t columns, std::int64_t stride, DType dtype) {
   if (rows == 0) return {};
-  return {((rows - 1) * stride + cols) * size_bytes(dtype), rows * cols * size_bytes(dtype)};
+  return {((rows - 1) * stride + columns) * size_bytes(dtype), rows * columns * size_bytes(dtype)};
 }
 
 struct Input {
@@ -34,7 +34,7 @@ Part output_of(const Call& call) {
   if (p.op == Op::kDw) {
     return matrix(p.experts * p.n, p.k, call.operands.out_stride, p.out_dtype);
   }
-  return matrix(p.rows, p.output_columns(), call.operands.out_stride, p.out_dtype);
+  return matrix(p.output_rows(), p.output_columns(), call.operands.out_stride, p.out_dtype);
 }
 
 std::vector<Input> inputs_of(const Call& call, std::int64_t experts_in_use) {
@@ -52,7 +52,7 @@ std::vector<Input> inputs_of(const Call& call, std::int64_t experts_in_use) {
   add(&Operands::bias, matrix(p.experts, p.features(), o.bias_stride, p.dtype));
   add(&Operands::m_sizes, matrix(1, p.experts, p.experts, p.sizes_dtype));
   add(&Operands::gather_indices, matrix(1, p.rows, p.rows, p.index_dtype));
-  add(&Operands::topk_weights, matrix(1, p.rows, p.rows, p.weights_dtype));
+  add(&Operands::router_weights, matrix(1, p.flat_rows(), p.flat_rows(), p.weights_dtype));
   return inputs;
 }
 

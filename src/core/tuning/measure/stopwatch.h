@@ -32,10 +32,9 @@ std::unique_ptr<Stopwatch> make_stopwatch(Device device, const ExecutionContext&
 /// Whether launches on `context` are being recorded into a graph instead of run.
 bool is_capturing(Device device, const ExecutionContext& context);
 
-#if MOEGEMM_HAS_CUDA
+// Defined in builds with CUDA.
 CacheSizes cuda_cache_sizes(Device device);
 std::unique_ptr<Stopwatch> make_cuda_stopwatch(Device device, void* stream, void* flush);
 bool is_cuda_stream_capturing(void* stream);
-#endif
 
 }  // namespace moegemm

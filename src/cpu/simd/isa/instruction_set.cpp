@@ -7,7 +7,7 @@
 
 #include "core/refusal.h"
 #include "core/registry.h"
-#include "moegemm/executor.h"
+#include "moegemm/execution.h"
 
 namespace moegemm::cpu::simd {
 namespace {

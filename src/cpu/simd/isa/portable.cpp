@@ -1,6 +1,6 @@
 #include <cstdint>
 
-#include "core/float16.h"
+#include "cpu/element_type.h"
 #include "cpu/simd/isa/shared.h"
 #include "cpu/simd/kernel_table.h"
 #include "cpu/simd/kernels/element.h"

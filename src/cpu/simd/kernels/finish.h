@@ -32,14 +32,9 @@ void finish_row_as(const float* sums, T* out, std::int64_t cols, const float* bi
 template <class Isa>
 void finish_row(const float* sums, void* out, DType dtype, std::int64_t first_col,
                 std::int64_t cols, const float* bias, const float* scale) {
-  switch (dtype) {
-    case DType::kBFloat16:
-      return finish_row_as<Isa>(sums, static_cast<Bf16*>(out) + first_col, cols, bias, scale);
-    case DType::kFloat16:
-      return finish_row_as<Isa>(sums, static_cast<Fp16*>(out) + first_col, cols, bias, scale);
-    default:
-      return finish_row_as<Isa>(sums, static_cast<float*>(out) + first_col, cols, bias, scale);
-  }
+  with_element_type(dtype, [&]<class T>(T*) {
+    finish_row_as<Isa>(sums, static_cast<T*>(out) + first_col, cols, bias, scale);
+  });
 }
 
 /// Rounds `cols` sums of `rows` rows from number `first` on, [rows][stride], into the columns from

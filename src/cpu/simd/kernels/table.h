@@ -12,8 +12,8 @@ namespace {
 
 /// The kernels of one dtype; `Math` multiplies in dX and dW.
 template <class Isa, class T, class Math = FloatMath<Isa>>
-constexpr DTypeKernels dtype_kernels() {
-  DTypeKernels kernels;
+constexpr DTypeKernels dtype_kernels(DType dtype) {
+  DTypeKernels kernels = {.dtype = dtype};
   kernels.forward = forward_task<Isa, T>;
   kernels.pack_x = pack_x<Isa, T>;
   kernels.dot_step = Isa::template Dot<T>::kStep;
@@ -34,9 +34,9 @@ constexpr KernelTable kernel_table() {
   static_assert(Isa::kTileVecs * Isa::kLanes <= kMaxPanelCols);
   static_assert(Isa::kOuterVecs * Isa::kLanes <= kMaxPanelCols);
   KernelTable table;
-  table.float32 = dtype_kernels<Isa, float>();
-  table.float16 = dtype_kernels<Isa, Fp16>();
-  table.bfloat16 = dtype_kernels<Isa, Bf16, Bf16Math>();
+  table.formats = {dtype_kernels<Isa, Bf16, Bf16Math>(DType::kBFloat16),
+                   dtype_kernels<Isa, Fp16>(DType::kFloat16),
+                   dtype_kernels<Isa, float>(DType::kFloat32)};
   table.lanes = Isa::kLanes;
   table.dot_rows = Isa::kDotRows;
   table.tile_rows = Isa::kTileRows;

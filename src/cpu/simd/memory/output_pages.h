@@ -20,7 +20,7 @@ struct OutputSpan {
 
 inline OutputSpan output_span(const Problem& problem, const Operands& operands) {
   const std::int64_t element = size_bytes(problem.out_dtype);
-  return {operands.out, problem.op == Op::kDw ? problem.experts * problem.n : problem.rows,
+  return {operands.out, problem.op == Op::kDw ? problem.experts * problem.n : problem.output_rows(),
           problem.output_columns() * element, operands.out_stride * element};
 }
 

@@ -18,12 +18,12 @@ RowLocator::RowLocator(const Problem& problem, const Operands& operands)
 /// Two positions that name the same flat row would race: the later one owns it. One pass over the
 /// indices, about a nanosecond per row, where a row costs microseconds of arithmetic.
 void RowLocator::find_owners() {
-  owners_.assign(problem_.rows, -1);
+  owners_.assign(problem_.flat_rows(), -1);
   for (std::int64_t position = 0; position < end(); ++position) {
     const std::int64_t flat = read_index(operands_.gather_indices, problem_.index_dtype, position);
-    if (flat >= 0 && flat < problem_.rows) owners_[flat] = position;
+    if (flat >= 0 && flat < problem_.flat_rows()) owners_[flat] = position;
   }
-  for (std::int64_t flat = 0; flat < problem_.rows; ++flat) {
+  for (std::int64_t flat = 0; flat < problem_.flat_rows(); ++flat) {
     if (owners_[flat] < 0) unwritten_.push_back(flat);
   }
 }
@@ -33,7 +33,7 @@ RowLocator::Row RowLocator::locate(std::int64_t position) const {
   bool valid = true;
   if (problem_.permutation != Permutation::kNone) {
     flat = read_index(operands_.gather_indices, problem_.index_dtype, position);
-    valid = flat >= 0 && flat < problem_.rows;
+    valid = flat >= 0 && flat < problem_.flat_rows();
   }
   Row row;
   if (problem_.op != Op::kDw) {
@@ -58,7 +58,7 @@ RowLocator::Row RowLocator::locate(std::int64_t position) const {
     row.dy = row_of(operands_.dy, problem_.gathers_dy() ? read : position, operands_.dy_stride);
   }
   if (problem_.multiply) {
-    row.scale = read_float(operands_.topk_weights, problem_.weights_dtype, flat);
+    row.scale = read_float(operands_.router_weights, problem_.weights_dtype, flat);
   }
   return row;
 }

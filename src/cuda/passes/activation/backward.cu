@@ -1,17 +1,18 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/backend/device_facts.h"
+#include "cuda/backend/error.h"
+#include "cuda/backend/launch.h"
+#include "cuda/backend/loading.h"
 #include "cuda/device/activation_math.cuh"
-#include "cuda/host/device_facts.h"
-#include "cuda/host/error.h"
-#include "cuda/host/launch.h"
-#include "cuda/host/loading.h"
-#include "cuda/passes/activation/activation.h"
 #include "cuda/passes/activation/gate_packs.cuh"
 #include "cuda/passes/activation/kernel_choice.h"
 #include "cuda/passes/activation/limits.h"
 #include "cuda/passes/activation/row_experts.cuh"
 #include "cuda/passes/alignment.h"
+#include "cuda/passes/block_sums.cuh"
+#include "cuda/passes/passes.h"
 #include "cuda/passes/thread_ring.cuh"
 
 /// The gradient of an activation, its weighted value and the gradient of the weight, in one pass. A
@@ -24,14 +25,14 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-/// Of 64 registers each. Older GPUs and fp32 take a few more, and three blocks fit.
+/// Of 64 registers each. Older GPUs take a few more, and three blocks fit; fp32 takes some 100.
 constexpr int kBlocksPerMultiprocessor = 4;
 template <typename T>
 constexpr int least_resident_blocks() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
   return 3;
 #else
-  return sizeof(T) == 2 ? kBlocksPerMultiprocessor : 3;
+  return sizeof(T) == 2 ? kBlocksPerMultiprocessor : 2;
 #endif
 }
 /// 144 bytes in flight for each of 1024 threads on a multiprocessor: five times what hides the
@@ -48,28 +49,21 @@ constexpr int kMostRows = kStripsOfBlock;
 static_assert(kMostRows <= kThreads);  // each is looked up by a thread of its own
 constexpr int kMostStrips = 4096;      // of a row: dot products are kept in shared memory
 
-struct RowMatrix {  // data null: not given
-  void* data;
-  DType dtype;
-  std::int64_t stride;
-};
-
 struct BackwardArguments {
-  RowMatrix pre;
-  RowMatrix bias;  // of pre's dtype, as d_out and down_bias
-  RowMatrix d_act;
-  RowMatrix d_out;
-  RowMatrix down_bias;
-  RowMatrix d_pre;
-  RowMatrix weighted_act;
-  void* d_weights;  // [rows], flat order, or null
-  DType d_weights_dtype;
-  const void* weights;  // [rows], flat order, or null
-  DType weights_dtype;
+  Floats pre;
+  Floats bias;  // of pre's dtype, as d_out and down_bias
+  Floats d_act;
+  Floats d_out;
+  Floats down_bias;
+  Floats d_pre;
+  Floats weighted_act;
+  Floats d_weights;           // [flat_rows]
+  Floats weights;             // [flat_rows]
   IndexArray gather_indices;  // [rows], or null
   IndexArray m_sizes;
   int experts;
   int rows;
+  int flat_rows;  // indices are below it
   int topk;
   int activated;
   int hidden;
@@ -98,7 +92,7 @@ __device__ __forceinline__ IndexArray::Fetched fetch_index(const BackwardArgumen
 /// The parts of a row that do not depend on m_sizes.
 __device__ __forceinline__ Row look_up(const BackwardArguments& a, int flat) {
   Row row = {flat, flat / a.topk, 0, 1.0f};
-  if (row.flat >= 0 && a.weights) row.weight = load_float(a.weights, a.weights_dtype, row.flat);
+  if (row.flat >= 0 && a.weights.data) row.weight = a.weights.load(row.flat);
   return row;
 }
 
@@ -112,16 +106,8 @@ __device__ __forceinline__ void place(const BackwardArguments& a, const int* row
   }
 }
 
-__device__ __forceinline__ float warp_sum(float value) {
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-    value += __shfl_xor_sync(kFullMask, value, distance);
-  }
-  return value;
-}
-
 /// Where a row starts. In 32 bits a stride is one instruction.
-__device__ __forceinline__ std::int64_t start_of(int row, const RowMatrix& matrix) {
+__device__ __forceinline__ std::int64_t start_of(int row, const Floats& matrix) {
   return std::int64_t{row} * static_cast<int>(matrix.stride);
 }
 
@@ -131,8 +117,7 @@ __device__ float bias_share(const BackwardArguments& a, const Row& row) {
   const std::int64_t bias = row.expert * a.down_bias.stride;
   float sum = 0.0f;
   for (int c = threadIdx.x % 32; c < a.hidden; c += 32) {
-    sum = fmaf(load_float(a.d_out.data, a.d_out.dtype, d_out + c),
-               load_float(a.down_bias.data, a.down_bias.dtype, bias + c), sum);
+    sum = fmaf(a.d_out.load(d_out + c), a.down_bias.load(bias + c), sum);
   }
   return sum;
 }
@@ -236,7 +221,7 @@ __global__ void __launch_bounds__(kThreads, least_resident_blocks<T>())
   for (int stage = 0; stage < Ring<T, L>::kStages; ++stage) {
     fetch(begin + stage < end);
   }
-  if (my_row < count) rows[my_row] = look_up(a, my_index.below(a.rows));
+  if (my_row < count) rows[my_row] = look_up(a, my_index.below(a.flat_rows));
   share_row_prefix(a.m_sizes, sizes, a.experts, a.rows, row_prefix);
   if (my_row < count) place(a, row_prefix, first + my_row, rows[my_row]);
   __syncthreads();
@@ -286,13 +271,13 @@ __global__ void __launch_bounds__(kThreads, least_resident_blocks<T>())
                                  start_of(position, a.weighted_act), c, gradient);
         }
       }
-      if (a.d_weights) {
+      if (a.d_weights.data) {
         sum = warp_sum(sum);
         if (lane == 0) dots[task] = sum;
       }
     }
   });
-  if (!a.d_weights) return;
+  if (!a.d_weights.data) return;
   __syncthreads();
   const auto dot = [&](int r) {
     float sum = 0.0f;
@@ -303,16 +288,14 @@ __global__ void __launch_bounds__(kThreads, least_resident_blocks<T>())
   };
   if (!a.down_bias.data || a.hidden_strips > 0) {
     const int r = static_cast<int>(threadIdx.x);
-    if (r < count && rows[r].flat >= 0) {
-      store_float(a.d_weights, a.d_weights_dtype, rows[r].flat, dot(r));
-    }
+    if (r < count && rows[r].flat >= 0) a.d_weights.store(rows[r].flat, dot(r));
     return;
   }
   for (int r = warp; r < count; r += kWarps) {
     const Row row = rows[r];
     if (row.flat < 0) continue;
     const float share = warp_sum(bias_share(a, row));
-    if (lane == 0) store_float(a.d_weights, a.d_weights_dtype, row.flat, dot(r) + share);
+    if (lane == 0) a.d_weights.store(row.flat, dot(r) + share);
   }
 }
 
@@ -320,12 +303,9 @@ __global__ void __launch_bounds__(kThreads, least_resident_blocks<T>())
 template <ActivationFunction F>
 __device__ float backward_row(const BackwardArguments& a, int position, const Row& row) {
   const bool gated = a.activation.gated();
-  const std::int64_t pre = position * a.pre.stride, d_pre = position * a.d_pre.stride;
+  const std::int64_t d_pre = position * a.d_pre.stride;
   const auto biased = [&](int column) {
-    const float value = load_float(a.pre.data, a.pre.dtype, pre + column);
-    return a.bias.data
-               ? value + load_float(a.bias.data, a.pre.dtype, row.expert * a.bias.stride + column)
-               : value;
+    return load_biased(a.pre, a.bias, position, row.expert, column);
   };
   float sum = 0.0f;
   for (int c = threadIdx.x % 32; c < a.activated; c += 32) {
@@ -333,25 +313,16 @@ __device__ float backward_row(const BackwardArguments& a, int position, const Ro
     const float up = gated ? biased(a.columns.up_at(c)) : 0.0f;
     const Activated value = gated ? evaluate<F, true>(a.activation, gate, up)
                                   : evaluate<F, false>(a.activation, gate, up);
-    const float gradient = load_float(a.d_act.data, a.d_act.dtype, position * a.d_act.stride + c);
+    const float gradient = a.d_act.load(position * a.d_act.stride + c);
     sum = fmaf(gradient, value.act, sum);
     const float weighted = row.weight * gradient;
-    store_float(a.d_pre.data, a.d_pre.dtype, d_pre + a.columns.gate_at(c), weighted * value.d_gate);
-    if (gated) {
-      store_float(a.d_pre.data, a.d_pre.dtype, d_pre + a.columns.up_at(c), weighted * value.d_up);
-    }
+    a.d_pre.store(d_pre + a.columns.gate_at(c), weighted * value.d_gate);
+    if (gated) a.d_pre.store(d_pre + a.columns.up_at(c), weighted * value.d_up);
     if (a.weighted_act.data) {
-      store_float(a.weighted_act.data, a.weighted_act.dtype, position * a.weighted_act.stride + c,
-                  row.weight * value.act);
+      a.weighted_act.store(position * a.weighted_act.stride + c, row.weight * value.act);
     }
   }
   return sum;
-}
-
-__device__ void zero_columns(const RowMatrix& matrix, int row, int columns) {
-  for (int c = threadIdx.x % 32; matrix.data && c < columns; c += 32) {
-    store_float(matrix.data, matrix.dtype, row * matrix.stride + c, 0.0f);
-  }
 }
 
 __global__ void __launch_bounds__(kThreads) backward_elements(const BackwardArguments a) {
@@ -359,20 +330,20 @@ __global__ void __launch_bounds__(kThreads) backward_elements(const BackwardArgu
   share_row_prefix(a.m_sizes, fetch_sizes(a.m_sizes, a.experts), a.experts, a.rows, row_prefix);
   const int step = static_cast<int>(gridDim.x) * kWarps;
   for (int r = static_cast<int>(blockIdx.x * kWarps + threadIdx.x / 32); r < a.rows; r += step) {
-    Row row = look_up(a, a.gather_indices.data ? flat_row(a.gather_indices, r, a.rows) : r);
+    Row row = look_up(a, a.gather_indices.data ? flat_row(a.gather_indices, r, a.flat_rows) : r);
     place(a, row_prefix, r, row);
     if (row.flat < 0) {
-      zero_columns(a.d_pre, r, a.activation.gated() ? 2 * a.activated : a.activated);
-      zero_columns(a.weighted_act, r, a.activated);
+      a.d_pre.zero_row(r, a.activation.gated() ? 2 * a.activated : a.activated);
+      a.weighted_act.zero_row(r, a.activated);
       continue;
     }
     float sum = 0.0f;
     with_function(a.activation.function,
                   [&]<ActivationFunction F>() { sum = backward_row<F>(a, r, row); });
-    if (!a.d_weights) continue;
+    if (!a.d_weights.data) continue;
     if (a.down_bias.data) sum += bias_share(a, row);
     sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) store_float(a.d_weights, a.d_weights_dtype, row.flat, sum);
+    if (threadIdx.x % 32 == 0) a.d_weights.store(row.flat, sum);
   }
 }
 
@@ -384,10 +355,6 @@ struct PackedKernel {
 };
 
 const ListedKernels listed([] { return for_16_bit_layouts(PackedKernel()); });
-
-RowMatrix matrix_of(const TensorView& view) {
-  return {view.given() ? view.data : nullptr, view.dtype, view.row_stride};
-}
 
 /// Rows can be moved by 16-byte accesses, and counted as start_of does.
 bool is_packed(const TensorView& view) {
@@ -405,13 +372,23 @@ std::int64_t rows_of_block(std::int64_t rows, std::int64_t strips, std::int64_t 
 
 }  // namespace
 
-void launch_activate_backward(const ActivationGradientInputs& in, const RoutingView& routing,
-                              const Activation& activation, const ActivationGradientOutputs& out,
-                              cudaStream_t stream) {
+void CudaPasses::activate_backward(const ActivationGradientInputs& in, const RoutingView& routing,
+                                   const Activation& activation,
+                                   const ActivationGradientOutputs& out,
+                                   const ExecutionContext& context) const {
+  const PassLaunch on(in.pre.device, context);
   const std::int64_t rows = in.pre.shape[0], activated = in.d_act.shape[1];
-  if (rows == 0) {
-    return;
-  }
+  const std::int64_t flat_rows = flat_rows_of(routing, out, rows);
+  const auto clear_d_weights = [&] {
+    if (!out.d_weights.given()) return;
+    // All zero bits are zero in every floating dtype.
+    cuda::check(
+        cudaMemsetAsync(out.d_weights.data, 0,
+                        static_cast<std::size_t>(flat_rows * size_bytes(out.d_weights.dtype)),
+                        on.stream),
+        "clear d_weights for activate_backward");
+  };
+  if (rows == 0) return clear_d_weights();
   const std::int64_t experts = routing.m_sizes.shape[0];
   const std::int64_t hidden = in.d_out.given() ? in.d_out.shape[1] : 0;
   const std::int64_t strips = (activated + kStripColumns - 1) / kStripColumns;
@@ -432,25 +409,23 @@ void launch_activate_backward(const ActivationGradientInputs& in, const RoutingV
                    static_cast<int>(group *
                                     static_cast<std::int64_t>(sizeof(Row) + dots * sizeof(float)))
              : 0;
-  require_activation_limits(rows, std::max(in.pre.shape[1], hidden), experts, shared_bytes,
-                            in.pre.device);
+  require_activation_limits(std::max(rows, flat_rows), std::max(in.pre.shape[1], hidden), experts,
+                            shared_bytes, in.pre.device);
   BackwardArguments arguments = {
-      .pre = matrix_of(in.pre),
-      .bias = matrix_of(in.bias),
-      .d_act = matrix_of(in.d_act),
-      .d_out = matrix_of(in.d_out),
-      .down_bias = matrix_of(in.down_bias),
-      .d_pre = matrix_of(out.d_pre),
-      .weighted_act = matrix_of(out.weighted_act),
-      .d_weights = out.d_weights.given() ? out.d_weights.data : nullptr,
-      .d_weights_dtype = out.d_weights.dtype,
-      .weights = routing.topk_weights.given() ? routing.topk_weights.data : nullptr,
-      .weights_dtype = routing.topk_weights.dtype,
-      .gather_indices = {routing.gather_indices.given() ? routing.gather_indices.data : nullptr,
-                         routing.gather_indices.dtype == DType::kInt64},
-      .m_sizes = {routing.m_sizes.data, routing.m_sizes.dtype == DType::kInt64},
+      .pre = floats_of(in.pre),
+      .bias = floats_of(in.bias),
+      .d_act = floats_of(in.d_act),
+      .d_out = floats_of(in.d_out),
+      .down_bias = floats_of(in.down_bias),
+      .d_pre = floats_of(out.d_pre),
+      .weighted_act = floats_of(out.weighted_act),
+      .d_weights = floats_of(out.d_weights),
+      .weights = floats_of(routing.router_weights),
+      .gather_indices = indices_of(routing.gather_indices),
+      .m_sizes = indices_of(routing.m_sizes),
       .experts = static_cast<int>(experts),
       .rows = static_cast<int>(rows),
+      .flat_rows = static_cast<int>(flat_rows),
       .topk = static_cast<int>(routing.topk),
       .activated = static_cast<int>(activated),
       .hidden = static_cast<int>(hidden),
@@ -460,24 +435,19 @@ void launch_activate_backward(const ActivationGradientInputs& in, const RoutingV
       .activation = activation,
       .columns = gate_columns(activation, activated),
   };
-  if (out.d_weights.given()) {
-    // All zero bits are zero in every floating dtype.
-    check(cudaMemsetAsync(out.d_weights.data, 0,
-                          static_cast<std::size_t>(rows * size_bytes(out.d_weights.dtype)), stream),
-          "clear d_weights for activate_backward");
-  }
+  clear_d_weights();
   void* parameters[] = {&arguments};
   if (!packed) {
     const std::int64_t blocks = std::min((rows + kWarps - 1) / kWarps, resident);
     launch({reinterpret_cast<const void*>(&backward_elements), "activate_backward (elements)",
             dim3(static_cast<unsigned>(blocks)), dim3(kThreads), row_prefix_bytes(experts)},
-           parameters, stream);
+           parameters, on.stream);
     return;
   }
   launch({for_dtype_and_layout(in.pre.dtype, activation.layout, PackedKernel()),
           "activate_backward (packs)", dim3(static_cast<unsigned>((rows + group - 1) / group)),
           dim3(kThreads), shared_bytes + row_prefix_bytes(experts)},
-         parameters, stream);
+         parameters, on.stream);
 }
 
 }  // namespace moegemm::cuda

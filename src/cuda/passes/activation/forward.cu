@@ -1,17 +1,17 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/backend/device_facts.h"
+#include "cuda/backend/launch.h"
+#include "cuda/backend/loading.h"
 #include "cuda/device/activation_math.cuh"
 #include "cuda/device/fast_divide.h"
-#include "cuda/host/device_facts.h"
-#include "cuda/host/launch.h"
-#include "cuda/host/loading.h"
-#include "cuda/passes/activation/activation.h"
 #include "cuda/passes/activation/gate_packs.cuh"
 #include "cuda/passes/activation/kernel_choice.h"
 #include "cuda/passes/activation/limits.h"
 #include "cuda/passes/activation/row_experts.cuh"
 #include "cuda/passes/alignment.h"
+#include "cuda/passes/passes.h"
 #include "cuda/passes/thread_ring.cuh"
 
 /// act = activation(pre + bias). A warp takes a strip of 256 columns of some consecutive rows: its
@@ -35,14 +35,9 @@ constexpr int kWaves = 6;
 constexpr int most_rows(bool bias) { return bias ? 12 : 4; }
 
 struct ActivateArguments {
-  const void* pre;  // [rows, C]
-  DType pre_dtype;
-  std::int64_t pre_stride;
-  const void* bias;  // [experts, C] or null
-  std::int64_t bias_stride;
-  void* act;  // [rows, activated]
-  DType act_dtype;
-  std::int64_t act_stride;
+  Floats pre;   // [rows, C]
+  Floats bias;  // [experts, C]
+  Floats act;   // [rows, activated]
   IndexArray m_sizes;
   int experts;
   int rows;
@@ -69,7 +64,7 @@ struct LaneBias {
     if (row < end) return;
     const int expert = expert_of(row_prefix, a.experts, row);
     end = row_prefix[expert + 1];
-    bias = GatePacks<T, L>::load_bias(static_cast<const T*>(a.bias) + expert * a.bias_stride,
+    bias = GatePacks<T, L>::load_bias(static_cast<const T*>(a.bias.data) + expert * a.bias.stride,
                                       column, a.activated);
   }
 };
@@ -89,12 +84,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   // Asked for before the rows, behind which it would wait in line.
   const FetchedSizes sizes = fetch_sizes(a.m_sizes, a.experts);
   Ring<T, L> ring(memory);
-  const T* source = static_cast<const T*>(a.pre) + first * a.pre_stride;
+  const T* source = static_cast<const T*>(a.pre.data) + first * a.pre.stride;
   int fetched = first;
   const auto fetch = [&] {
     if (fetched < end) {
       Packs::load(ring, source, column, a.activated);
-      source += a.pre_stride;
+      source += a.pre.stride;
       ++fetched;
     }
     ring.commit();
@@ -110,13 +105,13 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
 
   with_function(a.activation.function, [&]<ActivationFunction F>() {
     LaneBias<T, L> bias;
-    const bool fp32 = a.act_dtype == DType::kFloat32;
-    std::int64_t target = first * a.act_stride;
-    for (int row = first; row < end; ++row, target += a.act_stride) {
+    const bool fp32 = a.act.dtype == DType::kFloat32;
+    std::int64_t target = first * a.act.stride;
+    for (int row = first; row < end; ++row, target += a.act.stride) {
       ring.wait();
       const Packs packs = Packs::read(ring);
       fetch();
-      if (a.bias && row < routed) bias.move_to(a, row_prefix, row, column);
+      if (a.bias.data && row < routed) bias.move_to(a, row_prefix, row, column);
 #pragma unroll
       for (int part = 0; part < Packs::kParts; ++part) {
         const int c = Packs::column_of(part, column);
@@ -125,22 +120,17 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
         if (row < routed) {
           float gate[Packs::kElems], up[Packs::kElems];
           packs.split(part, gate, up);
-          if (a.bias) bias.bias.add_to(part, gate, up);
+          if (a.bias.data) bias.bias.add_to(part, gate, up);
 #pragma unroll
           for (int i = 0; i < Packs::kElems; ++i) {
             act[i] =
                 evaluate<F, Packs::kGated>(a.activation, gate[i], Packs::kGated ? up[i] : 0.0f).act;
           }
         }
-        Packs::store_activated(a.act, fp32, target, c, act);
+        Packs::store_activated(a.act.data, fp32, target, c, act);
       }
     }
   });
-}
-
-__device__ float biased(const ActivateArguments& a, int row, int column, int expert) {
-  const float value = load_float(a.pre, a.pre_dtype, row * a.pre_stride + column);
-  return a.bias ? value + load_float(a.bias, a.pre_dtype, expert * a.bias_stride + column) : value;
 }
 
 __global__ void __launch_bounds__(kThreads) activate_elements(const ActivateArguments a) {
@@ -157,15 +147,16 @@ __global__ void __launch_bounds__(kThreads) activate_elements(const ActivateArgu
     const int column = static_cast<int>(i % a.activated);
     float act = 0.0f;
     if (row < routed) {
-      const int expert = a.bias ? expert_of(row_prefix, a.experts, row) : 0;
-      const float gate = biased(a, row, a.columns.gate_at(column), expert);
-      const float up = gated ? biased(a, row, a.columns.up_at(column), expert) : 0.0f;
+      const int expert = a.bias.data ? expert_of(row_prefix, a.experts, row) : 0;
+      const float gate = load_biased(a.pre, a.bias, row, expert, a.columns.gate_at(column));
+      const float up =
+          gated ? load_biased(a.pre, a.bias, row, expert, a.columns.up_at(column)) : 0.0f;
       with_function(a.activation.function, [&]<ActivationFunction F>() {
         act = gated ? evaluate<F, true>(a.activation, gate, up).act
                     : evaluate<F, false>(a.activation, gate, up).act;
       });
     }
-    store_float(a.act, a.act_dtype, row * a.act_stride + column, act);
+    a.act.store(row * a.act.stride + column, act);
   }
 }
 
@@ -180,8 +171,10 @@ const ListedKernels listed([] { return for_16_bit_layouts(PackedKernel()); });
 
 }  // namespace
 
-void launch_activate(const TensorView& pre, const TensorView& bias, const TensorView& m_sizes,
-                     const Activation& activation, const TensorView& act, cudaStream_t stream) {
+void CudaPasses::activate(const TensorView& pre, const TensorView& bias, const TensorView& m_sizes,
+                          const Activation& activation, const TensorView& act,
+                          const ExecutionContext& context) const {
+  const PassLaunch on(pre.device, context);
   const std::int64_t rows = act.shape[0], activated = act.shape[1];
   if (rows == 0 || activated == 0) {
     return;
@@ -201,15 +194,10 @@ void launch_activate(const TensorView& pre, const TensorView& bias, const Tensor
       packed ? ring_bytes(kStages, size_bytes(pre.dtype), activation.gated() ? 2 : 1, kThreads) : 0;
   require_activation_limits(rows, pre.shape[1], experts, shared_bytes, pre.device);
   ActivateArguments arguments = {
-      .pre = pre.data,
-      .pre_dtype = pre.dtype,
-      .pre_stride = pre.row_stride,
-      .bias = bias.given() ? bias.data : nullptr,
-      .bias_stride = bias.row_stride,
-      .act = act.data,
-      .act_dtype = act.dtype,
-      .act_stride = act.row_stride,
-      .m_sizes = {m_sizes.data, m_sizes.dtype == DType::kInt64},
+      .pre = floats_of(pre),
+      .bias = floats_of(bias),
+      .act = floats_of(act),
+      .m_sizes = indices_of(m_sizes),
       .experts = static_cast<int>(experts),
       .rows = static_cast<int>(rows),
       .activated = static_cast<int>(activated),
@@ -224,13 +212,13 @@ void launch_activate(const TensorView& pre, const TensorView& bias, const Tensor
     const std::int64_t blocks = std::min((rows * activated + kThreads - 1) / kThreads, resident);
     launch({reinterpret_cast<const void*>(&activate_elements), "activate_elements",
             dim3(static_cast<unsigned>(blocks)), dim3(kThreads), row_prefix_bytes(experts)},
-           parameters, stream);
+           parameters, on.stream);
     return;
   }
   launch({for_dtype_and_layout(pre.dtype, activation.layout, PackedKernel()), "activate_packs",
           dim3(static_cast<unsigned>((tasks + kWarps - 1) / kWarps)), dim3(kThreads),
           shared_bytes + row_prefix_bytes(experts)},
-         parameters, stream);
+         parameters, on.stream);
 }
 
 }  // namespace moegemm::cuda

@@ -3,7 +3,7 @@
 #include "cuda/device/segments.cuh"
 #include "cuda/passes/elements.cuh"
 #include "cuda/passes/thread_ring.cuh"
-#include "moegemm/activation.h"
+#include "moegemm/passes.h"
 
 namespace moegemm::cuda {
 

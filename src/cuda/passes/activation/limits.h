@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include "cuda/host/device_facts.h"
+#include "cuda/backend/device_facts.h"
 #include "cuda/passes/activation/row_experts.cuh"
 #include "moegemm/error.h"
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/device/segments.cuh"
+#include "cuda/passes/elements.cuh"
 
 /// Whose row a row is, for kernels that read something per expert.
 namespace moegemm::cuda {
@@ -79,6 +80,13 @@ __device__ inline int expert_of(const int* row_prefix, int experts, int row) {
     (row_prefix[middle] <= row ? low : high) = middle;
   }
   return low;
+}
+
+/// An element of a row of the first product, with its expert's bias if there is one.
+__device__ inline float load_biased(const Floats& pre, const Floats& bias, int row, int expert,
+                                    int column) {
+  const float value = pre.load(row * pre.stride + column);
+  return bias.data ? value + bias.load(expert * bias.stride + column) : value;
 }
 
 /// Dynamic shared memory of a block that knows its rows' experts.

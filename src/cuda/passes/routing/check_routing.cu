@@ -1,10 +1,12 @@
 #include <algorithm>
+#include <cstddef>
+#include <vector>
 
-#include "cuda/host/error.h"
-#include "cuda/host/launch.h"
+#include "cuda/backend/error.h"
+#include "cuda/backend/launch.h"
 #include "cuda/passes/block_sums.cuh"
 #include "cuda/passes/elements.cuh"
-#include "cuda/passes/routing/check_routing.h"
+#include "cuda/passes/passes.h"
 #include "moegemm/error.h"
 
 namespace moegemm::cuda {
@@ -72,13 +74,13 @@ __device__ void for_each_index(const void* indices, bool is_64_bit, const Findin
   }
 }
 
-/// The first row whose index does not name one of `rows` flat rows, and for each flat row the first
-/// that names it.
+/// The first row whose index does not name one of `flat_rows` flat rows, and for each flat row the
+/// first that names it.
 __global__ void __launch_bounds__(kThreads)
-    check_range(const void* indices, bool is_64_bit, std::int64_t rows, Findings* findings,
+    check_range(const void* indices, bool is_64_bit, std::int64_t flat_rows, Findings* findings,
                 unsigned long long* first_at) {
   for_each_index(indices, is_64_bit, findings, [&](unsigned long long row, std::int64_t index) {
-    const bool good = index >= 0 && index < rows;
+    const bool good = index >= 0 && index < flat_rows;
     atomicMin(good ? &first_at[index] : &findings->bad_row, row);
     return good;  // later rows of this thread cannot be the first bad one
   });
@@ -86,10 +88,10 @@ __global__ void __launch_bounds__(kThreads)
 
 /// The first row whose index an earlier one has too.
 __global__ void __launch_bounds__(kThreads)
-    check_repeats(const void* indices, bool is_64_bit, std::int64_t rows, Findings* findings,
+    check_repeats(const void* indices, bool is_64_bit, std::int64_t flat_rows, Findings* findings,
                   unsigned long long* first_at) {
   for_each_index(indices, is_64_bit, findings, [&](unsigned long long row, std::int64_t index) {
-    if (index < 0 || index >= rows || first_at[index] >= row) return true;
+    if (index < 0 || index >= flat_rows || first_at[index] >= row) return true;
     atomicMin(&findings->repeated_row, row);
     return false;
   });
@@ -129,15 +131,26 @@ std::int64_t read_index(const TensorView& indices, std::int64_t i, cudaStream_t 
   return read_back(static_cast<const std::int32_t*>(indices.data) + i, stream);
 }
 
+void refuse_while_capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(stream, &capture), "ask whether the CUDA stream is being captured");
+  if (capture != cudaStreamCaptureStatusNone) {
+    throw Error(ErrorKind::kRuntime,
+                "check (or MOEGEMM_CHECK=1) waits for the device, which a CUDA stream cannot do "
+                "while it is being captured: capture without it");
+  }
+}
+
 std::optional<RoutingFault> find_bad_index(const TensorView& indices, std::int64_t rows,
-                                           Findings* findings, cudaStream_t stream) {
-  const CheckMemory<unsigned long long> first_at(rows, stream);
-  check(cudaMemsetAsync(first_at.get(), 0xff, static_cast<std::size_t>(rows) * 8, stream),
+                                           std::int64_t flat_rows, Findings* findings,
+                                           cudaStream_t stream) {
+  const CheckMemory<unsigned long long> first_at(std::max<std::int64_t>(flat_rows, 1), stream);
+  check(cudaMemsetAsync(first_at.get(), 0xff, static_cast<std::size_t>(flat_rows) * 8, stream),
         "prepare check");
   const void* data = indices.data;
   bool is_64_bit = indices.dtype == DType::kInt64;
   unsigned long long* first = first_at.get();
-  void* parameters[] = {&data, &is_64_bit, &rows, &findings, &first};
+  void* parameters[] = {&data, &is_64_bit, &flat_rows, &findings, &first};
   const auto blocks =
       static_cast<unsigned>(std::min<std::int64_t>((rows + kThreads - 1) / kThreads, 1024));
   launch({reinterpret_cast<const void*>(&check_range), "check_range", dim3(blocks), dim3(kThreads)},
@@ -158,18 +171,14 @@ std::optional<RoutingFault> find_bad_index(const TensorView& indices, std::int64
 
 }  // namespace
 
-std::optional<RoutingFault> check_routing(const RoutingView& routing, std::int64_t rows,
-                                          cudaStream_t stream) {
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  check(cudaStreamIsCapturing(stream, &capture), "ask whether the CUDA stream is being captured");
-  if (capture != cudaStreamCaptureStatusNone) {
-    throw Error(ErrorKind::kRuntime,
-                "check (or MOEGEMM_CHECK=1) waits for the device, which a CUDA stream cannot do "
-                "while it is being captured: capture without it");
-  }
+std::optional<RoutingFault> CudaPasses::check(const RoutingView& routing, std::int64_t rows,
+                                              std::int64_t flat_rows,
+                                              const ExecutionContext& context) const {
+  const PassLaunch on(routing.m_sizes.device, context);
+  refuse_while_capturing(on.stream);
   const TensorView& m_sizes = routing.m_sizes;
   const TensorView& indices = routing.gather_indices;
-  const CheckMemory<Findings> on_device(1, stream);
+  const CheckMemory<Findings> on_device(1, on.stream);
   {
     const void* data = m_sizes.data;
     bool is_64_bit = m_sizes.dtype == DType::kInt64;
@@ -177,9 +186,9 @@ std::optional<RoutingFault> check_routing(const RoutingView& routing, std::int64
     Findings* findings = on_device.get();
     void* parameters[] = {&data, &is_64_bit, &experts, &rows, &findings};
     launch({reinterpret_cast<const void*>(&check_sizes), "check_sizes", dim3(1), dim3(kThreads)},
-           parameters, stream);
+           parameters, on.stream);
   }
-  const Findings found = read_back(on_device.get(), stream);
+  const Findings found = read_back(on_device.get(), on.stream);
   if (found.bad_expert != kNone) {
     const bool negative = found.bad_size < 0;
     return RoutingFault{
@@ -187,7 +196,35 @@ std::optional<RoutingFault> check_routing(const RoutingView& routing, std::int64
         static_cast<std::int64_t>(found.bad_expert), negative ? found.bad_size : found.size_sum};
   }
   if (!indices.given() || rows == 0) return std::nullopt;
-  return find_bad_index(indices, rows, on_device.get(), stream);
+  return find_bad_index(indices, rows, flat_rows, on_device.get(), on.stream);
+}
+
+std::optional<DroppedRow> CudaPasses::dropped_row(const TensorView& expert_ids,
+                                                  std::int64_t experts,
+                                                  const TensorView& num_tokens,
+                                                  std::int64_t capacity,
+                                                  const ExecutionContext& context) const {
+  const PassLaunch on(expert_ids.device, context);
+  refuse_while_capturing(on.stream);
+  const std::int64_t all = expert_ids.shape[0], topk = expert_ids.shape[1];
+  const std::int64_t tokens =
+      num_tokens.given() ? std::clamp<std::int64_t>(read_index(num_tokens, 0, on.stream), 0, all)
+                         : all;
+  const auto element = static_cast<std::size_t>(size_bytes(expert_ids.dtype));
+  const std::size_t row_bytes = static_cast<std::size_t>(topk) * element;
+  std::vector<std::byte> ids(static_cast<std::size_t>(tokens) * row_bytes);
+  if (!ids.empty()) {
+    cuda::check(
+        cudaMemcpy2DAsync(ids.data(), row_bytes, expert_ids.data,
+                          static_cast<std::size_t>(expert_ids.row_stride) * element, row_bytes,
+                          static_cast<std::size_t>(tokens), cudaMemcpyDeviceToHost, on.stream),
+        "read the expert ids for check");
+    cuda::check(cudaStreamSynchronize(on.stream), "wait for check");
+  }
+  TensorView on_host = expert_ids;
+  on_host.data = ids.data();
+  on_host.row_stride = topk;
+  return find_dropped_row(on_host, experts, tokens, capacity);
 }
 
 }  // namespace moegemm::cuda

@@ -1,10 +1,10 @@
 #include <string>
 
-#include "cuda/host/launch.h"
-#include "cuda/host/loading.h"
+#include "cuda/backend/launch.h"
+#include "cuda/backend/loading.h"
 #include "cuda/passes/block_sums.cuh"
 #include "cuda/passes/elements.cuh"
-#include "cuda/passes/routing/route.h"
+#include "cuda/passes/passes.h"
 #include "cuda/passes/routing/route_plan.h"
 #include "moegemm/error.h"
 
@@ -16,6 +16,8 @@
 ///                the position of its first row of each bucket; a warp then walks its run in order
 ///
 /// Few rows need one block, which counts for itself: one launch.
+///
+/// Compact: the last bucket gets no positions, and those past the capacity are dropped.
 namespace moegemm::cuda {
 namespace {
 
@@ -36,10 +38,29 @@ struct RouteArguments {
   void* gather_indices;  // [M]
   void* inverse;         // [M] or null
   bool outputs_64_bit;
+
+  // Compact only.
+  std::int64_t capacity;   // length of gather_indices
+  const void* num_tokens;  // or null
+  bool num_tokens_64_bit;
+  void* overflow;  // or null
+  bool overflow_64_bit;
 };
 
-/// The bucket of flat row i: its expert, or the last bucket for an id that names none.
-__device__ unsigned bucket_of(const RouteArguments& a, unsigned i) {
+/// Flat rows whose ids count.
+template <bool Compact>
+__device__ __forceinline__ unsigned counted_rows(const RouteArguments& a) {
+  if (!Compact || !a.num_tokens) return a.rows;
+  const std::int64_t tokens = load_index(a.num_tokens, a.num_tokens_64_bit, 0);
+  const std::int64_t all = a.rows / a.topk;
+  return static_cast<unsigned>(min(max(tokens, std::int64_t{0}), all)) * a.topk;
+}
+
+/// The bucket of flat row i: its expert, or the last bucket for an id that names none and for rows
+/// that do not count.
+template <bool Compact>
+__device__ unsigned bucket_of(const RouteArguments& a, unsigned i, unsigned counted) {
+  if (Compact && i >= counted) return a.buckets - 1;
   const std::int64_t offset = a.ids_dense ? i : i / a.topk * a.ids_stride + i % a.topk;
   const auto id = static_cast<std::uint64_t>(load_index(a.expert_ids, a.ids_64_bit, offset));
   const unsigned experts = a.buckets - 1;
@@ -48,8 +69,9 @@ __device__ unsigned bucket_of(const RouteArguments& a, unsigned i) {
 
 /// InShared: the block's counters are in shared memory, else in the workspace. A template
 /// parameter, because atomics are only fast where the compiler knows the kind of memory.
-template <bool InShared>
+template <bool InShared, bool Compact>
 __global__ void __launch_bounds__(kRouteThreads, 1) count_rows(const RouteArguments a) {
+  const unsigned counted = counted_rows<Compact>(a);
   extern __shared__ unsigned shared[];
   unsigned* const counts = a.counts + static_cast<std::size_t>(blockIdx.x) * a.buckets;
   unsigned* const histogram = InShared ? shared : counts;
@@ -60,7 +82,7 @@ __global__ void __launch_bounds__(kRouteThreads, 1) count_rows(const RouteArgume
   const unsigned first = blockIdx.x * a.chunk_rows;
   const unsigned last = min(first + a.chunk_rows, a.rows);
   for (unsigned i = first + threadIdx.x; i < last; i += kRouteThreads) {
-    atomicAdd(&histogram[bucket_of(a, i)], 1u);
+    atomicAdd(&histogram[bucket_of<Compact>(a, i, counted)], 1u);
   }
   if constexpr (InShared) {
     __syncthreads();
@@ -104,10 +126,26 @@ __device__ void add_up_counts(const RouteArguments& a, unsigned* totals, unsigne
   }
 }
 
+/// What a bucket that starts at `position` has room for. The last bucket starts where all rows of
+/// experts end: `routed` is told.
+__device__ __forceinline__ unsigned kept_rows(const RouteArguments& a, unsigned bucket,
+                                              unsigned position, unsigned size, unsigned* routed) {
+  if (bucket + 1 == a.buckets) {
+    *routed = position;
+    if (position > a.capacity && a.overflow && blockIdx.x == 0) {
+      store_index(a.overflow, a.overflow_64_bit, 0, 1);
+    }
+  }
+  const std::int64_t room = max(a.capacity - position, std::int64_t{0});
+  return static_cast<unsigned>(min(static_cast<std::int64_t>(size), room));
+}
+
 /// Turns the warps' counts into the position of each warp's first row of each bucket, and writes
-/// m_sizes.
+/// m_sizes. Compact: `routed` becomes the rows of all experts.
+template <bool Compact>
 __device__ void counts_to_positions(const RouteArguments& a, const unsigned* totals,
-                                    const unsigned* before, unsigned* warp_counters) {
+                                    const unsigned* before, unsigned* warp_counters,
+                                    unsigned* routed) {
   __shared__ unsigned warp_sums[32];
   unsigned start_of_chunk = 0;
   for (unsigned first = 0; first < a.buckets; first += kRouteThreads) {
@@ -127,8 +165,9 @@ __device__ void counts_to_positions(const RouteArguments& a, const unsigned* tot
     unsigned position = start_of_chunk + block_exclusive_sum(size, warp_sums, chunk_size);
     start_of_chunk += chunk_size;
     if (bucket < a.buckets) {
+      const unsigned kept = Compact ? kept_rows(a, bucket, position, size, routed) : size;
       if (blockIdx.x == 0 && bucket + 1 < a.buckets) {
-        store_index(a.m_sizes, a.outputs_64_bit, bucket, size);
+        store_index(a.m_sizes, a.outputs_64_bit, bucket, kept);
       }
       position += before[bucket];
       constexpr unsigned kBatch = 8;  // loads before stores: one shared-memory latency for eight
@@ -154,15 +193,17 @@ __device__ void counts_to_positions(const RouteArguments& a, const unsigned* tot
 
 /// Places rows [first, last), 32 at a time; `next[bucket]` is where this warp's next row of the
 /// bucket goes.
-__device__ void place_run(const RouteArguments& a, unsigned first, unsigned last, unsigned* next) {
+template <bool Compact>
+__device__ void place_run(const RouteArguments& a, unsigned first, unsigned last, unsigned* next,
+                          unsigned counted) {
   const unsigned lane = threadIdx.x % 32;
-  unsigned ahead = first + lane < last ? bucket_of(a, first + lane) : a.buckets;
+  unsigned ahead = first + lane < last ? bucket_of<Compact>(a, first + lane, counted) : a.buckets;
   for (unsigned base = first; base < last; base += 32) {
     const unsigned i = base + lane;
     const bool present = i < last;
     const unsigned bucket = ahead;  // lanes without a row agree on a bucket that is none
-    ahead = i + 32 < last ? bucket_of(a, i + 32) : a.buckets;
-    const unsigned peers = __match_any_sync(kAllLanes, bucket);
+    ahead = i + 32 < last ? bucket_of<Compact>(a, i + 32, counted) : a.buckets;
+    const unsigned peers = __match_any_sync(kFullMask, bucket);
     const unsigned rank = __popc(peers & ((1u << lane) - 1));
     const unsigned position = present ? next[bucket] + rank : 0;
     __syncwarp();
@@ -170,7 +211,11 @@ __device__ void place_run(const RouteArguments& a, unsigned first, unsigned last
       next[bucket] = position + __popc(peers);
     }
     __syncwarp();
-    if (present) {
+    if constexpr (Compact) {
+      const bool kept = present && bucket + 1 < a.buckets && position < a.capacity;
+      if (kept) store_index(a.gather_indices, a.outputs_64_bit, position, i);
+      if (present) store_index(a.inverse, a.outputs_64_bit, i, kept ? std::int64_t{position} : -1);
+    } else if (present) {
       store_index(a.gather_indices, a.outputs_64_bit, position, i);
       if (a.inverse) {
         store_index(a.inverse, a.outputs_64_bit, i, position);
@@ -179,9 +224,20 @@ __device__ void place_run(const RouteArguments& a, unsigned first, unsigned last
   }
 }
 
-template <bool InShared>
+/// What no row has of gather_indices, by all blocks.
+__device__ void mark_tail(const RouteArguments& a, unsigned routed) {
+  const std::int64_t step = std::int64_t{gridDim.x} * kRouteThreads;
+  for (std::int64_t i = routed + std::int64_t{blockIdx.x} * kRouteThreads + threadIdx.x;
+       i < a.capacity; i += step) {
+    store_index(a.gather_indices, a.outputs_64_bit, i, -1);
+  }
+}
+
+template <bool InShared, bool Compact>
 __global__ void __launch_bounds__(kRouteThreads, 1) place_rows(const RouteArguments a) {
   extern __shared__ unsigned shared[];
+  __shared__ unsigned routed;
+  const unsigned counted = counted_rows<Compact>(a);
   const unsigned counters = (a.ranking_warps + 2) * a.buckets;
   unsigned* const totals =
       InShared ? shared : a.counters + static_cast<std::size_t>(blockIdx.x) * counters;
@@ -200,34 +256,31 @@ __global__ void __launch_bounds__(kRouteThreads, 1) place_rows(const RouteArgume
   unsigned* const mine = warp_counters + warp * a.buckets;
   if (warp < a.ranking_warps) {
     for (unsigned i = first + lane; i < last; i += 32) {
-      atomicAdd(&mine[bucket_of(a, i)], 1u);
+      atomicAdd(&mine[bucket_of<Compact>(a, i, counted)], 1u);
     }
   }
   if (a.counts) {
     add_up_counts(a, totals, before);
   }
   __syncthreads();
-  counts_to_positions(a, totals, before, warp_counters);
+  counts_to_positions<Compact>(a, totals, before, warp_counters, &routed);
   __syncthreads();
   if (warp < a.ranking_warps) {
-    place_run(a, first, last, mine);
+    place_run<Compact>(a, first, last, mine, counted);
   }
+  if constexpr (Compact) mark_tail(a, routed);
 }
 
 const ListedKernels listed([] {
-  return std::vector<const void*>{reinterpret_cast<const void*>(&count_rows<true>),
-                                  reinterpret_cast<const void*>(&place_rows<true>)};
+  return std::vector<const void*>{reinterpret_cast<const void*>(&count_rows<true, false>),
+                                  reinterpret_cast<const void*>(&place_rows<true, false>)};
 });
 
 /// Positions and counters are 32-bit, and i + 32 must not wrap.
 constexpr std::int64_t kMaxRows = std::int64_t{1} << 31;
 
-}  // namespace
-
-void launch_route(const TensorView& expert_ids, std::int64_t experts, const TensorView& m_sizes,
-                  const TensorView& gather_indices, const TensorView& inverse, void* workspace,
-                  cudaStream_t stream) {
-  const std::int64_t rows = expert_ids.shape[0] * expert_ids.shape[1];
+RoutePlan plan_for(const TensorView& expert_ids, std::int64_t experts) {
+  const std::int64_t rows = expert_ids.numel();
   const RoutePlan plan = plan_route(rows, experts);
   if (rows > kMaxRows || plan.counters_per_block() >= kMaxRows) {
     throw Error(ErrorKind::kNotImplemented,
@@ -235,14 +288,20 @@ void launch_route(const TensorView& expert_ids, std::int64_t experts, const Tens
                 "experts, got " +
                     std::to_string(rows) + " and " + std::to_string(experts));
   }
+  return plan;
+}
+
+RouteArguments route_arguments(const RoutePlan& plan, const TensorView& expert_ids,
+                               const TensorView& m_sizes, const TensorView& gather_indices,
+                               const TensorView& inverse, void* workspace) {
   auto* const counts = static_cast<unsigned*>(workspace);
-  RouteArguments arguments = {
+  return {
       .expert_ids = expert_ids.data,
       .ids_64_bit = expert_ids.dtype == DType::kInt64,
       .ids_dense = expert_ids.row_stride == expert_ids.shape[1] || expert_ids.shape[0] <= 1,
       .topk = static_cast<unsigned>(expert_ids.shape[1]),
       .ids_stride = expert_ids.row_stride,
-      .rows = static_cast<unsigned>(rows),
+      .rows = static_cast<unsigned>(expert_ids.numel()),
       .buckets = static_cast<unsigned>(plan.buckets),
       .chunk_rows = static_cast<unsigned>(plan.chunk_rows),
       .blocks = static_cast<unsigned>(plan.blocks),
@@ -253,7 +312,16 @@ void launch_route(const TensorView& expert_ids, std::int64_t experts, const Tens
       .gather_indices = gather_indices.data,
       .inverse = inverse.given() ? inverse.data : nullptr,
       .outputs_64_bit = m_sizes.dtype == DType::kInt64,
+      .capacity = gather_indices.shape[0],
+      .num_tokens = nullptr,
+      .num_tokens_64_bit = false,
+      .overflow = nullptr,
+      .overflow_64_bit = false,
   };
+}
+
+template <bool Compact>
+void launch_plan(const RoutePlan& plan, RouteArguments& arguments, cudaStream_t stream) {
   void* parameters[] = {&arguments};
   const dim3 grid(static_cast<unsigned>(plan.blocks)), block(kRouteThreads);
   const auto start = [&](auto* kernel, const char* name, std::int64_t counters) {
@@ -262,11 +330,43 @@ void launch_route(const TensorView& expert_ids, std::int64_t experts, const Tens
            parameters, stream);
   };
   if (plan.blocks > 1) {
-    start(plan.in_shared_memory ? &count_rows<true> : &count_rows<false>, "route count_rows",
-          plan.buckets);
+    start(plan.in_shared_memory ? &count_rows<true, Compact> : &count_rows<false, Compact>,
+          "route count_rows", plan.buckets);
   }
-  start(plan.in_shared_memory ? &place_rows<true> : &place_rows<false>, "route place_rows",
-        plan.counters_per_block());
+  start(plan.in_shared_memory ? &place_rows<true, Compact> : &place_rows<false, Compact>,
+        "route place_rows", plan.counters_per_block());
+}
+
+}  // namespace
+
+void CudaPasses::route(const TensorView& expert_ids, std::int64_t experts,
+                       const TensorView& m_sizes, const TensorView& gather_indices,
+                       const TensorView& inverse, void* workspace,
+                       const ExecutionContext& context) const {
+  const PassLaunch on(expert_ids.device, context);
+  const RoutePlan plan = plan_for(expert_ids, experts);
+  RouteArguments arguments =
+      route_arguments(plan, expert_ids, m_sizes, gather_indices, inverse, workspace);
+  launch_plan<false>(plan, arguments, on.stream);
+}
+
+void CudaPasses::route_compact(const TensorView& expert_ids, std::int64_t experts,
+                               const TensorView& m_sizes, const TensorView& gather_indices,
+                               const TensorView& positions, const RouteLimits& limits,
+                               void* workspace, const ExecutionContext& context) const {
+  const PassLaunch on(expert_ids.device, context);
+  const RoutePlan plan = plan_for(expert_ids, experts);
+  RouteArguments arguments =
+      route_arguments(plan, expert_ids, m_sizes, gather_indices, positions, workspace);
+  arguments.num_tokens = limits.num_tokens.given() ? limits.num_tokens.data : nullptr;
+  arguments.num_tokens_64_bit = limits.num_tokens.dtype == DType::kInt64;
+  arguments.overflow = limits.overflow.given() ? limits.overflow.data : nullptr;
+  arguments.overflow_64_bit = limits.overflow.dtype == DType::kInt64;
+  launch_plan<true>(plan, arguments, on.stream);
+}
+
+std::int64_t CudaPasses::route_workspace_bytes(std::int64_t rows, std::int64_t experts) const {
+  return plan_route(rows, experts).workspace_bytes();
 }
 
 }  // namespace moegemm::cuda

@@ -5,7 +5,6 @@
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/sm90/row_gemm/params.h"
-#include "cuda/sm90/row_gemm/shared.cuh"
 #include "cuda/sm90/row_gemm/store.cuh"
 
 /// The epilogue of activated tiles: nothing but activated rows is stored. It activates what a plain
@@ -23,8 +22,8 @@ constexpr int kRowThreads = 64 / kQuad;
 
 /// Rows that a thread activates together. Two hide each other's latency, which matters where no
 /// other tile is multiplied meanwhile; larger tiles have no registers for that.
-template <typename TileT>
-constexpr int kRowsTogether = TileT::kRows <= 160 ? 2 : 1;
+template <typename Traits>
+constexpr int kRowsTogether = Traits::kRows <= 160 ? 2 : 1;
 
 template <typename T>
 __device__ __forceinline__ void unpack(const std::byte* shared, float (&values)[kQuad]) {
@@ -79,7 +78,7 @@ template <typename T>
 __device__ __forceinline__ void store_quad(const RowGemmParams& params, int row, int column,
                                            const float (&values)[kQuad]) {
   T* line = static_cast<T*>(params.out) + row * params.out_stride;
-  const uint2 bits = {pack<T>(values[0], values[1]), pack<T>(values[2], values[3])};
+  const uint2 bits = {round_pair(values[0], values[1], T{}), round_pair(values[2], values[3], T{})};
   if (params.vector_store) {
     if (column < params.columns) *reinterpret_cast<uint2*>(line + column) = bits;
     return;
@@ -147,14 +146,16 @@ __device__ __forceinline__ void store_piece(const RowGemmParams& params, const T
 /// 16 rows at a time: both blocks become rows of 128 bytes in shared memory, where a thread finds
 /// four gates of a row and their ups. Two buffers, so one barrier per 16 rows, and the next ones
 /// are staged before these are read (see store_rows).
-template <typename T, typename TileT>
+template <typename Traits>
 __device__ __forceinline__ void store_activated(const RowGemmParams& params,
-                                                const RowGemmShared<TileT>& shared, int slot,
-                                                const RoundedTile<TileT>& rounded, bool rehearsal) {
+                                                const RowGemmShared<Traits>& shared, int slot,
+                                                const RoundedTile<Traits>& rounded,
+                                                bool rehearsal) {
+  using T = typename Traits::Element;
   constexpr int kBlockBytes = kPieceRows * kRowBytes;
-  static_assert(2 * 2 * kBlockBytes <= TileT::kStagingBytes / kConsumers);
+  static_assert(2 * 2 * kBlockBytes <= Traits::kStagingBytes / kConsumers);
   Tile tile;  // read again, not kept through the main loop
-  if (!TileT::kStreams || !rehearsal) tile = shared.tiles()[slot];
+  if (!Traits::kStreams || !rehearsal) tile = shared.tiles()[slot];
   // Opaque: what follows from it must not wait in registers while the next tile is multiplied.
   const auto index = static_cast<int>(ptx::opaque(threadIdx.x));
   const int consumer = index / kWarpgroupThreads - 1;
@@ -162,14 +163,14 @@ __device__ __forceinline__ void store_activated(const RowGemmParams& params,
   const int lane = thread % kWarpSize;
   const int barrier = barrier_id(NamedBarrier::kStore, consumer);
   const bool gated = params.activation.gated();
-  const int column = (gated ? tile.feature / 2 : tile.feature) + consumer * TileT::kConsumerStep;
-  const BlockColumns columns = {column, gated ? column : column + TileT::kBlockStep};
+  const int column = (gated ? tile.feature / 2 : tile.feature) + consumer * Traits::kConsumerStep;
+  const BlockColumns columns = {column, gated ? column : column + Traits::kBlockStep};
   // Matrices of stmatrix: rows 0-7 of features 0-7 and 8-15, then rows 8-15 of both.
   const int write_offset =
       swizzle_128b(lane % 8 + lane / 16 * 8, thread / kWarpSize * 2 + lane / 8 % 2);
   std::byte* const biases = shared.biases(consumer);
   // Nobody may still read what the last tile left. Pingpong met at the main loop's barrier.
-  if constexpr (!TileT::kPingpong) ptx::bar_sync(barrier, kWarpgroupThreads);
+  if constexpr (!Traits::kPingpong) ptx::bar_sync(barrier, kWarpgroupThreads);
   if (params.bias) share_bias<T>(params, tile.expert, columns, thread, biases);
   const auto blocks_at = [&](int base) {
     return shared.staging(consumer) + base / kPieceRows % 2 * 2 * kBlockBytes;
@@ -185,12 +186,12 @@ __device__ __forceinline__ void store_activated(const RowGemmParams& params,
   };
   stage(0);
 #pragma unroll
-  for (int base = 0; base < TileT::kRows; base += kPieceRows) {
+  for (int base = 0; base < Traits::kRows; base += kPieceRows) {
     ptx::bar_sync(barrier, kWarpgroupThreads);
-    if (base + kPieceRows < TileT::kRows) stage(base + kPieceRows);
-    if (base < tile.rows || (TileT::kStreams && rehearsal && base == 0)) {
-      store_piece<T, kRowsTogether<TileT>>(params, tile, base, columns, thread, blocks_at(base),
-                                           biases);
+    if (base + kPieceRows < Traits::kRows) stage(base + kPieceRows);
+    if (base < tile.rows || (Traits::kStreams && rehearsal && base == 0)) {
+      store_piece<T, kRowsTogether<Traits>>(params, tile, base, columns, thread, blocks_at(base),
+                                            biases);
     }
   }
 }

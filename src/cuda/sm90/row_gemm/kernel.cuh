@@ -5,6 +5,7 @@
 #include "cuda/device/segment_scan.cuh"
 #include "cuda/device/unnamed_rows.cuh"
 #include "cuda/ptx/opaque.cuh"
+#include "cuda/sm90/row_gemm/activate.cuh"
 #include "cuda/sm90/row_gemm/load.cuh"
 #include "cuda/sm90/row_gemm/mma.cuh"
 #include "cuda/sm90/row_gemm/store.cuh"
@@ -24,39 +25,31 @@
 namespace moegemm::cuda::sm90 {
 
 /// All threads of a block, wherever each warp is in the code.
-__device__ __forceinline__ void meet_block() {
-  ptx::bar_sync(0, (1 + kConsumers) * kWarpgroupThreads);
-}
-
-/// Activated tiles only: their instances include activate.cuh.
-template <typename T, typename TileT>
-__device__ void store_activated(const RowGemmParams& params, const RowGemmShared<TileT>& shared,
-                                int slot, const RoundedTile<TileT>& rounded, bool rehearsal);
+__device__ __forceinline__ void meet_block() { ptx::bar_sync(0, kThreads); }
 
 /// The product of a consumer's next tile.
-template <typename T, int N, typename TileT, ptx::Major WeightMajor, bool Gathered>
+template <typename Traits, int N>
 __device__ __forceinline__ void accumulate_tile(const RowGemmParams& params,
-                                                const RowGemmShared<TileT>& shared, int consumer,
-                                                PipelineState<TileT::kStages>& stage,
-                                                float (&d)[TileT::kBlocks][N / 2]) {
+                                                const RowGemmShared<Traits>& shared, int consumer,
+                                                PipelineState<Traits::kStages>& stage,
+                                                float (&d)[Traits::kBlocks][N / 2]) {
   // Pingpong: a main loop starts only when the other one has issued its last step, else a stage's
   // parity could be read two laps ahead.
-  if constexpr (TileT::kPingpong) {
+  if constexpr (Traits::kPingpong) {
     ptx::bar_sync(barrier_id(NamedBarrier::kMainloop, consumer), kConsumers * kWarpgroupThreads);
   }
-  multiply_tile<T, N, TileT, WeightMajor, Gathered>(d, shared, consumer, depth_blocks(params),
-                                                    stage);
-  if constexpr (TileT::kPingpong) {
+  multiply_tile<Traits, N>(d, shared, consumer, depth_blocks(params), stage);
+  if constexpr (Traits::kPingpong) {
     ptx::bar_arrive(barrier_id(NamedBarrier::kMainloop, consumer ^ 1),
                     kConsumers * kWarpgroupThreads);
   }
-  finish_tile<N, TileT>(d, shared, stage);
+  finish_tile<Traits, N>(d, shared, stage);
 }
 
 /// Opaque: what follows from the number of experts must not wait in registers, which are short.
-template <typename TileT>
-__device__ __forceinline__ RowGemmShared<TileT> shared_now(const RowGemmParams& params,
-                                                           const RowGemmShared<TileT>& shared) {
+template <typename Traits>
+__device__ __forceinline__ RowGemmShared<Traits> shared_now(const RowGemmParams& params,
+                                                            const RowGemmShared<Traits>& shared) {
   return {shared.base, ptx::opaque(params.experts)};
 }
 
@@ -80,34 +73,34 @@ __device__ __forceinline__ void clear(float (&d)[Blocks][Count]) {
 /// One tile of a consumer with N wgmma columns: its product, what follows that in fp32, and its
 /// stores, unless all N share them (kCommonStores): then it leaves its rounded results. A rehearsal
 /// has neither rows nor product: see consume.
-template <typename T, int N, typename TileT, ptx::Major WeightMajor, bool Gathered>
+template <typename Traits, int N>
 __device__ __forceinline__ void consume_tile(const RowGemmParams& params,
-                                             const RowGemmShared<TileT>& shared, int consumer,
-                                             PipelineState<TileT::kStages>& stage,
-                                             RoundedTile<TileT>& rounded, unsigned place,
+                                             const RowGemmShared<Traits>& shared, int consumer,
+                                             PipelineState<Traits::kStages>& stage,
+                                             RoundedTile<Traits>& rounded, unsigned place,
                                              bool rehearsal) {
-  float d[TileT::kBlocks][N / 2];
-  if (TileT::kStreams && rehearsal) {
+  float d[Traits::kBlocks][N / 2];
+  if (Traits::kStreams && rehearsal) {
     clear(d);
   } else {
-    accumulate_tile<T, N, TileT, WeightMajor, Gathered>(params, shared, consumer, stage, d);
+    accumulate_tile<Traits, N>(params, shared, consumer, stage, d);
   }
-  if constexpr (!TileT::kActivated) {
+  if constexpr (!Traits::kActivated) {
     const PipelineState<kTileSlots> slot = slot_at(ptx::opaque(place));
-    const RowGemmShared<TileT> after = shared_now(params, shared);
+    const RowGemmShared<Traits> after = shared_now(params, shared);
     const auto finish = [&](const Tile& tile) {
-      finish_results<T, N, Gathered>(params, after, tile, slot.slot, d);
-      if constexpr (!TileT::kCommonStores) {
+      finish_results<Traits, N>(params, after, tile, slot.slot, d);
+      if constexpr (!Traits::kCommonStores) {
         if (!params.rounds) return;
-        store_rows<T, N, Gathered>(params, after, Tile(tile), slot.slot, [&](int m, int i) {
-          return pack<T>(d[m][2 * i], d[m][2 * i + 1]);
+        store_rows<Traits, N>(params, after, Tile(tile), slot.slot, [&](int m, int i) {
+          return round_pair(d[m][2 * i], d[m][2 * i + 1], typename Traits::Element{});
         });
       }
     };
-    if ((params.scatter || params.multiply) && !(TileT::kStreams && rehearsal)) {
+    if ((params.scatter || params.multiply) && !(Traits::kStreams && rehearsal)) {
       ptx::mbarrier_wait(&after.rings().info_full[slot.slot], slot.phase);
     }
-    if constexpr (TileT::kStreams) {  // one copy of the code, else a rehearsal is in vain
+    if constexpr (Traits::kStreams) {  // one copy of the code, else a rehearsal is in vain
       Tile tile;
       if (!rehearsal) tile = after.tiles()[slot.slot];
       finish(tile);
@@ -115,55 +108,53 @@ __device__ __forceinline__ void consume_tile(const RowGemmParams& params,
       finish(after.tiles()[slot.slot]);
     }
   }
-  if constexpr (TileT::kCommonStores) rounded.template take<T, N>(d);
+  if constexpr (Traits::kCommonStores) rounded.template take<N>(d);
 }
 
 /// Chooses the compiled N at run time: a tile pays for its rows, not for the largest tile.
-template <typename T, int N, typename TileT, ptx::Major WeightMajor, bool Gathered,
-          typename... Args>
+template <typename Traits, int N, typename... Args>
 __device__ __forceinline__ void consume_tile_of(int n, Args&... args) {
-  if constexpr (N > TileT::kMinColumns) {
-    if (n <= N - TileT::kGranule) {
-      consume_tile_of<T, N - TileT::kGranule, TileT, WeightMajor, Gathered>(n, args...);
+  if constexpr (N > Traits::kMinColumns) {
+    if (n <= N - Traits::kGranule) {
+      consume_tile_of<Traits, N - Traits::kGranule>(n, args...);
       return;
     }
   }
-  consume_tile<T, N, TileT, WeightMajor, Gathered>(args...);
+  consume_tile<Traits, N>(args...);
 }
 
 /// The same for streaming tiles, whose multiplications are hidden: fewer N, the lowest found first.
-template <typename T, int N, typename TileT, ptx::Major WeightMajor, bool Gathered,
-          typename... Args>
+template <typename Traits, int N, typename... Args>
 __device__ __forceinline__ void consume_streamed_tile_of(int n, Args&... args) {
-  if constexpr (N < TileT::kRows) {
+  if constexpr (N < Traits::kRows) {
     if (n > N) {
       constexpr int kNext = N < 16 ? 2 * N : N + 16;
-      consume_streamed_tile_of<T, kNext, TileT, WeightMajor, Gathered>(n, args...);
+      consume_streamed_tile_of<Traits, kNext>(n, args...);
       return;
     }
   }
-  consume_tile<T, N, TileT, WeightMajor, Gathered>(args...);
+  consume_tile<Traits, N>(args...);
 }
 
 /// All tiles of a consumer. Instructions that nobody has executed lately come from memory, and
 /// behind the weights in flight they wait for microseconds. So a streaming tile's consumers
 /// rehearse while the sizes are read: the first round of the loop is a tile without rows or
 /// product.
-template <typename T, typename TileT, ptx::Major WeightMajor, bool Gathered>
+template <typename Traits>
 __device__ __forceinline__ void consume(const RowGemmParams& params,
-                                        const RowGemmShared<TileT>& shared, int consumer) {
+                                        const RowGemmShared<Traits>& shared, int consumer) {
   auto& ring = shared.rings().tile;
-  PipelineState<TileT::kStages> stage;
+  PipelineState<Traits::kStages> stage;
   PipelineState<kTileSlots> slot;
   const int blocks = depth_blocks(params);
-  if constexpr (TileT::kPingpong) {
+  if constexpr (Traits::kPingpong) {
     if (consumer == 1) {
       slot.advance();
       stage.advance(blocks);
       ptx::bar_arrive(barrier_id(NamedBarrier::kMainloop, 0), kConsumers * kWarpgroupThreads);
     }
   }
-  bool rehearsal = TileT::kStreams;
+  bool rehearsal = Traits::kStreams;
   while (true) {
     Tile tile;
     if (!rehearsal) {
@@ -172,24 +163,24 @@ __device__ __forceinline__ void consume(const RowGemmParams& params,
     }
     const int rows = ptx::uniform(tile.rows);
     if (rows == 0 && !rehearsal) return;
-    const int columns = padded_rows<TileT>(rows);
-    RoundedTile<TileT> rounded;
+    const int columns = padded_rows<Traits>(rows);
+    RoundedTile<Traits> rounded;
     const unsigned place = place_of(slot);
-    if constexpr (TileT::kStreams) {
-      consume_streamed_tile_of<T, TileT::kMinColumns, TileT, WeightMajor, Gathered>(
-          columns, params, shared, consumer, stage, rounded, place, rehearsal);
+    if constexpr (Traits::kStreams) {
+      consume_streamed_tile_of<Traits, Traits::kMinColumns>(columns, params, shared, consumer,
+                                                            stage, rounded, place, rehearsal);
     } else {
-      consume_tile_of<T, TileT::kRows, TileT, WeightMajor, Gathered>(
-          columns, params, shared, consumer, stage, rounded, place, rehearsal);
+      consume_tile_of<Traits, Traits::kRows>(columns, params, shared, consumer, stage, rounded,
+                                             place, rehearsal);
     }
     slot = slot_at(ptx::opaque(place));
-    if constexpr (TileT::kActivated) {
-      store_activated<T>(params, shared, slot.slot, rounded, rehearsal);
-    } else if constexpr (TileT::kCommonStores) {
+    if constexpr (Traits::kActivated) {
+      store_activated<Traits>(params, shared, slot.slot, rounded, rehearsal);
+    } else if constexpr (Traits::kCommonStores) {
       if (params.rounds) {
-        store_rows<T, TileT::kRows, Gathered>(params, shared, Tile(shared.tiles()[slot.slot]),
-                                              slot.slot,
-                                              [&](int m, int i) { return rounded.pairs[m][i]; });
+        store_rows<Traits, Traits::kRows>(params, shared, Tile(shared.tiles()[slot.slot]),
+                                          slot.slot,
+                                          [&](int m, int i) { return rounded.pairs[m][i]; });
       }
     }
     if (rehearsal) {
@@ -199,7 +190,7 @@ __device__ __forceinline__ void consume(const RowGemmParams& params,
     }
     ptx::mbarrier_arrive(&ring.empty[slot.slot]);
     slot.advance();
-    if constexpr (TileT::kPingpong) {
+    if constexpr (Traits::kPingpong) {
       slot.advance();
       stage.advance(blocks);
     }
@@ -207,129 +198,153 @@ __device__ __forceinline__ void consume(const RowGemmParams& params,
 }
 
 /// The segments' starts, by the first four warps. Their scratch is where tiles will be.
-template <typename TileT>
+template <typename Traits>
 __device__ __forceinline__ void scan(const RowGemmParams& params,
-                                     const RowGemmShared<TileT>& shared, int column_tiles) {
+                                     const RowGemmShared<Traits>& shared, int column_tiles) {
   static_assert(4 * sizeof(SegmentStart) <= kTileSlots * sizeof(Tile));
-  scan_segments_together<4>(params.m_sizes, params.experts, params.total_rows, TileT::kRows,
-                            column_tiles, shared.starts(),
-                            reinterpret_cast<SegmentStart*>(shared.tiles()),
-                            static_cast<int>(NamedBarrier::kScan));
+  scan_segments<4>(params.m_sizes, params.experts, params.total_rows,
+                   TileStarts{shared.starts(), Traits::kRows, column_tiles},
+                   reinterpret_cast<SegmentStart*>(shared.tiles()),
+                   static_cast<int>(NamedBarrier::kScan));
 }
 
-template <typename TileT, bool Gathered>
+template <typename Traits>
 __device__ __forceinline__ void prepare_copies(const RowGemmParams& params,
-                                               const RowGemmShared<TileT>& shared, bool row_info) {
+                                               const RowGemmShared<Traits>& shared, bool row_info) {
   ptx::prefetch_tensormap(&params.weights_map);
-  if constexpr (!Gathered) {
-    for (int i = 0; i < TileT::kBoxes; ++i) ptx::prefetch_tensormap(&params.rows_maps[i]);
+  if constexpr (!Traits::kGathered) {
+    for (int i = 0; i < Traits::kBoxes; ++i) ptx::prefetch_tensormap(&params.rows_maps[i]);
   }
-  constexpr int kTileConsumers = TileT::kPingpong ? 1 : kConsumers;
+  constexpr int kTileConsumers = Traits::kPingpong ? 1 : kConsumers;
   auto& rings = shared.rings();
-  rings.stage.init(Gathered ? 1 + kWarpgroupThreads : 1, kTileConsumers * 4);
-  rings.tile.init(
-      1, kTileConsumers * kWarpgroupThreads + (Gathered || row_info ? kInfoWarps * kWarpSize : 0));
+  rings.stage.init(Traits::kGathered ? 1 + kWarpgroupThreads : 1, kTileConsumers * 4);
+  rings.tile.init(1, kTileConsumers * kWarpgroupThreads +
+                         (Traits::kGathered || row_info ? kInfoWarps * kWarpSize : 0));
   for (auto& barrier : rings.info_full) {
-    ptx::mbarrier_init(&barrier, Gathered ? kWarpgroupThreads : kInfoWarps * kWarpSize);
+    ptx::mbarrier_init(&barrier, Traits::kGathered ? kWarpgroupThreads : kInfoWarps * kWarpSize);
   }
   ptx::fence_mbarrier_init();
 }
 
 /// What UnnamedRows asks.
-template <typename T, typename TileT>
+template <typename Traits>
 struct ScatteredOutput {
   const RowGemmParams& params;
-  const RowGemmShared<TileT>& shared;
+  const RowGemmShared<Traits>& shared;
 
   __device__ __forceinline__ const IndexArray& indices() const { return params.gather_indices; }
-  __device__ __forceinline__ int rows() const { return params.total_rows; }
+  __device__ __forceinline__ int rows() const { return params.flat_rows; }
   __device__ __forceinline__ int routed() const { return shared.starts()[params.experts].row; }
   __device__ __forceinline__ unsigned* words() const { return shared.named_rows(); }
   __device__ __forceinline__ int word_count() const { return params.named_words; }
-  __device__ __forceinline__ void zero(int row) const { zero_row<T>(params, row); }
+  __device__ __forceinline__ void zero(int row) const {
+    zero_row<typename Traits::Element>(params, row);
+  }
 };
 
 /// Row info of every tile and, where results are scattered, zeros for the rows that no position
 /// names. These warps wait most of the time: they read some of the indices after each tile.
-template <typename T, typename TileT>
+template <typename Traits>
 __device__ __forceinline__ void describe_rows(const RowGemmParams& params,
-                                              const RowGemmShared<TileT>& shared) {
-  if (TileT::kActivated || !params.scatter) {
-    row_info_warps<T>(params, shared, [] {});
+                                              const RowGemmShared<Traits>& shared) {
+  if (Traits::kActivated || !params.scatter) {
+    row_info_warps(params, shared, [] {});
     return;
   }
-  using Output = ScatteredOutput<T, TileT>;
+  using Output = ScatteredOutput<Traits>;
   const Output output = {params, shared};
   constexpr int kBarrier = static_cast<int>(NamedBarrier::kNamedRows);
   UnnamedRows<kWarpSize, kInfoWarps * kWarpSize, kBarrier, 3, Output> unnamed(output);
   const int steps = unnamed.steps_per_tile(shared.starts()[params.experts].tile);
-  row_info_warps<T>(params, shared, [&] { unnamed.advance(steps); });
+  row_info_warps(params, shared, [&] { unnamed.advance(steps); });
   unnamed.advance(INT_MAX);
 }
 
-template <typename T, typename TileT, ptx::Major WeightMajor, bool Gathered>
+template <typename Traits>
 __device__ __forceinline__ void produce(const RowGemmParams& params,
-                                        const RowGemmShared<TileT>& shared, int warp,
+                                        const RowGemmShared<Traits>& shared, int warp,
                                         bool row_info) {
-  if constexpr (Gathered) {
-    load_gathered<TileT, WeightMajor>(params, shared, [&](const Tile& tile, int slot) {
+  if constexpr (Traits::kGathered) {
+    load_gathered<Traits>(params, shared, [&](const Tile& tile, int slot) {
       if (params.multiply) {
-        write_row_info<T, kWarpgroupThreads>(params, shared_now(params, shared), tile, slot,
-                                             threadIdx.x);
+        write_row_info<kWarpgroupThreads>(params, shared_now(params, shared), tile, slot,
+                                          threadIdx.x);
       }
     });
   } else if (warp == 0) {
-    load_in_order<TileT, WeightMajor>(params, shared);
+    load_in_order<Traits>(params, shared);
   } else if (row_info) {
-    describe_rows<T>(params, shared);
+    describe_rows(params, shared);
   }
   // Here, since consumers still have tiles to multiply, and racecheck would report a read of the
   // starts by them: it does not follow the block's barrier after one of these four warps only.
-  if (Gathered || !params.scatter) {
+  if (Traits::kGathered || !params.scatter) {
     constexpr auto kColumns =
-        TileT::kActivated ? &RowGemmParams::columns : &RowGemmParams::features;
-    zero_padding_rows<T, kColumns>(params, shared.starts()[params.experts].row);
+        Traits::kActivated ? &RowGemmParams::columns : &RowGemmParams::features;
+    const int routed = shared.starts()[params.experts].row;
+    zero_padding_rows<kWarpgroupWarps>(params, routed, threadIdx.x / kWarpSize, [&](long long row) {
+      zero_row<typename Traits::Element, kColumns>(params, static_cast<int>(row));
+    });
   }
 }
 
-template <typename T, typename TileT, ptx::Major WeightMajor, bool Gathered>
-__global__ void __launch_bounds__((1 + kConsumers) * kWarpgroupThreads, 1)
+template <typename Traits>
+__global__ void __launch_bounds__(kThreads, 1)
     row_gemm_kernel(const __grid_constant__ RowGemmParams params) {
   extern __shared__ __align__(1024) std::byte dynamic_shared[];
   const bool row_info = params.scatter || params.multiply;
-  const RowGemmShared<TileT> shared = {dynamic_shared, params.experts};
+  const RowGemmShared<Traits> shared = {dynamic_shared, params.experts};
   const int warp = threadIdx.x / kWarpSize;
-  const int column_tiles = ceil_div(params.features, TileT::kFeatures);
-  if constexpr (TileT::kStreams) {  // few accumulators: every thread keeps its 168 registers
+  const int column_tiles = ceil_div(params.features, Traits::kFeatures);
+  if constexpr (Traits::kStreams) {  // few accumulators: every thread keeps its 168 registers
     if (warp < 4) {
       scan(params, shared, column_tiles);
       meet_block();
-      produce<T, TileT, WeightMajor, Gathered>(params, shared, warp, row_info);
+      produce<Traits>(params, shared, warp, row_info);
     } else {
-      if (threadIdx.x == kWarpgroupThreads)
-        prepare_copies<TileT, Gathered>(params, shared, row_info);
+      if (threadIdx.x == kWarpgroupThreads) prepare_copies<Traits>(params, shared, row_info);
       __syncwarp();
-      consume<T, TileT, WeightMajor, Gathered>(params, shared, warp / 4 - 1);
+      consume<Traits>(params, shared, warp / 4 - 1);
     }
   } else {
     // The pool is 3 x 168 registers per thread triple: 56 + 2 x 224 and 40 + 2 x 232 both use it
     // up.
-    constexpr int kProducerRegisters = Gathered ? 56 : 40;
-    constexpr int kConsumerRegisters = Gathered ? 224 : 232;
+    constexpr int kProducerRegisters = Traits::kGathered ? 56 : 40;
+    constexpr int kConsumerRegisters = Traits::kGathered ? 224 : 232;
     if (warp < 4) {
       scan(params, shared, column_tiles);
     } else if (threadIdx.x == kWarpgroupThreads) {
-      prepare_copies<TileT, Gathered>(params, shared, row_info);
+      prepare_copies<Traits>(params, shared, row_info);
     }
     __syncthreads();
     if (warp < 4) {
       ptx::setmaxnreg_dec<kProducerRegisters>();
-      produce<T, TileT, WeightMajor, Gathered>(params, shared, warp, row_info);
+      produce<Traits>(params, shared, warp, row_info);
     } else {
       ptx::setmaxnreg_inc<kConsumerRegisters>();
-      consume<T, TileT, WeightMajor, Gathered>(params, shared, warp / 4 - 1);
+      consume<Traits>(params, shared, warp / 4 - 1);
     }
   }
+}
+
+template <typename Traits>
+const void* row_gemm_address() {
+  return reinterpret_cast<const void*>(&row_gemm_kernel<Traits>);
+}
+
+template <RowGemm Kernel, DType D>
+KernelFunctions row_gemm_functions() {
+  KernelFunctions functions;
+  if constexpr (Kernel.loads != RowLoads::kGathered) {
+    functions.plain = row_gemm_address<RowGemmTraits<Kernel, D, false>>();
+    if constexpr (!Kernel.activated && !Kernel.adds_bias()) {
+      functions.biased = row_gemm_address<RowGemmTraits<Kernel, D, false, true>>();
+    }
+  }
+  if constexpr (Kernel.loads != RowLoads::kInOrder) {
+    functions.gathered = row_gemm_address<RowGemmTraits<Kernel, D, true>>();
+  }
+  return functions;
 }
 
 }  // namespace moegemm::cuda::sm90

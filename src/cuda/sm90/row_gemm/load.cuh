@@ -6,17 +6,15 @@
 #include "cuda/device/swizzle.h"
 #include "cuda/device/tile_scheduler.cuh"
 #include "cuda/ptx/copy.cuh"
-#include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/row_gemm/params.h"
-#include "cuda/sm90/row_gemm/shared.cuh"
 
 /// The producer warpgroup of the row GEMMs: scheduling and loads.
 namespace moegemm::cuda::sm90 {
 
 /// The wgmma N that covers a tile's rows.
-template <typename TileT>
+template <typename Traits>
 __device__ __forceinline__ int padded_rows(int rows) {
-  return ceil_div(rows, TileT::kGranule) * TileT::kGranule;
+  return ceil_div(rows, Traits::kGranule) * Traits::kGranule;
 }
 
 __device__ __forceinline__ int depth_blocks(const RowGemmParams& params) {
@@ -25,14 +23,14 @@ __device__ __forceinline__ int depth_blocks(const RowGemmParams& params) {
 
 /// Announces the stage's bytes and starts the copy of a weight panel. Boxes that reach past the
 /// tensor are filled with zeros and count in full.
-template <typename TileT, ptx::Major WeightMajor>
+template <typename Traits>
 __device__ __forceinline__ void load_weights(const RowGemmParams& params, const Tile& tile,
                                              int depth, std::byte* shared, std::uint64_t* full) {
-  if constexpr (TileT::kActivated) {  // gates, then as many ups; or kFeatures of N
-    static_assert(WeightMajor == ptx::Major::kK);
+  if constexpr (Traits::kActivated) {  // gates, then as many ups; or kFeatures of N
+    static_assert(Traits::kDepthMajor);
     const int column = params.activation.gated() ? tile.feature / 2 : tile.feature;
     ptx::cp_async_bulk_tensor_4d(shared, &params.weights_map, depth, column, 0, tile.expert, full);
-  } else if constexpr (WeightMajor == ptx::Major::kK) {  // box {64 of K, kFeatures of N}
+  } else if constexpr (Traits::kDepthMajor) {  // box {64 of K, kFeatures of N}
     if (params.weights_pass_through) {
       ptx::cp_async_bulk_tensor_3d(shared, &params.weights_map, depth, tile.feature, tile.expert,
                                    full, ptx::createpolicy_evict_first());
@@ -45,7 +43,7 @@ __device__ __forceinline__ void load_weights(const RowGemmParams& params, const 
                                  tile.expert, full);
   } else {
 #pragma unroll
-    for (int slab = 0; slab < TileT::kFeatures / 64; ++slab) {
+    for (int slab = 0; slab < Traits::kFeatures / 64; ++slab) {
       ptx::cp_async_bulk_tensor_3d(shared + slab * 64 * kRowBytes, &params.weights_map,
                                    tile.feature + slab * 64, depth, tile.expert, full);
     }
@@ -53,8 +51,8 @@ __device__ __forceinline__ void load_weights(const RowGemmParams& params, const 
 }
 
 /// The scheduler warp publishes a decoded tile; rows == 0 ends the work.
-template <typename TileT>
-__device__ __forceinline__ void publish_tile(const RowGemmShared<TileT>& shared, const Tile& tile,
+template <typename Traits>
+__device__ __forceinline__ void publish_tile(const RowGemmShared<Traits>& shared, const Tile& tile,
                                              const PipelineState<kTileSlots>& slot) {
   auto& ring = shared.rings().tile;
   ring.wait_empty(slot);
@@ -66,37 +64,37 @@ __device__ __forceinline__ void publish_tile(const RowGemmShared<TileT>& shared,
 }
 
 /// For every consumer that waits for a tile of its own.
-template <typename TileT>
-__device__ __forceinline__ void publish_end(const RowGemmShared<TileT>& shared,
+template <typename Traits>
+__device__ __forceinline__ void publish_end(const RowGemmShared<Traits>& shared,
                                             PipelineState<kTileSlots> slot) {
-  for (int i = 0; i < (TileT::kPingpong ? kConsumers : 1); ++i, slot.advance()) {
+  for (int i = 0; i < (Traits::kPingpong ? kConsumers : 1); ++i, slot.advance()) {
     publish_tile(shared, Tile{}, slot);
   }
 }
 
 /// Rows in order: one warp schedules and issues every copy.
-template <typename TileT, ptx::Major WeightMajor>
+template <typename Traits>
 __device__ __forceinline__ void load_in_order(const RowGemmParams& params,
-                                              const RowGemmShared<TileT>& shared) {
+                                              const RowGemmShared<Traits>& shared) {
   const bool leader = threadIdx.x % kWarpSize == 0;
   TileQueue queue(params.counter, shared.starts()[params.experts].tile);
   TileDecoder decoder(shared.starts(), params.experts);
   auto& ring = shared.rings().stage;
-  PipelineState<TileT::kStages> stage;
+  PipelineState<Traits::kStages> stage;
   PipelineState<kTileSlots> slot;
   for (; !queue.done(); queue.advance(), slot.advance()) {
     const Tile tile =
-        decoder.decode<TileT::kRows, TileT::kGranule, TileT::kFeatures>(queue.current());
+        decoder.decode<Traits::kRows, Traits::kGranule, Traits::kFeatures>(queue.current());
     publish_tile(shared, tile, slot);
-    const int box = TileT::box_of(tile.rows);
+    const int box = Traits::box_of(tile.rows);
     const CUtensorMap* rows_map = &params.rows_maps[box];
-    const int bytes = TileT::kWeightBytes + TileT::box_rows(box) * kRowBytes;
+    const int bytes = Traits::kWeightBytes + Traits::box_rows(box) * kRowBytes;
     for (int depth = 0; depth < params.depth; depth += kDepth) {
       ring.wait_empty(stage);
       if (leader) {
         std::uint64_t* full = &ring.full[stage.slot];
         ptx::mbarrier_arrive_expect_tx(full, bytes);
-        load_weights<TileT, WeightMajor>(params, tile, depth, shared.weights(stage.slot), full);
+        load_weights<Traits>(params, tile, depth, shared.weights(stage.slot), full);
         // Rows of the next segment may follow: they only reach columns that are never stored.
         ptx::cp_async_bulk_tensor_2d(shared.rows(stage.slot), rows_map, depth, tile.row, full);
       }
@@ -109,10 +107,10 @@ __device__ __forceinline__ void load_in_order(const RowGemmParams& params,
 }
 
 /// The rows of one gathered tile that a thread copies: one 16-byte chunk of every 16th row.
-template <typename TileT>
+template <typename Traits>
 struct GatheredRows {
   static constexpr int kStep = 16;
-  static constexpr int kCount = TileT::kRows / kStep;
+  static constexpr int kCount = Traits::kRows / kStep;
 
   const std::byte* pointers[kCount];
   unsigned missing = 0;  ///< bit i: index out of range, reads as zeros
@@ -129,7 +127,7 @@ struct GatheredRows {
     for (int i = 0; i < kCount; ++i) {
       // Rows past the tile repeat its last one: cheaper than a predicate, and never stored.
       const int row = min(thread / 8 + i * kStep, tile.rows - 1);
-      flat[i] = params.gather_indices.fetch(tile.row + row).below(params.total_rows);
+      flat[i] = params.gather_indices.fetch(tile.row + row).below(params.flat_rows);
     }
     missing = 0;
 #pragma unroll
@@ -143,19 +141,19 @@ struct GatheredRows {
 
 /// One stage of a gathered tile, `Offset` bytes past the row pointers. `Checked`: rows may be
 /// missing and the depth may end inside.
-template <typename TileT, ptx::Major WeightMajor, bool Checked, int Offset = 0>
+template <typename Traits, bool Checked, int Offset = 0>
 __device__ __forceinline__ void load_gathered_stage(const RowGemmParams& params,
-                                                    const RowGemmShared<TileT>& shared,
+                                                    const RowGemmShared<Traits>& shared,
                                                     const Tile& tile, int depth,
-                                                    const GatheredRows<TileT>& rows,
-                                                    PipelineState<TileT::kStages>& stage) {
+                                                    const GatheredRows<Traits>& rows,
+                                                    PipelineState<Traits::kStages>& stage) {
   const int thread = threadIdx.x;  // of the first warpgroup
   auto& ring = shared.rings().stage;
   ring.wait_empty(stage);
   std::uint64_t* full = &ring.full[stage.slot];
   if (thread == 0) {
-    ptx::mbarrier_arrive_expect_tx(full, TileT::kWeightBytes);
-    load_weights<TileT, WeightMajor>(params, tile, depth, shared.weights(stage.slot), full);
+    ptx::mbarrier_arrive_expect_tx(full, Traits::kWeightBytes);
+    load_weights<Traits>(params, tile, depth, shared.weights(stage.slot), full);
   }
   const std::uint32_t target =
       ptx::shared_address(shared.rows(stage.slot)) + swizzle_128b(thread / 8, thread % 8);
@@ -179,53 +177,54 @@ __device__ __forceinline__ void load_gathered_stage(const RowGemmParams& params,
 
 /// Every stage of one gathered tile. Address arithmetic between the copies would cost tensor-core
 /// time (it shares the issue slots), so full stages go in groups with immediate offsets.
-template <typename TileT, ptx::Major WeightMajor>
+template <typename Traits>
 __device__ __forceinline__ void load_gathered_tile(const RowGemmParams& params,
-                                                   const RowGemmShared<TileT>& shared,
-                                                   const Tile& tile, GatheredRows<TileT>& rows,
-                                                   PipelineState<TileT::kStages>& stage) {
+                                                   const RowGemmShared<Traits>& shared,
+                                                   const Tile& tile, GatheredRows<Traits>& rows,
+                                                   PipelineState<Traits::kStages>& stage) {
   constexpr int kGroup = 4;
   int depth = 0;
   if (!__any_sync(kFullMask, rows.missing != 0)) {
 #pragma unroll 1
     for (; depth + kGroup * kDepth <= params.depth; depth += kGroup * kDepth) {
-      load_gathered_stage<TileT, WeightMajor, false>(params, shared, tile, depth, rows, stage);
-      load_gathered_stage<TileT, WeightMajor, false, kRowBytes>(params, shared, tile,
-                                                                depth + kDepth, rows, stage);
-      load_gathered_stage<TileT, WeightMajor, false, 2 * kRowBytes>(
-          params, shared, tile, depth + 2 * kDepth, rows, stage);
-      load_gathered_stage<TileT, WeightMajor, false, 3 * kRowBytes>(
-          params, shared, tile, depth + 3 * kDepth, rows, stage);
+      load_gathered_stage<Traits, false>(params, shared, tile, depth, rows, stage);
+      load_gathered_stage<Traits, false, kRowBytes>(params, shared, tile, depth + kDepth, rows,
+                                                    stage);
+      load_gathered_stage<Traits, false, 2 * kRowBytes>(params, shared, tile, depth + 2 * kDepth,
+                                                        rows, stage);
+      load_gathered_stage<Traits, false, 3 * kRowBytes>(params, shared, tile, depth + 3 * kDepth,
+                                                        rows, stage);
       rows.advance(kGroup);
     }
   }
 #pragma unroll 1
   for (; depth < params.depth; depth += kDepth) {
-    load_gathered_stage<TileT, WeightMajor, true>(params, shared, tile, depth, rows, stage);
+    load_gathered_stage<Traits, true>(params, shared, tile, depth, rows, stage);
     rows.advance(1);
   }
 }
 
 /// Rows gathered by cp.async, all four producer warps; warp 0 also schedules and loads weights.
-template <typename TileT, ptx::Major WeightMajor, typename WriteInfo>
+template <typename Traits, typename WriteInfo>
 __device__ __forceinline__ void load_gathered(const RowGemmParams& params,
-                                              const RowGemmShared<TileT>& shared,
+                                              const RowGemmShared<Traits>& shared,
                                               const WriteInfo& write_info) {
   const int thread = threadIdx.x;  // of the first warpgroup
   const bool scheduler = thread < kWarpSize;
   TileQueue queue(params.counter, scheduler ? shared.starts()[params.experts].tile : 0);
   TileDecoder decoder(shared.starts(), params.experts);
   auto& rings = shared.rings();
-  PipelineState<TileT::kStages> stage;
-  GatheredRows<TileT> rows;
+  PipelineState<Traits::kStages> stage;
+  GatheredRows<Traits> rows;
   int position = 0;
   for (;; ++position) {
     const auto slot = PipelineState<kTileSlots>::at(position);
     if (scheduler) {
       if (queue.done()) break;
-      publish_tile(shared,
-                   decoder.decode<TileT::kRows, TileT::kGranule, TileT::kFeatures>(queue.current()),
-                   slot);
+      publish_tile(
+          shared,
+          decoder.decode<Traits::kRows, Traits::kGranule, Traits::kFeatures>(queue.current()),
+          slot);
     } else {
       rings.tile.wait_full(slot);
       if (shared.tiles()[slot.slot].rows == 0) break;
@@ -233,7 +232,7 @@ __device__ __forceinline__ void load_gathered(const RowGemmParams& params,
     const Tile& tile = shared.tiles()[slot.slot];  // not copied: registers are short here
     write_info(tile, slot.slot);
     rows.locate(params, tile, thread);
-    load_gathered_tile<TileT, WeightMajor>(params, shared, tile, rows, stage);
+    load_gathered_tile<Traits>(params, shared, tile, rows, stage);
     if (scheduler) {
       queue.advance();
     } else {
@@ -246,36 +245,33 @@ __device__ __forceinline__ void load_gathered(const RowGemmParams& params,
   }
 }
 
-template <typename T>
-__device__ __forceinline__ float router_weight(const RowGemmParams& params, int flat) {
-  if (params.weights_are_fp32) return __ldg(static_cast<const float*>(params.topk_weights) + flat);
-  return static_cast<float>(__ldg(static_cast<const T*>(params.topk_weights) + flat));
-}
-
 /// Destination and router weight of every Step-th row of the tile from `first` on, then one arrival
 /// of this thread. All loads of a kind are in flight together: done row by row, their latency adds
 /// up to more than a short tile takes to multiply.
-template <typename T, int Step, typename TileT>
+template <int Step, typename Traits>
 __device__ __forceinline__ void write_row_info(const RowGemmParams& params,
-                                               const RowGemmShared<TileT>& shared, const Tile& tile,
-                                               int slot, int first) {
-  constexpr int kCount = (TileT::kRows + Step - 1) / Step;
+                                               const RowGemmShared<Traits>& shared,
+                                               const Tile& tile, int slot, int first) {
+  constexpr int kCount = (Traits::kRows + Step - 1) / Step;
   int flat[kCount];
   float scale[kCount];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const int row = first + i * Step;
     flat[i] =
-        row < tile.rows ? flat_row(params.gather_indices, tile.row + row, params.total_rows) : -1;
+        row < tile.rows ? flat_row(params.gather_indices, tile.row + row, params.flat_rows) : -1;
   }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    scale[i] = params.multiply && flat[i] >= 0 ? router_weight<T>(params, flat[i]) : 1.0f;
+    scale[i] = params.multiply && flat[i] >= 0
+                   ? router_weight<typename Traits::Element>(params.router_weights,
+                                                             params.weights_are_fp32, flat[i])
+                   : 1.0f;
   }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const int row = first + i * Step;
-    if (row < TileT::kRows) {
+    if (row < Traits::kRows) {
       shared.destinations(slot)[row] = params.scatter ? flat[i] : tile.row + row;
       shared.scales(slot)[row] = scale[i];
     }
@@ -285,17 +281,17 @@ __device__ __forceinline__ void write_row_info(const RowGemmParams& params,
 
 /// The producer warps that do not load write the row info when rows come in order. `after_tile` is
 /// called when a tile's is written.
-template <typename T, typename TileT, typename AfterTile>
+template <typename Traits, typename AfterTile>
 __device__ __forceinline__ void row_info_warps(const RowGemmParams& params,
-                                               const RowGemmShared<TileT>& shared,
+                                               const RowGemmShared<Traits>& shared,
                                                const AfterTile& after_tile) {
   PipelineState<kTileSlots> slot;
   while (true) {
     shared.rings().tile.wait_full(slot);
     const Tile tile = shared.tiles()[slot.slot];
     if (tile.rows == 0) return;
-    write_row_info<T, kInfoWarps * kWarpSize>(params, shared, tile, slot.slot,
-                                              threadIdx.x - kWarpSize);
+    write_row_info<kInfoWarps * kWarpSize>(params, shared, tile, slot.slot,
+                                           threadIdx.x - kWarpSize);
     ptx::mbarrier_arrive(&shared.rings().tile.empty[slot.slot]);
     slot.advance();
     after_tile();

@@ -4,19 +4,22 @@
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/ptx/wgmma.cuh"
-#include "cuda/sm90/row_gemm/shared.cuh"
+#include "cuda/sm90/row_gemm/params.h"
 
 /// The contraction of one tile by one consumer warpgroup.
 namespace moegemm::cuda::sm90 {
 
 /// One stage of the contraction: four k16 steps for each of the warpgroup's m64 blocks.
-template <typename T, int N, typename TileT, ptx::Major WeightMajor, bool Gathered, bool First>
-__device__ __forceinline__ void multiply_stage(float (&d)[TileT::kBlocks][N / 2],
-                                               const RowGemmShared<TileT>& shared, int panel_offset,
-                                               const PipelineState<TileT::kStages>& stage) {
+template <typename Traits, int N, bool First>
+__device__ __forceinline__ void multiply_stage(float (&d)[Traits::kBlocks][N / 2],
+                                               const RowGemmShared<Traits>& shared,
+                                               int panel_offset,
+                                               const PipelineState<Traits::kStages>& stage) {
+  using T = typename Traits::Element;
+  constexpr ptx::Major kWeights = Traits::kDepthMajor ? ptx::Major::kK : ptx::Major::kMn;
   shared.rings().stage.wait_full(stage);
   // cp.async wrote through the generic proxy; wgmma reads through the async one.
-  if constexpr (Gathered) ptx::fence_proxy_async_shared();
+  if constexpr (Traits::kGathered) ptx::fence_proxy_async_shared();
   const std::uint64_t a =
       ptx::smem_descriptor(ptx::shared_address(shared.weights(stage.slot) + panel_offset));
   const std::uint64_t b = ptx::smem_descriptor(ptx::shared_address(shared.rows(stage.slot)));
@@ -24,14 +27,14 @@ __device__ __forceinline__ void multiply_stage(float (&d)[TileT::kBlocks][N / 2]
 #pragma unroll
   for (int k16 = 0; k16 < kDepth / 16; ++k16) {
 #pragma unroll
-    for (int m = 0; m < TileT::kBlocks; ++m) {
+    for (int m = 0; m < Traits::kBlocks; ++m) {
       const std::uint64_t panel =
-          a + m * (TileT::kBlockStep * kRowBytes >> 4) + k16 * ptx::kDescriptorStepK16<WeightMajor>;
+          a + m * (Traits::kBlockStep * kRowBytes >> 4) + k16 * ptx::kDescriptorStepK16<kWeights>;
       const std::uint64_t rows = b + k16 * ptx::kDescriptorStepK16<ptx::Major::kK>;
       if (First && k16 == 0) {
-        ptx::wgmma_start<T, N, WeightMajor, ptx::Major::kK>(d[m], panel, rows);
+        ptx::wgmma_start<T, N, kWeights, ptx::Major::kK>(d[m], panel, rows);
       } else {
-        ptx::wgmma<T, N, WeightMajor, ptx::Major::kK>(d[m], panel, rows, true);
+        ptx::wgmma<T, N, kWeights, ptx::Major::kK>(d[m], panel, rows, true);
       }
     }
   }
@@ -41,19 +44,19 @@ __device__ __forceinline__ void multiply_stage(float (&d)[TileT::kBlocks][N / 2]
 /// D[block] = W[64 features, depth] rows[N, depth]^T for each of the warpgroup's m64 blocks. The
 /// order of the contraction is the same for every tile shape, so a row's bits do not depend on the
 /// tile it falls into. On return the tensor cores may still be working: see finish_tile.
-template <typename T, int N, typename TileT, ptx::Major WeightMajor, bool Gathered>
-__device__ __forceinline__ void multiply_tile(float (&d)[TileT::kBlocks][N / 2],
-                                              const RowGemmShared<TileT>& shared, int consumer,
-                                              int blocks, PipelineState<TileT::kStages>& stage) {
+template <typename Traits, int N>
+__device__ __forceinline__ void multiply_tile(float (&d)[Traits::kBlocks][N / 2],
+                                              const RowGemmShared<Traits>& shared, int consumer,
+                                              int blocks, PipelineState<Traits::kStages>& stage) {
   auto& ring = shared.rings().stage;
   const bool leader = threadIdx.x % 32 == 0;
-  const int panel_offset = consumer * TileT::kConsumerStep * kRowBytes;
-  multiply_stage<T, N, TileT, WeightMajor, Gathered, true>(d, shared, panel_offset, stage);
+  const int panel_offset = consumer * Traits::kConsumerStep * kRowBytes;
+  multiply_stage<Traits, N, true>(d, shared, panel_offset, stage);
   int previous = stage.slot;
   stage.advance();
 #pragma unroll 1  // 4x unrolling of every N variant triples the code for no gain
   for (int block = 1; block < blocks; ++block) {
-    multiply_stage<T, N, TileT, WeightMajor, Gathered, false>(d, shared, panel_offset, stage);
+    multiply_stage<Traits, N, false>(d, shared, panel_offset, stage);
     ptx::wgmma_wait_group<1>();
     if (leader) ptx::mbarrier_arrive(&ring.empty[previous]);
     previous = stage.slot;
@@ -62,17 +65,17 @@ __device__ __forceinline__ void multiply_tile(float (&d)[TileT::kBlocks][N / 2],
 }
 
 /// Waits for the accumulators and frees the last stage.
-template <int N, typename TileT>
-__device__ __forceinline__ void finish_tile(float (&d)[TileT::kBlocks][N / 2],
-                                            const RowGemmShared<TileT>& shared,
-                                            const PipelineState<TileT::kStages>& after) {
+template <typename Traits, int N>
+__device__ __forceinline__ void finish_tile(float (&d)[Traits::kBlocks][N / 2],
+                                            const RowGemmShared<Traits>& shared,
+                                            const PipelineState<Traits::kStages>& after) {
   ptx::wgmma_wait_group<0>();
 #pragma unroll
-  for (int m = 0; m < TileT::kBlocks; ++m) {
+  for (int m = 0; m < Traits::kBlocks; ++m) {
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) ptx::accumulator_barrier(d[m][i]);
   }
-  const int last = after.slot == 0 ? TileT::kStages - 1 : after.slot - 1;
+  const int last = after.slot == 0 ? Traits::kStages - 1 : after.slot - 1;
   if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.rings().stage.empty[last]);
 }
 

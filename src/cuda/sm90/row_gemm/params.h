@@ -2,12 +2,15 @@
 
 #include <cuda.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "cuda/device/fast_divide.h"
+#include "cuda/device/pipeline.cuh"
 #include "cuda/device/segments.cuh"
 #include "cuda/device/tile_counter.h"
-#include "cuda/sm90/row_gemm/config.h"
+#include "cuda/device/tile_split.h"
+#include "cuda/sm90/row_gemm/traits.h"
 #include "moegemm/epilogue.h"
 
 namespace moegemm::cuda::sm90 {
@@ -29,12 +32,13 @@ struct RowGemmParams {
 
   IndexArray m_sizes;
   IndexArray gather_indices;
-  const void* topk_weights;
+  const void* router_weights;
   TileCounter* counter;
 
   int experts;
   int named_words;  ///< of shared memory, for UnnamedRows
   int total_rows;
+  int flat_rows;  ///< indices are below it; rows of a scattered output
   int features;
   int depth;
   FastDivisor divisor;  ///< a gathered flat index over this is the row to read
@@ -42,7 +46,7 @@ struct RowGemmParams {
   bool weights_pass_through;  ///< plain forward tiles: L2 need not keep the weights
   bool weights_in_slabs;      ///< dX: one copy per slab, K is not a multiple of 64
   bool scatter;               ///< result row r goes to flat row gather_indices[r]
-  bool multiply;              ///< and is scaled by topk_weights of that flat row
+  bool multiply;              ///< and is scaled by router_weights of that flat row
   bool weights_are_fp32;
   bool out_is_fp32;
   bool rounds;        ///< the opposite, for the common epilogue: one flag would stay in a register
@@ -56,6 +60,78 @@ struct RowGemmParams {
   int columns;    ///< of the output: features, or half as many behind a gate
   int bias_step;  ///< column c has its gate's bias at c * bias_step,
   int first_up;   ///< and its up's at first_up + c * bias_step
+};
+
+/// Named barriers; 0 is __syncthreads'.
+enum class NamedBarrier : int {
+  kMainloop = 1,  ///< + consumer
+  kStore = 3,     ///< + consumer
+  kScan = 5,
+  kNamedRows = 6,
+};
+
+__device__ __forceinline__ int barrier_id(NamedBarrier barrier, int consumer) {
+  return static_cast<int>(barrier) + consumer;
+}
+
+/// Barriers of a row GEMM.
+/// | ring  | full: arrivals                                   | empty: arrivals                  |
+/// |-------|--------------------------------------------------|----------------------------------|
+/// | stage | 1 with the bytes of TMA, + 128 cp.async (gather)  | each consumer warp of the tile   |
+/// | tile  | 1, the scheduler warp                             | each thread that reads it        |
+/// | info  | each thread that writes row info                  | none: freed with its tile        |
+/// Threads arrive for themselves where it happens once per tile: it costs nothing there, and the
+/// race checker can follow it.
+template <typename Traits>
+struct RowGemmRings {
+  Ring<Traits::kStages> stage;
+  Ring<kTileSlots> tile;
+  std::uint64_t info_full[kTileSlots];
+};
+
+/// Dynamic shared memory, named.
+template <typename Traits>
+struct RowGemmShared {
+  using Layout = RowGemmLayout<Traits>;
+  std::byte* base;
+  int experts;
+
+  __device__ __forceinline__ std::byte* weights(int slot) const {
+    return base + slot * Traits::kStageBytes;
+  }
+  __device__ __forceinline__ std::byte* rows(int slot) const {
+    return weights(slot) + Traits::kWeightBytes;
+  }
+  /// Two store buffers of one consumer warpgroup.
+  __device__ __forceinline__ std::byte* staging(int consumer) const {
+    return base + Layout::kStaging + consumer * 2 * kStagedRows * kRowBytes;
+  }
+  /// Activated tiles: the biases of a consumer warpgroup's two blocks.
+  __device__ __forceinline__ std::byte* biases(int consumer) const {
+    return base + Layout::kBiases + consumer * kBiasBytes;
+  }
+  /// Destination row of each row of a tile, -1 for none.
+  __device__ __forceinline__ int* destinations(int slot) const {
+    return reinterpret_cast<int*>(base + Layout::row_info(experts)) + slot * Traits::kRows;
+  }
+  /// Router weight of each row of a tile.
+  __device__ __forceinline__ float* scales(int slot) const {
+    return reinterpret_cast<float*>(base + Layout::row_info(experts)) +
+           (kTileSlots + slot) * Traits::kRows;
+  }
+  __device__ __forceinline__ unsigned* named_rows() const {
+    return reinterpret_cast<unsigned*>(base + Layout::named_rows(experts));
+  }
+  __device__ __forceinline__ RowGemmRings<Traits>& rings() const {
+    static_assert(sizeof(RowGemmRings<Traits>) <= Layout::kBiases - Layout::kRings);
+    return *reinterpret_cast<RowGemmRings<Traits>*>(base + Layout::kRings);
+  }
+  __device__ __forceinline__ Tile* tiles() const {
+    return reinterpret_cast<Tile*>(base + Layout::kTiles);
+  }
+  __device__ __forceinline__ SegmentStart* starts() const {  // [E + 1]
+    return reinterpret_cast<SegmentStart*>(base + Layout::kStarts);
+  }
 };
 
 }  // namespace moegemm::cuda::sm90

@@ -1,43 +1,14 @@
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
+#include "cuda/device/element.cuh"
 #include "cuda/device/segments.cuh"
 #include "cuda/device/swizzle.h"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/sm90/row_gemm/params.h"
-#include "cuda/sm90/row_gemm/shared.cuh"
 
 /// The epilogue of the row GEMMs: accumulators to rows of the output, in order or scattered.
 namespace moegemm::cuda::sm90 {
-
-/// Named barriers; 0 is __syncthreads'.
-enum class NamedBarrier : int {
-  kMainloop = 1,  ///< + consumer
-  kStore = 3,     ///< + consumer
-  kScan = 5,
-  kNamedRows = 6,
-};
-
-__device__ __forceinline__ int barrier_id(NamedBarrier barrier, int consumer) {
-  return static_cast<int>(barrier) + consumer;
-}
-
-/// Two results in one register, the first in the low half.
-template <typename T>
-__device__ __forceinline__ std::uint32_t pack(float low, float high);
-template <>
-__device__ __forceinline__ std::uint32_t pack<__nv_bfloat16>(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const std::uint32_t*>(&pair);
-}
-template <>
-__device__ __forceinline__ std::uint32_t pack<__half>(float low, float high) {
-  const __half2 pair = __floats2half2_rn(low, high);
-  return *reinterpret_cast<const std::uint32_t*>(&pair);
-}
 
 /// Where the rows of a tile go.
 struct RowTargets {
@@ -53,11 +24,12 @@ struct RowTargets {
 };
 
 /// Rows that were gathered are never scattered: a product has one permutation.
-template <bool Gathered, typename TileT>
+template <typename Traits>
 __device__ __forceinline__ RowTargets row_targets(const RowGemmParams& params,
-                                                  const RowGemmShared<TileT>& shared,
+                                                  const RowGemmShared<Traits>& shared,
                                                   const Tile& tile, int slot) {
-  return {!Gathered && params.scatter ? shared.destinations(slot) : nullptr, tile.row, tile.rows};
+  return {!Traits::kGathered && params.scatter ? shared.destinations(slot) : nullptr, tile.row,
+          tile.rows};
 }
 
 /// Scales the fp32 results of one m64 block by the router weights of their rows.
@@ -94,7 +66,7 @@ __device__ __forceinline__ void add_block_bias(const RowGemmParams& params, int 
 }
 
 /// fp32 results go straight from registers: eight lanes fill one 32-byte sector.
-template <int N, bool Gathered>
+template <typename Traits, int N>
 __device__ __forceinline__ void store_block_fp32(const RowGemmParams& params,
                                                  const RowTargets& targets, int feature,
                                                  const float (&d)[N / 2]) {
@@ -102,7 +74,7 @@ __device__ __forceinline__ void store_block_fp32(const RowGemmParams& params,
   const int warp = threadIdx.x / kWarpSize % 4;
   auto* out = static_cast<float*>(params.out);
   const int column = feature + warp * 16 + lane / 4;
-  if constexpr (Gathered) {  // rows in order: one pointer, opaque so that it stays one
+  if constexpr (Traits::kGathered) {  // rows in order: one pointer, opaque so that it stays one
     const int own = lane % 4 * 2;
     float* line = out + (targets.first + own) * params.out_stride + column;
 #pragma unroll
@@ -150,42 +122,44 @@ __device__ __forceinline__ void store_chunk(const RowGemmParams& params, int row
 
 /// The results of a warpgroup's blocks as 16-bit pairs of rows. They come from the code of any N;
 /// what is done with them is compiled once.
-template <typename TileT>
+template <typename Traits>
 struct RoundedTile {
-  std::uint32_t pairs[TileT::kBlocks][TileT::kRows / 4];
+  std::uint32_t pairs[Traits::kBlocks][Traits::kRows / 4];
 
   /// Opaque: else the compiler moves the rounding behind the branches of all N, and what they have
   /// in common would be twice the registers.
-  template <typename T, int N>
-  __device__ __forceinline__ void take(const float (&d)[TileT::kBlocks][N / 2]) {
+  template <int N>
+  __device__ __forceinline__ void take(const float (&d)[Traits::kBlocks][N / 2]) {
 #pragma unroll
-    for (int block = 0; block < TileT::kBlocks; ++block) {
+    for (int block = 0; block < Traits::kBlocks; ++block) {
 #pragma unroll
-      for (int i = 0; i < TileT::kRows / 4; ++i) {
-        pairs[block][i] =
-            i < N / 4 ? ptx::opaque(pack<T>(d[block][2 * i], d[block][2 * i + 1])) : 0;
+      for (int i = 0; i < Traits::kRows / 4; ++i) {
+        pairs[block][i] = i < N / 4 ? ptx::opaque(round_pair(d[block][2 * i], d[block][2 * i + 1],
+                                                             typename Traits::Element{}))
+                                    : 0;
       }
     }
   }
 };
 
 /// What follows the product in fp32: bias and router weights; fp32 results are stored at once.
-template <typename T, int N, bool Gathered, typename TileT>
+template <typename Traits, int N>
 __device__ __forceinline__ void finish_results(const RowGemmParams& params,
-                                               const RowGemmShared<TileT>& shared, const Tile& tile,
-                                               int slot, float (&d)[TileT::kBlocks][N / 2]) {
+                                               const RowGemmShared<Traits>& shared,
+                                               const Tile& tile, int slot,
+                                               float (&d)[Traits::kBlocks][N / 2]) {
   const int index = ptx::thread_index();
-  const int first = tile.feature + (index / kWarpgroupThreads - 1) * TileT::kConsumerStep;
+  const int first = tile.feature + (index / kWarpgroupThreads - 1) * Traits::kConsumerStep;
 #pragma unroll
-  for (int m = 0; m < TileT::kBlocks; ++m) {
+  for (int m = 0; m < Traits::kBlocks; ++m) {
     const int feature = first + m * 64;
-    if constexpr (TileT::kAddsBias) {
-      if (params.bias) add_block_bias<T, N>(params, tile.expert, feature, d[m]);
+    if constexpr (Traits::kAddsBias) {
+      if (params.bias)
+        add_block_bias<typename Traits::Element, N>(params, tile.expert, feature, d[m]);
     }
     if (params.multiply) scale_block<N>(d[m], shared.scales(slot), index % kWarpSize);
     if (params.out_is_fp32) {
-      store_block_fp32<N, Gathered>(params, row_targets<Gathered>(params, shared, tile, slot),
-                                    feature, d[m]);
+      store_block_fp32<Traits, N>(params, row_targets(params, shared, tile, slot), feature, d[m]);
     }
   }
 }
@@ -196,32 +170,32 @@ __device__ __forceinline__ void finish_results(const RowGemmParams& params,
 /// warpgroup multiplies, so the next step is staged, in the other buffer, before this one is read,
 /// and all that a step reads is requested at once: Qwen3-Next fwd2 on an H200 383 microseconds, 393
 /// with one after the other.
-template <typename T, int MaxRows, bool Gathered, typename TileT, typename Pair>
+template <typename Traits, int MaxRows, typename Pair>
 __device__ __forceinline__ void store_rows(const RowGemmParams& params,
-                                           const RowGemmShared<TileT>& shared, const Tile& tile,
+                                           const RowGemmShared<Traits>& shared, const Tile& tile,
                                            int slot, const Pair& pair) {
-  constexpr int kSteps = (MaxRows + kStagedRows - 1) / kStagedRows * TileT::kBlocks;
+  constexpr int kSteps = (MaxRows + kStagedRows - 1) / kStagedRows * Traits::kBlocks;
   const int index = ptx::thread_index();
   const int consumer = index / kWarpgroupThreads - 1;
   const int thread = index % kWarpgroupThreads;
   const int lane = thread % kWarpSize;
   const int barrier = barrier_id(NamedBarrier::kStore, consumer);
-  const RowTargets targets = row_targets<Gathered>(params, shared, tile, slot);
+  const RowTargets targets = row_targets(params, shared, tile, slot);
   const int rows = ptx::uniform(tile.rows);
-  const int column = tile.feature + consumer * TileT::kConsumerStep + thread % 8 * 8;
+  const int column = tile.feature + consumer * Traits::kConsumerStep + thread % 8 * 8;
   // Matrices of stmatrix: rows 0-7 of features 0-7 and 8-15, then rows 8-15 of both.
   const int write_offset =
       swizzle_128b(lane % 8 + lane / 16 * 8, thread / kWarpSize * 2 + lane / 8 % 2);
   const int read_offset = swizzle_128b(thread / 8, thread % 8);
   const auto exists = [&](int step) {
-    return step < kSteps && (!TileT::kCommonStores || step / TileT::kBlocks * kStagedRows < rows);
+    return step < kSteps && (!Traits::kCommonStores || step / Traits::kBlocks * kStagedRows < rows);
   };
   const auto buffer = [&](int step) {
     return shared.staging(consumer) + step % 2 * kStagedRows * kRowBytes;
   };
   const auto stage = [&](int step) {
-    const int m = step % TileT::kBlocks;
-    const int base = step / TileT::kBlocks * kStagedRows;
+    const int m = step % Traits::kBlocks;
+    const int base = step / Traits::kBlocks * kStagedRows;
 #pragma unroll
     for (int group = base; group < base + kStagedRows && group < MaxRows; group += 16) {
       const int i = group / 4;
@@ -235,15 +209,15 @@ __device__ __forceinline__ void store_rows(const RowGemmParams& params,
     }
   };
   // Nobody may still read the buffer of the last tile. Pingpong met at the main loop's barrier.
-  if constexpr (!TileT::kPingpong) ptx::bar_sync(barrier, kWarpgroupThreads);
+  if constexpr (!Traits::kPingpong) ptx::bar_sync(barrier, kWarpgroupThreads);
   constexpr int kEach = kStagedRows / 16;  // rows of a thread in a step
   int row[kEach];
   stage(0);
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     if (!exists(step)) break;
-    const int m = step % TileT::kBlocks;
-    const int base = step / TileT::kBlocks * kStagedRows;
+    const int m = step % Traits::kBlocks;
+    const int base = step / Traits::kBlocks * kStagedRows;
     if (m == 0) {
 #pragma unroll
       for (int i = 0; i < kEach; ++i) row[i] = targets(base + i * 16 + thread / 8);
@@ -257,7 +231,8 @@ __device__ __forceinline__ void store_rows(const RowGemmParams& params,
     }
 #pragma unroll
     for (int i = 0; i < kEach && base + i * 16 < MaxRows; ++i) {
-      if (row[i] >= 0) store_chunk<T>(params, row[i], column + m * 64, values[i]);
+      if (row[i] >= 0)
+        store_chunk<typename Traits::Element>(params, row[i], column + m * 64, values[i]);
     }
   }
 }
@@ -273,19 +248,6 @@ __device__ __forceinline__ void zero_row(const RowGemmParams& params, int row) {
     for (int column = lane * 8; column < params.*Columns; column += kWarpSize * 8) {
       store_chunk<T, Columns>(params, row, column, uint4{});
     }
-  }
-}
-
-/// In expert order, rows past the last segment are zero; the producer warps of all blocks share
-/// them.
-template <typename T, int RowGemmParams::*Columns>
-__device__ __forceinline__ void zero_padding_rows(const RowGemmParams& params, int routed_rows) {
-  constexpr int kWarps = kWarpgroupThreads / kWarpSize;
-  const int warp = threadIdx.x / kWarpSize;
-  const int step = gridDim.x * kWarps;
-  for (long long row = routed_rows + static_cast<int>(blockIdx.x) * kWarps + warp;
-       row < params.total_rows; row += step) {
-    zero_row<T, Columns>(params, static_cast<int>(row));
   }
 }
 

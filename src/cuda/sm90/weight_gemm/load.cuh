@@ -3,7 +3,7 @@
 #include "cuda/device/swizzle.h"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/warpgroup.cuh"
-#include "cuda/sm90/weight_gemm/shape.cuh"
+#include "cuda/sm90/weight_gemm/params.h"
 
 /// The load role of the dW kernel: fills stages with rows of both operands, through tensor maps or,
 /// for a gathered operand A, row by row with cp.async.
@@ -19,7 +19,7 @@ constexpr unsigned kNoRow = 0xffffffffu;
 /// kNoRow for a row of zeros. 32 bits reach 64 GiB; larger operands are refused.
 __device__ __forceinline__ unsigned gathered_chunk(const WeightGemmParams& params,
                                                    const IndexArray::Fetched& index) {
-  const int flat = index.below(params.total_rows);
+  const int flat = index.below(params.flat_rows);
   const unsigned row = params.gather_divisor.divide(static_cast<std::uint32_t>(flat));
   return flat < 0 ? kNoRow : row * params.gathered_row_chunks;
 }
@@ -28,7 +28,7 @@ __device__ __forceinline__ unsigned gathered_chunk(const WeightGemmParams& param
 /// 128 bytes of 4 rows (lanes 8 g to 8 g + 7 take rows 8 g to 8 g + 7 in turn), so a row's address
 /// is worked out once for its slabs. `columns` is the lane's chunk of the tile's first slab in row
 /// 0 of the operand, `columns_left` the columns from there on.
-template <typename Shape, bool AllValid>
+template <typename Traits, bool AllValid>
 __device__ __forceinline__ void gather_rows(const unsigned char* columns, int columns_left,
                                             std::uint32_t stage, const unsigned* row_chunks) {
   const int lane = threadIdx.x % kWarpSize;
@@ -44,8 +44,8 @@ __device__ __forceinline__ void gather_rows(const unsigned char* columns, int co
     const std::uint32_t target = base ^ static_cast<std::uint32_t>(row * 128 | row << 4);
     const unsigned char* source = columns + starts[row] * 16ull;
 #pragma unroll
-    for (int slab = 0; slab < Shape::kASlabs; ++slab) {
-      const std::uint32_t slab_target = target + slab * Shape::kSlabBytes;
+    for (int slab = 0; slab < Traits::kASlabs; ++slab) {
+      const std::uint32_t slab_target = target + slab * Traits::kSlabBytes;
       if constexpr (AllValid) {
         ptx::cp_async_16(slab_target, source + slab * 128);
       } else {
@@ -57,7 +57,7 @@ __device__ __forceinline__ void gather_rows(const unsigned char* columns, int co
 }
 
 /// Slabs slabs of 64 columns of one operand, in one box where that is possible.
-template <typename Shape, int Slabs>
+template <typename Traits, int Slabs>
 __device__ __forceinline__ void load_slabs(const CUtensorMap& map, bool one_box,
                                            unsigned char* stage, int col, const StageBox& box,
                                            std::uint64_t* full) {
@@ -67,7 +67,7 @@ __device__ __forceinline__ void load_slabs(const CUtensorMap& map, bool one_box,
   }
 #pragma unroll
   for (int slab = 0; slab < Slabs; ++slab) {
-    ptx::cp_async_bulk_tensor_3d(stage + slab * Shape::kSlabBytes, &map, col + slab * kSlabCols,
+    ptx::cp_async_bulk_tensor_3d(stage + slab * Traits::kSlabBytes, &map, col + slab * kSlabCols,
                                  box.stage_row, box.row, full);
   }
 }
@@ -85,49 +85,50 @@ __device__ __forceinline__ IndexArray::Fetched fetch_index(const WeightGemmParam
 }
 
 /// The boxes of a stage, by one lane, which also announces their bytes.
-template <typename Shape>
-__device__ __forceinline__ void load_boxes(const WeightGemmParams& params, WeightSmem<Shape>& smem,
-                                           int slot, const WeightTile& tile, const StageRows& rows,
-                                           bool of_a, bool of_b) {
-  std::uint64_t* full = &smem.loads.full[slot];
-  ptx::mbarrier_arrive_expect_tx(full, (of_a ? Shape::kABytes : 0) + (of_b ? Shape::kBBytes : 0));
-  const StageBox box = box_of_stage(tile, rows, Shape::kRows);
+template <typename Traits>
+__device__ __forceinline__ void load_boxes(const WeightGemmParams& params,
+                                           WeightGemmShared<Traits>& shared, int slot,
+                                           const WeightTile& tile, const StageRows& rows, bool of_a,
+                                           bool of_b) {
+  std::uint64_t* full = &shared.loads.full[slot];
+  ptx::mbarrier_arrive_expect_tx(full, (of_a ? Traits::kABytes : 0) + (of_b ? Traits::kBBytes : 0));
+  const StageBox box = box_of_stage(tile, rows, Traits::kRows);
   if (of_b) {
-    load_slabs<Shape, Shape::kBSlabs>(params.b_map, params.b_in_one_box, smem.b[slot], tile.b_col,
-                                      box, full);
+    load_slabs<Traits, Traits::kBSlabs>(params.b_map, params.b_in_one_box, shared.b[slot],
+                                        tile.b_col, box, full);
   }
   if (of_a) {
-    load_slabs<Shape, Shape::kASlabs>(params.a_map, params.a_in_one_box, smem.a[slot], tile.a_col,
-                                      box, full);
+    load_slabs<Traits, Traits::kASlabs>(params.a_map, params.a_in_one_box, shared.a[slot],
+                                        tile.a_col, box, full);
   }
 }
 
 /// A stage of a tile with absent rows, which no box leaves out: the opposite operand is copied row
 /// by row, with zeros for absent ones; the other one, unless it is gathered, comes in a box. Rare:
 /// short code, not fast.
-template <typename Shape>
+template <typename Traits>
 __device__ __forceinline__ void load_present_rows(const WeightGemmParams& params,
-                                                  WeightSmem<Shape>& smem, int slot,
+                                                  WeightGemmShared<Traits>& shared, int slot,
                                                   const WeightTile& tile, const StageRows& rows) {
   constexpr int kChunks = kSlabCols / 8;  // of a row in a slab
   const int lane = threadIdx.x % kWarpSize;
   const bool is_a = params.opposite_is_a;
-  const std::uint32_t stage = ptx::shared_address(is_a ? smem.a[slot] : smem.b[slot]);
+  const std::uint32_t stage = ptx::shared_address(is_a ? shared.a[slot] : shared.b[slot]);
   const int first_column = is_a ? tile.a_col : tile.b_col;
-  const int columns = is_a ? params.tiling.a_cols : params.tiling.b_cols;
-  const int chunks = (is_a ? Shape::kABytes : Shape::kBBytes) / 16;
+  const int columns = is_a ? params.a_cols : params.b_cols;
+  const int chunks = (is_a ? Traits::kABytes : Traits::kBBytes) / 16;
   const unsigned present =
-      __ballot_sync(kFullMask, fetch_index(params, tile, rows).below(params.total_rows) >= 0);
+      __ballot_sync(kFullMask, fetch_index(params, tile, rows).below(params.flat_rows) >= 0);
 #pragma unroll 1
   for (int i = lane; i < chunks; i += kWarpSize) {
     const int chunk = i % kChunks;
-    const int place = i / kChunks % Shape::kRows;
-    const int slab = i / (kChunks * Shape::kRows);
+    const int place = i / kChunks % Traits::kRows;
+    const int slab = i / (kChunks * Traits::kRows);
     const int column = first_column + slab * kSlabCols + chunk * 8;
     const unsigned char* source = params.opposite +
                                   (tile.row + rows.first + place) * params.opposite_row_bytes +
                                   column * 2ll;
-    ptx::cp_async_16_or_zero(stage + slab * Shape::kSlabBytes + swizzle_128b(place, chunk), source,
+    ptx::cp_async_16_or_zero(stage + slab * Traits::kSlabBytes + swizzle_128b(place, chunk), source,
                              (present >> place & 1) && column < columns);
   }
   const bool gathers = params.gathered != nullptr;
@@ -136,41 +137,41 @@ __device__ __forceinline__ void load_present_rows(const WeightGemmParams& params
     ptx::fence_proxy_async_shared();
   }
   __syncwarp();
-  if (lane == 0) load_boxes(params, smem, slot, tile, rows, !gathers && !is_a, is_a);
+  if (lane == 0) load_boxes(params, shared, slot, tile, rows, !gathers && !is_a, is_a);
 }
 
-template <typename Shape>
-__device__ __forceinline__ void load_tiles(const WeightGemmParams& params, WeightSmem<Shape>& smem,
-                                           int warp) {
+template <typename Traits>
+__device__ __forceinline__ void load_tiles(const WeightGemmParams& params,
+                                           WeightGemmShared<Traits>& shared, int warp) {
   const int lane = threadIdx.x % kWarpSize;
   const bool gathers = params.gathered != nullptr;
-  unsigned* row_chunks = smem.row_chunks[warp];
-  PipelineState<Shape::kStages / kLoadWarps> own;  // this warp's stages: warp, warp + 3, ...
-  TileReader<Shape> reader(smem);
+  unsigned* row_chunks = shared.row_chunks[warp];
+  PipelineState<Traits::kStages / kLoadWarps> own;  // this warp's stages: warp, warp + 3, ...
+  TileReader<Traits> reader(shared);
   int index = warp;  // this warp's next stage, counted from the start of the tile
   while (true) {
-    const WeightTile tile = reader.next();
+    const WeightGemmTile tile = reader.next();
     if (tile.expert < 0) break;
-    const int stages = stages_of(tile.rows, Shape::kRows);
-    const bool full_columns = tile.a_col + Shape::kACols <= params.tiling.a_cols;
+    const int stages = stages_of(tile.rows, Traits::kRows);
+    const bool full_columns = tile.a_col + Traits::kACols <= params.a_cols;
     const int column = tile.a_col + lane % 8 * 8;
     const unsigned char* columns = ptx::opaque(params.gathered + column * 2ll);
-    const int columns_left = params.tiling.a_cols - column;
-    StageRows rows = rows_of_stage(tile, index, Shape::kRows);
+    const int columns_left = params.a_cols - column;
+    StageRows rows = rows_of_stage(tile, index, Traits::kRows);
     IndexArray::Fetched row_index;
     if (gathers) row_index = fetch_index(params, tile, rows);
     for (; index < stages; index += kLoadWarps) {
       const int slot = warp + kLoadWarps * own.slot;
-      std::uint64_t* full = &smem.loads.full[slot];
-      ptx::mbarrier_wait(&smem.loads.empty[slot], own.phase ^ 1);
+      std::uint64_t* full = &shared.loads.full[slot];
+      ptx::mbarrier_wait(&shared.loads.empty[slot], own.phase ^ 1);
       own.advance();
       if (tile.has_absent_rows) {
-        load_present_rows(params, smem, slot, tile, rows);
+        load_present_rows(params, shared, slot, tile, rows);
       } else if (lane == 0) {
-        load_boxes(params, smem, slot, tile, rows, !gathers, true);
+        load_boxes(params, shared, slot, tile, rows, !gathers, true);
       }
       __syncwarp();
-      rows = rows_of_stage(tile, index + kLoadWarps, Shape::kRows);
+      rows = rows_of_stage(tile, index + kLoadWarps, Traits::kRows);
       if (gathers) {
         const unsigned row_chunk = gathered_chunk(params, row_index);
         // Fetched ahead, the next indices have arrived by the time their stage is empty.
@@ -178,11 +179,11 @@ __device__ __forceinline__ void load_tiles(const WeightGemmParams& params, Weigh
         row_chunks[lane] = row_chunk;
         const bool all_valid = __all_sync(kFullMask, row_chunk != kNoRow) && full_columns;
         __syncwarp();
-        const std::uint32_t target = ptx::shared_address(smem.a[slot]);
+        const std::uint32_t target = ptx::shared_address(shared.a[slot]);
         if (all_valid) {
-          gather_rows<Shape, true>(columns, columns_left, target, row_chunks);
+          gather_rows<Traits, true>(columns, columns_left, target, row_chunks);
         } else {
-          gather_rows<Shape, false>(columns, columns_left, target, row_chunks);
+          gather_rows<Traits, false>(columns, columns_left, target, row_chunks);
         }
         ptx::cp_async_mbarrier_arrive_noinc(full);
       }

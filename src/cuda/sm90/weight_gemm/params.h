@@ -2,10 +2,14 @@
 
 #include <cuda.h>
 
+#include <cstdint>
+
 #include "cuda/device/fast_divide.h"
+#include "cuda/device/pipeline.cuh"
 #include "cuda/device/segments.cuh"
+#include "cuda/device/size_class.h"
 #include "cuda/device/tile_counter.h"
-#include "cuda/sm90/weight_gemm/tiles.h"
+#include "cuda/sm90/weight_gemm/traits.h"
 
 namespace moegemm::cuda::sm90 {
 
@@ -40,12 +44,58 @@ struct WeightGemmParams {
   const unsigned char* opposite;
   std::int64_t opposite_row_bytes;
   bool opposite_is_a;
+  bool a_is_x;  ///< else A is dY
 
+  int a_cols;  ///< columns of operand A: K if A is X, else N
+  int b_cols;
   WeightTiling tiling;
   int experts;
   int total_rows;  ///< M
+  int flat_rows;   ///< indices are below it
   WeightOutput output;
   TileCounter* counter;  ///< null: static stride
+};
+
+/// Dynamic shared memory.
+template <typename Traits>
+struct WeightGemmShared {
+  alignas(1024) unsigned char a[Traits::kStages][Traits::kABytes];
+  alignas(1024) unsigned char b[Traits::kStages][Traits::kBBytes];
+  alignas(1024) unsigned char staging[kConsumers][Traits::kStagingBytes];
+  alignas(16) unsigned row_chunks[kLoadWarps][kWarpSize];  ///< see gather_rows
+  Ring<Traits::kStages> loads;
+  Ring<Traits::kTileSlots> tile_ring;
+  WeightGemmTile tiles[Traits::kTileSlots];
+  std::uint64_t old_full[kConsumers];  ///< see WeightStore
+  int class_counts[kSizeClasses];
+  int row_prefix[1];  ///< experts + 1 entries, then the order: the rest of dynamic shared memory
+
+  /// Experts in the order in which their tiles are handed out.
+  __device__ __forceinline__ unsigned short* order(int experts) {
+    return reinterpret_cast<unsigned short*>(row_prefix + experts + 1);
+  }
+};
+
+constexpr int kSharedBytesPerExpert = sizeof(int) + sizeof(unsigned short);
+
+/// A warp's view of the tiles that the scheduler publishes.
+template <typename Traits>
+class TileReader {
+ public:
+  __device__ __forceinline__ explicit TileReader(WeightGemmShared<Traits>& shared)
+      : shared_(shared) {}
+
+  __device__ __forceinline__ WeightGemmTile next() {
+    shared_.tile_ring.wait_full(slot_);
+    const WeightGemmTile tile = shared_.tiles[slot_.slot];
+    ptx::mbarrier_arrive(&shared_.tile_ring.empty[slot_.slot]);
+    slot_.advance();
+    return tile;
+  }
+
+ private:
+  WeightGemmShared<Traits>& shared_;
+  PipelineState<Traits::kTileSlots> slot_;
 };
 
 }  // namespace moegemm::cuda::sm90

@@ -1,12 +1,10 @@
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
+#include "cuda/device/element.cuh"
 #include "cuda/device/swizzle.h"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/warpgroup.cuh"
-#include "cuda/sm90/weight_gemm/shape.cuh"
+#include "cuda/sm90/weight_gemm/params.h"
 
 /// The store role of the dW kernel: a warpgroup's block of 64 A columns by BCols B columns, from
 /// accumulators through a staging buffer of its own to a tensor-map store, which clips at the
@@ -18,27 +16,18 @@
 /// way the buffer holds slabs of 64 output rows by 128 bytes, 128-byte swizzled.
 namespace moegemm::cuda::sm90 {
 
-__device__ __forceinline__ std::uint32_t round_pair(float low, float high, __nv_bfloat16) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return reinterpret_cast<const std::uint32_t&>(pair);
-}
-__device__ __forceinline__ std::uint32_t round_pair(float low, float high, __half) {
-  const __half2 pair = __floats2half2_rn(low, high);
-  return reinterpret_cast<const std::uint32_t&>(pair);
-}
-
-template <typename Shape>
+template <typename Traits>
 class WeightStore {
  public:
-  static constexpr int kAccumulators = Shape::kBCols / 2;
+  static constexpr int kAccumulators = Traits::kBCols / 2;
   static constexpr int kSlabOutputRows = 64;
   static constexpr int kSlabBytes = kSlabOutputRows * 128;
 
-  __device__ __forceinline__ WeightStore(const WeightGemmParams& params, WeightSmem<Shape>& smem,
-                                         int group)
+  __device__ __forceinline__ WeightStore(const WeightGemmParams& params,
+                                         WeightGemmShared<Traits>& shared, int group)
       : params_(params),
-        staging_(smem.staging[group]),
-        old_full_(&smem.old_full[group]),
+        staging_(shared.staging[group]),
+        old_full_(&shared.old_full[group]),
         group_(group) {}
 
   /// packed[2 j + h] holds accumulators 4 j + 2 h and the next. A narrow tile leaves the rest as it
@@ -48,7 +37,7 @@ class WeightStore {
                                               std::uint32_t (&packed)[kAccumulators / 2]) {
 #pragma unroll
     for (int i = 0; i < Count / 2; ++i) {
-      packed[i] = round_pair(acc[2 * i], acc[2 * i + 1], typename Shape::Element{});
+      packed[i] = round_pair(acc[2 * i], acc[2 * i + 1], typename Traits::Element{});
     }
   }
 
@@ -57,14 +46,14 @@ class WeightStore {
                                                const WeightTile& tile, int block) const {
     begin();
     const int lane = threadIdx.x % kWarpSize;
-    const int warp = threadIdx.x % kWarpgroupSize / kWarpSize;
+    const int warp = threadIdx.x % kWarpgroupThreads / kWarpSize;
     const std::uint32_t staging = ptx::shared_address(staging_);
-    if (params_.tiling.a_is_x) {
+    if (params_.a_is_x) {
       // Output rows 8 j .. 8 j + 15 (B columns), this warp's two 16-byte chunks of each.
       const std::uint32_t target =
           staging + swizzle_128b(lane % 8 + 8 * (lane / 16), warp * 2 + lane / 8 % 2);
 #pragma unroll
-      for (int j = 0; j < Shape::kBCols / 8; j += 2) {
+      for (int j = 0; j < Traits::kBCols / 8; j += 2) {
         ptx::stmatrix_x4_trans(target + j * 1024, packed[2 * j], packed[2 * j + 1],
                                packed[2 * j + 2], packed[2 * j + 3]);
       }
@@ -72,7 +61,7 @@ class WeightStore {
       // This warp's 16 output rows (A columns), chunks j and j + 1 of each.
       const std::uint32_t target = staging + swizzle_128b(warp * 16 + lane % 16, lane / 16);
 #pragma unroll
-      for (int j = 0; j < Shape::kBCols / 8; j += 2) {
+      for (int j = 0; j < Traits::kBCols / 8; j += 2) {
         ptx::stmatrix_x4((target + j / 8 * kSlabBytes) ^ (j % 8 << 4), packed[2 * j],
                          packed[2 * j + 1], packed[2 * j + 2], packed[2 * j + 3]);
       }
@@ -116,9 +105,9 @@ class WeightStore {
 
  private:
   static constexpr int kSlabFloats = 32;
-  static constexpr int kSlabs = Shape::kStagingBytes / kSlabBytes;
+  static constexpr int kSlabs = Traits::kStagingBytes / kSlabBytes;
 
-  __device__ __forceinline__ bool leads() const { return threadIdx.x % kWarpgroupSize == 0; }
+  __device__ __forceinline__ bool leads() const { return threadIdx.x % kWarpgroupThreads == 0; }
   __device__ __forceinline__ bool adds() const {
     return params_.output == WeightOutput::kAddToFloat32;
   }
@@ -129,7 +118,7 @@ class WeightStore {
     return block == 0 || tile.rows >= 1024;
   }
   /// Barrier 0 is __syncthreads'.
-  __device__ __forceinline__ void sync() const { ptx::bar_sync(1 + group_, kWarpgroupSize); }
+  __device__ __forceinline__ void sync() const { ptx::bar_sync(1 + group_, kWarpgroupThreads); }
 
   /// The staging buffer is free.
   __device__ __forceinline__ void begin() const {
@@ -141,7 +130,7 @@ class WeightStore {
   template <typename Body>
   __device__ __forceinline__ void for_each_slab(const WeightTile& tile, int block, int half,
                                                 int slab_cols, const Body& body) const {
-    const bool a_is_x = params_.tiling.a_is_x;
+    const bool a_is_x = params_.a_is_x;
     const int a_col = tile.a_col + (group_ * 2 + block) * kSlabCols;
     const int col = a_is_x ? a_col + half * slab_cols : tile.b_col + half * kSlabs * slab_cols;
     const int row = a_is_x ? tile.b_col : a_col;
@@ -155,7 +144,7 @@ class WeightStore {
   /// Fills the staging buffer with what dW holds.
   __device__ __forceinline__ void load_old(const WeightTile& tile, int block, int half) {
     if (leads()) {
-      ptx::mbarrier_arrive_expect_tx(old_full_, Shape::kStagingBytes);
+      ptx::mbarrier_arrive_expect_tx(old_full_, Traits::kStagingBytes);
       for_each_slab(tile, block, half, kSlabFloats, [&](int slab, int col, int row) {
         ptx::cp_async_bulk_tensor_3d(staging_ + slab * kSlabBytes, &params_.out_map, col, row,
                                      tile.expert, old_full_);
@@ -169,8 +158,8 @@ class WeightStore {
   template <bool Add>
   __device__ __forceinline__ void stage_half(const float (&acc)[kAccumulators], int half) const {
     const int lane = threadIdx.x % kWarpSize;
-    const int warp = threadIdx.x % kWarpgroupSize / kWarpSize;
-    if (params_.tiling.a_is_x) {
+    const int warp = threadIdx.x % kWarpgroupThreads / kWarpSize;
+    if (params_.a_is_x) {
       // All output rows (B columns), floats 32 * half .. + 31 (A columns) of each: two warps'.
       if (warp / 2 != half) return;
 #pragma unroll
@@ -179,7 +168,7 @@ class WeightStore {
         unsigned char* target =
             staging_ + swizzle_128b(lane % 4 * 2 + i % 2, col / 4) + col % 4 * 4;
 #pragma unroll
-        for (int j = 0; j < Shape::kBCols / 8; ++j) {
+        for (int j = 0; j < Traits::kBCols / 8; ++j) {
           auto& element = *reinterpret_cast<float*>(target + j * 1024);
           element = Add ? element + acc[4 * j + i] : acc[4 * j + i];
         }

@@ -26,7 +26,7 @@ class FakeBackend final : public Backend {
     if (kernel.op != problem.op) return join(kernel.name, " computes ", to_string(kernel.op));
     if (problem.activation && kernel.name != fusing_kernel) return "applies no activation";
     if (problem.op == Op::kDw && problem.multiply && !multiplies) return "multiplies nothing";
-    if (problem.n < kernel.tile.cols) return join("N = ", problem.n, " is too narrow");
+    if (problem.n < kernel.tile.columns) return join("N = ", problem.n, " is too narrow");
     return {};
   }
   Step plan_with(const Problem& problem, int kernel) const override {

@@ -33,7 +33,7 @@ class PlannerTest : public ::testing::Test {
   static KernelConfig tile(int rows, int cols, int depth, int stages = 0) {
     KernelConfig config;
     config.block_rows = rows;
-    config.block_cols = cols;
+    config.block_columns = cols;
     config.block_depth = depth;
     config.stages = stages;
     return config;

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "moegemm/loading.h"
-#include "moegemm/warning.h"
+#include "moegemm/error.h"
+#include "moegemm/execution.h"
 #include "unit/core/expect_refusal.h"
 #include "unit/core/scoped_environment.h"
 
@@ -37,7 +37,7 @@ TEST(Environment, BackendIsReadAtEachCall) {
 TEST(Environment, UnknownBackendListsTheAcceptedOnes) {
   const ScopedEnvironment backend("MOEGEMM_BACKEND", "gpu");
   expect_refusal(ErrorKind::kInvalidValue,
-                 {"MOEGEMM_BACKEND", "'gpu'", "reference, cpu, sm90 and sm80"},
+                 {"MOEGEMM_BACKEND", "'gpu'", "sm90, sm80, cpu and reference"},
                  [] { environment_backend(); });
   expect_refusal(ErrorKind::kInvalidValue, {"MOEGEMM_BACKEND", "'gpu'"},
                  [] { environment_of_call().backend(); });

@@ -5,7 +5,7 @@
 #include <set>
 #include <utility>
 
-#include "moegemm/loading.h"
+#include "moegemm/execution.h"
 
 namespace moegemm {
 namespace {

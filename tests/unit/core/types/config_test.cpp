@@ -1,6 +1,6 @@
-#include "moegemm/config.h"
-
 #include <gtest/gtest.h>
+
+#include "moegemm/plan.h"
 
 namespace moegemm {
 namespace {
@@ -25,7 +25,7 @@ TEST(KernelConfig, PrintsOnlyWhatWasAskedFor) {
   config.block_rows = 64;
   config.block_depth = 32;
   EXPECT_EQ(to_string(config), "tile 64xanyx32");
-  config.block_cols = 128;
+  config.block_columns = 128;
   config.stages = 3;
   config.tma_load_rows = false;
   config.tma_store = true;

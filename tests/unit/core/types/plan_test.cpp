@@ -88,7 +88,7 @@ TEST(Plan, EveryFieldCountsForEqualityAndHash) {
   add_step([](Step& s) { s.kernel = 8; });
   add_step([](Step& s) { s.kernel_name = "fwd"; });
   add_step([](Step& s) { s.tile.rows = 64; });
-  add_step([](Step& s) { s.tile.cols = 128; });
+  add_step([](Step& s) { s.tile.columns = 128; });
   add_step([](Step& s) { s.tile.depth = 32; });
   add_step([](Step& s) { s.stages = 3; });
   add_step([](Step& s) { s.grid = 131; });

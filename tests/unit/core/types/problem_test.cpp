@@ -37,7 +37,7 @@ TEST(Problem, PrintsEveryFieldThatIsNotTheDefault) {
   problem.input_alignment = 2;
   problem.device = {DeviceType::kCuda, 3};
   EXPECT_EQ(to_string(problem),
-            "dW bf16->fp32 E=128 M=16384 N=1536 K=2048 topk=8 permute_y(int64) fuse_mul(fp32) "
+            "dW bf16->fp32 E=128 M=16384 N=1536 K=2048 topk=8 permute_y(int64) multiply(fp32) "
             "accumulate tf32 m_sizes(int64) align=2/16 on cuda:3");
 }
 

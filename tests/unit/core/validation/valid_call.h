@@ -17,13 +17,18 @@ class ValidCall : public ::testing::Test {
   ValidCall() {
     routing.m_sizes = TensorView::vector(sizes.data(), DType::kInt32, 3);
     routing.gather_indices = TensorView::vector(indices.data(), DType::kInt32, 12);
-    routing.topk_weights = TensorView::vector(weights.data(), DType::kFloat32, 12);
+    routing.router_weights = TensorView::vector(weights.data(), DType::kFloat32, 12);
     routing.topk = 2;
   }
 
-  Call forward() const { return describe_forward(x, w, y, routing, options); }
-  Call dx() const { return describe_dx(dy, w, dx_out, routing, options); }
-  Call dw() const { return describe_dw(dy, x, dw_out, routing, options); }
+  Call forward() const { return described_call(Op::kForward, x, w, y); }
+  Call dx() const { return described_call(Op::kDx, dy, w, dx_out); }
+  Call dw() const { return described_call(Op::kDw, dy, x, dw_out); }
+  Call described_call(Op op, const TensorView& first, const TensorView& second,
+                      const TensorView& out) const {
+    return place(described(op, first, second, out, routing, options), first, second, out, routing,
+                 options);
+  }
 
   void expect_forward_refused(ErrorKind kind, std::initializer_list<const char*> parts) const {
     expect_refusal(kind, parts, [this] { forward(); });

@@ -18,7 +18,7 @@ TEST_F(ValidateCall, ValidCallsAreDescribed) {
     EXPECT_EQ(call.problem.permutation, Permutation::kNone);
     EXPECT_EQ(call.operands.m_sizes, sizes.data());
     EXPECT_EQ(call.operands.gather_indices, nullptr) << "not read without a permutation";
-    EXPECT_EQ(call.operands.topk_weights, nullptr) << "not read without fuse_mul";
+    EXPECT_EQ(call.operands.router_weights, nullptr) << "not read without multiply";
   }
   EXPECT_EQ(forward().problem.op, Op::kForward);
   EXPECT_EQ(dx().problem.op, Op::kDx);
@@ -54,8 +54,6 @@ TEST_F(ValidateCall, PermuteXReadsOneRowPerToken) {
 
 TEST_F(ValidateCall, DyPerTokenReadsOneRowPerToken) {
   options.permute_y = options.dy_per_token = true;
-  EXPECT_THROW(dx(), Error) << "12 rows are not 12 / 2";
-  EXPECT_THROW(dw(), Error);
   EXPECT_THROW(forward(), Error) << "it has no dy";
   dy.shape[0] = 6;
   EXPECT_EQ(dx().problem.rows, 12);
@@ -80,11 +78,11 @@ TEST_F(ValidateCall, ZeroRowsAreAccepted) {
   dy = TensorView::matrix(nullptr, kType, 0, 4);
   dx_out = TensorView::matrix(nullptr, kType, 0, 5);
   routing.gather_indices = TensorView::vector(nullptr, DType::kInt32, 0);
-  routing.topk_weights = TensorView::vector(nullptr, DType::kFloat32, 0);
+  routing.router_weights = TensorView::vector(nullptr, DType::kFloat32, 0);
   EXPECT_EQ(forward().problem.rows, 0);
   EXPECT_EQ(dx().problem.rows, 0);
   EXPECT_EQ(dw().problem.rows, 0);
-  options.permute_y = options.fuse_mul = true;
+  options.permute_y = options.multiply = true;
   EXPECT_EQ(forward().problem.rows, 0);
 }
 
@@ -103,7 +101,8 @@ TEST_F(ValidateCall, AlignmentIsThatOfTheWorstInput) {
 
 TEST_F(ValidateCall, BothPermutationsAreRefused) {
   options.permute_x = options.permute_y = true;
-  expect_forward_refused(ErrorKind::kInvalidValue, {"permute_x", "permute_y", "both true"});
+  expect_forward_refused(ErrorKind::kInvalidValue,
+                         {"permute_x=true and permute_y=true", "at most one"});
 }
 
 TEST_F(ValidateCall, PermutationWithoutIndicesIsRefused) {
@@ -116,15 +115,16 @@ TEST_F(ValidateCall, PermutationWithoutIndicesIsRefused) {
   expect_dw_refused(ErrorKind::kInvalidValue, {"gather_indices is not given", "permute_y"});
 }
 
-TEST_F(ValidateCall, FuseMulNeedsPermuteY) {
-  options.fuse_mul = true;
-  expect_forward_refused(ErrorKind::kInvalidValue, {"fuse_mul is true", "needs permute_y"});
+TEST_F(ValidateCall, MultiplyNeedsPermuteY) {
+  options.multiply = true;
+  expect_forward_refused(ErrorKind::kInvalidValue,
+                         {"multiply=true with permute_y=false", "needs permute_y"});
 }
 
-TEST_F(ValidateCall, FuseMulNeedsWeights) {
-  options.permute_y = options.fuse_mul = true;
-  routing.topk_weights = {};
-  expect_forward_refused(ErrorKind::kInvalidValue, {"topk_weights is not given", "fuse_mul"});
+TEST_F(ValidateCall, MultiplyNeedsWeights) {
+  options.permute_y = options.multiply = true;
+  routing.router_weights = {};
+  expect_forward_refused(ErrorKind::kInvalidValue, {"router_weights is not given", "multiply"});
 }
 
 TEST_F(ValidateCall, AccumulateIsForDwOnly) {
@@ -179,8 +179,8 @@ TEST_F(ValidateCall, RefusesActivationsThatHaveNoPlace) {
   expect_dw_refused(ErrorKind::kInvalidValue, {"activation", "dW"});
   options.permute_y = true;
   expect_forward_refused(ErrorKind::kInvalidValue, {"activation", "permute_y", "expert order"});
-  options.fuse_mul = true;
-  expect_forward_refused(ErrorKind::kInvalidValue, {"activation", "fuse_mul"});
+  options.multiply = true;
+  expect_forward_refused(ErrorKind::kInvalidValue, {"activation", "multiply"});
   options = {};
   options.activation = Activation{.limit = -1.0f};
   y = TensorView::matrix(y_data.data(), kType, 12, 2);

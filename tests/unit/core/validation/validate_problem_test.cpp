@@ -46,9 +46,9 @@ TEST_F(ValidateProblem, TopkFitsThe32BitsThatKernelsDivideBy) {
 
 TEST_F(ValidateProblem, OnlyAPermutedDwIsPresorted) {
   problem.presorted = true;
-  expect_refused(ErrorKind::kInvalidValue, {"presorted is true", "forward"});
+  expect_refused(ErrorKind::kInvalidValue, {"presorted=true", "forward"});
   problem.op = Op::kDw;
-  expect_refused(ErrorKind::kInvalidValue, {"presorted is true", "dW with none"});
+  expect_refused(ErrorKind::kInvalidValue, {"presorted=true", "dW with none"});
   problem.permutation = Permutation::kX;
   EXPECT_NO_THROW(validate(problem));
 }

@@ -24,9 +24,11 @@ TEST_F(ValidateTensors, MissingTensorsAreNamed) {
 
 TEST_F(ValidateTensors, WrongRankIsNamed) {
   x = TensorView::vector(x_data.data(), kType, 60);
-  expect_forward_refused(ErrorKind::kInvalidValue, {"x has rank 1", "rank 2"});
+  expect_forward_refused(ErrorKind::kInvalidValue,
+                         {"x is fp32[60]", "its shape must be [T, K] or [M, K]"});
   w = TensorView::vector(w_data.data(), kType, 60);
-  expect_dx_refused(ErrorKind::kInvalidValue, {"w has rank 1", "rank 3 or 2"});
+  expect_dx_refused(ErrorKind::kInvalidValue,
+                    {"w is fp32[60]", "its shape must be [E, N, K] or [E * N, K]"});
 }
 
 TEST_F(ValidateTensors, NegativeExtentIsRefused) {
@@ -48,8 +50,10 @@ TEST_F(ValidateTensors, ElementCountsBeyond64BitsAreRefused) {
   x.shape = {std::int64_t{1} << 62, 5};
   expect_forward_refused(ErrorKind::kInvalidValue, {"x is", "element count", "64 bits"});
   x.shape = {std::int64_t{1} << 60, 5};
+  y.shape[0] = x.shape[0];
   expect_forward_refused(ErrorKind::kInvalidValue, {"x is", "byte count", "64 bits"});
   x = x_tokens;
+  y.shape[0] = x.shape[0];
   x.row_stride = std::numeric_limits<std::int64_t>::max();
   expect_forward_refused(ErrorKind::kInvalidValue, {"x is", "byte count", "64 bits"});
 }
@@ -63,10 +67,13 @@ TEST_F(ValidateTensors, IntegerOperandIsRefused) {
 
 TEST_F(ValidateTensors, OperandDtypesMustAgree) {
   w.dtype = DType::kBFloat16;
-  expect_forward_refused(ErrorKind::kInvalidType, {"w has dtype bf16", "x's dtype, fp32"});
-  expect_dx_refused(ErrorKind::kInvalidType, {"w has dtype bf16", "dy's dtype, fp32"});
+  expect_forward_refused(ErrorKind::kInvalidType,
+                         {"w has dtype bf16", "it must have fp32, the dtype of x"});
+  expect_dx_refused(ErrorKind::kInvalidType,
+                    {"w has dtype bf16", "it must have fp32, the dtype of dy"});
   x.dtype = DType::kFloat16;
-  expect_dw_refused(ErrorKind::kInvalidType, {"x has dtype fp16", "dy's dtype, fp32"});
+  expect_dw_refused(ErrorKind::kInvalidType,
+                    {"x has dtype fp16", "it must have fp32, the dtype of dy"});
 }
 
 TEST_F(ValidateTensors, OutputIsInTheInputDtypeOrFloat32) {
@@ -75,9 +82,12 @@ TEST_F(ValidateTensors, OutputIsInTheInputDtypeOrFloat32) {
   EXPECT_EQ(dx().problem.out_dtype, DType::kFloat32);
   EXPECT_EQ(dw().problem.out_dtype, DType::kFloat32);
   y.dtype = dx_out.dtype = dw_out.dtype = DType::kFloat16;
-  expect_forward_refused(ErrorKind::kInvalidType, {"y has dtype fp16", "bf16, or fp32"});
-  expect_dx_refused(ErrorKind::kInvalidType, {"dx has dtype fp16", "bf16, or fp32"});
-  expect_dw_refused(ErrorKind::kInvalidType, {"dw has dtype fp16", "bf16, or fp32"});
+  expect_forward_refused(ErrorKind::kInvalidType,
+                         {"y has dtype fp16", "fp32 and bf16, the dtype of x"});
+  expect_dx_refused(ErrorKind::kInvalidType,
+                    {"dx has dtype fp16", "fp32 and bf16, the dtype of dy"});
+  expect_dw_refused(ErrorKind::kInvalidType,
+                    {"dw has dtype fp16", "fp32 and bf16, the dtype of dy"});
 }
 
 TEST_F(ValidateTensors, SizesAndIndicesAreIntegers) {
@@ -90,59 +100,60 @@ TEST_F(ValidateTensors, SizesAndIndicesAreIntegers) {
 }
 
 TEST_F(ValidateTensors, WeightsAreFloat32OrTheInputDtype) {
-  options.permute_y = options.fuse_mul = true;
+  options.permute_y = options.multiply = true;
   x.dtype = w.dtype = DType::kBFloat16;
   EXPECT_EQ(forward().problem.weights_dtype, DType::kFloat32);
-  routing.topk_weights.dtype = DType::kBFloat16;
+  routing.router_weights.dtype = DType::kBFloat16;
   EXPECT_EQ(forward().problem.weights_dtype, DType::kBFloat16);
-  routing.topk_weights.dtype = DType::kFloat16;
+  routing.router_weights.dtype = DType::kFloat16;
   expect_forward_refused(ErrorKind::kInvalidType,
-                         {"topk_weights has dtype fp16", "x's dtype, bf16, or fp32"});
+                         {"router_weights has dtype fp16", "fp32 and bf16, the dtype of x"});
 }
 
 // Devices
 
 TEST_F(ValidateTensors, EveryTensorMustBeOnTheDeviceOfTheFirst) {
-  options.permute_y = options.fuse_mul = true;
+  options.permute_y = options.multiply = true;
   const auto refused_elsewhere = [this](TensorView& view, const char* name) {
     view.device = kGpu;
-    expect_forward_refused(ErrorKind::kInvalidType, {name, "is on cuda:0", "x's device, cpu"});
+    expect_forward_refused(ErrorKind::kInvalidType, {name, "is on cuda:0", "on cpu, where x is"});
     view.device = {};
   };
   refused_elsewhere(w, "w");
   refused_elsewhere(y, "y");
   refused_elsewhere(routing.m_sizes, "m_sizes");
   refused_elsewhere(routing.gather_indices, "gather_indices");
-  refused_elsewhere(routing.topk_weights, "topk_weights");
+  refused_elsewhere(routing.router_weights, "router_weights");
   x.device = kGpu;
-  expect_dw_refused(ErrorKind::kInvalidType, {"x is on cuda:0", "dy's device, cpu"});
+  expect_dw_refused(ErrorKind::kInvalidType, {"x is on cuda:0", "on cpu, where dy is"});
 }
 
 // Shapes
 
 TEST_F(ValidateTensors, NoExpertsAreRefused) {
   routing.m_sizes.shape[0] = 0;
-  expect_forward_refused(ErrorKind::kInvalidValue, {"m_sizes", "is 0", "at least 1"});
+  expect_forward_refused(ErrorKind::kInvalidValue, {"m_sizes is int32[0]", "E must be at least 1"});
 }
 
 TEST_F(ValidateTensors, WeightsOfAnotherExpertCountAreRefused) {
   w = TensorView::stack(w_data.data(), kType, 2, 4, 5);
   expect_forward_refused(ErrorKind::kInvalidValue,
-                         {"w is fp32[2, 4, 5]", "E = 3", "length of m_sizes"});
+                         {"w is fp32[2, 4, 5]", "E = 3 entries of m_sizes"});
   expect_dx_refused(ErrorKind::kInvalidValue, {"w is fp32[2, 4, 5]", "E = 3"});
 }
 
 TEST_F(ValidateTensors, FlattenedWeightsMustDivideByTheExperts) {
   w = TensorView::matrix(w_data.data(), kType, 11, 5);
-  expect_forward_refused(ErrorKind::kInvalidValue, {"w has 11 rows", "multiple of E = 3"});
-  expect_dx_refused(ErrorKind::kInvalidValue, {"w has 11 rows", "multiple of E = 3"});
+  expect_forward_refused(ErrorKind::kInvalidValue, {"w is fp32[11, 5]", "multiple of E = 3"});
+  expect_dx_refused(ErrorKind::kInvalidValue, {"w is fp32[11, 5]", "multiple of E = 3"});
 }
 
 TEST_F(ValidateTensors, ContractionLengthsMustAgree) {
   w = TensorView::stack(w_data.data(), kType, 3, 5, 4);
   y = TensorView::matrix(y_data.data(), kType, 12, 5);
-  expect_forward_refused(ErrorKind::kInvalidValue, {"w is fp32[3, 5, 4]", "[E, N, K] = [3, 5, 5]"});
-  expect_dx_refused(ErrorKind::kInvalidValue, {"dy is fp32[12, 4]", "[M, N] = [12, 5]"});
+  expect_forward_refused(ErrorKind::kInvalidValue,
+                         {"x is fp32[12, 5]", "must be K = 4 as in w (fp32[3, 5, 4]"});
+  expect_dx_refused(ErrorKind::kInvalidValue, {"dy is fp32[12, 4]", "must be N = 5 as in w"});
 }
 
 TEST_F(ValidateTensors, OutputShapesAreChecked) {
@@ -156,50 +167,65 @@ TEST_F(ValidateTensors, OutputShapesAreChecked) {
   expect_dw_refused(ErrorKind::kInvalidValue, {"dw is fp32[11, 5]", "[E * N, K] = [12, 5]"});
 }
 
-TEST_F(ValidateTensors, XHasTokenRowsExactlyWithPermuteX) {
+TEST_F(ValidateTensors, IndicesOfAnyLengthAreACapacityWithPermuteX) {
   options.permute_x = true;
-  expect_forward_refused(ErrorKind::kInvalidValue,
-                         {"x has 12 rows", "with permute_x", "T = M / topk = 12 / 2"});
-  expect_dw_refused(ErrorKind::kInvalidValue,
-                    {"x has 12 rows", "with permute_x", "T = M / topk = 12 / 2"});
-  options.permute_x = false;
+  EXPECT_EQ(forward().problem.slots, 24);  // 12 tokens and topk 2, but 12 indices
+  EXPECT_EQ(dw().problem.slots, 24);
   x = x_tokens;
-  expect_dw_refused(ErrorKind::kInvalidValue, {"x has 6 rows", "without permute_x", "M = 12"});
+  EXPECT_EQ(forward().problem.slots, -1);
+  dx_out.shape[0] = 10;
+  EXPECT_EQ(dx().problem.slots, 10);
+  EXPECT_EQ(dx().problem.rows, 12);
+  dx_out.shape[0] = 11;
+  expect_dx_refused(ErrorKind::kInvalidValue, {"dx is fp32[11, 5]", "T * topk rows, topk = 2"});
+}
+
+TEST_F(ValidateTensors, IndicesOfAnyLengthAreACapacityWithDyPerToken) {
+  options.permute_y = options.dy_per_token = true;
+  EXPECT_EQ(dx().problem.slots, 24);
+  EXPECT_EQ(dw().problem.slots, 24);
+}
+
+TEST_F(ValidateTensors, XHasOneRowForEachPositionWithoutPermuteX) {
+  x = x_tokens;
+  expect_dw_refused(ErrorKind::kInvalidValue, {"x is fp32[6, 5]", "without permute_x", "M = 12"});
 }
 
 TEST_F(ValidateTensors, IndicesHaveOneEntryPerRow) {
   options.permute_y = true;
   routing.gather_indices.shape[0] = 11;
-  expect_forward_refused(ErrorKind::kInvalidValue, {"gather_indices is int32[11]", "[M] = [12]"});
+  expect_forward_refused(ErrorKind::kInvalidValue,
+                         {"gather_indices is int32[11]", "M = 12, the rows of x"});
 }
 
 TEST_F(ValidateTensors, WeightsHaveOneEntryPerRowInEitherShape) {
-  options.permute_y = options.fuse_mul = true;
-  routing.topk_weights = TensorView::matrix(weights.data(), DType::kFloat32, 6, 2);
+  options.permute_y = options.multiply = true;
+  routing.router_weights = TensorView::matrix(weights.data(), DType::kFloat32, 6, 2);
   EXPECT_TRUE(forward().problem.multiply);
-  routing.topk_weights = TensorView::matrix(weights.data(), DType::kFloat32, 2, 6);
+  routing.router_weights = TensorView::matrix(weights.data(), DType::kFloat32, 2, 6);
   expect_forward_refused(ErrorKind::kInvalidValue,
-                         {"topk_weights is fp32[2, 6]", "[T, topk] = [6, 2]"});
-  routing.topk_weights = TensorView::vector(weights.data(), DType::kFloat32, 6);
-  expect_forward_refused(ErrorKind::kInvalidValue, {"topk_weights is fp32[6]", "[M] = [12]"});
-  routing.topk_weights = TensorView::matrix(weights.data(), DType::kFloat32, 6, 2, 3);
-  expect_forward_refused(ErrorKind::kInvalidValue, {"topk_weights has row_stride 3", "dense"});
+                         {"router_weights is fp32[2, 6]", "[T, topk] with M = 12"});
+  routing.router_weights = TensorView::vector(weights.data(), DType::kFloat32, 6);
+  expect_forward_refused(ErrorKind::kInvalidValue,
+                         {"router_weights is fp32[6]", "[M] or [T, topk] with M = 12"});
+  routing.router_weights = TensorView::matrix(weights.data(), DType::kFloat32, 6, 2, 3);
+  expect_forward_refused(ErrorKind::kInvalidValue, {"router_weights has row_stride 3", "dense"});
 }
 
 TEST_F(ValidateTensors, TwoDimensionalWeightsNeedWholeTokens) {
-  options.permute_y = options.fuse_mul = true;
+  options.permute_y = options.multiply = true;
   routing.topk = 5;
-  routing.topk_weights = TensorView::matrix(weights.data(), DType::kFloat32, 2, 5);
-  expect_forward_refused(ErrorKind::kInvalidValue, {"topk_weights", "M = 12", "topk = 5"});
+  routing.router_weights = TensorView::matrix(weights.data(), DType::kFloat32, 2, 5);
+  expect_forward_refused(ErrorKind::kInvalidValue, {"router_weights", "M = 12", "topk = 5"});
 }
 
 TEST_F(ValidateTensors, ZeroColumnsAreRefused) {
   x = TensorView::matrix(x_data.data(), kType, 12, 0);
   w = TensorView::stack(w_data.data(), kType, 3, 4, 0);
-  expect_forward_refused(ErrorKind::kInvalidValue, {"K is 0", "at least 1"});
+  expect_forward_refused(ErrorKind::kInvalidValue, {"w is fp32[3, 4, 0]", "K must be at least 1"});
   dy = TensorView::matrix(dy_data.data(), kType, 12, 0);
   w = TensorView::stack(w_data.data(), kType, 3, 0, 5);
-  expect_dx_refused(ErrorKind::kInvalidValue, {"N is 0", "at least 1"});
+  expect_dx_refused(ErrorKind::kInvalidValue, {"w is fp32[3, 0, 5]", "N must be at least 1"});
 }
 
 // Overlap
@@ -213,11 +239,11 @@ TEST_F(ValidateTensors, OutputOverAnInputIsRefused) {
   expect_dw_refused(ErrorKind::kInvalidValue, {"dw overlaps dy"});
   y.data = sizes.data();
   expect_forward_refused(ErrorKind::kInvalidValue, {"y overlaps m_sizes"});
-  options.permute_y = options.fuse_mul = true;
+  options.permute_y = options.multiply = true;
   y.data = indices.data();
   expect_forward_refused(ErrorKind::kInvalidValue, {"y overlaps gather_indices"});
   y.data = weights.data();
-  expect_forward_refused(ErrorKind::kInvalidValue, {"y overlaps topk_weights"});
+  expect_forward_refused(ErrorKind::kInvalidValue, {"y overlaps router_weights"});
 }
 
 TEST_F(ValidateTensors, OutputRightBehindAnInputIsAccepted) {

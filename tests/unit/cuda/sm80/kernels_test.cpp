@@ -1,14 +1,11 @@
+#include "cuda/sm80/kernels.h"
+
 #include <gtest/gtest.h>
 
 #include <set>
 #include <string>
-#include <tuple>
+#include <vector>
 
-#include "cuda/sm80/plan/compiled_kernel.h"
-#include "cuda/sm80/plan/compute_capability.h"
-#include "cuda/sm80/plan/heuristic.h"
-#include "cuda/sm80/plan/pitch.h"
-#include "cuda/sm80/weight/weight_tiles.h"
 #include "moegemm/error.h"
 
 namespace moegemm::cuda::sm80 {
@@ -38,9 +35,11 @@ Problem layer(Op op, DType dtype, std::int64_t experts, std::int64_t rows) {
   return problem;
 }
 
-const CompiledKernel* choose(const Problem& problem, const DeviceFacts& facts) {
-  const int chosen = choose(compiled_kernels(), problem, facts);
-  return chosen < 0 ? nullptr : &compiled_kernels()[chosen];
+const std::vector<KernelEntry> kKernels = kernels();
+
+const KernelEntry* choose(const Problem& problem, const DeviceFacts& facts) {
+  const int chosen = cuda::choose(kGeneration, kKernels, problem, facts);
+  return chosen < 0 ? nullptr : &kKernels[chosen];
 }
 
 constexpr Op kOps[] = {Op::kForward, Op::kDx, Op::kDw};
@@ -66,7 +65,7 @@ TEST(Sm80Kernels, EveryProblemRunsOnEveryGpuFromSm80Up) {
 
 TEST(Sm80Kernels, NamesAreUnique) {
   std::set<std::string> names;
-  for (const CompiledKernel& kernel : compiled_kernels()) {
+  for (const KernelEntry& kernel : kKernels) {
     EXPECT_TRUE(names.insert(kernel.info.name).second) << kernel.info.name;
   }
 }
@@ -75,9 +74,9 @@ TEST(Sm80Kernels, AlignedProblemsGetVectorLoads) {
   for (const Op op : kOps) {
     for (const DType dtype : kDtypes) {
       for (const std::int64_t rows : {128, 8192, 65536}) {
-        const CompiledKernel* kernel = choose(layer(op, dtype, 128, rows), kConsumer);
+        const KernelEntry* kernel = choose(layer(op, dtype, 128, rows), kConsumer);
         ASSERT_NE(kernel, nullptr);
-        EXPECT_EQ(kernel->loads, Loads::kVectors) << kernel->info.name;
+        EXPECT_FALSE(kernel->any_alignment) << kernel->info.name;
       }
     }
   }
@@ -87,10 +86,10 @@ TEST(Sm80Kernels, UnalignedProblemsGetElementLoads) {
   for (const Op op : kOps) {
     Problem odd = layer(op, DType::kBFloat16, 128, 8192);
     odd.n = 1535;
-    EXPECT_EQ(choose(odd, kConsumer)->loads, Loads::kElements);
+    EXPECT_TRUE(choose(odd, kConsumer)->any_alignment);
     Problem offset = layer(op, DType::kBFloat16, 128, 8192);
     offset.output_alignment = 8;
-    EXPECT_EQ(choose(offset, kConsumer)->loads, Loads::kElements);
+    EXPECT_TRUE(choose(offset, kConsumer)->any_alignment);
   }
 }
 
@@ -118,35 +117,37 @@ TEST(Sm80Kernels, WarpsThatOnlyCopyAreForHopper) {
     const Problem problem = layer(op, DType::kBFloat16, 128, 65536);
     EXPECT_TRUE(choose(problem, hopper)->copies_apart);
     EXPECT_EQ(resident_blocks(*choose(problem, hopper), problem, hopper), 1);
-    EXPECT_NE(refuse(*choose(problem, hopper), problem, gpu(10, 227 << 10, 228 << 10)), "");
+    for (const int major : {8, 10}) {
+      EXPECT_EQ(refuse(*choose(problem, hopper), problem, gpu(major, 227 << 10, 228 << 10)),
+                "is compiled for compute capability 9.0 only");
+    }
   }
 }
 
 TEST(Sm80Kernels, Tf32IsAllOrNothing) {
   for (const Op op : kOps) {
     Problem problem = layer(op, DType::kFloat32, 128, 8192);
-    EXPECT_EQ(choose(problem, kConsumer)->math, Math::kFloat);
+    EXPECT_NE(choose(problem, kConsumer)->info.name.find("_fp32_"), std::string::npos);
     problem.allow_tf32 = true;
-    EXPECT_EQ(choose(problem, kConsumer)->math, Math::kTf32);
+    EXPECT_NE(choose(problem, kConsumer)->info.name.find("_tf32_"), std::string::npos);
   }
 }
 
 TEST(Sm80Kernels, TheGridHoldsWhatRunsAtTheSameTime) {
   const Problem problem = layer(Op::kForward, DType::kBFloat16, 128, 65536);
-  const CompiledKernel* kernel = choose(problem, kAmpere);
-  EXPECT_EQ(policy(*kernel, problem, kConsumer).grid, 100);
-  EXPECT_EQ(policy(*kernel, problem, kAmpere).grid, 100 * kernel->blocks_per_multiprocessor);
+  const KernelEntry* kernel = choose(problem, kAmpere);
+  EXPECT_EQ(kernel->grid(*kernel, problem, kConsumer).grid, 100);
+  EXPECT_EQ(kernel->grid(*kernel, problem, kAmpere).grid, 100 * kernel->blocks_per_multiprocessor);
   Problem small = layer(Op::kForward, DType::kBFloat16, 1, 1);
   small.n = 8;
-  EXPECT_EQ(policy(*kernel, small, kAmpere).grid, 1);
+  EXPECT_EQ(kernel->grid(*kernel, small, kAmpere).grid, 1);
 }
 
 TEST(Sm80Kernels, TooManyExpertsAreRefusedWithTheirNumber) {
   for (const std::int64_t experts : {1 << 20, 1 << 29}) {  // 8 bytes each: the second wraps 32 bits
     const Problem problem = layer(Op::kForward, DType::kBFloat16, experts, 8);
-    for (const CompiledKernel& kernel : compiled_kernels()) {
-      if (kernel.info.op != Op::kForward || kernel.math != Math::kTensor16) continue;
-      if (kernel.least_major > kConsumer.major) continue;
+    for (const KernelEntry& kernel : kKernels) {
+      if (kernel.info.op != Op::kForward || kernel.layer_functions.empty()) continue;
       EXPECT_NE(refuse(kernel, problem, kConsumer).find(std::to_string(experts) + " experts need"),
                 std::string::npos);
     }
@@ -185,25 +186,10 @@ TEST(Sm80Kernels, RowsTooFarApartAreRefusedByName) {
   }
 }
 
-TEST(Sm80WeightTiles, CoverEveryTileOfEveryExpertOnce) {
-  for (const bool k_fastest : {false, true}) {
-    const WeightTiling tiling = {3, 5, k_fastest};
-    std::set<std::tuple<int, int, int>> seen;
-    for (int number = 0; number < 4 * tiling.per_expert(); ++number) {
-      const WeightTile tile = decode_weight_tile(number, tiling, 128, 64);
-      EXPECT_FALSE(tile.is_end());
-      EXPECT_LT(tile.expert, 4);
-      EXPECT_LT(tile.n, 3 * 128);
-      EXPECT_LT(tile.k, 5 * 64);
-      EXPECT_TRUE(seen.emplace(tile.expert, tile.n, tile.k).second);
-    }
-    EXPECT_EQ(seen.size(), 60u);
-  }
-}
-
 TEST(Sm80Kernels, OrderOfTilesIsPlanned) {
   const auto order = [](const Problem& problem) {
-    return policy(*choose(problem, kAmpere), problem, kAmpere).order;
+    const KernelEntry* kernel = choose(problem, kAmpere);
+    return kernel->grid(*kernel, problem, kAmpere).order;
   };
   // 6 MiB of L2: 256 rows of 2048 elements are 1 MiB, 1024 rows 4 MiB.
   EXPECT_EQ(order(layer(Op::kForward, DType::kBFloat16, 8, 8 * 256)), TileOrder::kByExpert);

@@ -46,6 +46,15 @@ const DeviceFacts kH200 = {
     .multiprocessor_shared_memory_bytes = 228 << 10,
 };
 
+/// The position of the kernel that is chosen when all of them can run.
+int choose_from(const std::vector<KernelInfo>& kernels, const Problem& problem) {
+  std::vector<KernelEntry> entries;
+  for (const KernelInfo& kernel : kernels) entries.push_back({.info = kernel});
+  std::vector<const KernelEntry*> feasible;
+  for (const KernelEntry& entry : entries) feasible.push_back(&entry);
+  return choose_among(feasible, problem, kH200);
+}
+
 /// The tile that is chosen when all of them can run: {features, rows}.
 std::pair<int, int> chosen(const Problem& problem) {
   const bool forward = problem.op == Op::kForward;
@@ -53,10 +62,8 @@ std::pair<int, int> chosen(const Problem& problem) {
       row_gemm(problem.op, 128, 64), row_gemm(problem.op, 128, 192), row_gemm(problem.op, 192, 128),
       row_gemm(problem.op, 256, forward ? (problem.gathers() ? 160 : 128) : 192)};
   if (forward) kernels.push_back(row_gemm(problem.op, 128, 32));
-  std::vector<const KernelInfo*> feasible;
-  for (const KernelInfo& kernel : kernels) feasible.push_back(&kernel);
-  const TileShape tile = kernels[choose_among(feasible, problem, kH200)].tile;
-  return {tile.cols, tile.rows};
+  const TileShape tile = kernels[choose_from(kernels, problem)].tile;
+  return {tile.columns, tile.rows};
 }
 
 int rank(const Problem& problem, int features, int rows) {
@@ -213,9 +220,7 @@ Quality judge(const nlohmann::json& entries, const std::map<std::string, nlohman
       times.push_back(us);
       best = std::min(best, times.back());
     }
-    std::vector<const KernelInfo*> feasible;
-    for (const KernelInfo& kernel : kernels) feasible.push_back(&kernel);
-    const double taken = times.at(choose_among(feasible, problem, kH200));
+    const double taken = times.at(choose_from(kernels, problem));
     quality.log_sum += std::log(best / taken);
     quality.least = std::min(quality.least, best / taken);
     ++quality.count;
@@ -296,10 +301,9 @@ std::optional<std::pair<int, int>> fused(const Problem& problem) {
   const std::vector<KernelInfo> kernels = {
       row_gemm(Op::kForward, 256, 160), row_gemm(Op::kForward, 128, 192),
       row_gemm(Op::kForward, 128, 64), row_gemm(Op::kForward, 128, 32)};
-  const KernelInfo* const feasible[] = {&kernels[0], &kernels[1], &kernels[2], &kernels[3]};
-  const TileShape tile = kernels[choose_among(feasible, problem, kH200)].tile;
+  const TileShape tile = kernels[choose_from(kernels, problem)].tile;
   if (!fusing_is_faster(problem, tile)) return {};
-  return std::pair(tile.cols, tile.rows);
+  return std::pair(tile.columns, tile.rows);
 }
 
 TEST(Sm90Activated, DecodeStreamsWeightsAndAlwaysFuses) {

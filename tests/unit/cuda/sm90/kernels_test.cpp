@@ -1,10 +1,10 @@
+#include "cuda/sm90/kernels.h"
+
 #include <gtest/gtest.h>
 
 #include <set>
 #include <string>
 #include <utility>
-
-#include "cuda/sm90/kernel_entry.h"
 
 namespace moegemm::cuda::sm90 {
 namespace {
@@ -38,8 +38,8 @@ std::set<std::pair<int, int>> takers(const Problem& problem) {
   std::set<std::pair<int, int>> tiles;
   for (const KernelEntry& entry : row_gemm_kernels()) {
     if (entry.info.op != problem.op) continue;
-    if (entry.refuse(entry, problem, hopper()).empty()) {
-      tiles.emplace(entry.info.tile.cols, entry.info.tile.rows);
+    if (refuse(entry, problem, hopper()).empty()) {
+      tiles.emplace(entry.info.tile.columns, entry.info.tile.rows);
     }
   }
   return tiles;
@@ -47,7 +47,7 @@ std::set<std::pair<int, int>> takers(const Problem& problem) {
 
 std::string refusal(const std::string& kernel, const Problem& problem) {
   for (const KernelEntry& entry : row_gemm_kernels()) {
-    if (entry.info.name == kernel) return entry.refuse(entry, problem, hopper());
+    if (entry.info.name == kernel) return refuse(entry, problem, hopper());
   }
   return "there is no such kernel";
 }
@@ -132,7 +132,7 @@ TEST(Sm90Kernels, CachePolicyOfWeightsIsPlanned) {
   for (const KernelEntry& entry : row_gemm_kernels()) {
     const bool tall = entry.info.tile.rows == 192;
     if (entry.info.op != Op::kForward || (!tall && entry.info.tile.rows > 64)) continue;
-    EXPECT_EQ(entry.policy(entry, problem, facts).weights,
+    EXPECT_EQ(entry.grid(entry, problem, facts).weights,
               tall ? WeightCaching::kPassThrough : WeightCaching::kKeep)
         << entry.info.name;
   }
@@ -143,17 +143,17 @@ TEST(Sm90Kernels, OrderOfTheTilesOfDwIsPlanned) {
   facts.l2_bytes = 50 << 20;
   Problem problem = first_product(Permutation::kX);
   problem.op = Op::kDw;
-  const KernelEntry& entry = weight_gemm_kernels().front();
-  EXPECT_EQ(entry.policy(entry, problem, facts).order, TileOrder::kAlongColumns);
+  const KernelEntry entry = weight_gemm_kernels().front();
+  EXPECT_EQ(entry.grid(entry, problem, facts).order, TileOrder::kAlongColumns);
   problem.rows = problem.experts * 8192;  // 32 MiB of an expert's X are more than L2 keeps
-  EXPECT_EQ(entry.policy(entry, problem, facts).order, TileOrder::kAlongRows);
+  EXPECT_EQ(entry.grid(entry, problem, facts).order, TileOrder::kAlongRows);
   std::swap(problem.n, problem.k);
-  EXPECT_EQ(entry.policy(entry, problem, facts).order, TileOrder::kAlongColumns);
+  EXPECT_EQ(entry.grid(entry, problem, facts).order, TileOrder::kAlongColumns);
 }
 
 std::string weight_refusal(const Problem& problem) {
-  const KernelEntry& entry = weight_gemm_kernels().front();
-  return entry.refuse(entry, problem, hopper());
+  const KernelEntry entry = weight_gemm_kernels().front();
+  return refuse(entry, problem, hopper());
 }
 
 TEST(Sm90Kernels, TilesOfManyRowsScatterTheOutputOf512Experts) {  // Qwen3-Next

@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "core/tuning/cache/store.h"
-#include "moegemm/warning.h"
+#include "moegemm/error.h"
 #include "unit/core/scoped_environment.h"
 #include "unit/core/tuning/cache/temporary_folder.h"
 

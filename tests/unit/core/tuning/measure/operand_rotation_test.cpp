@@ -38,7 +38,7 @@ class OperandRotationTest : public ::testing::Test {
     call.operands.out_stride = 32;
     call.operands.m_sizes = m_sizes.data();
     call.operands.gather_indices = gather.data();
-    call.operands.topk_weights = weights.data();
+    call.operands.router_weights = weights.data();
   }
 
   std::optional<OperandRotation> borrow(std::int64_t cache_bytes) {
@@ -88,7 +88,7 @@ TEST_F(OperandRotationTest, SetsThatFitTheCacheTakeTurnsUntilTheyExceedItTwice) 
   EXPECT_TRUE(all_differ([](const Operands& set) { return static_cast<const void*>(set.out); }));
   EXPECT_TRUE(all_differ([](const Operands& set) { return set.m_sizes; }));
   EXPECT_TRUE(all_differ([](const Operands& set) { return set.gather_indices; }));
-  EXPECT_TRUE(all_differ([](const Operands& set) { return set.topk_weights; }));
+  EXPECT_TRUE(all_differ([](const Operands& set) { return set.router_weights; }));
   EXPECT_EQ(rotation->next().x, seen[0].x) << "the eleventh launch begins again";
 }
 
@@ -106,7 +106,7 @@ TEST_F(OperandRotationTest, CopiesEqualTheCallersInputsAndThoseStayAsTheyWere) {
     EXPECT_TRUE(same(set.w, w)) << i;
     EXPECT_TRUE(same(set.m_sizes, m_sizes)) << i;
     EXPECT_TRUE(same(set.gather_indices, gather)) << i;
-    EXPECT_TRUE(same(set.topk_weights, weights)) << i;
+    EXPECT_TRUE(same(set.router_weights, weights)) << i;
     EXPECT_EQ(set.x_stride, 20);
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(i == 0 ? set.out : set.w) % 16, 0u) << i;
     std::memset(set.out, 0, y.size() * sizeof(float));  // outputs overlap no input
@@ -151,7 +151,7 @@ TEST_F(OperandRotationTest, BiasIsCopiedAndAnActivatedOutputIsNarrower) {
   call.operands.bias = bias.data();
   call.operands.bias_stride = 32;
   call.operands.out_stride = 16;
-  call.operands.topk_weights = nullptr;
+  call.operands.router_weights = nullptr;
   call.problem.multiply = false;
   call.problem.bias = true;
   call.problem.activation.emplace();

@@ -1,0 +1,137 @@
+#include "product.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "runtime/execution.h"
+#include "runtime/torch_memory.h"
+#include "runtime/torch_tuning.h"
+
+namespace moegemm::torch_ops {
+namespace {
+
+/// Those of grouped_gemm and its like.
+constexpr CallerWords kWords = {.x = "X",
+                                .w = "W",
+                                .dy = "dY",
+                                .out = "out",
+                                .router_weights = "topk_weights",
+                                .multiply = "fuse_mul_post",
+                                .yes = "True",
+                                .no = "False",
+                                .none = "None"};
+
+struct Flag {
+  std::string_view word;
+  bool GemmOptions::*flag;
+};
+constexpr Flag kFlags[] = {
+    {"permute_x", &GemmOptions::permute_x},   {"permute_y", &GemmOptions::permute_y},
+    {"multiply", &GemmOptions::multiply},     {"dy_per_token", &GemmOptions::dy_per_token},
+    {"accumulate", &GemmOptions::accumulate}, {"allow_tf32", &GemmOptions::allow_tf32},
+    {"autotune", &GemmOptions::autotune},     {"check", &GemmOptions::check},
+};
+
+void read_word(std::string_view word, ProductOptions& options) {
+  for (const Flag& flag : kFlags) {
+    if (word == flag.word) {
+      options.gemm.*flag.flag = true;
+      return;
+    }
+  }
+  if (word == "transposed") {
+    options.gemm.weight_layout = WeightLayout::kKn;
+  } else if (word == "float32_output") {
+    options.float32_output = true;
+  } else if (word == "warn_at_once") {
+    options.warn_at_once = true;
+  } else {
+    std::string known;
+    for (const Flag& flag : kFlags) known.append(flag.word).append(", ");
+    refuse_value("options has the word '", word, "'; accepted are ", known,
+                 "transposed, float32_output and warn_at_once");
+  }
+}
+
+}  // namespace
+
+ProductOptions read_options(const std::string& words) {
+  ProductOptions options;
+  const std::string_view all = words;
+  for (std::size_t begin = 0; begin < all.size();) {
+    const std::size_t end = std::min(all.find(' ', begin), all.size());
+    if (end > begin) read_word(all.substr(begin, end - begin), options);
+    begin = end + 1;
+  }
+  return options;
+}
+
+Product::Product(Op op, const ProductTensors& tensors, std::int64_t topk, ProductOptions options)
+    : first_(op == Op::kForward ? "X" : "dY", tensors.first),
+      second_(op == Op::kDw ? "X" : "W", tensors.second),
+      m_sizes_("m_sizes", tensors.m_sizes),
+      bias_("bias", tensors.bias),
+      out_("out", tensors.out),
+      topk_(topk),
+      options_(std::move(options)) {
+  GemmOptions& gemm = options_.gemm;
+  // Tensors that the options give no part to play are not looked at.
+  if (gemm.permute_x || gemm.permute_y) {
+    gather_indices_ = Argument("gather_indices", tensors.gather_indices);
+  }
+  if (gemm.multiply) router_weights_ = Argument("topk_weights", tensors.router_weights);
+  gemm.bias = bias_.metadata();
+  description_ =
+      describe(op, first_.metadata(), second_.metadata(),
+               {m_sizes_.metadata(), gather_indices_.metadata(), router_weights_.metadata(), topk},
+               gemm, out_.metadata(), kWords);
+}
+
+Output Product::allocate_output() const {
+  const Problem& problem = description_.problem;
+  return allocate(description_.out_rank, description_.out_shape,
+                  options_.float32_output ? DType::kFloat32 : problem.dtype, problem.device);
+}
+
+RoutingView Product::readable_routing() {
+  return {m_sizes_.readable(), gather_indices_.readable(), router_weights_.readable_dense(), topk_};
+}
+
+Output Product::run() {
+  Output result = allocate_output();
+  run(result.view);
+  return result;
+}
+
+void Product::run(const TensorView& out) {
+  const RoutingView routing = readable_routing();
+  const TensorView& first = first_.readable();
+  const TensorView& second = second_.readable();
+  options_.gemm.bias = bias_.readable();
+  const Execution execution(description_.problem.device, description_.problem.flops());
+  TorchMemory memory;
+  TorchTuning tuning;
+  ExecutionContext context =
+      options_.gemm.autotune ? tuning.context(execution) : execution.context();
+  context.memory = &memory;
+  const Plan plan = moegemm::run(description_, first, second, out, routing, options_.gemm, context);
+  if (!plan.note.empty()) note_once(plan.note, options_.warn_at_once);
+}
+
+std::string Product::tune(double budget_seconds, bool again) {
+  const Output result = allocate_output();
+  const RoutingView routing = readable_routing();
+  const TensorView& first = first_.readable();
+  const TensorView& second = second_.readable();
+  const Execution execution(description_.problem.device, description_.problem.flops());
+  TorchTuning tuning;
+  tuning.budget_seconds = budget_seconds;
+  TorchMemory memory;  // the calls will have it, so that plans may use it
+  ExecutionContext context = tuning.context(execution);
+  context.memory = &memory;
+  return as_json(moegemm::tune(description_, first, second, result.view, routing, options_.gemm,
+                               context, again));
+}
+
+}  // namespace moegemm::torch_ops

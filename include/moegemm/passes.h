@@ -1,0 +1,94 @@
+#pragma once
+
+#include <cstdint>
+
+#include "moegemm/epilogue.h"
+#include "moegemm/execution.h"
+#include "moegemm/kinds.h"
+#include "moegemm/ops.h"
+#include "moegemm/tensor.h"
+
+/// The passes of an expert layer around its products: routing and the top-k sum, activations, and
+/// the gradients of biases. E experts, T tokens, M = T * topk rows, I activated columns. Arithmetic
+/// is fp32, rounded once. Every element of an output is written; rows past sum(m_sizes) are zero.
+namespace moegemm {
+
+/// Sorts the M = T * topk routed rows by expert, stably.
+///   expert_ids     [T, topk] int32 or int64, any row stride. Ids outside [0, E) (for instance -1,
+///                  "not on this rank") fall to the end, outside every segment
+///   m_sizes        [E] int32 or int64, written: rows of each expert
+///   gather_indices [M] same dtype as m_sizes, written: flat index of the row at position r
+///   inverse        [M] same dtype, written if given: position of flat row i
+///   workspace      CUDA only: route_workspace_bytes() bytes on the device, any contents
+MOEGEMM_API void route(const TensorView& expert_ids, std::int64_t num_experts,
+                       const TensorView& m_sizes, const TensorView& gather_indices,
+                       const TensorView& inverse = {}, void* workspace = nullptr,
+                       const ExecutionContext& context = {});
+
+/// Bytes of device memory that `route` needs for this many rows and experts; 0 on the CPU.
+MOEGEMM_API std::int64_t route_workspace_bytes(std::int64_t rows, std::int64_t num_experts,
+                                               Device device);
+
+/// out[t] = sum over s of weights[t * topk + s] * rows[t * topk + s], in fp32, s ascending, rounded
+/// once.  rows [M, C] in flat order; weights [M] or [T, topk], fp32 or rows' dtype, or not given (a
+/// plain sum); out [T, C] in rows' dtype or fp32.
+MOEGEMM_API void combine(const TensorView& rows, const TensorView& weights, std::int64_t topk,
+                         const TensorView& out, const ExecutionContext& context = {});
+
+/// One pass over the rows that serves the backward of `multiply`, with g = gather_indices[r]:
+///   dot[g]     = <product[r], x[r]>       fp32 sum, rounded once to dot's dtype
+///   scaled[r]  = router_weights[g] * product[r]
+///   scaled_x[r] = router_weights[g] * x[r]  when given
+/// product, scaled [M, K] (may be the same memory); x, scaled_x [M, K]; dot [M]. Rows past
+/// sum(m_sizes) are zero in scaled and scaled_x; flat slots that no row names are zero in dot.
+MOEGEMM_API void scale_rows(const TensorView& product, const TensorView& x,
+                            const RoutingView& routing, const TensorView& scaled,
+                            const TensorView& dot, const TensorView& scaled_x = {},
+                            const ExecutionContext& context = {});
+
+/// act[r] = activation(pre[r] + bias[e]) for the rows r of each expert e.
+///   pre   [M, C] with C = I or 2 I
+///   bias  [E, C] of pre's dtype, or not given
+///   act   [M, I] in pre's dtype or fp32
+MOEGEMM_API void activate(const TensorView& pre, const TensorView& bias, const TensorView& m_sizes,
+                          const Activation& activation, const TensorView& act,
+                          const ExecutionContext& context = {});
+
+/// What the backward of an activation reads. With g = gather_indices[r] and w = router_weights[g]
+/// (1 if not given), the layer's output is out[t] = sum over slots of w * (act[r] W_down^T +
+/// b_down).
+struct ActivationGradientInputs {
+  TensorView d_act;      ///< [M, I]: d_out[g / topk] W_down, without w; pre's dtype or fp32
+  TensorView pre;        ///< [M, C], as for `activate`
+  TensorView bias;       ///< [E, C] or not given
+  TensorView d_out;      ///< [T, H] of pre's dtype; given together with down_bias
+  TensorView down_bias;  ///< [E, H]: its share of the gradient of w is <d_out[g / topk], b_down[e]>
+};
+
+struct ActivationGradientOutputs {
+  TensorView d_pre;         ///< [M, C]: w * d_act * activation'; pre's dtype or fp32
+  TensorView weighted_act;  ///< [M, I]: w * act, the rows of dW_down; pre's dtype or fp32; if
+                            ///< given. May be the memory of d_act
+  TensorView d_weights;     ///< [T * topk], flat order: <d_act[r], act[r]> at g (plus the down
+                            ///< bias's share); fp32 or pre's dtype; if given. What no row names
+                            ///< is zero
+};
+
+/// The gradient of an activation in one pass that also recomputes it. gather_indices is needed for
+/// router_weights and d_weights, which say what indices are in range: the M rows of `pre` may be
+/// more or fewer than T * topk. A row whose index is out of range is zero in every output.
+MOEGEMM_API void activate_backward(const ActivationGradientInputs& inputs,
+                                   const RoutingView& routing, const Activation& activation,
+                                   const ActivationGradientOutputs& outputs,
+                                   const ExecutionContext& context = {});
+
+/// sums[e] = sum over the rows r of expert e of w * rows[r], in fp32 and in a fixed order, rounded
+/// once: the gradient of a bias.
+///   rows     [M, C] in expert order, or with gather_indices, of any length, [T, C]: row r reads
+///            rows[g / topk]
+///   routing  router_weights, if given, need gather_indices
+///   sums     [E, C] in rows' dtype or fp32
+MOEGEMM_API void expert_sums(const TensorView& rows, const RoutingView& routing,
+                             const TensorView& sums, const ExecutionContext& context = {});
+
+}  // namespace moegemm

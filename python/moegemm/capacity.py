@@ -1,0 +1,68 @@
+"""Rows as a capacity: what `route` and `moe_mlp` are told about how many rows and tokens there are."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from moegemm.operators.errors import no_tensor, shown
+from moegemm.operators.loading import ops
+from moegemm.operators.main_grad import count_write
+from moegemm.operators.rules import require_same_device
+
+_route_compact: Callable[..., tuple[Tensor, Tensor, Tensor]] = ops.route_compact.default
+
+
+class Capacity(NamedTuple):
+    """How many rows there is room for, and where the device tells how many tokens count and if rows were dropped."""
+
+    max_rows: int
+    num_tokens: Tensor | None  # [1]
+    overflow: Tensor | None  # [1]
+
+
+def _one_integer(name: str, value: Tensor | None, expert_ids: Tensor) -> Tensor | None:
+    """The scalar as a vector of one, which shares its memory."""
+    if value is None:
+        return None
+    if not isinstance(value, Tensor):
+        raise no_tensor(name, value)
+    if value.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name} has dtype {value.dtype}; accepted are torch.int32 and torch.int64")
+    if value.dim() > 1 or value.numel() != 1:
+        raise ValueError(f"{name} is {list(value.shape)}; its shape must be [] or [1]")
+    require_same_device(name, value, "expert_ids", expert_ids)
+    return value.view(1)
+
+
+def capacity_of(
+    expert_ids: Tensor, max_rows: int | None, num_tokens: Tensor | None, overflow: Tensor | None
+) -> Capacity | None:
+    """What a call says of its rows, or None for one that says nothing: its rows are T * topk. expert_ids: [T, topk]."""
+    if max_rows is None and num_tokens is None and overflow is None:
+        return None
+    if not isinstance(expert_ids, Tensor):
+        raise no_tensor("expert_ids", expert_ids)
+    if max_rows is None:
+        max_rows = expert_ids.numel()
+    elif isinstance(max_rows, bool) or not isinstance(max_rows, (int, torch.SymInt)):
+        raise TypeError(f"max_rows is {shown(max_rows)} of type {type(max_rows).__name__}; an int or None is accepted")
+    elif max_rows < 0:
+        raise ValueError(f"max_rows is {max_rows}; it must not be negative")
+    return Capacity(
+        max_rows,
+        _one_integer("num_tokens", num_tokens, expert_ids),
+        _one_integer("overflow", overflow, expert_ids),
+    )
+
+
+def route_within(
+    capacity: Capacity, expert_ids: Tensor, num_experts: int, wide: bool = False, check: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """m_sizes [E], gather_indices [max_rows] and positions [T, topk]."""
+    max_rows, num_tokens, overflow = capacity
+    routed = _route_compact(expert_ids, num_experts, max_rows, num_tokens, overflow, wide, check)
+    if overflow is not None:
+        count_write(overflow)
+    return routed

@@ -1,0 +1,69 @@
+"""What torch has to know of routing with a capacity and of the top-k sum by position: shapes, and a gradient in plain
+torch, which can be differentiated again. Nothing of it has T * topk rows of C columns."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def _route_compact(
+    expert_ids: Tensor, num_experts: int, max_rows: int, num_tokens: Tensor | None, overflow: Tensor | None, wide: bool,
+    check: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    dtype = torch.int64 if wide else torch.int32
+    return (
+        expert_ids.new_empty((num_experts,), dtype=dtype),
+        expert_ids.new_empty((max_rows,), dtype=dtype),
+        expert_ids.new_empty(expert_ids.shape, dtype=dtype),
+    )
+
+
+def _combine_rows(rows: Tensor, weights: Tensor | None, positions: Tensor, float32_output: bool) -> Tensor:
+    shape = (positions.size(0), rows.size(1))
+    return rows.new_empty(shape, dtype=torch.float32 if float32_output else rows.dtype)
+
+
+FAKES: dict[str, Callable[..., Any]] = {"route_compact": _route_compact, "combine_rows": _combine_rows}
+
+
+def _inside(positions: Tensor, rows: int) -> Tensor:
+    return (positions >= 0) & (positions < rows)
+
+
+def _slots_of_rows(positions: Tensor, rows: int) -> Tensor:
+    """[rows]: the flat slot that names each row, -1 for a row that nobody names."""
+    flat = positions.reshape(-1).long()
+    target = torch.where(_inside(flat, rows), flat, rows)  # one place past the rows takes what has none
+    slots = torch.arange(flat.size(0), device=flat.device)
+    return torch.full((rows + 1,), -1, dtype=torch.int64, device=flat.device).scatter(0, target, slots)[:rows]
+
+
+def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    rows, weights, positions, _ = inputs
+    weights_need_grad = weights is not None and ctx.needs_input_grad[1]
+    ctx.save_for_backward(rows if weights_need_grad else None, weights, positions)
+    ctx.rows_dtype = rows.dtype
+    ctx.count = rows.size(0)
+
+
+def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    rows, weights, positions = ctx.saved_tensors
+    need_rows, count = ctx.needs_input_grad[0], ctx.count
+    if count == 0 or positions.numel() == 0:  # nobody names a row, and there is nothing to gather from
+        d_rows = gradient.new_zeros((count, gradient.size(1)), dtype=ctx.rows_dtype) if need_rows else None
+        return d_rows, None if rows is None else torch.zeros_like(weights), None, None
+    slots = _slots_of_rows(positions, count)
+    named = (slots >= 0).unsqueeze(1)
+    slots = slots.clamp(min=0)
+    of_rows = gradient[slots // positions.size(1)]
+    d_rows = d_weights = None
+    if need_rows:
+        d_rows = of_rows if weights is None else of_rows.float() * weights.reshape(-1, 1)[slots].float()
+        d_rows = torch.where(named, d_rows.to(ctx.rows_dtype), 0)
+    if rows is not None:
+        dots = (rows.float() * of_rows.float()).sum(-1)
+        found = dots[positions.long().clamp(0, count - 1)]
+        d_weights = torch.where(_inside(positions, count), found, 0).to(weights.dtype).reshape(weights.shape)
+    return d_rows, d_weights, None, None

@@ -1,0 +1,119 @@
+#!/usr/bin/env python3
+"""Makes dist/hub, a repository that Hugging Face's library `kernels` loads: build/<variant>/moegemm and metadata.json.
+
+    scripts/package/hub_kernel.py cpu [OPTIONS OF CMAKE]     # or cuda; variants add up in dist/hub
+    python -c 'import kernels, pathlib; kernels.get_local_kernel(pathlib.Path("dist/hub"))'
+
+Such a kernel may be loaded beside an installed moegemm or another version of itself. So its operators have a namespace
+of their own, and its modules import each other relatively.
+"""
+
+import argparse
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+OUT = ROOT / "dist" / "hub"
+OLDEST_TORCH = "210"  # the stable ABI that the operators use
+KERNEL_VERSION = 1  # of the interface, as the Hub counts
+GLIBC = "2.28"
+# Programs, which the Hub has no use for.
+LEFT_OUT = ("bench", "lib", "__main__.py", "program.py", "__pycache__")
+ARCHS = ["8.0+PTX", "8.6", "8.9", "9.0", "10.0", "12.0"]
+IMPORT = re.compile(r"^(\s*)from moegemm(?:\.([\w.]+))? import ", re.MULTILINE)
+PLAIN_IMPORT = re.compile(r"^\s*import moegemm\b", re.MULTILINE)
+OPS = '''"""The operators' namespace, which no other version has."""
+
+NAMESPACE = "{namespace}"
+
+
+def add_op_namespace_prefix(name: str) -> str:
+    return f"{{NAMESPACE}}::{{name}}"
+'''
+
+
+def digest() -> str:
+    """Of everything that is compiled or imported."""
+    whole = hashlib.sha256()
+    for folder in ("include", "src", "bindings", "python"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.is_file() and not {"lib", "__pycache__"} & set(path.parts):
+                whole.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
+    return whole.hexdigest()[:8]
+
+
+def made_relative(text: str, depth: int, name: str) -> str:
+    """A module's text without the name of the package; `depth` is 1 for a module of the package itself."""
+    if PLAIN_IMPORT.search(text):
+        raise SystemExit(f"{name} imports moegemm by name: a kernel of the Hub has another one")
+    return IMPORT.sub(lambda found: f"{found[1]}from {'.' * depth}{found[2] or ''} import ", text)
+
+
+def copy_package(target: Path, namespace: str) -> None:
+    source = ROOT / "python" / "moegemm"
+    for path in sorted(source.rglob("*.py")):
+        place = path.relative_to(source)
+        if place.parts[0] in LEFT_OUT or "__pycache__" in place.parts:
+            continue
+        (target / place).parent.mkdir(parents=True, exist_ok=True)
+        (target / place).write_text(made_relative(path.read_text(), len(place.parts), place.as_posix()))
+    (target / "_ops.py").write_text(OPS.format(namespace=namespace))
+
+
+def build(backend: str, namespace: str, options: list[str]) -> Path:
+    """The operators in their namespace; all objects but one are those of the wheel."""
+    folder = f"build/hub-{backend}"
+    cuda = ["-DMOEGEMM_CUDA=ON", "-DMOEGEMM_CUDA_ARCHS=all"] if backend == "cuda" else ["-DMOEGEMM_CUDA=OFF"]
+    configure = ["cmake", "--preset", "release", "-B", folder, "-DMOEGEMM_BUILD_TORCH=ON", "-DMOEGEMM_BUILD_TESTS=OFF"]
+    configure += [f"-DMOEGEMM_GLIBC={GLIBC}", f"-DMOEGEMM_TORCH_NAMESPACE={namespace}", *cuda, *options]
+    compile_it = ["cmake", "--build", folder, "-t", "moegemm_torch"]
+    for name, command in (("Configure", configure), ("Compile", compile_it)):
+        log = f"build/logs/hub-{backend}-{name.lower()}.log"
+        subprocess.run(["scripts/step", f"{name} (hub, {backend})", log, *command], cwd=ROOT, check=True)
+    return ROOT / folder / "bindings" / "torch" / "libmoegemm_torch.so"
+
+
+def metadata_of(backend: str, identity: str) -> dict[str, object]:
+    kind: dict[str, object] = {"type": backend}
+    if backend == "cuda":
+        kind["archs"] = ARCHS
+    return {
+        "id": identity,
+        "name": "moegemm",
+        "version": KERNEL_VERSION,
+        "license": "Apache-2.0",
+        "python-depends": [],
+        "backend": kind,
+    }
+
+
+def lay_out(backend: str, namespace: str, library: Path, out: Path) -> Path:
+    """Writes the variant's folder and returns it."""
+    machine = "cu130" if backend == "cuda" else "cpu"
+    variant = out / "build" / f"torch-stable-abi{OLDEST_TORCH}-{machine}-x86_64-linux"
+    shutil.rmtree(variant, ignore_errors=True)
+    package = variant / "moegemm"
+    package.mkdir(parents=True)
+    copy_package(package, namespace)
+    subprocess.run(["strip", "--strip-unneeded", library, "-o", package / library.name], check=True)
+    (variant / "metadata.json").write_text(json.dumps(metadata_of(backend, namespace), indent=2) + "\n")
+    return variant
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("backend", choices=["cpu", "cuda"])
+    backend = parser.parse_known_args()[0].backend
+    namespace = f"_moegemm_{backend}_{digest()}"
+    library = build(backend, namespace, parser.parse_known_args()[1])
+    print(lay_out(backend, namespace, library, OUT).relative_to(ROOT))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+#include "moegemm/compact.h"
+
+#include <iterator>
+#include <vector>
+
+#include "core/dropped_row.h"
+#include "core/process/environment.h"
+#include "core/refusal.h"
+#include "core/registry.h"
+#include "core/validation/tensor_rules.h"
+
+namespace moegemm {
+namespace {
+
+/// One integer on the device, which a caller may leave out.
+void require_scalar(const Argument& scalar, const Argument& lead) {
+  if (!scalar.view.given()) return;
+  require_form(scalar, {{1, "[1]"}});
+  require_index(scalar);
+  require_same_device(scalar, lead);
+  require_shape(scalar, {1}, "[1]");
+}
+
+/// [T, topk] without gaps between its rows.
+void require_positions(const Argument& positions, std::int64_t tokens, std::int64_t topk) {
+  require_form(positions, {{2, "[T, topk]"}});
+  require_index(positions);
+  require_shape(positions, {tokens, topk}, "[T, topk]");
+  if (tokens > 1 && positions.view.row_stride != topk) {
+    refuse_value("positions has rows ", positions.view.row_stride,
+                 " elements apart; they must be dense, topk = ", topk, " apart");
+  }
+}
+
+void refuse_dropped(const DroppedRow& row, std::int64_t capacity) {
+  refuse_value("max_rows, the length of gather_indices, is ", capacity, ", but ", row.routed,
+               " rows have an expert; the first without a place is slot ", row.slot, " of token ",
+               row.token, " for expert ", row.expert);
+}
+
+}  // namespace
+
+std::optional<DroppedRow> find_dropped_row(const TensorView& expert_ids, std::int64_t experts,
+                                           std::int64_t tokens, std::int64_t capacity) {
+  const std::int64_t topk = expert_ids.shape[1];
+  const auto id_at = [&](std::int64_t t, std::int64_t s) -> std::int64_t {
+    const std::int64_t at = t * expert_ids.row_stride + s;
+    return expert_ids.dtype == DType::kInt32
+               ? static_cast<const std::int32_t*>(expert_ids.data)[at]
+               : static_cast<const std::int64_t*>(expert_ids.data)[at];
+  };
+  std::vector<std::int64_t> sizes(experts, 0);
+  DroppedRow dropped;
+  for (std::int64_t i = 0; i < tokens * topk; ++i) {
+    const std::int64_t id = id_at(i / topk, i % topk);
+    if (id < 0 || id >= experts) continue;
+    ++sizes[id];
+    ++dropped.routed;
+  }
+  if (dropped.routed <= capacity) return std::nullopt;
+  std::int64_t before = 0;
+  while (before + sizes[dropped.expert] <= capacity) before += sizes[dropped.expert++];
+  std::int64_t kept = capacity - before;  // of that expert
+  for (std::int64_t i = 0; i < tokens * topk; ++i) {
+    if (id_at(i / topk, i % topk) != dropped.expert || kept-- > 0) continue;
+    dropped.token = i / topk;
+    dropped.slot = i % topk;
+    break;
+  }
+  return dropped;
+}
+
+void route_compact(const TensorView& expert_ids_view, std::int64_t experts,
+                   const TensorView& m_sizes_view, const TensorView& gather_indices_view,
+                   const TensorView& positions_view, const RouteLimits& limits, void* workspace,
+                   const ExecutionContext& context) {
+  const Argument expert_ids{"expert_ids", expert_ids_view};
+  const Argument m_sizes{"m_sizes", m_sizes_view};
+  const Argument gather_indices{"gather_indices", gather_indices_view};
+  const Argument positions{"positions", positions_view};
+  const Argument num_tokens{"num_tokens", limits.num_tokens};
+  const Argument overflow{"overflow", limits.overflow};
+  if (experts < 1) refuse_value("num_experts is ", experts, "; it must be at least 1");
+  require_form(expert_ids, {{2, "[T, topk]"}});
+  require_index(expert_ids);
+  require_extent(expert_ids, expert_ids_view.shape[1], "topk, its last dimension,");
+  require_topk(expert_ids_view.shape[1]);
+  require_sizes(m_sizes, expert_ids);
+  require_shape(m_sizes, {experts}, "[E]");
+  const std::int64_t slots = expert_ids_view.numel();
+  if (m_sizes_view.dtype == DType::kInt32 && slots > INT32_MAX) {
+    refuse_value("gather_indices is int32, but T * topk = ", slots, " rows need int64 indices");
+  }
+  require_form(gather_indices, {{1, "[R]"}});
+  require_positions(positions, expert_ids_view.shape[0], expert_ids_view.shape[1]);
+  for (const Argument* output : {&gather_indices, &positions}) {
+    require_same_dtype(*output, m_sizes);
+    require_same_device(*output, expert_ids);
+  }
+  require_scalar(num_tokens, expert_ids);
+  require_scalar(overflow, expert_ids);
+  const Argument* const all[] = {&expert_ids,     &num_tokens, &m_sizes,
+                                 &gather_indices, &positions,  &overflow};
+  for (const Argument* argument : all) require_memory(*argument);
+  for (const Argument* const* output = all + 2; output != std::end(all); ++output) {
+    for (const Argument* const* other = all; other != output; ++other) {
+      require_disjoint(**output, **other);
+    }
+  }
+  const Device device = expert_ids_view.device;
+  const Passes& passes = passes_for(device);
+  if (workspace == nullptr && passes.route_workspace_bytes(slots, experts) > 0) {
+    refuse_value("workspace is null; on ", to_string(device), " route needs ",
+                 passes.route_workspace_bytes(slots, experts), " bytes of device memory");
+  }
+  if (limits.check || environment_of_call().check()) {
+    const std::int64_t capacity = gather_indices_view.shape[0];
+    const auto dropped =
+        passes.dropped_row(expert_ids_view, experts, limits.num_tokens, capacity, context);
+    if (dropped) refuse_dropped(*dropped, capacity);
+  }
+  passes.route_compact(expert_ids_view, experts, m_sizes_view, gather_indices_view, positions_view,
+                       limits, workspace, context);
+}
+
+void combine_rows(const TensorView& rows_view, const TensorView& weights_view,
+                  const TensorView& positions_view, const TensorView& out_view,
+                  const ExecutionContext& context) {
+  const Argument rows{"rows", rows_view};
+  const Argument weights{"weights", weights_view};
+  const Argument positions{"positions", positions_view};
+  const Argument out{"out", out_view};
+  require_form(rows, {{2, "[R, C]"}});
+  require_floating(rows);
+  require_form(positions, {{2, "[T, topk]"}});
+  const std::int64_t tokens = positions_view.shape[0];
+  const std::int64_t topk = positions_view.shape[1];
+  require_topk(topk);
+  require_positions(positions, tokens, topk);
+  require_same_device(positions, rows);
+  if (weights_view.given()) {
+    require_router_weights(weights, rows, checked_product(tokens, topk, "T * topk"), topk);
+  }
+  require_form(out, {{2, "[T, C]"}});
+  require_dtype_or_float32(out, rows);
+  require_same_device(out, rows);
+  require_shape(out, {tokens, rows_view.shape[1]}, "[T, C]");
+  require_memory(out);
+  for (const Argument* input : {&rows, &weights, &positions}) {
+    require_memory(*input);
+    require_disjoint(out, *input);
+  }
+  require_dense(weights);
+  passes_for(rows_view.device)
+      .combine(rows_view, weights_view, positions_view, topk, out_view, context);
+}
+
+}  // namespace moegemm

@@ -1,0 +1,80 @@
+#include <algorithm>
+
+#include "core/validation/tensor_rules.h"
+#include "core/validation/validate.h"
+
+namespace moegemm {
+namespace {
+
+bool spans_beyond_64_gib(const Problem& problem, const Operands& operands) {
+  constexpr double kMost = 64.0 * (1 << 30);
+  const std::int64_t stride = problem.gathers_x() ? operands.x_stride : operands.dy_stride;
+  const std::int64_t rows = problem.flat_rows() / problem.gather_divisor();
+  return static_cast<double>(rows) * static_cast<double>(stride) *
+             static_cast<double>(size_bytes(problem.dtype)) >
+         kMost;
+}
+
+void point_at(const TensorView& view, const void*& data, std::int64_t& stride) {
+  data = view.data;
+  stride = view.row_stride;
+}
+
+}  // namespace
+
+Call place(const Description& description, const TensorView& first_view,
+           const TensorView& second_view, const TensorView& out_view, const RoutingView& routing,
+           const GemmOptions& options) {
+  const CallerWords& words = description.words;
+  Call call{description.problem, {}};
+  Problem& problem = call.problem;
+  Operands& operands = call.operands;
+  const bool forward = problem.op == Op::kForward;
+  const bool gradient = problem.op == Op::kDw;
+  const Argument first{forward ? words.x : words.dy, first_view};
+  const Argument second{gradient ? words.x : words.w, second_view};
+  const Argument m_sizes{"m_sizes", routing.m_sizes};
+  const Argument out{output_name(problem.op, words), out_view};
+  for (const Argument* argument : {&first, &second, &m_sizes, &out}) require_memory(*argument);
+  require_disjoint(out, first);
+  require_disjoint(out, second);
+  require_disjoint(out, m_sizes);
+
+  forward ? point_at(first_view, operands.x, operands.x_stride)
+          : point_at(first_view, operands.dy, operands.dy_stride);
+  gradient ? point_at(second_view, operands.x, operands.x_stride)
+           : point_at(second_view, operands.w, operands.w_stride);
+  operands.out = out_view.data;
+  operands.out_stride = out_view.row_stride;
+  operands.m_sizes = m_sizes.view.data;
+  problem.out_dtype = out_view.dtype;
+  problem.input_alignment = std::min(alignment_bytes(first_view), alignment_bytes(second_view));
+  problem.output_alignment = alignment_bytes(out_view);
+  if (gradient) {
+    const bool in_place_of_dy = problem.weight_layout == WeightLayout::kNk;
+    problem.dy_alignment = alignment_bytes(in_place_of_dy ? first_view : second_view);
+  }
+  if (problem.permutation != Permutation::kNone) {
+    const Argument indices{"gather_indices", routing.gather_indices};
+    require_memory(indices);
+    require_disjoint(out, indices);
+    operands.gather_indices = indices.view.data;
+  }
+  if (problem.multiply) {
+    const Argument weights{words.router_weights, routing.router_weights};
+    require_memory(weights);
+    require_dense(weights);
+    require_disjoint(out, weights);
+    operands.router_weights = weights.view.data;
+  }
+  if (problem.bias) {
+    const Argument bias{"bias", options.bias};
+    require_memory(bias);
+    require_disjoint(out, bias);
+    point_at(bias.view, operands.bias, operands.bias_stride);
+  }
+  problem.far_rows = problem.gathers() && spans_beyond_64_gib(problem, operands);
+  return call;
+}
+
+}  // namespace moegemm

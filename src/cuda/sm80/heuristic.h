@@ -1,0 +1,17 @@
+#pragma once
+
+#include <span>
+
+#include "cuda/backend/kernel_entry.h"
+
+namespace moegemm::cuda::sm80 {
+
+/// The rank of a feasible kernel for a problem: less is better, equal ranks go by list order. Host
+/// facts only.
+int preference_rank(const KernelEntry& kernel, const Problem& problem, const DeviceFacts& facts);
+
+/// The position of the kernel that should be fastest among those that can run the problem.
+int choose_among(std::span<const KernelEntry* const> feasible, const Problem& problem,
+                 const DeviceFacts& facts);
+
+}  // namespace moegemm::cuda::sm80

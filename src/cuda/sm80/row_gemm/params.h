@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/device/row_pitch.h"
+#include "cuda/sm80/tile/params.h"
+
+namespace moegemm::cuda::sm80 {
+
+/// What a row GEMM is launched with. Forward: features = N, depth = K, rows of X. dX: features =
+/// K, depth = N, rows of dY.
+struct RowGemmParams : RoutingParams {
+  const std::byte* rows;
+  RowPitch row_pitch;
+  const std::byte* weights;
+  std::int64_t weight_bytes;  ///< pitch of a row of W
+  std::int64_t expert_bytes;
+  OutputView out;
+  const void* bias;  ///< [experts, out.cols] of the input type; null: none
+  std::int64_t bias_stride;
+  int depth;
+  bool gather;      ///< rows are read through gather_indices
+  bool scatter;     ///< result row r goes to flat row gather_indices[r]
+  bool full_first;  ///< the order of tiles: traits.h
+};
+
+}  // namespace moegemm::cuda::sm80

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/device/tile_split.h"
+#include "cuda/sm80/tile/traits.h"
+
+/// The static tile of the row GEMMs, and what lies where in their shared memory.
+namespace moegemm::cuda::sm80 {
+
+constexpr int kTargetSlots = 8;   ///< tiles whose results' places are known: stages + 2 are needed
+constexpr int kNamedWords = 256;  ///< of UnnamedRows
+
+/// Byte offsets into dynamic shared memory.
+template <typename Shape>
+struct RowGemmLayout : PipelineLayout<Shape> {
+  static constexpr int kTargets = PipelineLayout<Shape>::kEnd;  ///< RowTarget [slots][rows]
+  static constexpr int kNamedRows =
+      kTargets + (Shape::kLoadWarps > 0 ? kTargetSlots * Shape::kRows * 8 : 0);
+  static constexpr int kStarts = kNamedRows + kNamedWords * 4;  ///< SegmentStart [E + 1]
+  static constexpr std::int64_t total(std::int64_t experts) { return kStarts + (experts + 1) * 8; }
+};
+
+using RowGemm = Gemm;
+
+/// Defined in kernel.cuh, instantiated in the translation unit of the line.
+template <RowGemm Kernel, DType D>
+KernelFunctions row_gemm_functions();
+
+}  // namespace moegemm::cuda::sm80

@@ -1,0 +1,166 @@
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/backend/instance.h"
+#include "cuda/device/element.cuh"
+#include "cuda/device/host_device.h"
+#include "cuda/sm90/warpgroups.h"
+#include "moegemm/kinds.h"
+
+/// Shapes and shared-memory layout of the row GEMMs (forward and dX), as host-device maths.
+///
+/// Weights lie on wgmma's M side ("features": output columns), the rows of a segment on its N side,
+/// so a tile takes any multiple of `granule` rows and an uneven expert wastes little.
+namespace moegemm::cuda::sm90 {
+
+enum class Schedule {
+  kCooperative,  ///< both consumer warpgroups share a tile, half of its features each
+  kPingpong,     ///< each has its own tile; one multiplies while the other stores
+};
+
+/// How the rows of a tile reach shared memory: which variants of a kernel are compiled.
+enum class RowLoads { kInOrder, kGathered, kBoth };
+
+constexpr int kDepth = 64;      ///< contraction step: 64 16-bit elements are a swizzled row
+constexpr int kRowBytes = 128;  ///< bytes of such a row
+constexpr int kInfoWarps = 3;   ///< producer warps beside the scheduler
+constexpr int kTileSlots =
+    4;  ///< decoded tiles in flight: two being multiplied or stored, two ahead
+constexpr int kMaxBoxes = 9;     ///< heights of a kernel's boxes of rows
+constexpr int kStagedRows = 32;  ///< rows per store buffer: 4 KiB, half of a warpgroup's two
+
+/// A line of instances/sm90.inc.
+struct RowGemm {
+  int arch = 90;
+  bool exact = true;  ///< wgmma is in sm_90a alone
+  Op op;
+  int features;  ///< of a tile
+  int rows;      ///< of a tile, at most
+  int granule;
+  int stages;
+  Schedule schedule;
+  RowLoads loads;
+  bool activated = false;  ///< the tile stores what its activation leaves: see activate.cuh
+
+  constexpr bool pingpong() const { return schedule == Schedule::kPingpong; }
+  /// A tile of few rows streams weights, for microseconds: what a block does once counts.
+  constexpr bool streams() const { return rows <= 64; }
+  /// Fewest wgmma columns: below 64 an instruction hardly gets faster, and each N is compiled.
+  constexpr int least_columns() const { return rows > 64 ? 64 : granule; }
+  /// m64 blocks of one warpgroup.
+  constexpr int blocks() const { return features / 64 / (pingpong() ? 1 : kConsumers); }
+  constexpr int accumulators() const { return blocks() * rows / 2; }
+
+  /// A tile's rows come in one TMA box: several would cost the copy engine tens of cycles each
+  /// (Qwen3-30B fwd2 on an H200, TFLOP/s: one box 602, boxes of 64 rows 592, of 32 rows 497, of 16
+  /// rows 437). It is as high as the columns that are multiplied, since what lies past them comes
+  /// through L2 in vain: with full and half height only, Llama-4 Scout's fwd2 took 5 % longer and
+  /// its dx1 8 %. Streaming tiles load few rows beside their weights; each height is one more map
+  /// to encode.
+  constexpr int least_box() const { return streams() ? rows / 2 : least_columns(); }
+  constexpr int box_step() const { return streams() ? rows / 2 : granule; }
+  constexpr int boxes() const { return (rows - least_box()) / box_step() + 1; }
+  constexpr int box_rows(int box) const { return least_box() + box * box_step(); }
+
+  /// Whether a plain tile adds a bias to its fp32 results where there is one. Not with the 192
+  /// accumulators of a pingpong tile: code that is only jumped over cost products of short depth up
+  /// to 3 % (Qwen3-Next fwd2), and the gathered 128x192 spills 12 bytes. For rows in order there is
+  /// a function more instead (KernelFunctions::biased).
+  constexpr bool adds_bias() const { return !pingpong() || accumulators() <= 64; }
+};
+
+/// Everything that changes the inner loop of a kernel.
+template <RowGemm Kernel_, DType D, bool Gathered_, bool Biased = false>
+struct RowGemmTraits {
+  static constexpr RowGemm kKernel = Kernel_;
+  using Element = ElementType<D>;
+  /// W_e is [N, K]: its rows are K-contiguous, which is the contraction in forward and the output
+  /// columns in dX.
+  static constexpr bool kDepthMajor = kKernel.op == Op::kForward;
+  static constexpr bool kGathered = Gathered_;
+  static constexpr int kFeatures = kKernel.features;
+  static constexpr int kRows = kKernel.rows;
+  static constexpr int kGranule = kKernel.granule;
+  static constexpr int kStages = kKernel.stages;
+  static constexpr bool kPingpong = kKernel.pingpong();
+  static constexpr bool kActivated = kKernel.activated;
+  static constexpr bool kStreams = kKernel.streams();
+  static constexpr bool kAddsBias = Biased || kKernel.adds_bias();
+  static constexpr int kMinColumns = kKernel.least_columns();
+  static constexpr int kBlocks = kKernel.blocks();
+  /// Features from a warpgroup's block to its next. An activated panel has two halves, gates and
+  /// their ups, and a warpgroup has a block of each.
+  static constexpr int kBlockStep = kActivated ? kFeatures / 2 : 64;
+  /// Features from the first of a warpgroup to the first of the other.
+  static constexpr int kConsumerStep = kPingpong ? 0 : (kActivated ? 64 : kBlocks * 64);
+  static constexpr int kBoxes = kKernel.boxes();
+  /// Which box a tile of so many rows needs.
+  static MOEGEMM_HOST_DEVICE constexpr int box_of(int rows) {
+    constexpr int kLeast = kKernel.least_box();
+    constexpr int kStep = kKernel.box_step();
+    return rows <= kLeast ? 0 : (rows - kLeast + kStep - 1) / kStep;
+  }
+  static MOEGEMM_HOST_DEVICE constexpr int box_rows(int box) {
+    constexpr int kLeast = kKernel.least_box();
+    constexpr int kStep = kKernel.box_step();
+    return kLeast + box * kStep;
+  }
+  static constexpr int kWeightBytes = kFeatures * kRowBytes;
+  static constexpr int kStageBytes = kWeightBytes + kRows * kRowBytes;
+  static constexpr int kStagingBytes = kConsumers * 2 * kStagedRows * kRowBytes;
+
+  /// Whether one copy of the stores serves every N. The first tile of a launch waits for its code,
+  /// which comes from memory, and with 192 accumulators each copy is 60 KB: on an H200 16 instead
+  /// of 6 microseconds for the first store of Qwen3-30B fwd2, and products of short depth are up to
+  /// 11 % faster with one copy (Qwen3-Next fwd2). Cooperative tiles are up to 2 % slower, and with
+  /// three blocks the registers of all N do not come together without spills.
+  static constexpr bool kCommonStores = kActivated || (kPingpong && kBlocks == 2 && !kStreams);
+
+  static_assert(kFeatures % (kPingpong ? 64 : 128) == 0);
+  static_assert(kRows % kGranule == 0 && kRows <= 256);
+  static_assert(kKernel.least_box() % 8 == 0 &&
+                (kRows - kKernel.least_box()) % kKernel.box_step() == 0 && kBoxes <= kMaxBoxes);
+  static_assert(!kActivated || kBlocks == 2, "a block of gates and a block of ups");
+  static_assert(kKernel.accumulators() <= 192,
+                "more accumulators than a consumer thread has registers");
+};
+
+constexpr int kRingBytes = 512;  ///< all barriers: 2 x 12 stages at most, 3 x kTileSlots, rounded
+constexpr int kActivatedRingBytes = 256;  ///< 2 x 10 stages at most: every byte counts there
+/// Of UnnamedRows: what a tile leaves of shared memory, within these bounds.
+constexpr int kLeastNamedWords = 64;
+constexpr int kMostNamedWords = 1024;
+constexpr int kBiasBytes = 256;  ///< biases of a warpgroup's features in an activated tile
+
+/// Byte offsets into dynamic shared memory. What has a size known only at run time comes last, so
+/// that the main loops spend no registers on addresses.
+template <typename Traits>
+struct RowGemmLayout {
+  static constexpr int kStaging = Traits::kStages * Traits::kStageBytes;
+  static constexpr int kRings = kStaging + Traits::kStagingBytes;
+  static constexpr int kBiases =
+      kRings + (Traits::kActivated ? kActivatedRingBytes : kRingBytes);  ///< of each consumer
+  static constexpr int kTiles = kBiases + (Traits::kActivated ? kConsumers * kBiasBytes : 0);
+  static constexpr int kStarts = kTiles + kTileSlots * 16;  ///< SegmentStart [E + 1]
+
+  /// Destination and scale of each row, for tiles that are scattered or scaled.
+  template <typename Int>
+  static MOEGEMM_HOST_DEVICE constexpr Int row_info(Int experts) {
+    return kStarts + ((experts + 1) * 8 + 15) / 16 * 16;
+  }
+  /// Which rows of a scattered output are named.
+  template <typename Int>
+  static MOEGEMM_HOST_DEVICE constexpr Int named_rows(Int experts) {
+    return row_info(experts) + kTileSlots * Traits::kRows * 8;
+  }
+  static constexpr std::int64_t total(std::int64_t experts, bool with_row_info) {
+    return with_row_info ? named_rows(experts) + kLeastNamedWords * 4 : row_info(experts);
+  }
+};
+
+/// Defined in kernel.cuh, instantiated in a translation unit for each line and element type.
+template <RowGemm Kernel, DType D>
+KernelFunctions row_gemm_functions();
+
+}  // namespace moegemm::cuda::sm90

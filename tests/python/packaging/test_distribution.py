@@ -1,0 +1,129 @@
+"""What turns builds into a release: readable descriptions, variants, checks of version and changelog."""
+
+import importlib.util
+import io
+import sys
+import tarfile
+import zipfile
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[3] / "scripts"
+METADATA = """Metadata-Version: 2.4
+Name: moegemm
+Version: 0.1.0
+{urls}
+# moegemm
+
+[In a model](docs/a.md), [`examples`](examples/x.cpp), [out](https://example.org), [here](#limits), ![plot](docs/p.png)
+`W[0](x)` and
+```python
+h[0](y)
+```
+"""
+
+
+def load(path: Path):
+    loader = SourceFileLoader(path.stem, str(path))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(path.stem, loader))
+    sys.modules[path.stem] = module
+    loader.exec_module(module)
+    return module
+
+
+finish = load(SCRIPTS / "package" / "finish_distribution.py")
+release = load(SCRIPTS / "release")
+
+
+def metadata(urls: str = "") -> str:
+    return METADATA.format(urls=urls)
+
+
+def test_relative_links_become_text_while_there_is_no_address():
+    text = finish.finished_metadata(metadata(), "")
+    assert "In a model, `examples`, [out](https://example.org), [here](#limits), \n" in text
+    assert "`W[0](x)` and\n```python\nh[0](y)\n```" in text
+
+
+def test_relative_links_lead_to_the_repository():
+    text = finish.finished_metadata(metadata("Project-URL: Repository, https://example.org/moegemm\n"), "")
+    assert "[In a model](https://example.org/moegemm/blob/main/docs/a.md)" in text
+    assert "![plot](https://example.org/moegemm/raw/main/docs/p.png)" in text
+
+
+def test_wheel_of_a_variant_has_its_version_everywhere(tmp_path):
+    path = tmp_path / "moegemm-0.1.0-py3-none-manylinux_2_28_x86_64.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr("moegemm/", "")
+        wheel.writestr("moegemm/__init__.py", "x = 1\n")
+        wheel.writestr("moegemm-0.1.0.dist-info/METADATA", metadata())
+        wheel.writestr("moegemm-0.1.0.dist-info/RECORD", "old")
+    finished = finish.finish_wheel(path, "cpu")
+    assert finished.name == "moegemm-0.1.0+cpu-py3-none-manylinux_2_28_x86_64.whl"
+    assert not path.exists()
+    with zipfile.ZipFile(finished) as wheel:
+        names = wheel.namelist()
+        record = wheel.read("moegemm-0.1.0+cpu.dist-info/RECORD").decode()
+        assert b"\nVersion: 0.1.0+cpu\n" in wheel.read("moegemm-0.1.0+cpu.dist-info/METADATA")
+    assert sorted(line.split(",")[0] for line in record.splitlines()) == sorted(names)
+    assert "moegemm/" not in names
+
+
+def test_source_package_gets_a_readable_description(tmp_path):
+    path = tmp_path / "moegemm-0.1.0.tar.gz"
+    with tarfile.open(path, "w:gz") as sdist:
+        for name, text in (("moegemm-0.1.0/PKG-INFO", metadata()), ("moegemm-0.1.0/README.md", "[a](docs/a.md)")):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(text)
+            sdist.addfile(entry, io.BytesIO(text.encode()))
+    with tarfile.open(finish.finish_sdist(path)) as sdist:
+        assert b"In a model, " in sdist.extractfile("moegemm-0.1.0/PKG-INFO").read()
+        assert sdist.extractfile("moegemm-0.1.0/README.md").read() == b"[a](docs/a.md)"
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch) -> Path:
+    (tmp_path / "pyproject.toml").write_text('[project]\nversion = "1.2.3"\n')
+    (tmp_path / "CMakeLists.txt").write_text("project(moegemm VERSION 1.2.3 LANGUAGES CXX)\n")
+    (tmp_path / "CHANGELOG.md").write_text("## [Unreleased]\n\n## [1.2.3] - 2026-01-31\n\n### Added\n- A thing.\n")
+    monkeypatch.setattr(release, "ROOT", tmp_path)
+    monkeypatch.setattr(release, "DIST", tmp_path)
+    monkeypatch.setattr(release, "run", lambda *command, **options: "")
+    return tmp_path
+
+
+def test_release_that_is_in_order_passes(checkout):
+    release.check_version("1.2.3")
+    release.check_changelog("1.2.3")
+
+
+def test_release_refuses_versions_that_differ(checkout):
+    (checkout / "CMakeLists.txt").write_text("project(moegemm VERSION 1.2.2 LANGUAGES CXX)\n")
+    with pytest.raises(release.ReleaseError, match=r"CMakeLists.txt has version 1.2.2, not 1.2.3"):
+        release.check_version("1.2.3")
+
+
+def test_release_refuses_a_changelog_without_its_section_or_with_leftovers(checkout):
+    with pytest.raises(release.ReleaseError, match="no section"):
+        release.check_changelog("1.2.4")
+    text = (checkout / "CHANGELOG.md").read_text().replace("[Unreleased]\n", "[Unreleased]\n\n### Fixed\n- Another.\n")
+    (checkout / "CHANGELOG.md").write_text(text)
+    with pytest.raises(release.ReleaseError, match="under Unreleased"):
+        release.check_changelog("1.2.3")
+
+
+def test_release_takes_the_oldest_and_the_newest_torch(checkout, monkeypatch):
+    listed = "torch (2.15.0)\nAvailable versions: 2.15.0, 2.13.0+cpu, 2.13.0, 2.10.1, 2.10.0, 2.9.1\n"
+    monkeypatch.setattr(release, "run", lambda *command, **options: listed)
+    assert release.installable_torches() == ["2.10.0", "2.15.0"]
+
+
+def test_checksums_are_those_of_sha256sum(checkout):
+    for name in ("pyproject.toml", "CMakeLists.txt", "CHANGELOG.md"):
+        (checkout / name).unlink()
+    (checkout / "a.whl").write_text("abc")
+    release.write_checksums("1.2.3")
+    digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert (checkout / "SHA256SUMS").read_text() == f"{digest}  a.whl\n"

@@ -1,0 +1,65 @@
+"""A kernel of the Hugging Face Hub: the layout that the `kernels` library loads, here from a folder."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from moegemm.operators import loading
+
+ROOT = Path(__file__).parents[3]
+# The operators of the build under test are in their usual namespace, so that moegemm itself must not be imported.
+CHECK = """
+import pathlib, sys
+import torch
+from kernels import get_local_kernel
+
+kernel = get_local_kernel(pathlib.Path(sys.argv[1]), backend="cpu")
+assert "moegemm" not in sys.modules and kernel.__name__ == "_moegemm_test", kernel.__name__
+x, w = torch.randn(6, 16), torch.randn(4, 8, 16)
+ids = torch.randn(6, 4).topk(2).indices
+m_sizes, gather = kernel.route(ids, 4)
+y = kernel.grouped_gemm(x, w, m_sizes, 2, gather, permute_x=True)
+expected = torch.stack([w[e] @ x[t] for t, row in enumerate(ids) for e in row])[gather.long()]
+torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
+print(kernel.info()["version"])
+"""
+
+
+@pytest.fixture(scope="module")
+def hub():
+    spec = importlib.util.spec_from_file_location("hub_kernel", ROOT / "scripts" / "package" / "hub_kernel.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_modules_import_each_other_relatively(hub):
+    text = (
+        "import torch\nfrom moegemm.operators.loading import ops\n    from moegemm import layer\n>>> import moegemm\n"
+    )
+    expected = "import torch\nfrom ..operators.loading import ops\n    from .. import layer\n>>> import moegemm\n"
+    assert hub.made_relative(text, 2, "tuning/x.py") == expected
+    with pytest.raises(SystemExit, match="imports moegemm by name"):
+        hub.made_relative("import moegemm\n", 1, "x.py")
+
+
+def test_every_source_counts_for_the_namespace(hub):
+    assert len(hub.digest()) == 8
+    assert hub.digest() == hub.digest()
+
+
+def test_kernels_loads_the_layout(hub, tmp_path):
+    pytest.importorskip("kernels")
+    library = next(path for path in loading.candidates() if path.is_file())
+    variant = hub.lay_out("cpu", "moegemm", library.resolve(), tmp_path)
+    described = variant / "metadata.json"
+    described.write_text(described.read_text().replace('"id": "moegemm"', '"id": "_moegemm_test"'))
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "MOEGEMM"))}
+    done = subprocess.run(
+        [sys.executable, "-c", CHECK, tmp_path], env=clean, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()

@@ -1,0 +1,184 @@
+"""What the make commands run: progress on a terminal, what is compiled for whom, one sentence where nothing works."""
+
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SCRIPTS = ROOT / "scripts"
+SLOW_NINJA = "echo '[76/240] Building a'; echo '[77/240] Building b'; sleep 2.5"
+
+
+def run(*command: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        list(map(str, command)),
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def on_terminal(*command: object) -> str:
+    """What a command writes to a terminal."""
+    main, side = pty.openpty()
+    child = subprocess.Popen(list(map(str, command)), stdout=side, stderr=side, stdin=side)
+    os.close(side)
+    shown = b""
+    while True:
+        try:
+            part = os.read(main, 4096)
+        except OSError:  # the other side is closed
+            part = b""
+        if not part:
+            break
+        shown += part
+    assert child.wait(timeout=60) == 0, shown
+    return shown.decode()
+
+
+def program(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/bash\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_long_step_shows_where_it_is_on_a_terminal(tmp_path):
+    shown = on_terminal(SCRIPTS / "step", "Compile", tmp_path / "log", "bash", "-c", SLOW_NINJA)
+    assert "77 of 240" in shown
+    assert "1 s" in shown
+    assert re.search(r"ok +\d+ s\s*$", shown)
+
+
+def test_long_step_is_one_line_in_a_log(tmp_path):
+    done = run(SCRIPTS / "step", "Compile", tmp_path / "log", "bash", "-c", SLOW_NINJA)
+    (line,) = done.stdout.splitlines()
+    assert line.startswith("Compile ")
+    assert "240" not in line
+    assert "\r" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown"),
+    [
+        ("Collecting numpy>=1.26", "numpy"),
+        ("Downloading torch-2.13.0-cp311-none-linux_x86_64.whl (190 MB)", "torch-2.13.0"),
+        ("Installing collected packages: mpmath, sympy, torch", "installing 3 packages"),
+        ("  12/300 Test #12: cpu_test ... Passed", "12 of 300"),
+        ("tests/python/a.py ......      [ 45%]", "45%"),
+    ],
+)
+def test_progress_of_every_kind_of_step_is_read(printed, shown, tmp_path):
+    assert shown in on_terminal(SCRIPTS / "step", "x", tmp_path / "log", "bash", "-c", f"echo '{printed}'; sleep 1.5")
+
+
+def test_failed_step_shows_the_end_of_its_log(tmp_path):
+    done = run(SCRIPTS / "step", "Compile", tmp_path / "log", "bash", "-c", "echo why; exit 7")
+    assert done.returncode == 7
+    assert "FAILED after 0 s (exit code 7)" in done.stdout
+    assert done.stdout.endswith("why\n")
+
+
+class Machine:
+    """A checkout with nothing built, on a path with and without a GPU."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root, self.bin = folder, folder / "bin"
+        (folder / "scripts").mkdir()
+        shutil.copy(SCRIPTS / "release_options", folder / "scripts")
+
+    def with_gpus(self, *capabilities: str) -> None:
+        program(self.bin / "nvidia-smi", "\n".join(f"echo {c}" for c in capabilities))
+        program(self.bin / "nvcc", "true")
+
+    def built(self, words: str, **cached: str) -> None:
+        release = self.root / "build" / "release"
+        program(release / "src" / "cli" / "moegemm", f"echo 'build    gcc, Release, {words}'")
+        (release / "CMakeCache.txt").write_text("".join(f"{name}:STRING={value}\n" for name, value in cached.items()))
+
+    def options(self, purpose: str, cuda: str = "", archs: str = "") -> str:
+        path = f"{self.bin}:/usr/bin:/bin"
+        done = run(self.root / "scripts" / "release_options", purpose, cuda, archs, PATH=path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_demo_without_a_gpu_compiles_no_kernels_and_no_tests(machine):
+    program(machine.bin / "nvcc", "true")
+    assert machine.options("demo") == "-DMOEGEMM_BUILD_TESTS=OFF -DMOEGEMM_CUDA=OFF"
+
+
+def test_demo_compiles_kernels_for_the_gpus_that_are_here(machine):
+    machine.with_gpus("9.0", "8.6", "9.0", "7.5")
+    assert machine.options("demo").endswith("-DMOEGEMM_CUDA=ON '-DMOEGEMM_CUDA_ARCHS=86;90'")
+
+
+def test_whoever_asks_for_kernels_gets_them(machine):
+    assert machine.options("demo", cuda="ON").endswith("-DMOEGEMM_CUDA=ON")
+    assert machine.options("demo", archs="80,90").endswith("-DMOEGEMM_CUDA=ON '-DMOEGEMM_CUDA_ARCHS=80;90'")
+    machine.with_gpus("9.0")
+    assert machine.options("demo", cuda="OFF").endswith("-DMOEGEMM_CUDA=OFF")
+
+
+def test_tests_are_complete(machine):
+    assert machine.options("all") == "-DMOEGEMM_BUILD_TESTS=ON -DMOEGEMM_CUDA=AUTO"
+
+
+def test_demo_takes_nothing_from_what_the_tests_built(machine):
+    machine.built("CUDA 13.0 for sm_90a", MOEGEMM_CUDA="AUTO", MOEGEMM_BUILD_TESTS="ON")
+    assert machine.options("demo") == machine.options("all")
+
+
+def test_demo_does_not_finish_kernels_that_an_interrupted_build_began(machine):
+    machine.built("without CUDA", MOEGEMM_CUDA="AUTO", MOEGEMM_BUILD_TESTS="ON")
+    assert machine.options("demo") == "-DMOEGEMM_BUILD_TESTS=ON -DMOEGEMM_CUDA=OFF"
+
+
+def test_caches_leave_a_home_that_cannot_be_written_to():
+    homeless = {k: v for k, v in os.environ.items() if k != "CCACHE_DIR"} | {"HOME": "/nonexistent"}
+    command = ["make", "-s", "-C", str(ROOT), "--eval", "show:;@echo $(CCACHE_DIR)", "show"]
+    answer = subprocess.run(command, env=homeless, capture_output=True, text=True, check=True).stdout
+    assert answer.strip() == str(ROOT / "build" / "ccache")
+
+
+def test_missing_packages_without_root_are_named(tmp_path):
+    (tmp_path / "list.txt").write_text(
+        "libnothing-dev  header nothing/at/all.h\nno-compiler  command no-such-compiler\n"
+    )
+    program(tmp_path / "bin" / "id", "echo 1000")
+    program(tmp_path / "bin" / "sudo", "exit 1")
+    done = run(
+        SCRIPTS / "install_system_packages", tmp_path / "list.txt", PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    )
+    assert done.returncode == 1
+    assert "sudo apt-get install --no-install-recommends libnothing-dev no-compiler" in done.stderr
+
+
+def test_no_network_says_how_to_do_without(tmp_path):
+    program(tmp_path / "venv" / "bin" / "python", 'case "$*" in *pip*) echo "no route to host" >&2; exit 1;; esac')
+    bare = program(tmp_path / "bare", f'exec "{sys.executable}" -I -S "$@"')  # a Python without torch
+    done = run(SCRIPTS / "make_venv", tmp_path / "venv", "requirements/demo.txt", PYTHON=str(bare))
+    assert done.returncode == 1
+    assert "pip could not install torch" in done.stderr
+    assert "PYTHON=/path/to/python" in done.stderr
+    assert "PIP_FIND_LINKS=/path" in done.stderr
+
+
+def test_old_python_is_refused_in_one_sentence(tmp_path):
+    old = program(tmp_path / "python", 'if [ "$1" = -V ]; then echo Python 3.9.2; else exit 1; fi')
+    done = run(SCRIPTS / "make_venv", tmp_path / "venv", "requirements/demo.txt", PYTHON=str(old))
+    assert done.returncode == 1
+    assert "is Python 3.9.2; Python 3.10 or newer is needed" in done.stderr

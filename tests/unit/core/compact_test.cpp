@@ -1,0 +1,134 @@
+#include "moegemm/compact.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "unit/core/expect_refusal.h"
+
+namespace moegemm {
+namespace {
+
+using testing::expect_refusal;
+
+/// T = 3, topk = 2, E = 4, R = 5: each test breaks one thing.
+class CompactRouteRules : public ::testing::Test {
+ protected:
+  void run() const {
+    route_compact(expert_ids, experts, m_sizes, gather_indices, positions, limits);
+  }
+  void expect_refused(ErrorKind kind, std::initializer_list<const char*> parts) const {
+    expect_refusal(kind, parts, [this] { run(); });
+  }
+
+  std::vector<std::int32_t> ids = {0, 9, 2, -1, 0, 1};
+  std::vector<std::int32_t> sizes = std::vector<std::int32_t>(4);
+  std::vector<std::int32_t> order = std::vector<std::int32_t>(5);
+  std::vector<std::int32_t> places = std::vector<std::int32_t>(6);
+  std::vector<std::int64_t> count = {2}, flag = {0};
+  std::int64_t experts = 4;
+  TensorView expert_ids = TensorView::matrix(ids.data(), DType::kInt32, 3, 2);
+  TensorView m_sizes = TensorView::vector(sizes.data(), DType::kInt32, 4);
+  TensorView gather_indices = TensorView::vector(order.data(), DType::kInt32, 5);
+  TensorView positions = TensorView::matrix(places.data(), DType::kInt32, 3, 2);
+  RouteLimits limits;
+};
+
+TEST_F(CompactRouteRules, IdsOfOthersTakeNoRow) {
+  run();
+  EXPECT_EQ(sizes, (std::vector<std::int32_t>{2, 1, 1, 0}));
+  EXPECT_EQ(order, (std::vector<std::int32_t>{0, 4, 5, 2, -1}));
+  EXPECT_EQ(places, (std::vector<std::int32_t>{0, -1, 3, -1, 1, 2}));
+}
+
+TEST_F(CompactRouteRules, TokensPastTheirNumberTakeNoRow) {
+  limits.num_tokens = TensorView::vector(count.data(), DType::kInt64, 1);
+  run();
+  EXPECT_EQ(sizes, (std::vector<std::int32_t>{1, 0, 1, 0}));
+  EXPECT_EQ(order, (std::vector<std::int32_t>{0, 2, -1, -1, -1}));
+  EXPECT_EQ(places, (std::vector<std::int32_t>{0, -1, 1, -1, -1, -1}));
+}
+
+TEST_F(CompactRouteRules, ATooSmallCapacityDropsTheLastRowsAndSetsTheFlag) {
+  limits.overflow = TensorView::vector(flag.data(), DType::kInt64, 1);
+  run();
+  EXPECT_EQ(flag[0], 0);
+  gather_indices.shape[0] = 2;
+  order = {7, 7, 7, 7, 7};
+  run();
+  EXPECT_EQ(flag[0], 1);
+  EXPECT_EQ(sizes, (std::vector<std::int32_t>{2, 0, 0, 0}));
+  EXPECT_EQ(order, (std::vector<std::int32_t>{0, 4, 7, 7, 7}));
+  EXPECT_EQ(places, (std::vector<std::int32_t>{0, -1, -1, -1, 1, -1}));
+}
+
+TEST_F(CompactRouteRules, CheckNamesTheFirstRowWithoutAPlace) {
+  limits.check = true;
+  EXPECT_NO_THROW(run());
+  gather_indices.shape[0] = 2;
+  expect_refused(ErrorKind::kInvalidValue, {"is 2, but 4 rows", "slot 1 of token 2", "expert 1"});
+}
+
+TEST_F(CompactRouteRules, TensorsHaveTheirShapesAndDtypes) {
+  experts = 0;
+  expect_refused(ErrorKind::kInvalidValue, {"num_experts is 0", "at least 1"});
+  experts = 4;
+  m_sizes.shape[0] = 3;
+  expect_refused(ErrorKind::kInvalidValue, {"m_sizes is int32[3]", "[E] = [4]"});
+  m_sizes.shape[0] = 4;
+  gather_indices.dtype = DType::kInt64;
+  expect_refused(ErrorKind::kInvalidType, {"gather_indices has dtype int64", "int32"});
+  gather_indices.dtype = DType::kInt32;
+  positions.shape[0] = 2;
+  expect_refused(ErrorKind::kInvalidValue, {"positions is int32[2, 2]", "[T, topk] = [3, 2]"});
+}
+
+TEST_F(CompactRouteRules, NumTokensAndTheFlagAreOneInteger) {
+  limits.num_tokens = TensorView::vector(count.data(), DType::kFloat32, 1);
+  expect_refused(ErrorKind::kInvalidType, {"num_tokens has dtype fp32", "int32 and int64"});
+  limits.num_tokens = TensorView::vector(count.data(), DType::kInt32, 2);
+  expect_refused(ErrorKind::kInvalidValue, {"num_tokens is int32[2]", "[1]"});
+  limits.num_tokens = {};
+  limits.overflow = TensorView::vector(flag.data(), DType::kInt32, 2);
+  expect_refused(ErrorKind::kInvalidValue, {"overflow is int32[2]", "[1]"});
+  limits.overflow = TensorView::vector(sizes.data(), DType::kInt32, 1);
+  expect_refused(ErrorKind::kInvalidValue, {"overflow overlaps m_sizes"});
+}
+
+/// T = 2, topk = 2, R = 3, C = 2.
+class CombineRowsRules : public ::testing::Test {
+ protected:
+  void run() const { combine_rows(rows, weights, positions, out); }
+
+  std::vector<float> values = {1, 2, 3, 4, 5, 6}, factors = {2, 1, 1, 10}, sums = {7, 7, 7, 7};
+  std::vector<std::int32_t> places = {2, 0, -1, 1};
+  TensorView rows = TensorView::matrix(values.data(), DType::kFloat32, 3, 2);
+  TensorView weights = TensorView::vector(factors.data(), DType::kFloat32, 4);
+  TensorView positions = TensorView::matrix(places.data(), DType::kInt32, 2, 2);
+  TensorView out = TensorView::matrix(sums.data(), DType::kFloat32, 2, 2);
+};
+
+TEST_F(CombineRowsRules, RowsAreFoundByPositionAndNegativeOnesAddNothing) {
+  run();
+  EXPECT_EQ(sums, (std::vector<float>{11, 14, 30, 40}));
+  places = {-1, 3, -5, 1 << 30};
+  run();
+  EXPECT_EQ(sums, (std::vector<float>{0, 0, 0, 0}));
+}
+
+TEST_F(CombineRowsRules, TensorsHaveTheirShapesAndDtypes) {
+  out.shape[0] = 1;
+  expect_refusal(ErrorKind::kInvalidValue, {"out is fp32[1, 2]", "[T, C] = [2, 2]"},
+                 [this] { run(); });
+  out.shape[0] = 2;
+  positions.dtype = DType::kFloat32;
+  expect_refusal(ErrorKind::kInvalidType, {"positions has dtype fp32"}, [this] { run(); });
+  positions.dtype = DType::kInt32;
+  positions.row_stride = 3;
+  expect_refusal(ErrorKind::kInvalidValue, {"positions has rows 3 elements apart", "topk = 2"},
+                 [this] { run(); });
+}
+
+}  // namespace
+}  // namespace moegemm
