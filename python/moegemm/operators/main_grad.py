@@ -34,11 +34,9 @@ def gradient_after_adding(parameter: Tensor, shape: torch.Size) -> Tensor | None
     return parameter.new_zeros(()).expand(shape)
 
 
-def require_no_grad(out: Tensor, inputs: Mapping[str, object]) -> None:
+def require_no_grad(tensors: Mapping[str, object]) -> None:
     """As torch.mm(out=) does: what is written to `out` has no gradient."""
-    if not torch.is_grad_enabled():
-        return
-    for name, tensor in {"out": out, **inputs}.items():
+    for name, tensor in tensors.items():
         if isinstance(tensor, Tensor) and tensor.requires_grad:
             raise RuntimeError(
                 f"{name} requires grad; with out= tensors that do not are accepted (or torch.no_grad()): what is "

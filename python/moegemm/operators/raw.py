@@ -103,7 +103,8 @@ def run_raw(
         if out is not None:
             if out_dtype not in (None, out.dtype):
                 raise TypeError(f"out_dtype is {out_dtype}, but out has dtype {out.dtype}; give one of them")
-            require_no_grad(out, arguments.tensors())
+            if torch.is_grad_enabled():
+                require_no_grad({"out": out, **arguments.tensors()})
             into_out(*arguments[:6], options, numbers, out)
             count_write(out)
             result = out

@@ -39,14 +39,7 @@ class ReferenceBackend final : public Backend {
 
   void launch(const Step&, const Problem& problem, const Operands& operands,
               const ExecutionContext&) const override {
-    switch (problem.op) {
-      case Op::kForward:
-        return cpu::reference::forward(problem, operands);
-      case Op::kDx:
-        return cpu::reference::dx(problem, operands);
-      case Op::kDw:
-        return cpu::reference::dw(problem, operands);
-    }
+    cpu::reference::run(problem, operands);
   }
 };
 

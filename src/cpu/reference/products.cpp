@@ -63,51 +63,45 @@ void zero_rows(const Problem& problem, const Operands& operands, std::int64_t co
     store_row(problem, operands, r, zeros, 1.0);
 }
 
+/// y[n] = sum over k of x[k] W[n, k]. Sums of nothing, which an empty x gives, are zero.
 template <typename T>
-void forward_typed(const Problem& problem, const Operands& operands) {
-  const auto offsets = offsets_of(problem, operands);
-  zero_rows(problem, operands, problem.output_columns());
-  std::vector<double> y(problem.n);
-  for (std::int64_t e = 0; e < problem.experts; ++e) {
-    const T* w = static_cast<const T*>(operands.w) + e * problem.n * operands.w_stride;
-    for (std::int64_t r = offsets[e]; r < offsets[e + 1]; ++r) {
-      const Row row = find_row(problem, operands, r);
-      if (!row.valid && problem.scatters()) continue;
-      const auto x = row.valid ? load_row<T>(operands.x, row.source, operands.x_stride, problem.k)
-                               : std::vector<double>();  // sums of nothing are zero
-      for (std::int64_t n = 0; n < problem.n; ++n) {
-        double sum = 0;
-        for (std::int64_t k = 0; k < static_cast<std::int64_t>(x.size()); ++k) {
-          sum += x[k] * to_float(w[n * operands.w_stride + k]);
-        }
-        y[n] = sum;
-      }
-      store_row(problem, operands, row.destination, finished_row(problem, operands, e, y),
-                row.factor);
-    }
+void times_transposed(const std::vector<double>& x, const T* w, std::int64_t w_stride,
+                      std::vector<double>& y) {
+  for (std::size_t n = 0; n < y.size(); ++n) {
+    y[n] = 0;
+    for (std::size_t k = 0; k < x.size(); ++k) y[n] += x[k] * to_float(w[n * w_stride + k]);
+  }
+}
+
+/// dx[k] = sum over n of dy[n] W[n, k].
+template <typename T>
+void times(const std::vector<double>& dy, const T* w, std::int64_t w_stride,
+           std::vector<double>& dx) {
+  std::fill(dx.begin(), dx.end(), 0.0);
+  for (std::size_t n = 0; n < dy.size(); ++n) {
+    for (std::size_t k = 0; k < dx.size(); ++k) dx[k] += dy[n] * to_float(w[n * w_stride + k]);
   }
 }
 
 template <typename T>
-void dx_typed(const Problem& problem, const Operands& operands) {
+void row_gemm(const Problem& problem, const Operands& operands) {
+  const bool forward = problem.op == Op::kForward;
   const auto offsets = offsets_of(problem, operands);
   zero_rows(problem, operands, problem.output_columns());
-  std::vector<double> dx(problem.k);
+  std::vector<double> product(problem.features());
   for (std::int64_t e = 0; e < problem.experts; ++e) {
     const T* w = static_cast<const T*>(operands.w) + e * problem.n * operands.w_stride;
     for (std::int64_t r = offsets[e]; r < offsets[e + 1]; ++r) {
       const Row row = find_row(problem, operands, r);
       if (!row.valid && problem.scatters()) continue;
-      std::fill(dx.begin(), dx.end(), 0.0);
-      const auto dy = row.valid
-                          ? load_row<T>(operands.dy, row.source, operands.dy_stride, problem.n)
-                          : std::vector<double>();  // nothing is added to the zeros
-      for (std::int64_t n = 0; n < static_cast<std::int64_t>(dy.size()); ++n) {
-        for (std::int64_t k = 0; k < problem.k; ++k) {
-          dx[k] += dy[n] * to_float(w[n * operands.w_stride + k]);
-        }
+      std::vector<double> source;
+      if (row.valid && forward) {
+        source = load_row<T>(operands.x, row.source, operands.x_stride, problem.k);
+      } else if (row.valid) {
+        source = load_row<T>(operands.dy, row.source, operands.dy_stride, problem.n);
       }
-      store_row(problem, operands, row.destination, finished_row(problem, operands, e, dx),
+      (forward ? times_transposed<T> : times<T>)(source, w, operands.w_stride, product);
+      store_row(problem, operands, row.destination, finished_row(problem, operands, e, product),
                 row.factor);
     }
   }
@@ -145,16 +139,10 @@ void dw_typed(const Problem& problem, const Operands& operands) {
 
 }  // namespace
 
-void forward(const Problem& problem, const Operands& operands) {
-  with_element_type(problem.dtype, [&]<typename T>(T*) { forward_typed<T>(problem, operands); });
-}
-
-void dx(const Problem& problem, const Operands& operands) {
-  with_element_type(problem.dtype, [&]<typename T>(T*) { dx_typed<T>(problem, operands); });
-}
-
-void dw(const Problem& problem, const Operands& operands) {
-  with_element_type(problem.dtype, [&]<typename T>(T*) { dw_typed<T>(problem, operands); });
+void run(const Problem& problem, const Operands& operands) {
+  with_element_type(problem.dtype, [&]<typename T>(T*) {
+    problem.op == Op::kDw ? dw_typed<T>(problem, operands) : row_gemm<T>(problem, operands);
+  });
 }
 
 }  // namespace moegemm::cpu::reference

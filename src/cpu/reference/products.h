@@ -6,8 +6,6 @@
 /// and the oracle that every other backend is compared with.
 namespace moegemm::cpu::reference {
 
-void forward(const Problem& problem, const Operands& operands);
-void dx(const Problem& problem, const Operands& operands);
-void dw(const Problem& problem, const Operands& operands);
+void run(const Problem& problem, const Operands& operands);
 
 }  // namespace moegemm::cpu::reference

@@ -15,22 +15,44 @@ namespace {
 /// Positions in the kernel list.
 enum Kernel { kForwardDot, kDxAdaptive, kDxPacked, kDxInPlace, kDwCached, kDwStreaming, kKernels };
 
+TileShape dot_tile(const KernelTable& t) { return {t.dot_rows, 4, 2 * t.lanes}; }
+TileShape packed_tile(const KernelTable& t) { return {t.tile_rows, t.tile_cols, 2}; }
+TileShape in_place_tile(const KernelTable& t) { return {kMaxRowsInPlace, t.tile_cols, 2}; }
+TileShape outer_tile(const KernelTable& t) { return {t.outer_rows, t.outer_cols, 2}; }
+
+using Run = void (*)(const KernelTable&, const Problem&, const Operands&, const ExecutionContext&);
+template <DxPath Path>
+void run_dx_by(const KernelTable& table, const Problem& problem, const Operands& operands,
+               const ExecutionContext& context) {
+  run_dx(table, Path, problem, operands, context);
+}
+template <bool Stream>
+void run_dw_to(const KernelTable& table, const Problem& problem, const Operands& operands,
+               const ExecutionContext& context) {
+  run_dw(table, Stream, problem, operands, context);
+}
+
+struct CpuKernel {
+  const char* name;
+  Op op;
+  TileShape (*tile)(const KernelTable&);
+  Run run;
+};
+constexpr std::array<CpuKernel, kKernels> kList = {{
+    {"forward_dot", Op::kForward, dot_tile, run_forward},
+    {"dX_adaptive", Op::kDx, packed_tile, run_dx_by<DxPath::kAdaptive>},
+    {"dX_packed", Op::kDx, packed_tile, run_dx_by<DxPath::kPacked>},
+    {"dX_in_place", Op::kDx, in_place_tile, run_dx_by<DxPath::kInPlace>},
+    {"dW_cached", Op::kDw, outer_tile, run_dw_to<false>},
+    {"dW_streaming", Op::kDw, outer_tile, run_dw_to<true>},
+}};
+
 std::vector<KernelInfo> list_kernels(InstructionSet isa) {
-  const KernelTable& table = kernels_of(isa);
-  const TileShape dot{table.dot_rows, 4, 2 * table.lanes};
-  const TileShape packed{table.tile_rows, table.tile_cols, 2};
-  const TileShape in_place{kMaxRowsInPlace, table.tile_cols, 2};
-  const TileShape outer{table.outer_rows, table.outer_cols, 2};
-  std::vector<KernelInfo> list(kKernels);
-  const auto set = [&](Kernel kernel, const char* name, Op op, TileShape tile) {
-    list[kernel] = {BackendKind::kCpu, join(to_string(isa), "_", name), op, tile, 1};
-  };
-  set(kForwardDot, "forward_dot", Op::kForward, dot);
-  set(kDxAdaptive, "dX_adaptive", Op::kDx, packed);
-  set(kDxPacked, "dX_packed", Op::kDx, packed);
-  set(kDxInPlace, "dX_in_place", Op::kDx, in_place);
-  set(kDwCached, "dW_cached", Op::kDw, outer);
-  set(kDwStreaming, "dW_streaming", Op::kDw, outer);
+  std::vector<KernelInfo> list;
+  for (const CpuKernel& kernel : kList) {
+    list.push_back({BackendKind::kCpu, join(to_string(isa), "_", kernel.name), kernel.op,
+                    kernel.tile(kernels_of(isa)), 1});
+  }
   return list;
 }
 
@@ -64,7 +86,7 @@ class CpuBackend final : public Backend {
 
   std::string refuse(const Problem& problem, const KernelInfo& kernel) const override {
     if (kernel.op != problem.op) return join(kernel.name, " computes ", to_string(kernel.op));
-    if (problem.activation) return join(kernel.name, " leaves the activation to a pass behind it");
+    if (problem.activation) return join(kernel.name, " leaves the activation to a pass after it");
     if (problem.accumulate && kernel.name == kernels()[kDwStreaming].name) {
       return join(kernel.name, " does not read the output, accumulate does");
     }
@@ -104,24 +126,13 @@ class CpuBackend final : public Backend {
 
   void launch(const Step& step, const Problem& problem, const Operands& operands,
               const ExecutionContext& context) const override {
-    const KernelTable& table = kernels_of(instruction_set());
-    switch (step.kernel) {
-      case kForwardDot:
-        return run_forward(table, problem, operands, context);
-      case kDxAdaptive:
-        return run_dx(table, DxPath::kAdaptive, problem, operands, context);
-      case kDxPacked:
-        return run_dx(table, DxPath::kPacked, problem, operands, context);
-      case kDxInPlace:
-        return run_dx(table, DxPath::kInPlace, problem, operands, context);
-      case kDwCached:
-        return run_dw(table, false, problem, operands, context);
-      case kDwStreaming:
-        return run_dw(table, true, problem, operands, context);
+    if (step.kernel < 0 || step.kernel >= kKernels) {
+      throw Error(ErrorKind::kRuntime,
+                  join("the plan asks for kernel ", step.kernel, " of the cpu backend, which has ",
+                       static_cast<int>(kKernels)));
     }
-    throw Error(ErrorKind::kRuntime,
-                join("the plan asks for kernel ", step.kernel, " of the cpu backend, which has ",
-                     static_cast<int>(kKernels)));
+    kList[static_cast<std::size_t>(step.kernel)].run(kernels_of(instruction_set()), problem,
+                                                     operands, context);
   }
 
  private:

@@ -17,6 +17,8 @@ constexpr std::int64_t kMinWeightRows = 128;
 constexpr int kTurns = 24;
 /// Output elements of a block whose sums are kept between chunks: 1 MiB of fp32.
 constexpr std::int64_t kMaxKeptSums = 256 * 1024;
+/// Writing an element costs about as much as so many rows of arithmetic.
+constexpr std::int64_t kStoreCost = 8;
 
 std::int64_t round_up(std::int64_t value, std::int64_t unit) {
   return (value + unit - 1) / unit * unit;
@@ -43,6 +45,39 @@ void clear_block(const Problem& problem, const Operands& operands, const Block& 
   }
 }
 
+/// The blocks of all experts, and the scratch memory that the largest of them takes.
+struct DwBlocks {
+  WorkList work{WorkList::Order::kRowsFirst};
+  std::int64_t panel_words = 0;
+  std::int64_t kept_sums = 0;
+
+  std::int64_t scratch_bytes() const {
+    return 2 * Scratch::bytes_of<void*>(kChunkRows) + Scratch::bytes_of<float>(kChunkRows) +
+           Scratch::bytes_of<std::uint32_t>(panel_words) +
+           Scratch::bytes_of<std::uint32_t>(kChunkRows * kDyPanelCols) +
+           Scratch::bytes_of<float>(kept_sums);
+  }
+};
+
+/// `share` is the cost that a turn should have.
+DwBlocks cut_into_blocks(const Problem& problem, const RowLocator& locator, int terms_per_step,
+                         std::int64_t share) {
+  DwBlocks blocks;
+  for (std::int64_t e = 0; e < problem.experts; ++e) {
+    const std::int64_t rows = locator.size(e);
+    const std::int64_t max_cols = block_columns(problem.k, chunk_steps(rows, terms_per_step));
+    std::int64_t max_rows = share * problem.k / max_cols / (rows + kStoreCost);
+    if (rows > kChunkRows) max_rows = std::min(max_rows, kMaxKeptSums / max_cols);
+    max_rows = std::max(max_rows / kDyPanelCols * kDyPanelCols, kMinWeightRows);
+    blocks.work.add(e, problem.n, problem.k, max_rows, max_cols, kMaxPanelCols);
+    blocks.panel_words = std::max(blocks.panel_words, chunk_steps(rows, terms_per_step) * max_cols);
+    if (rows > kChunkRows) {
+      blocks.kept_sums = std::max(blocks.kept_sums, (max_rows + kDyPanelCols) * max_cols);
+    }
+  }
+  return blocks;
+}
+
 }  // namespace
 
 void run_dw(const KernelTable& kernels, bool stream, const Problem& problem,
@@ -55,33 +90,13 @@ void run_dw(const KernelTable& kernels, bool stream, const Problem& problem,
   const DwFn kernel = problem.multiply ? typed.dw_scaled : typed.dw;
   const int terms_per_step = problem.multiply ? 1 : typed.terms_per_step;
 
-  // Writing an element costs about as much as eight rows of arithmetic.
-  const std::int64_t cost = locator.end() + problem.experts * 8;
+  const std::int64_t cost = locator.end() + problem.experts * kStoreCost;
   const std::int64_t share =
       balanced_share(cost * problem.n, executor_of(context).concurrency(), kTurns);
-  WorkList work(WorkList::Order::kRowsFirst);
-  std::int64_t panel_words = 0;
-  std::int64_t kept_sums = 0;
-  for (std::int64_t e = 0; e < problem.experts; ++e) {
-    const std::int64_t rows = locator.size(e);
-    const std::int64_t max_cols = block_columns(problem.k, chunk_steps(rows, terms_per_step));
-    std::int64_t max_rows = share * problem.k / max_cols / (rows + 8);
-    if (rows > kChunkRows) max_rows = std::min(max_rows, kMaxKeptSums / max_cols);
-    max_rows = std::max(max_rows / kDyPanelCols * kDyPanelCols, kMinWeightRows);
-    work.add(e, problem.n, problem.k, max_rows, max_cols, kMaxPanelCols);
-    panel_words = std::max(panel_words, chunk_steps(rows, terms_per_step) * max_cols);
-    if (rows > kChunkRows) {
-      kept_sums = std::max(kept_sums, (max_rows + kDyPanelCols) * max_cols);
-    }
-  }
-
-  const std::int64_t scratch_bytes = 2 * Scratch::bytes_of<void*>(kChunkRows) +
-                                     Scratch::bytes_of<float>(kChunkRows) +
-                                     Scratch::bytes_of<std::uint32_t>(panel_words) +
-                                     Scratch::bytes_of<std::uint32_t>(kChunkRows * kDyPanelCols) +
-                                     Scratch::bytes_of<float>(kept_sums);
+  const DwBlocks blocks = cut_into_blocks(problem, locator, terms_per_step, share);
+  const std::int64_t scratch_bytes = blocks.scratch_bytes();
   const double operations = static_cast<double>(cost) * problem.n * problem.k;
-  work.run(context, operations, [&](const WorkList::Turn& turn) {
+  blocks.work.run(context, operations, [&](const WorkList::Turn& turn) {
     const Block& block = turn.block;
     void* out =
         static_cast<char*>(operands.out) +
@@ -109,9 +124,9 @@ void run_dw(const KernelTable& kernels, bool stream, const Problem& problem,
     task.out_dtype = problem.out_dtype;
     task.accumulate = problem.accumulate;
     task.stream = stream;
-    task.x_panels = scratch.take<std::uint32_t>(panel_words);
+    task.x_panels = scratch.take<std::uint32_t>(blocks.panel_words);
     task.dy_panels = scratch.take<std::uint32_t>(kChunkRows * kDyPanelCols);
-    task.totals = scratch.take<float>(kept_sums);
+    task.totals = scratch.take<float>(blocks.kept_sums);
     // Rows with a bad index contribute nothing: they are left out of the list.
     for (std::int64_t position = begin; position < end;) {
       task.rows = 0;

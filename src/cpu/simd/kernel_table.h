@@ -61,7 +61,7 @@ struct DwTask {
   const float* scales = nullptr;    ///< [rows] factors of the contributions; null: none
   std::int64_t rows = 0;            ///< of this chunk; even unless it is the last
   std::int64_t n_rows = 0;
-  std::int64_t dy_cols_after = 0;  ///< columns of dY behind the block's that are packed next
+  std::int64_t dy_cols_after = 0;  ///< columns of dY after the block's that are packed next
   std::int64_t cols = 0;
   bool first = false;   ///< the chunk starts the sums
   bool last = false;    ///< the chunk ends them: write the output

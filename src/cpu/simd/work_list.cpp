@@ -81,7 +81,7 @@ Block WorkList::block(std::int64_t index) const {
   const bool columns_first = order_ == Order::kColumnsFirst;
   const std::int64_t r = columns_first ? local / entry.col_blocks : local % entry.row_blocks;
   const std::int64_t c = columns_first ? local % entry.col_blocks : local / entry.row_blocks;
-  // Where the i-th of so many blocks begins, in whole units; behind the last one is the end.
+  // Where the i-th of so many blocks begins, in whole units; after the last one is the end.
   const auto border = [](std::int64_t i, std::int64_t blocks, std::int64_t extent,
                          std::int64_t unit) {
     return std::min(i * ceil_div(extent, unit) / blocks * unit, extent);

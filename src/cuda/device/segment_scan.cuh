@@ -54,8 +54,8 @@ __device__ inline void scan_segments(const IndexArray& m_sizes, int experts, int
   const int thread = Warps > 1 ? threadIdx.x : lane;
   SegmentStart before = {0, 0};  // what earlier passes counted
   if (thread == 0) starts.set(0, 0, 0);
-  // Of one warp alone twice the code: with less, ptxas orders sm80's dW main loops so that they take
-  // 4 % longer.
+    // Of one warp alone twice the code: with less, ptxas orders sm80's dW main loops so that they
+    // take 4 % longer.
 #pragma unroll(Warps > 1 ? 1 : 2)
   for (int base = 0; base < experts; base += Warps * kWarpSize * kEach) {
     const int first = base + thread * kEach;

@@ -4,13 +4,14 @@
 
 #include <cstdint>
 
+#include "cpu/simd/isa/shared.h"
 #include "cpu/simd/kernels/element.h"
 
 /// AVX-512 (F, BW, VL, DQ) for the two files compiled with it.
 namespace moegemm::cpu::simd {
 namespace {
 
-struct Avx512 {
+struct Avx512 : Prefetches {
   using Vec = __m512;
   using Quad = __m128;
   static constexpr std::int64_t kLanes = 16;
@@ -27,17 +28,6 @@ struct Avx512 {
   static Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
   static Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
   static Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
-  // Inlined by force: GCC takes a function that only prefetches for one without effect and drops
-  // the call.
-  [[gnu::always_inline]] static void prefetch_write(const void* at) {
-    __builtin_prefetch(at, 1, 2);
-  }
-  [[gnu::always_inline]] static void prefetch_l1(const void* at) {
-    _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T0);
-  }
-  [[gnu::always_inline]] static void prefetch_l2(const void* at) {
-    _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T1);
-  }
 
   static __mmask16 first(std::int64_t count) { return static_cast<__mmask16>((1u << count) - 1u); }
 
@@ -89,16 +79,7 @@ struct Avx512 {
         _mm256_add_ps(_mm512_castps512_ps256(abcd), _mm512_extractf32x8_ps(abcd, 1));
     return _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
   }
-  static Quad load_quad(const float* at) { return _mm_loadu_ps(at); }
-  static Quad scale_quad(Quad v, float factor) { return _mm_mul_ps(v, _mm_set1_ps(factor)); }
   static void store_quad(float* at, Quad v) { _mm_storeu_ps(at, v); }
-  static void store_quad(Bf16* at, Quad v) {
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(at),
-                     _mm256_castsi256_si128(round_bf16(_mm512_castps128_ps512(v))));
-  }
-  static void store_quad(Fp16* at, Quad v) {
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(at), _mm_cvtps_ph(v, kNearest));
-  }
 
   static constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
@@ -136,27 +117,15 @@ struct Avx512 {
     return reinterpret_cast<__m256i*>(at);
   }
 
-  /// Steps of the forward kernel: floats as they are, fp16 widened.
   template <class T>
-  struct Dot {
-    using Reg = Vec;
-    static constexpr std::int64_t kStep = kLanes;
-    static constexpr int kPasses = 1;
-    template <int Pass>
-    static Reg load(const T* at) {
-      return Avx512::load(at);
-    }
-    template <int Pass>
-    static Reg load_partial(const T* at, std::int64_t count) {
-      return Avx512::load_partial(at, count);
-    }
-    static Vec accumulate(Vec acc, Reg a, Reg b) { return fma(a, b, acc); }
-  };
+  struct Dot : WidenedDot<Avx512, T> {};
 };
 
+#ifndef __AVX512BF16__
 /// 32 bf16 of one line, the even ones in one pass and the odd ones in another: a shift or a mask
 /// makes floats of them.
-struct Avx512SplitBf16Dot {
+template <>
+struct Avx512::Dot<Bf16> {
   using Vec = __m512;
   using Reg = __m512;
   static constexpr std::int64_t kStep = 32;
@@ -178,10 +147,6 @@ struct Avx512SplitBf16Dot {
     return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(~0xffff)));
   }
 };
-
-#ifndef __AVX512BF16__
-template <>
-struct Avx512::Dot<Bf16> : Avx512SplitBf16Dot {};
 #endif
 
 }  // namespace

@@ -12,22 +12,16 @@
 namespace moegemm::cpu::simd {
 namespace {
 
-constexpr std::array kAll = {InstructionSet::kAvx512Bf16, InstructionSet::kAvx512,
-                             InstructionSet::kAvx2, InstructionSet::kPortable};
+/// In the order of InstructionSet, which is that of preference.
+struct Variant {
+  const char* name;
+  const KernelTable* (*kernels)();  ///< null where the compiler could not build them
+};
+constexpr std::array kVariants = {Variant{"avx512bf16", avx512bf16_kernels},
+                                  Variant{"avx512", avx512_kernels}, Variant{"avx2", avx2_kernels},
+                                  Variant{"portable", portable_kernels}};
 
-const KernelTable* compiled_kernels(InstructionSet isa) {
-  switch (isa) {
-    case InstructionSet::kAvx512Bf16:
-      return avx512bf16_kernels();
-    case InstructionSet::kAvx512:
-      return avx512_kernels();
-    case InstructionSet::kAvx2:
-      return avx2_kernels();
-    case InstructionSet::kPortable:
-      return portable_kernels();
-  }
-  return nullptr;
-}
+const Variant& variant_of(InstructionSet isa) { return kVariants[static_cast<std::size_t>(isa)]; }
 
 /// What the processor has and the operating system saves.
 bool machine_runs(InstructionSet isa) {
@@ -72,24 +66,13 @@ std::string processor_name() {
 
 }  // namespace
 
-const char* to_string(InstructionSet isa) {
-  switch (isa) {
-    case InstructionSet::kAvx512Bf16:
-      return "avx512bf16";
-    case InstructionSet::kAvx512:
-      return "avx512";
-    case InstructionSet::kAvx2:
-      return "avx2";
-    case InstructionSet::kPortable:
-      return "portable";
-  }
-  return "?";
-}
+const char* to_string(InstructionSet isa) { return variant_of(isa).name; }
 
 std::vector<InstructionSet> usable_instruction_sets() {
   std::vector<InstructionSet> usable;
-  for (InstructionSet isa : kAll) {
-    if (compiled_kernels(isa) != nullptr && machine_runs(isa)) usable.push_back(isa);
+  for (std::size_t i = 0; i < kVariants.size(); ++i) {
+    const auto isa = static_cast<InstructionSet>(i);
+    if (kVariants[i].kernels() != nullptr && machine_runs(isa)) usable.push_back(isa);
   }
   return usable;
 }
@@ -102,9 +85,9 @@ InstructionSet select_instruction_set(const char* requested) {
     if (requested == std::string(to_string(isa))) return isa;
     accepted += join(accepted.empty() ? "" : ", ", to_string(isa));
   }
-  const bool known = std::any_of(kAll.begin(), kAll.end(), [requested](InstructionSet isa) {
-    return requested == std::string(to_string(isa));
-  });
+  const bool known = std::any_of(
+      kVariants.begin(), kVariants.end(),
+      [requested](const Variant& variant) { return requested == std::string(variant.name); });
   refuse_value("MOEGEMM_CPU_ISA is '", requested, "'",
                known ? ", which this machine or this build does not have" : "",
                "; accepted here: ", accepted);
@@ -116,7 +99,7 @@ InstructionSet active_instruction_set() {
   return isa;
 }
 
-const KernelTable& kernels_of(InstructionSet isa) { return *compiled_kernels(isa); }
+const KernelTable& kernels_of(InstructionSet isa) { return *variant_of(isa).kernels(); }
 
 }  // namespace moegemm::cpu::simd
 

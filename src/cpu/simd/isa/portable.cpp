@@ -1,6 +1,7 @@
 #include <cstdint>
 
 #include "cpu/element_type.h"
+#include "cpu/simd/isa/shared.h"
 #include "cpu/simd/kernel_table.h"
 #include "cpu/simd/kernels/element.h"
 #include "cpu/simd/kernels/table.h"
@@ -13,7 +14,7 @@
 namespace moegemm::cpu::simd {
 namespace {
 
-struct Portable {
+struct Portable : Prefetches, CopiedParts<Portable> {
   using Vec = float __attribute__((vector_size(16)));
   using Bits = std::uint32_t __attribute__((vector_size(16)));
   using Quad = Vec;
@@ -24,7 +25,6 @@ struct Portable {
   static constexpr int kTileVecs = 2;
   static constexpr int kOuterRows = 4;
   static constexpr int kOuterVecs = 2;
-  static constexpr bool kStreams = false;
 
   static Vec zero() { return Vec{}; }
   static Vec broadcast(float value) { return Vec{value, value, value, value}; }
@@ -38,13 +38,6 @@ struct Portable {
     return a * b + c;
 #endif
   }
-  // Inlined by force: GCC takes a function that only prefetches for one without effect and drops
-  // the call.
-  [[gnu::always_inline]] static void prefetch_write(const void* at) {
-    __builtin_prefetch(at, 1, 2);
-  }
-  [[gnu::always_inline]] static void prefetch_l1(const void* at) { __builtin_prefetch(at, 0, 3); }
-  [[gnu::always_inline]] static void prefetch_l2(const void* at) { __builtin_prefetch(at, 0, 2); }
 
   static Vec load(const float* at) {
     Vec v;
@@ -62,12 +55,6 @@ struct Portable {
     const Bits magnitude = (special & (shifted | 0x7f800000u)) | (~special & as_bits(scaled));
     return as_floats(sign | magnitude);
   }
-  template <class T>
-  static Vec load_partial(const T* at, std::int64_t count) {
-    T whole[kLanes] = {};
-    for (std::int64_t i = 0; i < count; ++i) whole[i] = at[i];
-    return load(whole);
-  }
 
   static void store(float* at, Vec v) { __builtin_memcpy(at, &v, sizeof(v)); }
   static void store(Bf16* at, Vec v) {
@@ -82,13 +69,6 @@ struct Portable {
   static void store(Fp16* at, Vec v) {
     for (std::int64_t i = 0; i < kLanes; ++i) at[i].bits = to_float16(v[i]).bits;
   }
-  template <class T>
-  static void store_partial(T* at, Vec v, std::int64_t count) {
-    T whole[kLanes];
-    store(whole, v);
-    for (std::int64_t i = 0; i < count; ++i) at[i] = whole[i];
-  }
-  static void stream_fence() {}
 
   /// The sums over the lanes of four vectors.
   static Quad reduce4(Vec a, Vec b, Vec c, Vec d) {
@@ -99,12 +79,7 @@ struct Portable {
     return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) +
            __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
   }
-  static Quad load_quad(const float* at) { return load(at); }
-  static Quad scale_quad(Quad v, float factor) { return v * broadcast(factor); }
-  template <class T>
-  static void store_quad(T* at, Quad v) {
-    store(at, v);
-  }
+  static void store_quad(float* at, Quad v) { store(at, v); }
 
   static Vec as_floats(Bits bits) { return reinterpret_cast<Vec>(bits); }
   static Bits as_bits(Vec v) { return reinterpret_cast<Bits>(v); }
@@ -114,20 +89,7 @@ struct Portable {
   }
 
   template <class T>
-  struct Dot {
-    using Reg = Vec;
-    static constexpr std::int64_t kStep = kLanes;
-    static constexpr int kPasses = 1;
-    template <int Pass>
-    static Reg load(const T* at) {
-      return Portable::load(at);
-    }
-    template <int Pass>
-    static Reg load_partial(const T* at, std::int64_t count) {
-      return Portable::load_partial(at, count);
-    }
-    static Vec accumulate(Vec acc, Reg a, Reg b) { return fma(a, b, acc); }
-  };
+  struct Dot : WidenedDot<Portable, T> {};
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "cpu/simd/kernel_table.h"
+#include "cpu/simd/kernels/tile.h"
 
 /// The tile of dX and dW: C[Rows, Vecs * lanes] += A[Rows, steps] B[steps, Vecs * lanes]. One word
 /// of A is broadcast, one step of B is Vecs vectors. A word is a float (one term) or two 16-bit
@@ -85,11 +86,7 @@ template <class Math, int Rows, int Vecs, class A, class B>
                                                   PrefetchRun prefetch) {
   using Isa = typename Math::Isa;
   typename Isa::Vec acc[Rows][Vecs];
-#pragma GCC unroll 8
-  for (int i = 0; i < Rows; ++i) {
-#pragma GCC unroll 16
-    for (int j = 0; j < Vecs; ++j) acc[i][j] = Isa::zero();
-  }
+  load_tile<Isa>(acc, nullptr, 0);
   if (prefetch.first != nullptr) {
     const char* ahead = prefetch.first;
     for (; step < end; ++step) {

@@ -6,6 +6,7 @@
 #include "cpu/simd/kernel_table.h"
 #include "cpu/simd/kernels/element.h"
 #include "cpu/simd/kernels/finish.h"
+#include "cpu/simd/kernels/tile.h"
 
 /// Forward: Y[r, n] is the dot product of an X row and a W row along K. W is read in place; X too
 /// when few rows share it, otherwise from a packed copy.
@@ -87,19 +88,7 @@ template <class Isa, class T, int Rows, int Prefetch, bool Packed>
   using Vec = typename Isa::Vec;
   using Dot = typename Isa::template Dot<T>;
   Vec acc[Rows][4];
-  if (tile.resume) {
-#pragma GCC unroll 8
-    for (int i = 0; i < Rows; ++i) {
-#pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) acc[i][j] = Isa::load(tile.parked + (i * 4 + j) * Isa::kLanes);
-    }
-  } else {
-#pragma GCC unroll 8
-    for (int i = 0; i < Rows; ++i) {
-#pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) acc[i][j] = Isa::zero();
-    }
-  }
+  load_tile<Isa>(acc, tile.resume ? tile.parked : nullptr, 4 * Isa::kLanes);
 
   std::conditional_t<Packed, PackedX<Isa, T, Rows>, ListedX<Isa, T, Rows>> x;
   const T* w[4];
@@ -135,11 +124,7 @@ template <class Isa, class T, int Rows, int Prefetch, bool Packed>
   }
 
   if (tile.park) {
-#pragma GCC unroll 8
-    for (int i = 0; i < Rows; ++i) {
-#pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) Isa::store(tile.parked + (i * 4 + j) * Isa::kLanes, acc[i][j]);
-    }
+    store_tile<Isa>(acc, tile.parked, 4 * Isa::kLanes);
   } else {
 #pragma GCC unroll 8
     for (int i = 0; i < Rows; ++i) {
@@ -154,19 +139,19 @@ using DotTileFn = void (*)(const DotTile<T>&);
 
 /// dot_tile for `rows` rows that prefetches `prefetch` lines per step: 0, 1, 2, 4 or kOneRowToL1;
 /// packed X only comes with so many rows that one line per step is enough.
-template <class Isa, class T, int Rows = Isa::kDotRows>
+template <class Isa, class T>
 DotTileFn<T> select_dot_tile(std::int64_t rows, int prefetch, bool packed) {
-  if constexpr (Rows > 1) {
-    if (rows < Rows) return select_dot_tile<Isa, T, Rows - 1>(rows, prefetch, packed);
-  }
-  if (packed) {
-    if (prefetch == kOneRowToL1) return dot_tile<Isa, T, Rows, kOneRowToL1, true>;
-    return prefetch == 0 ? dot_tile<Isa, T, Rows, 0, true> : dot_tile<Isa, T, Rows, 1, true>;
-  }
-  if (prefetch == 0) return dot_tile<Isa, T, Rows, 0, false>;
-  if (prefetch == 1) return dot_tile<Isa, T, Rows, 1, false>;
-  if (prefetch == kOneRowToL1) return dot_tile<Isa, T, Rows, kOneRowToL1, false>;
-  return prefetch == 2 ? dot_tile<Isa, T, Rows, 2, false> : dot_tile<Isa, T, Rows, 4, false>;
+  return with_rows<Isa::kDotRows>(rows, [=](auto count) -> DotTileFn<T> {
+    constexpr int kRows = count;
+    if (packed) {
+      if (prefetch == kOneRowToL1) return dot_tile<Isa, T, kRows, kOneRowToL1, true>;
+      return prefetch == 0 ? dot_tile<Isa, T, kRows, 0, true> : dot_tile<Isa, T, kRows, 1, true>;
+    }
+    if (prefetch == 0) return dot_tile<Isa, T, kRows, 0, false>;
+    if (prefetch == 1) return dot_tile<Isa, T, kRows, 1, false>;
+    if (prefetch == kOneRowToL1) return dot_tile<Isa, T, kRows, kOneRowToL1, false>;
+    return prefetch == 2 ? dot_tile<Isa, T, kRows, 2, false> : dot_tile<Isa, T, kRows, 4, false>;
+  });
 }
 
 /// The rows of a task in chunks of one tile each, of sizes that differ by one at most.
@@ -282,13 +267,8 @@ void fetch_output_lines(const ForwardTask& task, std::int64_t row, std::int64_t 
 template <class Isa>
 void finish_staged(const ForwardTask& task, std::int64_t first, std::int64_t rows, std::int64_t col,
                    std::int64_t cols) {
-  for (std::int64_t row = first; row < first + rows; ++row) {
-    if (task.out.rows[row] == nullptr) continue;
-    finish_row<Isa>(task.staged + row * kStagedCols, task.out.rows[row], task.out.dtype,
-                    task.out.first_col + col, cols,
-                    task.out.bias != nullptr ? task.out.bias + col : nullptr,
-                    task.out.scales != nullptr ? task.out.scales + row : nullptr);
-  }
+  finish_rows<Isa>(task.out, first, rows, task.staged + first * kStagedCols, kStagedCols, col,
+                   cols);
 }
 
 /// Four weight rows stay in L1 while all rows of the task pass by from L2. K is cut so that 4 + 6
@@ -337,7 +317,7 @@ void forward_task(const ForwardTask& task) {
     }
 
     // Many tiles: a few lines before each. Inside the loops of the first tiles alone they would
-    // queue for the memory in front of the lines that those tiles need from L2.
+    // queue for the memory before the lines that those tiles need from L2.
     LinePrefetch<Isa, T> few_lines(ahead, ahead_rows, task.k,
                                    chunks.count * (parts > 0 ? parts : 1));
     const bool between_tiles = packed_x != nullptr && few_lines.share() <= kMaxLinesBetweenTiles;
@@ -366,7 +346,7 @@ void forward_task(const ForwardTask& task) {
         if (last && n % kStagedCols == kStagedCols / 2) {
           fetch_output_lines<Isa>(task, row, rows, n - kStagedCols / 2);
         }
-        // Just before the tile that needs their place: the stores wait behind its arithmetic.
+        // Just before the tile that needs their place: the stores wait while it computes.
         if (part == 0 && n > 0 && n % kStagedCols == 0) {
           finish_staged<Isa>(task, row, rows, n - kStagedCols, kStagedCols);
         }

@@ -65,7 +65,7 @@ void finish_weight_tile(const DwTask& task, const float* sums, std::int64_t stri
 }
 
 /// Brings the columns of dY that are packed next, a few rows per tile: those of the next panel, or
-/// behind the last panel those of the next block. 16-bit rows into L1, from where they fall to L2
+/// after the last panel those of the next block. 16-bit rows into L1, from where they fall to L2
 /// before they are wanted: prefetches into L2 alone left half of their misses. The longer rows of
 /// fp32 would push the operands of the tiles out of L1.
 template <class Math, class T>

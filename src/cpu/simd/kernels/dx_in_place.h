@@ -46,21 +46,7 @@ template <class Math, class T, int Rows, bool Fetch, bool Masked>
   constexpr std::int64_t kCols = kVecs * Isa::kLanes;
   typename Isa::Vec acc[Rows][kVecs];
   float* const sums = group.sums + col;
-  if (group.starts_fold) {
-#pragma GCC unroll 8
-    for (int i = 0; i < Rows; ++i) {
-#pragma GCC unroll 4
-      for (int j = 0; j < kVecs; ++j) acc[i][j] = Isa::zero();
-    }
-  } else {
-#pragma GCC unroll 8
-    for (int i = 0; i < Rows; ++i) {
-#pragma GCC unroll 4
-      for (int j = 0; j < kVecs; ++j) {
-        acc[i][j] = Isa::load(sums + i * group.padded_cols + j * Isa::kLanes);
-      }
-    }
-  }
+  load_tile<Isa>(acc, group.starts_fold ? nullptr : sums, group.padded_cols);
   const auto add_step = [&](std::int64_t step, const T* row, const T* second)
       __attribute__((always_inline)) {
     typename Math::Step b[kVecs];
@@ -95,13 +81,7 @@ template <class Math, class T, int Rows, bool Fetch, bool Masked>
   if (whole_steps * Math::kTerms < group.terms) add_step(whole_steps, row, nullptr);
 
   if (!group.ends_fold) {
-#pragma GCC unroll 8
-    for (int i = 0; i < Rows; ++i) {
-#pragma GCC unroll 4
-      for (int j = 0; j < kVecs; ++j) {
-        Isa::store(sums + i * group.padded_cols + j * Isa::kLanes, acc[i][j]);
-      }
-    }
+    store_tile<Isa>(acc, sums, group.padded_cols);
   } else {
     fold<Math, Rows, kVecs>(acc, group.totals + col, group.padded_cols, group.first_fold);
   }
@@ -115,14 +95,6 @@ template <class Math, class T, int Rows, bool Fetch>
     in_place_columns<Math, T, Rows, Fetch, false>(group, col);
   }
   if (col < group.cols) in_place_columns<Math, T, Rows, Fetch, true>(group, col);
-}
-
-template <class Math, class T, int Rows = Math::Isa::kTileRows>
-auto select_in_place_group(std::int64_t rows, bool fetch) {
-  if constexpr (Rows > 1) {
-    if (rows < Rows) return select_in_place_group<Math, T, Rows - 1>(rows, fetch);
-  }
-  return fetch ? in_place_group<Math, T, Rows, true> : in_place_group<Math, T, Rows, false>;
 }
 
 template <class Math, class T>
@@ -165,7 +137,10 @@ void dx_in_place(const DxTask& task) {
       group.sums = sums + row * group.padded_cols;
       group.totals = task.totals + row * group.padded_cols;
       const bool fetch = c == 0 && group.ahead != nullptr;
-      select_in_place_group<Math, T>(rows, fetch)(group);
+      with_rows<Isa::kTileRows>(rows, [&](auto count) {
+        fetch ? in_place_group<Math, T, count, true>(group)
+              : in_place_group<Math, T, count, false>(group);
+      });
     }
   }
   for (std::int64_t i = 0; i < task.rows; ++i) {
@@ -174,8 +149,7 @@ void dx_in_place(const DxTask& task) {
     for (std::int64_t c = 0; c < task.cols; c += kCols) {
       Math::template restore_column_order<Isa::kTileVecs>(total + c);
     }
-    finish_row<Isa>(total, task.out.rows[i], task.out.dtype, task.out.first_col, task.cols,
-                    task.out.bias, task.out.scales != nullptr ? task.out.scales + i : nullptr);
+    finish_rows<Isa>(task.out, i, 1, total, group.padded_cols, 0, task.cols);
   }
 }
 

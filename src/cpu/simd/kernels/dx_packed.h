@@ -66,14 +66,6 @@ template <class Math, int Rows>
   broadcast_fold<Math, Rows, kVecs>(a, b, 0, steps, total, total_stride, first, prefetch);
 }
 
-template <class Math, int Rows = Math::Isa::kTileRows>
-auto select_packed_tile(std::int64_t rows) {
-  if constexpr (Rows > 1) {
-    if (rows < Rows) return select_packed_tile<Math, Rows - 1>(rows);
-  }
-  return packed_tile<Math, Rows>;
-}
-
 template <class Math, class T>
 void dx_packed(const DxTask& task) {
   using Isa = typename Math::Isa;
@@ -114,18 +106,13 @@ void dx_packed(const DxTask& task) {
           a[i] = reinterpret_cast<const Word*>(dy[row + i] + term);
         }
       }
-      const auto tile = select_packed_tile<Math>(rows);
+      const auto tile = with_rows<kRows>(rows, [](auto count) { return packed_tile<Math, count>; });
       float* totals = task.totals + row * padded_cols;
       for (std::int64_t c = 0; c < task.cols; c += kPanelCols) {
         tile(a, panels + c * steps, steps, totals + c, padded_cols, term == 0, prefetch.next());
       }
       if (left > 0) continue;
-      for (std::int64_t i = 0; i < rows; ++i) {
-        if (task.out.rows[row + i] == nullptr) continue;
-        finish_row<Isa>(totals + i * padded_cols, task.out.rows[row + i], task.out.dtype,
-                        task.out.first_col, task.cols, task.out.bias,
-                        task.out.scales != nullptr ? task.out.scales + row + i : nullptr);
-      }
+      finish_rows<Isa>(task.out, row, rows, totals, padded_cols, 0, task.cols);
     }
   }
 }

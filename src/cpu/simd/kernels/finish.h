@@ -37,6 +37,19 @@ void finish_row(const float* sums, void* out, DType dtype, std::int64_t first_co
   });
 }
 
+/// Rounds `cols` sums of `rows` rows from number `first` on, [rows][stride], into the columns from
+/// `col` on of a task's output.
+template <class Isa>
+void finish_rows(const OutputRows& out, std::int64_t first, std::int64_t rows, const float* sums,
+                 std::int64_t stride, std::int64_t col, std::int64_t cols) {
+  for (std::int64_t row = first; row < first + rows; ++row, sums += stride) {
+    if (out.rows[row] == nullptr) continue;
+    finish_row<Isa>(sums, out.rows[row], out.dtype, out.first_col + col, cols,
+                    out.bias != nullptr ? out.bias + col : nullptr,
+                    out.scales != nullptr ? out.scales + row : nullptr);
+  }
+}
+
 /// out[cols] += sums, in fp32.
 template <class Isa>
 void accumulate_row(const float* sums, float* out, std::int64_t cols) {
