@@ -45,12 +45,18 @@ class Activation(NamedTuple):
         """What the operators take: "silu/concatenated", then the numbers that are not the defaults."""
         words = f"{self.function}/{self.layout}"
         if self.alpha != 1.0:
-            words += f" alpha={self.alpha}"
+            words += f" alpha={_constant(self.alpha)}"
         if self.limit != math.inf:
-            words += f" limit={self.limit}"
+            words += f" limit={_constant(self.limit)}"
         if self.up_offset != 0.0:
-            words += f" up_offset={self.up_offset}"
+            words += f" up_offset={_constant(self.up_offset)}"
         return words
+
+
+def _constant(number: float) -> float:
+    """The number. Dynamo turns one that changes between calls into a symbol, which no text can hold; hex() makes a
+    constant of it again."""
+    return float.fromhex(float(number).hex())
 
 
 def is_gated(text: str) -> bool:

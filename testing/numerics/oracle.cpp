@@ -46,8 +46,10 @@ void forward_position(const HostProblem& p, std::int64_t position, ExpectedRow& 
 }
 
 /// out[c] += factor * row[c]. Rounding the factor to a dtype whose normal numbers begin at `floor`
-/// moves a smaller one as far as it moves that.
-void add_scaled(double factor, const float* row, ExpectedRow& expected, double floor = 0.0) {
+/// moves a smaller one as far as it moves that; where it is the row that is rounded, a term counts
+/// for `least` at least.
+void add_scaled(double factor, const float* row, ExpectedRow& expected, double floor = 0.0,
+                double least = 0.0) {
   const double error_factor = std::max(std::fabs(factor), floor);
   double* value = expected.value.data();
   double* squares = expected.squares.data();
@@ -55,7 +57,8 @@ void add_scaled(double factor, const float* row, ExpectedRow& expected, double f
   for (std::int64_t c = 0; c < cols; ++c) {
     const double element = row[c];
     value[c] += factor * element;
-    squares[c] += error_factor * element * (error_factor * element);
+    const double error = std::max(error_factor * std::fabs(element), least);
+    squares[c] += error * error;
   }
 }
 
@@ -105,7 +108,8 @@ void dw_row(const HostProblem& p, std::int64_t row, ExpectedRow& expected) {
   const double floor = p.spec.multiply ? least_normal(p.dtype) : 0.0;
   for (std::int64_t r = p.begins[expert]; r < p.begins[expert + 1]; ++r) {
     if (p.x_row(r) < 0 || p.dy_row(r) < 0) continue;
-    add_scaled(p.scale(r) * p.dy.row(p.dy_row(r))[n], p.x.row(p.x_row(r)), expected, floor);
+    const double dy = p.dy.row(p.dy_row(r))[n];
+    add_scaled(p.scale(r) * dy, p.x.row(p.x_row(r)), expected, floor, floor * std::fabs(dy));
   }
 }
 

@@ -33,7 +33,7 @@ def test_registering_asks_for_the_version(monkeypatch):
     ("file", "pattern"),
     [
         ("pyproject.toml", r"transformers>=(\d+)\.(\d+)"),
-        ("requirements/dev.txt", r"transformers>=(\d+)\.(\d+)"),
+        ("requirements/demo-gpu.txt", r"transformers>=(\d+)\.(\d+)"),
         ("docs/how-to/transformers.md", r"transformers (\d+)\.(\d+) is the oldest"),
         ("CONTRIBUTING.md", r"the oldest transformers \((\d+)\.(\d+)\)"),
     ],

@@ -157,7 +157,6 @@ def raised_by_bad_arguments() -> str:
     calls: list[dict[str, Any]] = [
         {"permute_x": True},
         {"permute_x": True, "permute_y": True, "gather_indices": gather},
-        {"permute_x": True, "gather_indices": gather, "topk": 4},
         {"W": W.bfloat16()},
         {"W": W.to(torch.float8_e4m3fn)},
         {"m_sizes": 9 * sizes, "check": True},
