@@ -112,10 +112,12 @@ TuningStore& tuning_store() {
   static auto* mutex = new std::mutex;
   const CacheRoot root = cache_root();
   const std::lock_guard lock(*mutex);
-  for (OfRoot& known : *stores) {
-    if (root == CacheRoot{known.word, known.below}) return known.store;
+  for (auto known = stores->begin(); known != stores->end(); ++known) {
+    if (root != CacheRoot{known->word, known->below}) continue;
+    stores->splice(stores->begin(), *stores, known);  // found first the next time
+    return known->store;
   }
-  return stores->emplace_back(root).store;
+  return stores->emplace_front(root).store;
 }
 
 }  // namespace moegemm

@@ -55,8 +55,6 @@ __device__ __forceinline__ void compute_tile(const RowGemmParams& params, const 
   store_tile<Traits>(acc, row_blocks, params.out, targets.rows, tile.feature);
 }
 
-constexpr int kScanWarps = 4;  ///< every kernel has as many
-
 /// What run_tiles asks.
 template <typename Traits>
 struct RowPipeline {
@@ -94,11 +92,11 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
   auto* tiles = reinterpret_cast<RowTile*>(shared + Layout::kTiles);
   auto* starts = reinterpret_cast<SegmentStart*>(shared + Layout::kStarts);
   auto* ring = reinterpret_cast<StageRing<Shape>*>(shared + Layout::kRing);
-  if (threadIdx.x < kScanWarps * kWarpSize) {  // their scratch is where tiles will be
+  if (threadIdx.x < kScanWarps * kWarpSize) {
     scan_segments<kScanWarps>(
         params.m_sizes, params.experts, params.total_rows,
         TileStarts{starts, Shape::kRows, ceil_div(params.out.cols, Shape::kCols)},
-        reinterpret_cast<SegmentStart*>(tiles), kNamedRowsBarrier);
+        reinterpret_cast<SegmentStart*>(shared + Layout::kScan), kNamedRowsBarrier);
   }
   prepare_ring(*ring);
   __syncthreads();

@@ -10,6 +10,7 @@ namespace moegemm::cuda::sm80 {
 
 constexpr int kTargetSlots = 8;   ///< tiles whose results' places are known: stages + 2 are needed
 constexpr int kNamedWords = 256;  ///< of UnnamedRows
+constexpr int kScanWarps = 4;     ///< of scan_segments; every kernel has as many
 
 /// Byte offsets into dynamic shared memory.
 template <typename Shape>
@@ -17,7 +18,8 @@ struct RowGemmLayout : PipelineLayout<Shape> {
   static constexpr int kTargets = PipelineLayout<Shape>::kEnd;  ///< RowTarget [slots][rows]
   static constexpr int kNamedRows =
       kTargets + (Shape::kLoadWarps > 0 ? kTargetSlots * Shape::kRows * 8 : 0);
-  static constexpr int kStarts = kNamedRows + kNamedWords * 4;  ///< SegmentStart [E + 1]
+  static constexpr int kScan = kNamedRows + kNamedWords * 4;  ///< scratch of scan_segments
+  static constexpr int kStarts = kScan + kScanWarps * 8;      ///< SegmentStart [E + 1]
   static constexpr std::int64_t total(std::int64_t experts) { return kStarts + (experts + 1) * 8; }
 };
 
