@@ -137,8 +137,9 @@ $(STAMPS)/venv-demo: requirements/torch.txt $(DEMO_LISTS) scripts/make_venv | $(
 	@$(STEP) "Virtual environment" $(LOGS)/venv-demo.log scripts/make_venv $(VENV) $(DEMO_LISTS)
 	@mkdir -p $(@D) && touch $@
 
-$(STAMPS)/venv: requirements/dev.txt $(STAMPS)/venv-demo
+$(STAMPS)/venv: requirements/dev.txt requirements/hub.txt $(STAMPS)/venv-demo
 	@$(STEP) "Virtual environment for the tests" $(LOGS)/venv.log scripts/make_venv $(VENV) requirements/dev.txt
+	@$(STEP) "The library of the Hub, apart" $(LOGS)/venv-hub.log $(VENV_PYTHON) -m pip install --upgrade --target $(VENV)/hub --requirement requirements/hub.txt
 	@touch $@
 
 $(STAMPS)/lint-tools: requirements/lint.txt requirements/system-lint.txt $(STAMPS)/venv
