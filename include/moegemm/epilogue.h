@@ -48,11 +48,11 @@ struct Activation {
   float up_offset = 0.0f;
 
   constexpr bool gated() const { return layout != GateLayout::kNone; }
-  /// Columns of the first product for `activated` columns behind the activation.
+  /// Columns of the first product for `activated` columns after the activation.
   constexpr std::int64_t input_columns(std::int64_t activated) const {
     return gated() ? 2 * activated : activated;
   }
-  /// Columns behind the activation for `inputs` columns of the first product.
+  /// Columns after the activation for `inputs` columns of the first product.
   constexpr std::int64_t activated_columns(std::int64_t inputs) const {
     return gated() ? inputs / 2 : inputs;
   }

@@ -24,7 +24,7 @@ class Execution {
 
 /// Keeps what the user should be told about a manual config, once per process and text, until
 /// take_notes() hands it to Python's warnings. `at_once` warns through torch instead: compiled
-/// graphs have no Python behind their operators.
+/// graphs have operators without Python.
 void note_once(const std::string& note, bool at_once);
 /// The notes since the last call, one per line.
 std::string take_notes();

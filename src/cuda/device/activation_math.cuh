@@ -10,7 +10,7 @@
 /// exponentials and reciprocals are the hardware's approximations, with denormals flushed (a few
 /// fp32 ulps, far below the rounding of 16-bit results), and clamps single instructions.
 ///
-/// The pass behind a product and the product that activates its own rows give the same bits: what
+/// The pass after a product and the product that activates its own rows give the same bits: what
 /// makes a value leaves the compiler no choice between a product with a sum and a fused one.
 namespace moegemm::cuda {
 

@@ -159,7 +159,7 @@ struct Shape {
 
 constexpr Shape kLow = {128, 32};    ///< streams weights, more of them in flight
 constexpr Shape kSmall = {128, 64};  ///< streams weights, few rows
-constexpr Shape kTall = {128, 192};  ///< pingpong: its stores hide behind the other main loop
+constexpr Shape kTall = {128, 192};  ///< pingpong: its stores hide under the other main loop
 constexpr Shape kBalanced = {192,
                              128};   ///< pingpong, two tiles of 128 rows waste less than 2 x 192
 constexpr Shape kWide = {256, 160};  ///< cooperative: least gathering per product
@@ -366,7 +366,7 @@ bool weights_pass_through_l2(const Problem& problem, const TileShape& tile, std:
 }
 
 bool fusing_is_faster(const Problem& problem, const TileShape& tile) {
-  // Gain over the best plain kernel with a pass behind it, six models at 64 to 16384 tokens on an
+  // Gain over the best plain kernel with a pass after it, six models at 64 to 16384 tokens on an
   // H200, the contenders of each in one round robin; the pass counts the less the longer the
   // contraction is.
   //   rows per expert   K       gathered                       in order (tall)
@@ -391,7 +391,7 @@ bool fusing_is_faster(const Problem& problem, const TileShape& tile) {
 bool gathering_first_is_faster(const Problem& problem) {
   // Rows gathered by cp.async cost the dW kernel 10 % of its clocks over rows that TMA copies
   // (Mixtral, counters), whatever the width of the other operand; a copy is written and read once.
-  // T = 8192 on an H200, TFLOP/s behind a copy / gathered in the kernel: Mixtral dw1 691 / 645, dw2
+  // T = 8192 on an H200, TFLOP/s after a copy / gathered in the kernel: Mixtral dw1 691 / 645, dw2
   // 678 / 634; Llama-4 Scout 617 / 575, 618 / 589; DeepSeek-V3 dw1 494 / 463; gpt-oss dw1 503 /
   // 500.
   constexpr std::int64_t kWideEnough = 4096;

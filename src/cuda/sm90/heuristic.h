@@ -10,11 +10,11 @@ namespace moegemm::cuda::sm90 {
 /// list order. Host facts only.
 int preference_rank(const KernelInfo& kernel, const Problem& problem);
 
-/// Whether the activated kernel with this tile is faster than the best plain one with a pass behind
+/// Whether the activated kernel with this tile is faster than the best plain one with a pass after
 /// it. Both give the same bits, so that the choice may depend on the batch.
 bool fusing_is_faster(const Problem& problem, const TileShape& tile);
 
-/// Whether dW is faster behind a copy of the gathered operand in order.
+/// Whether dW is faster after a copy of the gathered operand in order.
 bool gathering_first_is_faster(const Problem& problem);
 
 /// Whether L2 should rather keep the gathered rows of a forward product than its weights: where

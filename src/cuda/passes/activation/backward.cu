@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kThreads, least_resident_blocks<T>())
   const int first = static_cast<int>(blockIdx.x) * a.group_rows;
   const int count = min(a.rows - first, a.group_rows);
 
-  // Asked for before the rows, behind which they would wait in line.
+  // Asked for before the rows, after which they would wait in line.
   const FetchedSizes sizes = fetch_sizes(a.m_sizes, a.experts);
   const int my_row = static_cast<int>(threadIdx.x);
   IndexArray::Fetched my_index;

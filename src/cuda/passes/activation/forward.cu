@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   const int first = min(group * a.group_rows, a.rows);
   const int end = min(first + a.group_rows, a.rows);
 
-  // Asked for before the rows, behind which it would wait in line.
+  // Asked for before the rows, after which it would wait in line.
   const FetchedSizes sizes = fetch_sizes(a.m_sizes, a.experts);
   Ring<T, L> ring(memory);
   const T* source = static_cast<const T*>(a.pre.data) + first * a.pre.stride;

@@ -212,7 +212,7 @@ class RowLoader {
     // Opaque to warps that only copy: multiples are not kept in registers from block to block. What
     // it takes to compute them also keeps the copies apart; with half as many instructions, copies
     // right after each other, Mixtral-8x7B dx1 was 3 % slower on an H200 (probably ldmatrix waits
-    // behind them for shared memory).
+    // after them for shared memory).
     constexpr bool kOpaque = Shape::kLoadWarps > 0;
     const std::int64_t weight_bytes =
         kOpaque ? ptx::opaque(params_.weight_bytes) : params_.weight_bytes;

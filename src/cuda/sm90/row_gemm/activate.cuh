@@ -9,7 +9,7 @@
 
 /// The epilogue of activated tiles: nothing but activated rows is stored. It activates what a plain
 /// tile would have stored, rounded to 16 bits, so that a layer's bits are those of the product with
-/// a pass behind it. Rounding first also halves the registers that wait for their activation, and
+/// a pass after it. Rounding first also halves the registers that wait for their activation, and
 /// one copy of this code serves every compiled N.
 namespace moegemm::cuda::sm90 {
 
@@ -36,7 +36,7 @@ __device__ __forceinline__ void unpack(const std::byte* shared, float (&values)[
 /// Where both blocks of a consumer's tile have their columns.
 struct BlockColumns {
   int first;
-  int second;  ///< the same columns behind a gate
+  int second;  ///< the same columns after a gate
 };
 
 /// Copies the biases of a warpgroup's 2 x 64 features to shared memory.
@@ -91,7 +91,7 @@ __device__ __forceinline__ void store_quad(const RowGemmParams& params, int row,
 }
 
 /// Activates and stores a thread's quads of 16 staged rows. `blocks`: the rows of the first block,
-/// those of the second behind them.
+/// those of the second after them.
 template <typename T, int Together>
 __device__ __forceinline__ void store_piece(const RowGemmParams& params, const Tile& tile, int base,
                                             const BlockColumns& columns, int thread,

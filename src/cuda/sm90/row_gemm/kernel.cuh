@@ -137,7 +137,7 @@ __device__ __forceinline__ void consume_streamed_tile_of(int n, Args&... args) {
 }
 
 /// All tiles of a consumer. Instructions that nobody has executed lately come from memory, and
-/// behind the weights in flight they wait for microseconds. So a streaming tile's consumers
+/// after the weights in flight they wait for microseconds. So a streaming tile's consumers
 /// rehearse while the sizes are read: the first round of the loop is a tile without rows or
 /// product.
 template <typename Traits>

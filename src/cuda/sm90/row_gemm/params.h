@@ -57,7 +57,7 @@ struct RowGemmParams {
 
   // Activated tiles only.
   Activation activation;
-  int columns;    ///< of the output: features, or half as many behind a gate
+  int columns;    ///< of the output: features, or half as many after a gate
   int bias_step;  ///< column c has its gate's bias at c * bias_step,
   int first_up;   ///< and its up's at first_up + c * bias_step
 };

@@ -126,7 +126,7 @@ template <typename Traits>
 struct RoundedTile {
   std::uint32_t pairs[Traits::kBlocks][Traits::kRows / 4];
 
-  /// Opaque: else the compiler moves the rounding behind the branches of all N, and what they have
+  /// Opaque: else the compiler moves the rounding after the branches of all N, and what they have
   /// in common would be twice the registers.
   template <int N>
   __device__ __forceinline__ void take(const float (&d)[Traits::kBlocks][N / 2]) {

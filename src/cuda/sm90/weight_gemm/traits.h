@@ -74,7 +74,7 @@ struct WeightGemmTile : WeightTile {
   bool has_absent_rows = false;  ///< some of the segment's indices are out of range
 };
 
-/// The last tile's second store hides behind this many stages of the next tile's first block. One
+/// The last tile's second store hides under this many stages of the next tile's first block. One
 /// is 2 % slower on 8-stage tiles, three 3 %: they hold stages that loads could fill.
 constexpr int kLeadStages = 2;
 
@@ -101,7 +101,7 @@ constexpr int kGroupRows = 16;
 /// not matter to them.
 ///
 /// So the rows that are missing to whole stages are missing at the end. A tensor map can leave them
-/// out there unless the segment ends less than a stage behind the operand's first row. Such a
+/// out there unless the segment ends less than a stage after the operand's first row. Such a
 /// segment has one or two groups: each gets a stage of its own and lies at the end of that.
 MOEGEMM_HOST_DEVICE StageRows rows_of_stage(const WeightTile& tile, int index, int stage_rows) {
   const auto least = [](int a, int b) { return a < b ? a : b; };
