@@ -38,8 +38,8 @@ void check_layer(const LayerViews& views, const Activation& activation, WeightLa
     require_shape(w_down, {experts, inner, hidden}, down_letters);
     require_shape(w_gate_up, {experts, hidden, columns}, gate_up_letters);
   }
-  if (gate_up_bias.view.given()) require_bias(gate_up_bias, x, experts, columns, "[E, C]");
-  if (down_bias.view.given()) require_bias(down_bias, x, experts, hidden, "[E, H]");
+  if (gate_up_bias.view.given()) require_like(gate_up_bias, x, {experts, columns}, "[E, C]");
+  if (down_bias.view.given()) require_like(down_bias, x, {experts, hidden}, "[E, H]");
 
   const std::int64_t tokens = x.view.shape[0];
   require_form(expert_ids, {{2, "[..., topk]"}});
@@ -49,10 +49,7 @@ void check_layer(const LayerViews& views, const Activation& activation, WeightLa
   require_extent(expert_ids, topk, "topk, its last dimension,");
   require_shape(expert_ids, {tokens, topk}, "[T, topk]");
   if (router_weights.view.given()) {
-    require_form(router_weights, {{2, "[T, topk]"}});
-    require_dtype_or_float32(router_weights, x);
-    require_same_device(router_weights, x);
-    require_shape(router_weights, {tokens, topk}, "[T, topk]");
+    require_like_or_float32(router_weights, x, {tokens, topk}, "[T, topk]");
   }
 }
 
