@@ -30,6 +30,8 @@ __device__ __forceinline__ FetchedSizes fetch_sizes(const IndexArray& m_sizes, i
 
 /// Fills row_prefix[0 .. experts] in shared memory. Called by the whole block, of whole warps, and
 /// by all of it at work: blocks are many and short, and a single warp would take microseconds.
+/// Not scan_segments: its sizes are asked for where they are added, these before the block's rows,
+/// and signed_value in place of the two lines below makes every kernel here longer.
 __device__ inline void share_row_prefix(const IndexArray& m_sizes, FetchedSizes fetched,
                                         int experts, int rows, int* row_prefix) {
   constexpr int kEach = FetchedSizes::kEach;

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from moegemm.bench import plots
 from moegemm.bench.cases import Model
-from moegemm.bench.report import Entry, Record, tflops
-from moegemm.bench.targets import READ_BYTES_PER_S
+from moegemm.bench.pages import plots
+from moegemm.bench.pages.report import Entry, Record, tflops
+from moegemm.bench.pages.targets import READ_BYTES_PER_S
 
 OPS_SHOWN = {"forward": ("fwd1", "fwd2"), "dX": ("dx1", "dx2"), "dW": ("dw1", "dw2")}
 
