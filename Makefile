@@ -67,11 +67,11 @@ test: ## Build, then run every test that this machine can run
 
 .PHONY: test-gpu
 test-gpu: ## Run every test that can use the GPU, and say so when there is none
-	@scripts/run_gpu_tests
+	@scripts/gpu/run_tests
 
 .PHONY: sanitize-gpu
 sanitize-gpu: ## Check the GPU kernels' memory accesses and races with compute-sanitizer
-	@scripts/run_gpu_sanitizers
+	@scripts/gpu/run_sanitizers
 
 .PHONY: bench
 bench: build ## Compare with torch on the CPU, and on the GPU when there is one; writes build/bench/
