@@ -51,4 +51,18 @@ Tensor combine_rows(const Tensor& rows, const std::optional<Tensor>& weights,
   });
 }
 
+void combine_rows_out(const Tensor& rows, const std::optional<Tensor>& weights,
+                      const Tensor& positions, const Tensor& out) {
+  raising([&] {
+    Argument input("rows", rows), factors("weights", weights), places("positions", positions);
+    Argument target("out", out);
+    const TensorView& readable_rows = input.readable();
+    const TensorView& readable_weights = factors.readable_dense();
+    const TensorView& readable_positions = places.readable_dense();
+    const Execution execution(input.device(), 2.0 * static_cast<double>(input.numel()));
+    moegemm::combine_rows(readable_rows, readable_weights, readable_positions, target.writable(),
+                          execution.context());
+  });
+}
+
 }  // namespace moegemm::torch_ops

@@ -77,6 +77,20 @@ Tensor gradient(const Tensor& first, const Tensor& second, const Tensor& m_sizes
 template decltype(gradient<Op::kDx>) gradient<Op::kDx>;
 template decltype(gradient<Op::kDw>) gradient<Op::kDw>;
 
+void forward_out(const Tensor& x, const Tensor& w, const Tensor& m_sizes,
+                 const std::optional<Tensor>& gather_indices,
+                 const std::optional<Tensor>& router_weights, std::int64_t topk,
+                 const std::string& words, const Config& config, const Tensor& out,
+                 const std::optional<Tensor>& bias) {
+  raising([&] {
+    Product product(Op::kForward,
+                    {x.get(), w.get(), m_sizes.get(), handle_of(gather_indices),
+                     handle_of(router_weights), handle_of(bias), out.get()},
+                    topk, with_config(read_options(words), config));
+    product.run_into_out();
+  });
+}
+
 template <Op op>
 void product_out(const Tensor& first, const Tensor& second, const Tensor& m_sizes,
                  const std::optional<Tensor>& gather_indices,
@@ -90,7 +104,6 @@ void product_out(const Tensor& first, const Tensor& second, const Tensor& m_size
     product.run_into_out();
   });
 }
-template decltype(product_out<Op::kForward>) product_out<Op::kForward>;
 template decltype(product_out<Op::kDx>) product_out<Op::kDx>;
 template decltype(product_out<Op::kDw>) product_out<Op::kDw>;
 

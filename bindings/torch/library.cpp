@@ -27,7 +27,8 @@ MOEGEMM_LIBRARY(MOEGEMM_TORCH_NAMESPACE, m) {
       "Tensor? router_weights=None, int topk=1, str options=\"\", int[]? config=None) -> Tensor");
   m.def(
       "forward_out(Tensor x, Tensor w, Tensor m_sizes, Tensor? gather_indices, "
-      "Tensor? router_weights, int topk, str options, int[]? config, Tensor(a!) out) -> ()");
+      "Tensor? router_weights, int topk, str options, int[]? config, Tensor(a!) out, "
+      "Tensor? bias=None) -> ()");
   m.def(
       "dx_out(Tensor dy, Tensor w, Tensor m_sizes, Tensor? gather_indices, "
       "Tensor? router_weights, int topk, str options, int[]? config, Tensor(a!) out) -> ()");
@@ -38,20 +39,31 @@ MOEGEMM_LIBRARY(MOEGEMM_TORCH_NAMESPACE, m) {
       "route(Tensor expert_ids, int num_experts, bool wide, bool with_inverse) -> (Tensor, Tensor, "
       "Tensor)");
   m.def("combine(Tensor rows, Tensor? weights, int topk, bool float32_output) -> Tensor");
+  m.def("combine_out(Tensor rows, Tensor? weights, int topk, Tensor(a!) out) -> ()");
   m.def(
       "route_compact(Tensor expert_ids, int num_experts, SymInt max_rows, Tensor? num_tokens, "
       "Tensor(a!)? overflow, bool wide, bool check) -> (Tensor, Tensor, Tensor)");
   m.def(
       "combine_rows(Tensor rows, Tensor? weights, Tensor positions, bool float32_output) -> "
       "Tensor");
+  m.def("combine_rows_out(Tensor rows, Tensor? weights, Tensor positions, Tensor(a!) out) -> ()");
   m.def(
       "scale_rows(Tensor(a!) product, Tensor x, Tensor m_sizes, Tensor gather_indices, "
       "Tensor router_weights, int topk) -> Tensor");
   m.def(
       "check_layer(Tensor x, Tensor w_gate_up, Tensor w_down, Tensor expert_ids, "
       "Tensor? router_weights, Tensor? gate_up_bias, Tensor? down_bias, str activation, "
-      "bool transposed) -> ()");
-  m.def("activate(Tensor pre, Tensor? bias, Tensor m_sizes, str activation) -> Tensor");
+      "bool transposed, Tensor? w_up=None) -> ()");
+  m.def(
+      "check_expert_rows(Tensor rows, Tensor w_gate_up, Tensor w_down, Tensor sizes, "
+      "Tensor? row_weights, Tensor? gate_up_bias, Tensor? down_bias, str activation, "
+      "bool transposed, Tensor? w_up=None) -> ()");
+  m.def(
+      "activate(Tensor pre, Tensor? bias, Tensor m_sizes, str activation, "
+      "Tensor? row_weights=None) -> Tensor");
+  m.def(
+      "add_weighted_bias(Tensor rows, Tensor bias, Tensor m_sizes, Tensor row_weights, "
+      "Tensor(a!) out) -> ()");
   m.def(
       "activate_backward(Tensor(a!) d_act, Tensor pre, Tensor? bias, Tensor m_sizes, "
       "Tensor? gather_indices, Tensor? router_weights, int topk, Tensor? d_out, Tensor? down_bias, "
@@ -78,16 +90,20 @@ void implement(torch::stable::detail::StableLibrary& m) {
   m.impl("forward_plain", &torch_ops::forward_plain);
   m.impl("dx", TORCH_BOX(&torch_ops::gradient<Op::kDx>));
   m.impl("dw", TORCH_BOX(&torch_ops::gradient<Op::kDw>));
-  m.impl("forward_out", TORCH_BOX(&torch_ops::product_out<Op::kForward>));
+  m.impl("forward_out", TORCH_BOX(&torch_ops::forward_out));
   m.impl("dx_out", TORCH_BOX(&torch_ops::product_out<Op::kDx>));
   m.impl("dw_out", TORCH_BOX(&torch_ops::product_out<Op::kDw>));
   m.impl("route", TORCH_BOX(&torch_ops::route));
   m.impl("combine", TORCH_BOX(&torch_ops::combine));
+  m.impl("combine_out", TORCH_BOX(&torch_ops::combine_out));
   m.impl("route_compact", TORCH_BOX(&torch_ops::route_compact));
   m.impl("combine_rows", TORCH_BOX(&torch_ops::combine_rows));
+  m.impl("combine_rows_out", TORCH_BOX(&torch_ops::combine_rows_out));
   m.impl("scale_rows", TORCH_BOX(&torch_ops::scale_rows));
   m.impl("check_layer", TORCH_BOX(&torch_ops::check_layer));
+  m.impl("check_expert_rows", TORCH_BOX(&torch_ops::check_expert_rows));
   m.impl("activate", TORCH_BOX(&torch_ops::activate));
+  m.impl("add_weighted_bias", TORCH_BOX(&torch_ops::add_weighted_bias));
   m.impl("activate_backward", TORCH_BOX(&torch_ops::activate_backward));
   m.impl("expert_sums", TORCH_BOX(&torch_ops::expert_sums));
   m.impl("tune", TORCH_BOX(&torch_ops::tune));

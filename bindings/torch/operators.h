@@ -31,7 +31,13 @@ Tensor gradient(const Tensor& first, const Tensor& second, const Tensor& m_sizes
                 const std::optional<Tensor>& gather_indices,
                 const std::optional<Tensor>& router_weights, std::int64_t topk,
                 const std::string& words, const Config& config);
-/// Any of the three, into `out`.
+/// `forward` into `out`, without an activation.
+void forward_out(const Tensor& x, const Tensor& w, const Tensor& m_sizes,
+                 const std::optional<Tensor>& gather_indices,
+                 const std::optional<Tensor>& router_weights, std::int64_t topk,
+                 const std::string& words, const Config& config, const Tensor& out,
+                 const std::optional<Tensor>& bias);
+/// dX or dW, into `out`.
 template <Op op>
 void product_out(const Tensor& first, const Tensor& second, const Tensor& m_sizes,
                  const std::optional<Tensor>& gather_indices,
@@ -43,6 +49,8 @@ std::tuple<Tensor, Tensor, Tensor> route(const Tensor& expert_ids, std::int64_t 
                                          bool wide, bool with_inverse);
 Tensor combine(const Tensor& rows, const std::optional<Tensor>& weights, std::int64_t topk,
                bool float32_output);
+void combine_out(const Tensor& rows, const std::optional<Tensor>& weights, std::int64_t topk,
+                 const Tensor& out);
 /// m_sizes, gather_indices [max_rows] and positions [T, topk]; see moegemm::route_compact.
 std::tuple<Tensor, Tensor, Tensor> route_compact(const Tensor& expert_ids, std::int64_t num_experts,
                                                  std::int64_t max_rows,
@@ -51,6 +59,8 @@ std::tuple<Tensor, Tensor, Tensor> route_compact(const Tensor& expert_ids, std::
                                                  bool check);
 Tensor combine_rows(const Tensor& rows, const std::optional<Tensor>& weights,
                     const Tensor& positions, bool float32_output);
+void combine_rows_out(const Tensor& rows, const std::optional<Tensor>& weights,
+                      const Tensor& positions, const Tensor& out);
 /// Scales `product` in place and returns the dot products; see moegemm::scale_rows.
 Tensor scale_rows(const Tensor& product, const Tensor& x, const Tensor& m_sizes,
                   const Tensor& gather_indices, const Tensor& router_weights, std::int64_t topk);
@@ -58,8 +68,17 @@ Tensor scale_rows(const Tensor& product, const Tensor& x, const Tensor& m_sizes,
 /// See moegemm::check_layer.
 void check_layer(Tensor x, Tensor w_gate_up, Tensor w_down, Tensor expert_ids,
                  std::optional<Tensor> router_weights, std::optional<Tensor> gate_up_bias,
-                 std::optional<Tensor> down_bias, std::string activation, bool transposed);
-Tensor activate(Tensor pre, std::optional<Tensor> bias, Tensor m_sizes, std::string activation);
+                 std::optional<Tensor> down_bias, std::string activation, bool transposed,
+                 std::optional<Tensor> w_up);
+/// See moegemm::check_expert_rows.
+void check_expert_rows(Tensor rows, Tensor w_gate_up, Tensor w_down, Tensor sizes,
+                       std::optional<Tensor> row_weights, std::optional<Tensor> gate_up_bias,
+                       std::optional<Tensor> down_bias, std::string activation, bool transposed,
+                       std::optional<Tensor> w_up);
+Tensor activate(Tensor pre, std::optional<Tensor> bias, Tensor m_sizes, std::string activation,
+                std::optional<Tensor> row_weights);
+/// See moegemm::add_weighted_bias.
+void add_weighted_bias(Tensor rows, Tensor bias, Tensor m_sizes, Tensor row_weights, Tensor out);
 /// d_pre and (empty unless asked for) d_weights; with need_weighted_act the weighted activation
 /// replaces d_act. See moegemm::activate_backward.
 std::tuple<Tensor, Tensor> activate_backward(Tensor d_act, Tensor pre, std::optional<Tensor> bias,

@@ -42,6 +42,17 @@ Tensor combine(const Tensor& rows, const std::optional<Tensor>& weights, std::in
   });
 }
 
+void combine_out(const Tensor& rows, const std::optional<Tensor>& weights, std::int64_t topk,
+                 const Tensor& out) {
+  raising([&] {
+    Argument input("rows", rows), factors("weights", weights), target("out", out);
+    const TensorView& readable_rows = input.readable();
+    const TensorView& readable_weights = factors.readable_dense();
+    const Execution execution(input.device(), 2.0 * static_cast<double>(input.numel()));
+    moegemm::combine(readable_rows, readable_weights, topk, target.writable(), execution.context());
+  });
+}
+
 Tensor scale_rows(const Tensor& product, const Tensor& x, const Tensor& m_sizes,
                   const Tensor& gather_indices, const Tensor& router_weights, std::int64_t topk) {
   return raising([&] {

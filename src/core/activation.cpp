@@ -33,24 +33,26 @@ bool same_memory(const TensorView& a, const TensorView& b) {
 
 }  // namespace
 
-void activate(const TensorView& pre_view, const TensorView& bias_view,
-              const TensorView& m_sizes_view, const Activation& activation,
-              const TensorView& act_view, const ExecutionContext& context) {
+void activate(const TensorView& pre_view, const TensorView& bias_view, const RoutingView& routing,
+              const Activation& activation, const TensorView& act_view,
+              const ExecutionContext& context) {
   const Argument pre{"pre", pre_view};
   const Argument bias{"bias", bias_view};
-  const Argument m_sizes{"m_sizes", m_sizes_view};
+  const Argument m_sizes{"m_sizes", routing.m_sizes};
+  const Argument weights{"router_weights", routing.router_weights};
   const Argument act{"act", act_view};
   const std::int64_t columns = activated_columns(pre, activation);
   const std::int64_t experts = require_sizes(m_sizes, pre);
   require_matrix(act, pre, pre_view.shape[0], columns, "[M, I]");
   if (bias_view.given()) require_bias(bias, pre, experts, pre_view.shape[1], "[E, C]");
+  if (weights.view.given()) require_router_weights(weights, pre, pre_view.shape[0], 1);
   require_memory(act);
-  for (const Argument* input : {&pre, &m_sizes, &bias}) {
+  for (const Argument* input : {&pre, &m_sizes, &bias, &weights}) {
     require_memory(*input);
     require_disjoint(act, *input);
   }
-  passes_for(pre_view.device)
-      .activate(pre_view, bias_view, m_sizes_view, activation, act_view, context);
+  require_dense(weights);
+  passes_for(pre_view.device).activate(pre_view, bias_view, routing, activation, act_view, context);
 }
 
 void activate_backward(const ActivationGradientInputs& inputs, const RoutingView& routing,
@@ -77,11 +79,14 @@ void activate_backward(const ActivationGradientInputs& inputs, const RoutingView
   if (inputs.bias.given()) require_bias(bias, pre, experts, inputs.pre.shape[1], "[E, C]");
 
   const bool flat = routing.router_weights.given() || outputs.d_weights.given();
-  if (flat && !routing.gather_indices.given()) {
-    refuse_value("gather_indices is not given; router_weights and d_weights need it");
-  }
-  if (routing.gather_indices.given()) require_all_indices(indices, pre, rows);
   const std::int64_t flat_rows = flat_rows_of(routing, outputs, rows);
+  if (routing.gather_indices.given()) {
+    require_all_indices(indices, pre, rows);
+  } else if (flat && (routing.topk != 1 || flat_rows != rows)) {
+    refuse_value("gather_indices is not given, with topk = ", routing.topk, ", ", flat_rows,
+                 " weights and ", rows,
+                 " rows; rows in expert order have topk = 1 and a weight each");
+  }
   if (flat && flat_rows % routing.topk != 0) {
     refuse_value(routing.router_weights.given() ? "router_weights" : "d_weights", " has ",
                  flat_rows, " elements; it must have a multiple of topk = ", routing.topk);
@@ -128,6 +133,31 @@ void activate_backward(const ActivationGradientInputs& inputs, const RoutingView
     }
   }
   passes_for(inputs.pre.device).activate_backward(inputs, routing, activation, outputs, context);
+}
+
+void add_weighted_bias(const TensorView& rows_view, const TensorView& bias_view,
+                       const RoutingView& routing, const TensorView& out_view,
+                       const ExecutionContext& context) {
+  const Argument rows{"rows", rows_view};
+  const Argument bias{"bias", bias_view};
+  const Argument m_sizes{"m_sizes", routing.m_sizes};
+  const Argument weights{"router_weights", routing.router_weights};
+  const Argument out{"out", out_view};
+  require_form(out, {{2, "[M, C]"}});
+  require_floating(out);
+  require_form(rows, {{2, "[M, C]"}});
+  require_matrix(rows, out, out_view.shape[0], out_view.shape[1], "[M, C]");
+  const std::int64_t experts = require_sizes(m_sizes, out);
+  require_bias(bias, out, experts, out_view.shape[1], "[E, C]");
+  require_router_weights(weights, out, out_view.shape[0], 1);
+  for (const Argument* argument : {&rows, &bias, &m_sizes, &weights, &out}) {
+    require_memory(*argument);
+    // rows may be out: each element is read before it is written.
+    const bool in_place = argument == &rows && same_memory(rows_view, out_view);
+    if (argument != &out && !in_place) require_disjoint(out, *argument);
+  }
+  require_dense(weights);
+  passes_for(out_view.device).add_weighted_bias(rows_view, bias_view, routing, out_view, context);
 }
 
 void expert_sums(const TensorView& rows_view, const RoutingView& routing,

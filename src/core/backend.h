@@ -126,7 +126,7 @@ class Passes {
   virtual void combine(const TensorView& rows, const TensorView& weights,
                        const TensorView& positions, std::int64_t topk, const TensorView& out,
                        const ExecutionContext& context) const = 0;
-  virtual void activate(const TensorView& pre, const TensorView& bias, const TensorView& m_sizes,
+  virtual void activate(const TensorView& pre, const TensorView& bias, const RoutingView& routing,
                         const Activation& activation, const TensorView& act,
                         const ExecutionContext& context) const = 0;
   virtual void activate_backward(const ActivationGradientInputs& inputs, const RoutingView& routing,
@@ -135,6 +135,9 @@ class Passes {
                                  const ExecutionContext& context) const = 0;
   virtual void expert_sums(const TensorView& rows, const RoutingView& routing,
                            const TensorView& sums, const ExecutionContext& context) const = 0;
+  virtual void add_weighted_bias(const TensorView& rows, const TensorView& bias,
+                                 const RoutingView& routing, const TensorView& out,
+                                 const ExecutionContext& context) const = 0;
   virtual void gather_rows(const TensorView& rows, const TensorView& gather_indices,
                            std::int64_t divisor, const TensorView& gathered,
                            const ExecutionContext& context) const = 0;

@@ -22,7 +22,7 @@ class CpuPasses final : public Passes {
   void combine(const TensorView& rows, const TensorView& weights, const TensorView& positions,
                std::int64_t topk, const TensorView& out,
                const ExecutionContext& context) const override;
-  void activate(const TensorView& pre, const TensorView& bias, const TensorView& m_sizes,
+  void activate(const TensorView& pre, const TensorView& bias, const RoutingView& routing,
                 const Activation& activation, const TensorView& act,
                 const ExecutionContext& context) const override;
   void activate_backward(const ActivationGradientInputs& inputs, const RoutingView& routing,
@@ -30,6 +30,8 @@ class CpuPasses final : public Passes {
                          const ExecutionContext& context) const override;
   void expert_sums(const TensorView& rows, const RoutingView& routing, const TensorView& sums,
                    const ExecutionContext& context) const override;
+  void add_weighted_bias(const TensorView& rows, const TensorView& bias, const RoutingView& routing,
+                         const TensorView& out, const ExecutionContext& context) const override;
   void gather_rows(const TensorView& rows, const TensorView& gather_indices, std::int64_t divisor,
                    const TensorView& gathered, const ExecutionContext& context) const override;
   void scale_rows(const TensorView& product, const TensorView& x, const RoutingView& routing,
