@@ -15,20 +15,22 @@ std::int64_t activated_columns(const Argument& pre, const Activation& activation
 
 }  // namespace
 
-void activate(const TensorView& pre_view, const TensorView& bias_view,
-              const TensorView& m_sizes_view, const Activation& activation,
-              const TensorView& act_view, const ExecutionContext& context) {
+void activate(const TensorView& pre_view, const TensorView& bias_view, const RoutingView& routing,
+              const Activation& activation, const TensorView& act_view,
+              const ExecutionContext& context) {
   const Argument pre{"pre", pre_view};
   const Argument bias{"bias", bias_view};
-  const Argument m_sizes{"m_sizes", m_sizes_view};
+  const Argument m_sizes{"m_sizes", routing.m_sizes};
+  const Argument weights{"router_weights", routing.router_weights};
   const Argument act{"act", act_view};
   const std::int64_t columns = activated_columns(pre, activation);
   const std::int64_t experts = require_sizes(m_sizes, pre);
   require_like_or_float32(act, pre, {pre_view.shape[0], columns}, "[M, I]");
   if (bias_view.given()) require_like(bias, pre, {experts, pre_view.shape[1]}, "[E, C]");
-  require_apart({&act}, {&pre, &m_sizes, &bias});
-  passes_for(pre_view.device)
-      .activate(pre_view, bias_view, m_sizes_view, activation, act_view, context);
+  if (weights.view.given()) require_router_weights(weights, pre, pre_view.shape[0], 1);
+  require_apart({&act}, {&pre, &m_sizes, &bias, &weights});
+  require_dense(weights);
+  passes_for(pre_view.device).activate(pre_view, bias_view, routing, activation, act_view, context);
 }
 
 void activate_backward(const ActivationGradientInputs& inputs, const RoutingView& routing,
@@ -55,14 +57,15 @@ void activate_backward(const ActivationGradientInputs& inputs, const RoutingView
   if (inputs.bias.given()) require_like(bias, pre, {experts, inputs.pre.shape[1]}, "[E, C]");
 
   const bool flat = routing.router_weights.given() || outputs.d_weights.given();
-  if (flat && !routing.gather_indices.given()) {
-    refuse_value("gather_indices is not given; router_weights and d_weights need it");
-  }
+  const std::int64_t flat_rows = flat_rows_of(routing, outputs, rows);
   if (routing.gather_indices.given()) {
     require_indices(indices, pre);
     require_shape(indices, {rows}, "[M]");
+  } else if (flat && (routing.topk != 1 || flat_rows != rows)) {
+    refuse_value("gather_indices is not given, with topk = ", routing.topk, ", ", flat_rows,
+                 " weights and ", rows,
+                 " rows; rows in expert order have topk = 1 and a weight each");
   }
-  const std::int64_t flat_rows = flat_rows_of(routing, outputs, rows);
   if (flat && flat_rows % routing.topk != 0) {
     refuse_value(routing.router_weights.given() ? "router_weights" : "d_weights", " has ",
                  flat_rows, " elements; it must have a multiple of topk = ", routing.topk);
@@ -100,6 +103,25 @@ void activate_backward(const ActivationGradientInputs& inputs, const RoutingView
                 {&weighted_act, &d_act});
   require_dense(weights);
   passes_for(inputs.pre.device).activate_backward(inputs, routing, activation, outputs, context);
+}
+
+void add_weighted_bias(const TensorView& rows_view, const TensorView& bias_view,
+                       const RoutingView& routing, const TensorView& out_view,
+                       const ExecutionContext& context) {
+  const Argument rows{"rows", rows_view};
+  const Argument bias{"bias", bias_view};
+  const Argument m_sizes{"m_sizes", routing.m_sizes};
+  const Argument weights{"router_weights", routing.router_weights};
+  const Argument out{"out", out_view};
+  require_form(out, {{2, "[M, C]"}});
+  require_floating(out);
+  require_like_or_float32(rows, out, {out_view.shape[0], out_view.shape[1]}, "[M, C]");
+  const std::int64_t experts = require_sizes(m_sizes, out);
+  require_like(bias, out, {experts, out_view.shape[1]}, "[E, C]");
+  require_router_weights(weights, out, out_view.shape[0], 1);
+  require_apart({&out}, {&rows, &bias, &m_sizes, &weights}, {&out, &rows});
+  require_dense(weights);
+  passes_for(out_view.device).add_weighted_bias(rows_view, bias_view, routing, out_view, context);
 }
 
 void expert_sums(const TensorView& rows_view, const RoutingView& routing,
