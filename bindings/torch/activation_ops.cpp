@@ -1,6 +1,6 @@
 #include "moegemm/describe.h"
 #include "moegemm/passes.h"
-#include "operators.h"
+#include "registration.h"
 #include "routing_arguments.h"
 #include "runtime/execution.h"
 
@@ -10,8 +10,7 @@ namespace {
 /// Exponentials and the like: one element of an activation costs about this many operations.
 constexpr double kElementFlops = 20;
 
-}  // namespace
-
+/// See moegemm::check_layer.
 void check_layer(Tensor x, Tensor w_gate_up, Tensor w_down, Tensor expert_ids,
                  std::optional<Tensor> router_weights, std::optional<Tensor> gate_up_bias,
                  std::optional<Tensor> down_bias, std::string activation, bool transposed,
@@ -58,6 +57,8 @@ Tensor activate(Tensor pre, std::optional<Tensor> bias, Tensor m_sizes, std::str
   });
 }
 
+/// d_pre and (empty unless asked for) d_weights; with need_weighted_act the weighted activation
+/// replaces d_act. See moegemm::activate_backward.
 std::tuple<Tensor, Tensor> activate_backward(Tensor d_act, Tensor pre, std::optional<Tensor> bias,
                                              Tensor m_sizes, std::optional<Tensor> gather_indices,
                                              std::optional<Tensor> router_weights,
@@ -117,5 +118,33 @@ Tensor expert_sums(Tensor rows, Tensor m_sizes, std::optional<Tensor> gather_ind
     return sums.hand_over();
   });
 }
+
+constexpr Operator kOperators[] = {
+    {"check_layer(Tensor x, Tensor w_gate_up, Tensor w_down, Tensor expert_ids, "
+     "Tensor? router_weights, Tensor? gate_up_bias, Tensor? down_bias, str activation, "
+     "bool transposed, Tensor? w_up=None) -> ()",
+     TORCH_BOX(&check_layer)},
+    {"check_expert_rows(Tensor rows, Tensor w_gate_up, Tensor w_down, Tensor sizes, "
+     "Tensor? row_weights, Tensor? gate_up_bias, Tensor? down_bias, str activation, "
+     "bool transposed, Tensor? w_up=None) -> ()",
+     TORCH_BOX(&check_expert_rows)},
+    {"activate(Tensor pre, Tensor? bias, Tensor m_sizes, str activation, "
+     "Tensor? row_weights=None) -> Tensor",
+     TORCH_BOX(&activate)},
+    {"add_weighted_bias(Tensor rows, Tensor bias, Tensor m_sizes, Tensor row_weights, "
+     "Tensor(a!) out) -> ()",
+     TORCH_BOX(&add_weighted_bias)},
+    {"activate_backward(Tensor(a!) d_act, Tensor pre, Tensor? bias, Tensor m_sizes, "
+     "Tensor? gather_indices, Tensor? router_weights, int topk, Tensor? d_out, Tensor? down_bias, "
+     "str activation, bool need_weighted_act, bool need_d_weights) -> (Tensor, Tensor)",
+     TORCH_BOX(&activate_backward)},
+    {"expert_sums(Tensor rows, Tensor m_sizes, Tensor? gather_indices, Tensor? router_weights, "
+     "int topk) -> Tensor",
+     TORCH_BOX(&expert_sums)},
+};
+
+}  // namespace
+
+MOEGEMM_REGISTER(kOperators)
 
 }  // namespace moegemm::torch_ops
