@@ -380,6 +380,8 @@ std::vector<SumCase> sum_cases() {
       {.name = "InOrderFp32Output", .fp32_output = true},
       {.name = "Gathered", .gathers = true},
       {.name = "GatheredWeighted", .gathers = true, .weighted = true},
+      {.name = "InOrderStrided", .padding = 8},
+      {.name = "InOrderUnaligned", .cols = 37, .padding = 3, .fp32_output = true},
       {.name = "Strided", .padding = 8, .gathers = true, .weighted = true},
       {.name = "Unaligned", .cols = 37, .padding = 3, .gathers = true, .weighted = true},
       {.name = "OneColumn", .cols = 1},
@@ -456,6 +458,53 @@ void expect_sums(const RowTarget& target, const SumCase& c, DType dtype) {
   EXPECT_TRUE(sums.guards_intact());
 }
 
+/// A case of sums of rows in order, as rows that get their expert's bias, weighted. fp32_output:
+/// the rows are in fp32, as a product before its rounding.
+void expect_weighted_bias(const RowTarget& target, const SumCase& c, DType dtype) {
+  Memory& memory = *target.memory;
+  ProblemCase spec;
+  spec.name = c.name;
+  spec.m_sizes = c.m_sizes;
+  spec.rows = c.rows;
+  spec.n = spec.k = 1;
+  const HostProblem p = build_problem(spec, Op::kForward, dtype, seed_from(c.name) + run_seed());
+  Random random(seed_from(c.name) + run_seed());
+  const DType rows_dtype = c.fp32_output ? DType::kFloat32 : dtype;
+  HostMatrix rows = random_matrix(rows_dtype, c.rows, c.cols, c.padding, 0, random);
+  const HostMatrix bias = random_matrix(dtype, spec.experts(), c.cols, c.padding, 0, random);
+  const HostMatrix weights = random_matrix(DType::kFloat32, 1, c.rows, 0, 0, random);
+  for (std::int64_t r = p.begins.back(); c.nan_tail && r < c.rows; ++r) rows.set(r, 0, kNan);
+  const HostMatrix blank = poisoned_matrix(dtype, c.rows, c.cols, c.padding, 0);
+  const DeviceMatrix device_rows(memory, rows), device_bias(memory, bias), out(memory, blank);
+  const DeviceMatrix device_weights(memory, weights);
+  const DeviceVector sizes(memory, DType::kInt32, c.m_sizes);
+  const TensorView of_rows = TensorView::vector(device_weights.view().data, DType::kFloat32, c.rows,
+                                                device_weights.view().device);
+  const RoutingView routing{sizes.view(), {}, of_rows, 1};
+  const bool in_place = rows_dtype == dtype && c.padding > 0;
+  const DeviceMatrix& result = in_place ? device_rows : out;
+  add_weighted_bias(device_rows.view(), device_bias.view(), routing, result.view(),
+                    memory.context());
+  memory.synchronize();
+
+  const std::vector<unsigned char> bytes = result.download();
+  for (std::int64_t r = 0; r < c.rows; ++r) {
+    for (std::int64_t col = 0; col < c.cols; ++col) {
+      double want = 0, bound = 0;
+      if (p.owners[r] >= 0) {
+        const double term = static_cast<double>(weights.row(0)[r]) *
+                            static_cast<double>(bias.row(p.owners[r])[col]);
+        want = static_cast<double>(rows.row(r)[col]) + term;
+        bound = kFp32Roundoff * (std::fabs(want) + 2 * std::fabs(term));
+        bound += half_ulp(dtype, std::fabs(want) + bound);
+      }
+      if (!expect_close(dtype, bytes, blank.position(r, col), want, bound, {"out", r, col})) return;
+    }
+  }
+  expect_untouched_padding(in_place ? rows : blank, bytes);
+  EXPECT_TRUE(result.guards_intact());
+}
+
 }  // namespace
 
 void add_activation_tests() {
@@ -479,6 +528,9 @@ void add_activation_tests() {
         if (!kept(i, d, c.rows * c.cols)) continue;
         add_test(target.name + "/ExpertSums", c.name + "_" + to_string(dtype),
                  [&target, &c, dtype] { expect_sums(target, c, dtype); });
+        if (c.gathers) continue;
+        add_test(target.name + "/WeightedBias", c.name + "_" + to_string(dtype),
+                 [&target, &c, dtype] { expect_weighted_bias(target, c, dtype); });
       }
     }
   }
