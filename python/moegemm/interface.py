@@ -19,7 +19,7 @@ from moegemm.operators.raw import RawArguments, autocast_dtype, raw_options, run
 from moegemm.operators.rules import require_no_fuse_mul_pre, require_valid_role
 from moegemm.operators.segments import ZERO, placed, tail_options
 from moegemm.operators.shortcuts import apply_eagerly, eager_product, forward_plain, may_autocast
-from moegemm.operators.weight_gradients import WeightGradients, require_queue
+from moegemm.operators.weight_gradients import WeightGradients, apart, require_queue
 from moegemm.tuning import (
     DEFAULT_BLOCK,
     DEFAULT_STAGES,
@@ -110,8 +110,7 @@ def grouped_gemm(
             settings = DEFAULTS
             if has_settings:
                 configs = (kernel_config_fwd, kernel_config_bwd_dX, kernel_config_bwd_dW)
-                goal = parameter if accumulate else None, weight_gradients, W
-                settings = _settings(configs, options, dX_only, dW_only, *goal)
+                settings, W = _settings(configs, options, dX_only, dW_only, accumulate, parameter, weight_gradients, W)
                 options += WARN_AT_ONCE if transformed else ""
             call = (topk, options, settings)
         if transformed:
@@ -302,22 +301,23 @@ def _autocast(tensor: Tensor) -> Tensor:
 
 
 def _settings(
-    configs: _Configs, options: str, dX_only: bool, dW_only: bool, accumulated: Tensor | None,
+    configs: _Configs, options: str, dX_only: bool, dW_only: bool, accumulate: bool, parameter: Tensor,
     later: WeightGradients | None, W: Tensor,
-) -> Settings:  # fmt: skip
-    """What a call asks for beyond options; `accumulated` is the parameter whose main_grad gets dW, `later` the queue
-    that it is left to."""
+) -> tuple[Settings, Tensor]:  # fmt: skip
+    """What a call asks for beyond options, and the W that its product reads. `parameter` is W as the caller gave it,
+    `later` the queue that dW is left to."""
     require_queue(later)
-    return Settings(
+    settings = Settings(
         _numbers("kernel_config_fwd", configs[0], KernelConfigForward, options),
         _numbers("kernel_config_bwd_dX", configs[1], KernelConfigBackward_dX, options),
         _numbers("kernel_config_bwd_dW", configs[2], KernelConfigBackward_dW, options),
         dX_only,
         dW_only,
-        None if accumulated is None else main_grad_of(accumulated),
+        main_grad_of(parameter) if accumulate else None,
         later,
         None if later is None else W,
     )
+    return settings, W if later is None else apart(W)
 
 
 def _warn(call: Call, autotune: bool, stacklevel: int) -> None:

@@ -35,6 +35,8 @@ std::vector<SumCase> sum_cases() {
       {.name = "InOrderFp32Output", .fp32_output = true},
       {.name = "Gathered", .gathers = true},
       {.name = "GatheredWeighted", .gathers = true, .weighted = true},
+      {.name = "InOrderStrided", .padding = 8},
+      {.name = "InOrderUnaligned", .cols = 37, .padding = 3, .fp32_output = true},
       {.name = "Strided", .padding = 8, .gathers = true, .weighted = true},
       {.name = "Unaligned", .cols = 37, .padding = 3, .gathers = true, .weighted = true},
       {.name = "OneColumn", .cols = 1},
