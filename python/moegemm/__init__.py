@@ -15,7 +15,7 @@ from torch.nn import Module as _Module
 from moegemm.autograd import GroupedGemm
 from moegemm.interface import grouped_gemm, grouped_gemm_dW, grouped_gemm_dX, grouped_gemm_forward
 from moegemm.layer import moe_mlp
-from moegemm.lora import LoraAdapter, lora_moe_mlp
+from moegemm.lora import LoraAdapter, LowRank, lora_moe_mlp
 from moegemm.operators.early_loading import load_kernels
 from moegemm.operators.information import info
 from moegemm.plans import plan
@@ -56,6 +56,7 @@ __all__ = [
     "KernelConfigBackward_dX",
     "KernelConfigForward",
     "LoraAdapter",
+    "LowRank",
     "combine",
     "grouped_gemm",
     "grouped_gemm_dW",
