@@ -54,6 +54,7 @@ std::string problem_bucket(const Problem& problem) {
   if (problem.accumulate) text += " accumulate";
   if (problem.dy_per_token) text += " dy_per_token";
   if (problem.allow_tf32) text += " tf32";
+  if (problem.low_rank > 0) text += join(" low_rank=", problem.low_rank);
   if (problem.bias) text += " bias";
   if (problem.activation) text += join(" activation=", to_string(*problem.activation));
   return join(text, " align=", problem.input_alignment, "/", problem.output_alignment);
