@@ -42,7 +42,7 @@ class Describer {
     take_output_dtype();
     validate(problem_);
     if (problem_.bias) {
-      require_bias(bias_, lead_, problem_.experts, problem_.features(), "[E, columns]");
+      require_like(bias_, lead_, {problem_.experts, problem_.features()}, "[E, columns]");
     }
     if (problem_.low_rank > 0) check_low_rank();
     Description description{problem_, 0, {}, words_};
