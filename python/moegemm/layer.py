@@ -116,6 +116,15 @@ class LayerCall(NamedTuple):
     activation: Activation
     first: Weights
     second: Weights
+    # False: topk is 1 and somebody else multiplies each row by its router weight. The output and its gradient are those
+    # of rows without it; the weights are for the backward.
+    weighted: bool = True
+
+
+def _second_product(call: LayerCall, act: Tensor, routed: Routed, tensors: LayerTensors) -> Tensor:
+    if not call.weighted:
+        return call.second.to_flat(act, tensors.w_down, routed, tensors.down_bias)
+    return call.second.to_tokens(act, tensors.w_down, routed, tensors.down_bias, tensors.router_weights)
 
 
 def _route_rows(tensors: LayerTensors, capacity: Capacity | None) -> Routed:
@@ -131,13 +140,13 @@ def _run_forward(call: LayerCall, routed: Routed, tensors: LayerTensors) -> tupl
     """The layer's output, and the first product, which the backward needs."""
     pre = call.first.from_tokens(tensors.x, tensors.w_gate_up, routed)
     act = _activate(pre, tensors.gate_up_bias, routed.m_sizes, call.activation.text())
-    return call.second.to_tokens(act, tensors.w_down, routed, tensors.down_bias, tensors.router_weights), pre
+    return _second_product(call, act, routed, tensors), pre
 
 
 def _run_inference(call: LayerCall, routed: Routed, tensors: LayerTensors) -> Tensor:
     """The same output where no backward needs the first product: the GPU may store activated rows only."""
     act = call.first.activated_from_tokens(tensors.x, tensors.w_gate_up, tensors.gate_up_bias, call.activation, routed)
-    return call.second.to_tokens(act, tensors.w_down, routed, tensors.down_bias, tensors.router_weights)
+    return _second_product(call, act, routed, tensors)
 
 
 class MoeMlp(torch.autograd.Function):
@@ -248,6 +257,31 @@ def _as_stored(w: Tensor, transposed: bool, allow_tf32: bool, accumulated: MainG
     return w, Weights((TRANSPOSED if transposed else "") + (ALLOW_TF32 if allow_tf32 else ""), accumulated)
 
 
+def layer_call(
+    chosen: Activation, tensors: LayerTensors, transposed: bool, allow_tf32: bool | None,
+    parameters: tuple[Tensor, Tensor] | None = None,
+) -> tuple[LayerCall, LayerTensors]:  # fmt: skip
+    """The call, and its tensors with weights as their memory lies. `parameters` get dW into their main_grad."""
+    if allow_tf32 is None:
+        allow_tf32 = torch_allows_tf32(tensors.x)
+    to_gate_up = to_down = None
+    if parameters is not None:
+        to_gate_up = MainGrad(parameters[0], main_grad_of(parameters[0], "w_gate_up"))
+        to_down = MainGrad(parameters[1], main_grad_of(parameters[1], "w_down"))
+    stored_gate_up, first = _as_stored(tensors.w_gate_up, transposed, allow_tf32, to_gate_up)
+    stored_down, second = _as_stored(tensors.w_down, transposed, allow_tf32, to_down)
+    return LayerCall(chosen, first, second), tensors._replace(w_gate_up=stored_gate_up, w_down=stored_down)
+
+
+def run_layer(call: LayerCall, routed: Routed, tensors: LayerTensors) -> Tensor:
+    """The layer of rows that are routed, with gradients where they are wanted."""
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        m_sizes, gather_indices, _, positions = routed
+        out: Tensor = apply_function(MoeMlp, call, m_sizes, gather_indices, positions, *tensors)[0]
+        return out
+    return _run_inference(call, routed, tensors)
+
+
 def moe_mlp(
     x: Tensor,
     w_gate_up: Tensor,
@@ -304,23 +338,12 @@ def moe_mlp(
         "alpha": alpha, "limit": limit, "up_offset": up_offset,
     }  # fmt: skip
     chosen, tensors = layer_arguments(x, w_gate_up, w_down, expert_ids, router_weights, activation, options)
-    if allow_tf32 is None:
-        allow_tf32 = torch_allows_tf32(tensors.x)
-    to_gate_up = MainGrad(w_gate_up, main_grad_of(w_gate_up, "w_gate_up")) if accumulate else None
-    to_down = MainGrad(w_down, main_grad_of(w_down, "w_down")) if accumulate else None
-    stored_gate_up, first = _as_stored(tensors.w_gate_up, transposed, allow_tf32, to_gate_up)
-    stored_down, second = _as_stored(tensors.w_down, transposed, allow_tf32, to_down)
-    call = LayerCall(chosen, first, second)
-    tensors = tensors._replace(w_gate_up=stored_gate_up, w_down=stored_down)
+    parameters = (w_gate_up, w_down) if accumulate else None
+    call, tensors = layer_call(chosen, tensors, transposed, allow_tf32, parameters)
     refuse_forward_mode("moe_mlp", *tensors)
     capacity = capacity_of(tensors.expert_ids, max_rows, num_tokens, overflow)
     try:
-        routed = _route_rows(tensors, capacity)
-        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-            m_sizes, gather_indices, _, positions = routed
-            out: Tensor = apply_function(MoeMlp, call, m_sizes, gather_indices, positions, *tensors)[0]
-        else:
-            out = _run_inference(call, routed, tensors)
+        out = run_layer(call, _route_rows(tensors, capacity), tensors)
     except RuntimeError as error:
         raise explain(error, tensors._asdict()) from None
     return out.view(x.shape)

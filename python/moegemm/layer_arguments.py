@@ -10,6 +10,7 @@ from moegemm.activations import Activation, activation_named
 from moegemm.operators.errors import explain, no_tensor
 from moegemm.operators.loading import ops
 from moegemm.operators.raw import autocast_dtype
+from moegemm.sharded import local_weight
 
 
 class LayerOptions(TypedDict, total=False):
@@ -71,6 +72,8 @@ def layer_arguments(
 ) -> tuple[Activation, LayerTensors]:
     """Raises TypeError or ValueError with the name of the first argument that does not fit the others."""
     gate_up_bias, down_bias = options.get("gate_up_bias"), options.get("down_bias")
+    w_gate_up, w_down = local_weight("w_gate_up", w_gate_up), local_weight("w_down", w_down)
+    gate_up_bias, down_bias = local_weight("gate_up_bias", gate_up_bias), local_weight("down_bias", down_bias)
     given = LayerTensors(x, w_gate_up, w_down, expert_ids, router_weights, gate_up_bias, down_bias)
     for name, value in zip(LayerTensors._fields, given, strict=True):
         if not isinstance(value, Tensor) and not (value is None and name in _OPTIONAL):
