@@ -97,7 +97,7 @@ function(moegemm_add_generation target generation arch)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${list} ${formats})
   file(STRINGS ${formats} format_list REGEX "^using TensorCoreFormats")
   string(REGEX MATCHALL "k[A-Z][A-Za-z0-9]+" tensor_core_formats "${format_list}")
-  file(STRINGS ${list} lines REGEX "^[^/]")  # no comments
+  file(STRINGS ${list} lines REGEX "^[^/#]")  # no comments, no directives
   list(JOIN lines " " text)
   string(REGEX REPLACE " +" " " text "${text}")
   string(REGEX MATCHALL "MOEGEMM_[A-Z]+_GEMM\\([^)]*\\)" kernels "${text}")

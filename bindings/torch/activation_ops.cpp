@@ -1,6 +1,6 @@
 #include "moegemm/describe.h"
 #include "moegemm/passes.h"
-#include "operators.h"
+#include "registration.h"
 #include "routing_arguments.h"
 #include "runtime/execution.h"
 
@@ -10,8 +10,7 @@ namespace {
 /// Exponentials and the like: one element of an activation costs about this many operations.
 constexpr double kElementFlops = 20;
 
-}  // namespace
-
+/// See moegemm::check_layer.
 void check_layer(Tensor x, Tensor w_gate_up, Tensor w_down, Tensor expert_ids,
                  std::optional<Tensor> router_weights, std::optional<Tensor> gate_up_bias,
                  std::optional<Tensor> down_bias, std::string activation, bool transposed) {
@@ -40,6 +39,8 @@ Tensor activate(Tensor pre, std::optional<Tensor> bias, Tensor m_sizes, std::str
   });
 }
 
+/// d_pre and (empty unless asked for) d_weights; with need_weighted_act the weighted activation
+/// replaces d_act. See moegemm::activate_backward.
 std::tuple<Tensor, Tensor> activate_backward(Tensor d_act, Tensor pre, std::optional<Tensor> bias,
                                              Tensor m_sizes, std::optional<Tensor> gather_indices,
                                              std::optional<Tensor> router_weights,
@@ -87,5 +88,25 @@ Tensor expert_sums(Tensor rows, Tensor m_sizes, std::optional<Tensor> gather_ind
     return sums.hand_over();
   });
 }
+
+constexpr Operator kOperators[] = {
+    {"check_layer(Tensor x, Tensor w_gate_up, Tensor w_down, Tensor expert_ids, "
+     "Tensor? router_weights, Tensor? gate_up_bias, Tensor? down_bias, str activation, "
+     "bool transposed) -> ()",
+     TORCH_BOX(&check_layer)},
+    {"activate(Tensor pre, Tensor? bias, Tensor m_sizes, str activation) -> Tensor",
+     TORCH_BOX(&activate)},
+    {"activate_backward(Tensor(a!) d_act, Tensor pre, Tensor? bias, Tensor m_sizes, "
+     "Tensor? gather_indices, Tensor? router_weights, int topk, Tensor? d_out, Tensor? down_bias, "
+     "str activation, bool need_weighted_act, bool need_d_weights) -> (Tensor, Tensor)",
+     TORCH_BOX(&activate_backward)},
+    {"expert_sums(Tensor rows, Tensor m_sizes, Tensor? gather_indices, Tensor? router_weights, "
+     "int topk) -> Tensor",
+     TORCH_BOX(&expert_sums)},
+};
+
+}  // namespace
+
+MOEGEMM_REGISTER(kOperators)
 
 }  // namespace moegemm::torch_ops

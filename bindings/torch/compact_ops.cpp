@@ -1,10 +1,13 @@
+#include "arguments.h"
 #include "moegemm/compact.h"
 #include "moegemm/passes.h"
-#include "operators.h"
+#include "registration.h"
 #include "runtime/execution.h"
 
 namespace moegemm::torch_ops {
+namespace {
 
+/// m_sizes, gather_indices [max_rows] and positions [T, topk]; see moegemm::route_compact.
 std::tuple<Tensor, Tensor, Tensor> route_compact(const Tensor& expert_ids, std::int64_t num_experts,
                                                  std::int64_t max_rows,
                                                  const std::optional<Tensor>& num_tokens,
@@ -50,5 +53,17 @@ Tensor combine_rows(const Tensor& rows, const std::optional<Tensor>& weights,
     return out.hand_over();
   });
 }
+
+constexpr Operator kOperators[] = {
+    {"route_compact(Tensor expert_ids, int num_experts, SymInt max_rows, Tensor? num_tokens, "
+     "Tensor(a!)? overflow, bool wide, bool check) -> (Tensor, Tensor, Tensor)",
+     TORCH_BOX(&route_compact)},
+    {"combine_rows(Tensor rows, Tensor? weights, Tensor positions, bool float32_output) -> Tensor",
+     TORCH_BOX(&combine_rows)},
+};
+
+}  // namespace
+
+MOEGEMM_REGISTER(kOperators)
 
 }  // namespace moegemm::torch_ops

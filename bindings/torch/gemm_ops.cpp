@@ -3,11 +3,13 @@
 #include <optional>
 #include <vector>
 
-#include "operators.h"
 #include "product.h"
+#include "registration.h"
 
 namespace moegemm::torch_ops {
 namespace {
+
+using Config = std::optional<std::vector<std::int64_t>>;
 
 /// A kernel asked for by hand, as a list of seven: rows, columns, depth, stages, then TMA for the
 /// row operand, the weight operand and the store (1 asked for, 0 not asked for).
@@ -30,8 +32,8 @@ ProductOptions with_config(ProductOptions options, const Config& numbers) {
   return options;
 }
 
-}  // namespace
-
+/// activation(X W^T + bias), each if given. `words` are those of product.h, `activation` is a text
+/// for parse_activation.
 Tensor forward(const Tensor& x, const Tensor& w, const Tensor& m_sizes,
                const std::optional<Tensor>& gather_indices,
                const std::optional<Tensor>& router_weights, std::int64_t topk,
@@ -48,6 +50,8 @@ Tensor forward(const Tensor& x, const Tensor& w, const Tensor& m_sizes,
   });
 }
 
+/// `forward` of x, w and m_sizes with every other argument left to its default, on torch's stack as
+/// it is: TORCH_BOX would allocate five times to share tensors that nobody shares.
 void forward_plain(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*outputs*/) {
   const auto take = [&](int i) {
     return OwnTensor(torch::stable::detail::to<AtenTensorHandle>(stack[i]));
@@ -61,6 +65,7 @@ void forward_plain(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t 
   });
 }
 
+/// dX of dY and W, or dW of dY and X.
 template <Op op>
 Tensor gradient(const Tensor& first, const Tensor& second, const Tensor& m_sizes,
                 const std::optional<Tensor>& gather_indices,
@@ -74,9 +79,8 @@ Tensor gradient(const Tensor& first, const Tensor& second, const Tensor& m_sizes
     return product.run().hand_over();
   });
 }
-template decltype(gradient<Op::kDx>) gradient<Op::kDx>;
-template decltype(gradient<Op::kDw>) gradient<Op::kDw>;
 
+/// Any of the three, into `out`.
 template <Op op>
 void product_out(const Tensor& first, const Tensor& second, const Tensor& m_sizes,
                  const std::optional<Tensor>& gather_indices,
@@ -90,10 +94,9 @@ void product_out(const Tensor& first, const Tensor& second, const Tensor& m_size
     product.run_into_out();
   });
 }
-template decltype(product_out<Op::kForward>) product_out<Op::kForward>;
-template decltype(product_out<Op::kDx>) product_out<Op::kDx>;
-template decltype(product_out<Op::kDw>) product_out<Op::kDw>;
 
+/// Measures one product ("forward", "dx" or "dw") as `moegemm::tune_forward` does; the report as
+/// JSON.
 std::string tune(const std::string& name, const Tensor& first, const Tensor& second,
                  const Tensor& m_sizes, const std::optional<Tensor>& gather_indices,
                  const std::optional<Tensor>& router_weights, std::int64_t topk,
@@ -110,5 +113,39 @@ std::string tune(const std::string& name, const Tensor& first, const Tensor& sec
     return product.tune(budget_seconds, again);
   });
 }
+
+// `options` are the words of product.h, `activation` a text as of moegemm::to_string, `config` the
+// seven numbers of with_config: fewer boxed arguments are what keeps a tiny call cheap, and those
+// left to their defaults cost the least.
+constexpr Operator kOperators[] = {
+    {"forward(Tensor x, Tensor w, Tensor m_sizes, Tensor? gather_indices=None, "
+     "Tensor? router_weights=None, int topk=1, str options=\"\", int[]? config=None, "
+     "Tensor? bias=None, str activation=\"\") -> Tensor",
+     TORCH_BOX(&forward)},
+    // A shortcut; python/moegemm/operators/shortcuts.py says what it saves.
+    {"forward_plain(Tensor x, Tensor w, Tensor m_sizes) -> Tensor", &forward_plain},
+    {"dx(Tensor dy, Tensor w, Tensor m_sizes, Tensor? gather_indices=None, "
+     "Tensor? router_weights=None, int topk=1, str options=\"\", int[]? config=None) -> Tensor",
+     TORCH_BOX(&gradient<Op::kDx>)},
+    {"dw(Tensor dy, Tensor x, Tensor m_sizes, Tensor? gather_indices=None, "
+     "Tensor? router_weights=None, int topk=1, str options=\"\", int[]? config=None) -> Tensor",
+     TORCH_BOX(&gradient<Op::kDw>)},
+    {"forward_out(Tensor x, Tensor w, Tensor m_sizes, Tensor? gather_indices, "
+     "Tensor? router_weights, int topk, str options, int[]? config, Tensor(a!) out) -> ()",
+     TORCH_BOX(&product_out<Op::kForward>)},
+    {"dx_out(Tensor dy, Tensor w, Tensor m_sizes, Tensor? gather_indices, "
+     "Tensor? router_weights, int topk, str options, int[]? config, Tensor(a!) out) -> ()",
+     TORCH_BOX(&product_out<Op::kDx>)},
+    {"dw_out(Tensor dy, Tensor x, Tensor m_sizes, Tensor? gather_indices, "
+     "Tensor? router_weights, int topk, str options, int[]? config, Tensor(a!) out) -> ()",
+     TORCH_BOX(&product_out<Op::kDw>)},
+    {"tune(str op, Tensor first, Tensor second, Tensor m_sizes, Tensor? gather_indices, "
+     "Tensor? router_weights, int topk, str options, float budget_seconds, bool again) -> str",
+     TORCH_BOX(&tune)},
+};
+
+}  // namespace
+
+MOEGEMM_REGISTER(kOperators)
 
 }  // namespace moegemm::torch_ops

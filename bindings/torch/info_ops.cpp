@@ -3,7 +3,9 @@
 #include "moegemm/error.h"
 #include "moegemm/execution.h"
 #include "moegemm/info.h"
-#include "operators.h"
+#include "registration.h"
+#include "runtime/execution.h"
+#include "runtime/torch_tuning.h"
 
 namespace moegemm::torch_ops {
 namespace {
@@ -29,8 +31,7 @@ json describe(const GpuInfo& gpu) {
           {"why", gpu.why}};
 }
 
-}  // namespace
-
+/// What moegemm.info() shows, as JSON.
 std::string info() {
   return raising([] {
     const CpuInfo cpu = cpu_info();
@@ -56,17 +57,38 @@ std::string info() {
   });
 }
 
+/// See moegemm::load_kernels, for a CUDA device.
 std::int64_t load_kernels(std::int64_t device) {
   return raising([&]() -> std::int64_t {
     return moegemm::load_kernels({DeviceType::kCuda, static_cast<int>(device)});
   });
 }
 
+/// See moegemm::loads_early; checks the environment's names too.
 bool loads_early() {
   return raising([] {
     check_environment();
     return moegemm::loads_early();
   });
 }
+
+constexpr Operator kOperators[] = {
+    {"info() -> str", TORCH_BOX(&info)},
+    {"load_kernels(int device) -> int", TORCH_BOX(&load_kernels)},
+    {"loads_early() -> bool", TORCH_BOX(&loads_early)},
+    {"take_notes() -> str", TORCH_BOX(&take_notes)},
+    {"tuning_cache() -> str", TORCH_BOX(&tuning_cache)},
+    {"set_tune_progress(int address) -> ()", TORCH_BOX(&set_tune_progress)},
+};
+
+/// Loading is the first thing that happens: from here on warnings reach Python's.
+const bool warns_python = [] {
+  set_warning_handler([](const std::string& message) { note_once(message, false); });
+  return true;
+}();
+
+}  // namespace
+
+MOEGEMM_REGISTER_WITHOUT_TENSORS(kOperators)
 
 }  // namespace moegemm::torch_ops

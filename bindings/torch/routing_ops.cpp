@@ -1,12 +1,14 @@
 #include <algorithm>
 
 #include "moegemm/passes.h"
-#include "operators.h"
+#include "registration.h"
 #include "routing_arguments.h"
 #include "runtime/execution.h"
 
 namespace moegemm::torch_ops {
+namespace {
 
+/// m_sizes, gather_indices and (empty unless asked for) the inverse permutation.
 std::tuple<Tensor, Tensor, Tensor> route(const Tensor& expert_ids, std::int64_t num_experts,
                                          bool wide, bool with_inverse) {
   return raising([&] {
@@ -42,6 +44,7 @@ Tensor combine(const Tensor& rows, const std::optional<Tensor>& weights, std::in
   });
 }
 
+/// Scales `product` in place and returns the dot products; see moegemm::scale_rows.
 Tensor scale_rows(const Tensor& product, const Tensor& x, const Tensor& m_sizes,
                   const Tensor& gather_indices, const Tensor& router_weights, std::int64_t topk) {
   return raising([&] {
@@ -57,5 +60,20 @@ Tensor scale_rows(const Tensor& product, const Tensor& x, const Tensor& m_sizes,
     return dot.hand_over();
   });
 }
+
+constexpr Operator kOperators[] = {
+    {"route(Tensor expert_ids, int num_experts, bool wide, bool with_inverse) -> "
+     "(Tensor, Tensor, Tensor)",
+     TORCH_BOX(&route)},
+    {"combine(Tensor rows, Tensor? weights, int topk, bool float32_output) -> Tensor",
+     TORCH_BOX(&combine)},
+    {"scale_rows(Tensor(a!) product, Tensor x, Tensor m_sizes, Tensor gather_indices, "
+     "Tensor router_weights, int topk) -> Tensor",
+     TORCH_BOX(&scale_rows)},
+};
+
+}  // namespace
+
+MOEGEMM_REGISTER(kOperators)
 
 }  // namespace moegemm::torch_ops

@@ -105,48 +105,14 @@ inline std::int64_t flat_rows_of(const RoutingView& routing,
   return outputs.d_weights.given() ? outputs.d_weights.numel() : rows;
 }
 
-/// The memory-bound companions of the products, one implementation per device type. Arguments are
-/// validated by the callers in routing.cpp and before lowering.
+/// The memory-bound companions of the products, one implementation per device type, each pass
+/// defined in a file of its own. Arguments are validated by the callers in routing.cpp and before
+/// lowering.
 class Passes {
  public:
   virtual ~Passes() = default;
-  virtual void route(const TensorView& expert_ids, std::int64_t experts, const TensorView& m_sizes,
-                     const TensorView& gather_indices, const TensorView& inverse, void* workspace,
-                     const ExecutionContext& context) const = 0;
-  virtual std::int64_t route_workspace_bytes(std::int64_t rows, std::int64_t experts) const = 0;
-  virtual void route_compact(const TensorView& expert_ids, std::int64_t experts,
-                             const TensorView& m_sizes, const TensorView& gather_indices,
-                             const TensorView& positions, const RouteLimits& limits,
-                             void* workspace, const ExecutionContext& context) const = 0;
-  /// Synchronises on a GPU.
-  virtual std::optional<DroppedRow> dropped_row(const TensorView& expert_ids, std::int64_t experts,
-                                                const TensorView& num_tokens, std::int64_t capacity,
-                                                const ExecutionContext& context) const = 0;
-  /// Without positions a token's rows are those of flat order.
-  virtual void combine(const TensorView& rows, const TensorView& weights,
-                       const TensorView& positions, std::int64_t topk, const TensorView& out,
-                       const ExecutionContext& context) const = 0;
-  virtual void activate(const TensorView& pre, const TensorView& bias, const TensorView& m_sizes,
-                        const Activation& activation, const TensorView& act,
-                        const ExecutionContext& context) const = 0;
-  virtual void activate_backward(const ActivationGradientInputs& inputs, const RoutingView& routing,
-                                 const Activation& activation,
-                                 const ActivationGradientOutputs& outputs,
-                                 const ExecutionContext& context) const = 0;
-  virtual void expert_sums(const TensorView& rows, const RoutingView& routing,
-                           const TensorView& sums, const ExecutionContext& context) const = 0;
-  virtual void gather_rows(const TensorView& rows, const TensorView& gather_indices,
-                           std::int64_t divisor, const TensorView& gathered,
-                           const ExecutionContext& context) const = 0;
-  virtual void scale_rows(const TensorView& product, const TensorView& x,
-                          const RoutingView& routing, const TensorView& scaled,
-                          const TensorView& dot, const TensorView& scaled_x,
-                          const ExecutionContext& context) const = 0;
-  /// Looks at m_sizes against `rows` and, if given, at the gather_indices of the segments against
-  /// `flat_rows`; synchronises on a GPU.
-  virtual std::optional<RoutingFault> check(const RoutingView& routing, std::int64_t rows,
-                                            std::int64_t flat_rows,
-                                            const ExecutionContext& context) const = 0;
+#define MOEGEMM_PASS_IS = 0
+#include "core/passes.inc"
 };
 
 }  // namespace moegemm

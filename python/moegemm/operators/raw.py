@@ -84,6 +84,11 @@ def raw_options(
     )
 
 
+def _any_requires_grad(*tensors: object) -> bool:
+    """Asked before names are gathered for a message, which takes 1 us that a decode step notices."""
+    return any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors)
+
+
 def run_raw(
     name: str,
     arguments: RawArguments,
@@ -93,8 +98,10 @@ def run_raw(
     out_dtype: torch.dtype | None,
 ) -> Tensor:
     """Runs operator `name`; the result is `out` or a new tensor of `out_dtype`."""
-    config.require_valid(type(config).__name__, options)
-    numbers = None if config.all_defaults() else config.numbers()
+    numbers = None
+    if not config.untouched():
+        config.require_valid(type(config).__name__, options)
+        numbers = None if config.all_defaults() else config.numbers()
     if numbers is not None and torch.compiler.is_compiling():
         options += WARN_AT_ONCE
     functional, into_out = _OPERATORS[name]
@@ -103,7 +110,7 @@ def run_raw(
         if out is not None:
             if out_dtype not in (None, out.dtype):
                 raise TypeError(f"out_dtype is {out_dtype}, but out has dtype {out.dtype}; give one of them")
-            if torch.is_grad_enabled():
+            if torch.is_grad_enabled() and _any_requires_grad(out, *arguments[:5]):
                 require_no_grad({"out": out, **arguments.tensors()})
             into_out(*arguments[:6], options, numbers, out)
             count_write(out)

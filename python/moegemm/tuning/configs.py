@@ -6,6 +6,7 @@ used here: they are accepted and kept. A `use_tma_*` of False leaves the choice 
 block size, warps or stages.
 """
 
+import operator
 from dataclasses import dataclass, fields
 
 from moegemm.operators.errors import shown
@@ -34,6 +35,8 @@ class KernelConfig:
     use_tma_store: bool = False
 
     def __post_init__(self) -> None:
+        if self.untouched():
+            return
         for field in fields(self):
             value = getattr(self, field.name)
             name = f"{type(self).__name__}.{field.name}"
@@ -46,6 +49,11 @@ class KernelConfig:
                 raise TypeError(f"{name} is {shown(value)}; an int is accepted, or None for any")
             elif not 1 <= value <= 65536:
                 raise ValueError(f"{name} is {value}; it must be between 1 and 65536")
+
+    def untouched(self) -> bool:
+        """Whether every field is its default. Asked first, since the checks take 4 us of a raw call."""
+        defaults = _DEFAULTS.get(type(self))
+        return defaults is not None and all(map(operator.is_, vars(self).values(), defaults))
 
     def extents(self) -> list[int | None]:
         """The tile along the result's rows and columns and along the contraction; None for any."""
@@ -168,3 +176,9 @@ class KernelConfigBackward_dW(KernelConfig):  # noqa: N801 - Unsloth's name
     @property
     def tma_weights(self) -> bool:
         return self.use_tma_load_dy
+
+
+_DEFAULTS: dict[type, tuple[object, ...]] = {
+    config: tuple(field.default for field in fields(config))
+    for config in (KernelConfigForward, KernelConfigBackward_dX, KernelConfigBackward_dW)
+}

@@ -69,6 +69,8 @@ void CpuPasses::route(const TensorView& expert_ids, std::int64_t experts, const 
   }
 }
 
+std::int64_t CpuPasses::route_workspace_bytes(std::int64_t, std::int64_t) const { return 0; }
+
 std::optional<RoutingFault> CpuPasses::check(const RoutingView& routing, std::int64_t rows,
                                              std::int64_t flat_rows,
                                              const ExecutionContext&) const {

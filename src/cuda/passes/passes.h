@@ -7,40 +7,11 @@
 
 namespace moegemm::cuda {
 
-/// The memory-bound operations on a GPU, each defined in a file of its own. Arguments are validated
-/// by the callers.
+/// The memory-bound operations on a GPU.
 class CudaPasses final : public Passes {
  public:
-  void route(const TensorView& expert_ids, std::int64_t experts, const TensorView& m_sizes,
-             const TensorView& gather_indices, const TensorView& inverse, void* workspace,
-             const ExecutionContext& context) const override;
-  std::int64_t route_workspace_bytes(std::int64_t rows, std::int64_t experts) const override;
-  void route_compact(const TensorView& expert_ids, std::int64_t experts, const TensorView& m_sizes,
-                     const TensorView& gather_indices, const TensorView& positions,
-                     const RouteLimits& limits, void* workspace,
-                     const ExecutionContext& context) const override;
-  std::optional<DroppedRow> dropped_row(const TensorView& expert_ids, std::int64_t experts,
-                                        const TensorView& num_tokens, std::int64_t capacity,
-                                        const ExecutionContext& context) const override;
-  void combine(const TensorView& rows, const TensorView& weights, const TensorView& positions,
-               std::int64_t topk, const TensorView& out,
-               const ExecutionContext& context) const override;
-  void activate(const TensorView& pre, const TensorView& bias, const TensorView& m_sizes,
-                const Activation& activation, const TensorView& act,
-                const ExecutionContext& context) const override;
-  void activate_backward(const ActivationGradientInputs& inputs, const RoutingView& routing,
-                         const Activation& activation, const ActivationGradientOutputs& outputs,
-                         const ExecutionContext& context) const override;
-  void expert_sums(const TensorView& rows, const RoutingView& routing, const TensorView& sums,
-                   const ExecutionContext& context) const override;
-  void gather_rows(const TensorView& rows, const TensorView& gather_indices, std::int64_t divisor,
-                   const TensorView& gathered, const ExecutionContext& context) const override;
-  void scale_rows(const TensorView& product, const TensorView& x, const RoutingView& routing,
-                  const TensorView& scaled, const TensorView& dot, const TensorView& scaled_x,
-                  const ExecutionContext& context) const override;
-  std::optional<RoutingFault> check(const RoutingView& routing, std::int64_t rows,
-                                    std::int64_t flat_rows,
-                                    const ExecutionContext& context) const override;
+#define MOEGEMM_PASS_IS override
+#include "core/passes.inc"
 };
 
 /// Where a pass is launched: makes the GPU of its tensors the current one while this lives.

@@ -75,7 +75,7 @@ std::string name_of(const Gemm& kernel) {
 
 std::string refuse(const Gemm& kernel, const KernelEntry& entry, const Problem& problem,
                    const DeviceFacts& facts) {
-  if (problem.activation) return "leaves the activation to a pass behind it";
+  if (problem.activation) return "leaves the activation to a pass after it";
   if (std::string reason = refuse_dtype(kernel, problem); !reason.empty()) return reason;
   if (std::string reason = refuse_alignment(kernel, problem); !reason.empty()) return reason;
   return refuse_size(entry, problem, facts);

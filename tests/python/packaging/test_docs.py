@@ -72,3 +72,28 @@ def test_pages_name_no_commits(page: Path):
     text = page.read_text()
     mixed = re.findall(r"\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*[0-9])[0-9a-f]{7,40}\b", text)
     assert mixed + re.findall(r"commit\s+`?([0-9a-f]{7,40})\b", text) == []
+
+
+# What adding something may touch besides tests. A new folder counts as one.
+MOST_FILES = {"an activation": 6, "a number format": 12, "a GPU generation": 6, "an operation": 9}
+
+
+def files_of(checklist: str) -> list[str]:
+    """The paths that a checklist names: each step has one, or several of a folder."""
+    files: list[str] = []
+    for step in re.findall(r"^\d\. (.*?)(?=^\d\. |\Z)", checklist, re.MULTILINE | re.DOTALL):
+        folder = Path()
+        for name in re.findall(r"`([\w./-]+)`", step.split(": ")[0]):
+            files.append((folder / name).as_posix() + ("/" if name.endswith("/") else ""))
+            folder = (folder / name).parent
+    return files
+
+
+@pytest.mark.parametrize("what", MOST_FILES)
+def test_a_checklist_names_every_file_and_few(what: str):
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    files = files_of(text.split(f"## Add {what}\n")[1].split("\n## ")[0])
+    assert len(files) == len(set(files)) > 4
+    assert len(files) <= MOST_FILES[what], files
+    new = re.compile(r"smXY|/x\.")  # stands for a name that is to be chosen
+    assert [file for file in files if not new.search(file) and not (ROOT / file).exists()] == []

@@ -177,6 +177,64 @@ __device__ __forceinline__ void dot_biases(const BackwardArguments& a, const Row
 template <typename T, GateLayout L>
 using Ring = ThreadRing<T, GatePacks<T, L>::kPacks + 1, kThreads, kStages>;
 
+/// The elements of a lane in one part of its strip, from its first column on: makes and stores
+/// their gradients and weighted values, and returns `sum` + <d_act, act>.
+template <ActivationFunction F, typename T, GateLayout L>
+__device__ __forceinline__ float backward_part(const BackwardArguments& a, const Row& row,
+                                               int position, int part, int column,
+                                               const GatePacks<T, L>& packs,
+                                               const GatePacks<T, L>& bias,
+                                               const Pack<T>& gradients, float sum) {
+  using Packs = GatePacks<T, L>;
+  float gate[Packs::kElems] = {}, up[Packs::kElems] = {}, gradient[Packs::kElems] = {};
+  if (row.flat >= 0) {
+    packs.split(part, gate, up);
+    Packs::split_activated(gradients, part, gradient);
+    if (a.bias.data) bias.add_to(part, gate, up);
+#pragma unroll
+    for (int i = 0; i < Packs::kElems; ++i) {
+      const Activated value =
+          evaluate<F, Packs::kGated>(a.activation, gate[i], Packs::kGated ? up[i] : 0.0f);
+      sum = fmaf(gradient[i], value.act, sum);
+      const float weighted = row.weight * gradient[i];
+      gate[i] = weighted * value.d_gate;
+      if constexpr (Packs::kGated) up[i] = weighted * value.d_up;
+      gradient[i] = row.weight * value.act;
+    }
+  }
+  Packs::store(a.d_pre.data, a.d_pre.dtype == DType::kFloat32, start_of(position, a.d_pre), column,
+               a.activated, gate, up);
+  if (a.weighted_act.data) {
+    Packs::store_activated(a.weighted_act.data, a.weighted_act.dtype == DType::kFloat32,
+                           start_of(position, a.weighted_act), column, gradient);
+  }
+  return sum;
+}
+
+/// The weights' gradients of a block's rows, from the dot products of their strips.
+__device__ __forceinline__ void store_d_weights(const BackwardArguments& a, const Row* rows,
+                                                int count, const float* dots) {
+  const auto dot = [&](int r) {
+    float sum = 0.0f;
+    for (int strip = 0; strip < a.strips + a.hidden_strips; ++strip) {
+      sum += dots[strip * count + r];
+    }
+    return sum;
+  };
+  if (!a.down_bias.data || a.hidden_strips > 0) {
+    const int r = static_cast<int>(threadIdx.x);
+    if (r < count && rows[r].flat >= 0) a.d_weights.store(rows[r].flat, dot(r));
+    return;
+  }
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  for (int r = warp; r < count; r += kWarps) {
+    const Row row = rows[r];
+    if (row.flat < 0) continue;
+    const float share = warp_sum(bias_share(a, row));
+    if (lane == 0) a.d_weights.store(row.flat, dot(r) + share);
+  }
+}
+
 /// Shared memory: the ring, the rows, the dot products of their strips and of those of their
 /// biases, the experts' prefix sums.
 template <typename T, GateLayout L>
@@ -246,30 +304,9 @@ __global__ void __launch_bounds__(kThreads, least_resident_blocks<T>())
       float sum = 0.0f;
 #pragma unroll
       for (int part = 0; part < Packs::kParts; ++part) {
-        const int c = Packs::column_of(part, at.column);
-        if (c >= a.activated) break;
-        float gate[Packs::kElems] = {}, up[Packs::kElems] = {}, gradient[Packs::kElems] = {};
-        if (row.flat >= 0) {
-          packs.split(part, gate, up);
-          Packs::split_activated(gradients, part, gradient);
-          if (a.bias.data) bias.add_to(part, gate, up);
-#pragma unroll
-          for (int i = 0; i < Packs::kElems; ++i) {
-            const Activated value =
-                evaluate<F, Packs::kGated>(a.activation, gate[i], Packs::kGated ? up[i] : 0.0f);
-            sum = fmaf(gradient[i], value.act, sum);
-            const float weighted = row.weight * gradient[i];
-            gate[i] = weighted * value.d_gate;
-            if constexpr (Packs::kGated) up[i] = weighted * value.d_up;
-            gradient[i] = row.weight * value.act;
-          }
-        }
-        Packs::store(a.d_pre.data, a.d_pre.dtype == DType::kFloat32, start_of(position, a.d_pre), c,
-                     a.activated, gate, up);
-        if (a.weighted_act.data) {
-          Packs::store_activated(a.weighted_act.data, a.weighted_act.dtype == DType::kFloat32,
-                                 start_of(position, a.weighted_act), c, gradient);
-        }
+        const int column = Packs::column_of(part, at.column);
+        if (column >= a.activated) break;
+        sum = backward_part<F>(a, row, position, part, column, packs, bias, gradients, sum);
       }
       if (a.d_weights.data) {
         sum = warp_sum(sum);
@@ -279,24 +316,7 @@ __global__ void __launch_bounds__(kThreads, least_resident_blocks<T>())
   });
   if (!a.d_weights.data) return;
   __syncthreads();
-  const auto dot = [&](int r) {
-    float sum = 0.0f;
-    for (int strip = 0; strip < a.strips + a.hidden_strips; ++strip) {
-      sum += dots[strip * count + r];
-    }
-    return sum;
-  };
-  if (!a.down_bias.data || a.hidden_strips > 0) {
-    const int r = static_cast<int>(threadIdx.x);
-    if (r < count && rows[r].flat >= 0) a.d_weights.store(rows[r].flat, dot(r));
-    return;
-  }
-  for (int r = warp; r < count; r += kWarps) {
-    const Row row = rows[r];
-    if (row.flat < 0) continue;
-    const float share = warp_sum(bias_share(a, row));
-    if (lane == 0) a.d_weights.store(row.flat, dot(r) + share);
-  }
+  store_d_weights(a, rows, count, dots);
 }
 
 /// One element at a time; returns this lane's part of <d_act, act>.

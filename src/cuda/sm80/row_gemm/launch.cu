@@ -69,10 +69,7 @@ KernelEntry row_entry() {
 std::vector<KernelEntry> row_gemm_kernels() {
   return {
 #define MOEGEMM_ROW_GEMM(...) row_entry<RowGemm{__VA_ARGS__}>(),
-#define MOEGEMM_WEIGHT_GEMM(...)
 #include "cuda/instances/sm80.inc"
-#undef MOEGEMM_ROW_GEMM
-#undef MOEGEMM_WEIGHT_GEMM
   };
 }
 

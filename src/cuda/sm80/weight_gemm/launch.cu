@@ -70,11 +70,8 @@ KernelEntry weight_entry() {
 
 std::vector<KernelEntry> weight_gemm_kernels() {
   return {
-#define MOEGEMM_ROW_GEMM(...)
 #define MOEGEMM_WEIGHT_GEMM(...) weight_entry<WeightGemm{__VA_ARGS__}>(),
 #include "cuda/instances/sm80.inc"
-#undef MOEGEMM_ROW_GEMM
-#undef MOEGEMM_WEIGHT_GEMM
   };
 }
 

@@ -48,7 +48,7 @@ std::string refuse(const RowGemm& kernel, const KernelEntry& entry, const Proble
   }
   if (std::string reason = refuse_size(entry, problem, facts); !reason.empty()) return reason;
   // Last: a problem that no kernel runs is told what is wrong with it, not what else there is.
-  if (problem.activation && !kernel.activated) return "leaves the activation to a pass behind it";
+  if (problem.activation && !kernel.activated) return "leaves the activation to a pass after it";
   if (!problem.activation && kernel.activated) return "stores activated rows only";
   if (problem.bias && problem.gathers() && !kernel.activated && !kernel.adds_bias()) {
     return "adds no bias to gathered rows";
@@ -201,10 +201,7 @@ KernelEntry entry_of() {
 std::vector<KernelEntry> row_gemm_kernels() {
   return {
 #define MOEGEMM_ROW_GEMM(...) entry_of<RowGemm{__VA_ARGS__}>(),
-#define MOEGEMM_WEIGHT_GEMM(...)
 #include "cuda/instances/sm90.inc"
-#undef MOEGEMM_ROW_GEMM
-#undef MOEGEMM_WEIGHT_GEMM
   };
 }
 

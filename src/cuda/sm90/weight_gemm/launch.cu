@@ -189,11 +189,8 @@ KernelEntry entry_of() {
 
 std::vector<KernelEntry> weight_gemm_kernels() {
   return {
-#define MOEGEMM_ROW_GEMM(...)
 #define MOEGEMM_WEIGHT_GEMM(...) entry_of<WeightGemm{__VA_ARGS__}>(),
 #include "cuda/instances/sm90.inc"
-#undef MOEGEMM_ROW_GEMM
-#undef MOEGEMM_WEIGHT_GEMM
   };
 }
 

@@ -85,7 +85,7 @@ TEST(Sm90Kernels, ActivatedKernelsRefuseWhatTheyDoNotStore) {
   EXPECT_EQ(refusal(kernel, fp32), "stores activated rows in the dtype of the inputs only");
   EXPECT_EQ(refusal("sm90_forward_128x64_s8_pingpong",
                     activated(Permutation::kX, GateLayout::kConcatenated)),
-            "leaves the activation to a pass behind it");
+            "leaves the activation to a pass after it");
   Problem transposed = activated(Permutation::kY, GateLayout::kInterleaved);
   transposed.op = Op::kDx;
   EXPECT_EQ(takers(transposed), Tiles{});

@@ -79,10 +79,7 @@ void for_every_compiled_kernel(const Check& check) {
   using sm90::Schedule;
 #define MOEGEMM_ROW_GEMM(...) \
   check.template operator()<RowGemmTraits<RowGemm{__VA_ARGS__}, DType::kBFloat16, false>>();
-#define MOEGEMM_WEIGHT_GEMM(...)
 #include "cuda/instances/sm90.inc"
-#undef MOEGEMM_ROW_GEMM
-#undef MOEGEMM_WEIGHT_GEMM
 }
 
 TEST(RowGemmTraits, EveryCompiledTileFitsSharedMemoryAndAlignment) {
