@@ -56,8 +56,9 @@ void time_layer(const LayerSize& layer) {
   const auto times = round_robin_microseconds(
       {copy(copied, source, element + element / 2),
        [&] {
-         cuda_passes().activate(matrix(pre, rows, 2 * layer.inner), bias_view, sizes.view(),
-                                activation, matrix(act, rows, layer.inner), gpu().context());
+         cuda_passes().activate(matrix(pre, rows, 2 * layer.inner), bias_view,
+                                {sizes.view(), {}, {}, 1}, activation,
+                                matrix(act, rows, layer.inner), gpu().context());
        },
        copy(copied, source, 3 * element),
        [&] {

@@ -13,28 +13,47 @@ constexpr double kElementFlops = 20;
 /// See moegemm::check_layer.
 void check_layer(Tensor x, Tensor w_gate_up, Tensor w_down, Tensor expert_ids,
                  std::optional<Tensor> router_weights, std::optional<Tensor> gate_up_bias,
-                 std::optional<Tensor> down_bias, std::string activation, bool transposed) {
+                 std::optional<Tensor> down_bias, std::string activation, bool transposed,
+                 std::optional<Tensor> w_up) {
   raising([&] {
     moegemm::check_layer(
         {Argument("x", x).metadata(), Argument("w_gate_up", w_gate_up).metadata(),
          Argument("w_down", w_down).metadata(), Argument("expert_ids", expert_ids).metadata(),
          Argument("router_weights", router_weights).metadata(),
          Argument("gate_up_bias", gate_up_bias).metadata(),
-         Argument("down_bias", down_bias).metadata()},
+         Argument("down_bias", down_bias).metadata(), Argument("w_gate_up[1]", w_up).metadata()},
         parse_activation(activation), transposed ? WeightLayout::kKn : WeightLayout::kNk);
   });
 }
 
-Tensor activate(Tensor pre, std::optional<Tensor> bias, Tensor m_sizes, std::string activation) {
+/// See moegemm::check_expert_rows.
+void check_expert_rows(Tensor rows, Tensor w_gate_up, Tensor w_down, Tensor sizes,
+                       std::optional<Tensor> row_weights, std::optional<Tensor> gate_up_bias,
+                       std::optional<Tensor> down_bias, std::string activation, bool transposed,
+                       std::optional<Tensor> w_up) {
+  raising([&] {
+    moegemm::check_expert_rows(
+        {Argument("rows", rows).metadata(), Argument("w_gate_up", w_gate_up).metadata(),
+         Argument("w_down", w_down).metadata(), Argument("sizes", sizes).metadata(),
+         Argument("row_weights", row_weights).metadata(),
+         Argument("gate_up_bias", gate_up_bias).metadata(),
+         Argument("down_bias", down_bias).metadata(), Argument("w_gate_up[1]", w_up).metadata()},
+        parse_activation(activation), transposed ? WeightLayout::kKn : WeightLayout::kNk);
+  });
+}
+
+Tensor activate(Tensor pre, std::optional<Tensor> bias, Tensor m_sizes, std::string activation,
+                std::optional<Tensor> row_weights) {
   return raising([&] {
     const Activation parsed = parse_activation(activation);
-    Argument input("pre", pre), biases("bias", bias), sizes("m_sizes", m_sizes);
+    Argument input("pre", pre), biases("bias", bias);
+    RoutingArguments routing(m_sizes, std::nullopt, row_weights, 1);
     const TensorView pre_view = input.readable(), bias_view = biases.readable();
-    const TensorView sizes_view = sizes.readable();
+    const RoutingView routing_view = routing.readable();
     const Execution execution(input.device(), kElementFlops * static_cast<double>(input.numel()));
     Output act = allocate(input.size(0), parsed.activated_columns(input.columns()), input.dtype(),
                           input.device());
-    moegemm::activate(pre_view, bias_view, sizes_view, parsed, act.view, execution.context());
+    moegemm::activate(pre_view, bias_view, routing_view, parsed, act.view, execution.context());
     return act.hand_over();
   });
 }
@@ -74,6 +93,19 @@ std::tuple<Tensor, Tensor> activate_backward(Tensor d_act, Tensor pre, std::opti
   });
 }
 
+/// See moegemm::add_weighted_bias.
+void add_weighted_bias(Tensor rows, Tensor bias, Tensor m_sizes, Tensor row_weights, Tensor out) {
+  raising([&] {
+    Argument input("rows", rows), biases("bias", bias), target("out", out);
+    RoutingArguments routing(m_sizes, std::nullopt, row_weights, 1);
+    const RoutingView routing_view = routing.readable();
+    const TensorView rows_view = input.readable(), bias_view = biases.readable();
+    const Execution execution(target.device(), 2.0 * static_cast<double>(target.numel()));
+    moegemm::add_weighted_bias(rows_view, bias_view, routing_view, target.writable(),
+                               execution.context());
+  });
+}
+
 Tensor expert_sums(Tensor rows, Tensor m_sizes, std::optional<Tensor> gather_indices,
                    std::optional<Tensor> router_weights, std::int64_t topk) {
   return raising([&] {
@@ -92,10 +124,18 @@ Tensor expert_sums(Tensor rows, Tensor m_sizes, std::optional<Tensor> gather_ind
 constexpr Operator kOperators[] = {
     {"check_layer(Tensor x, Tensor w_gate_up, Tensor w_down, Tensor expert_ids, "
      "Tensor? router_weights, Tensor? gate_up_bias, Tensor? down_bias, str activation, "
-     "bool transposed) -> ()",
+     "bool transposed, Tensor? w_up=None) -> ()",
      TORCH_BOX(&check_layer)},
-    {"activate(Tensor pre, Tensor? bias, Tensor m_sizes, str activation) -> Tensor",
+    {"check_expert_rows(Tensor rows, Tensor w_gate_up, Tensor w_down, Tensor sizes, "
+     "Tensor? row_weights, Tensor? gate_up_bias, Tensor? down_bias, str activation, "
+     "bool transposed, Tensor? w_up=None) -> ()",
+     TORCH_BOX(&check_expert_rows)},
+    {"activate(Tensor pre, Tensor? bias, Tensor m_sizes, str activation, "
+     "Tensor? row_weights=None) -> Tensor",
      TORCH_BOX(&activate)},
+    {"add_weighted_bias(Tensor rows, Tensor bias, Tensor m_sizes, Tensor row_weights, "
+     "Tensor(a!) out) -> ()",
+     TORCH_BOX(&add_weighted_bias)},
     {"activate_backward(Tensor(a!) d_act, Tensor pre, Tensor? bias, Tensor m_sizes, "
      "Tensor? gather_indices, Tensor? router_weights, int topk, Tensor? d_out, Tensor? down_bias, "
      "str activation, bool need_weighted_act, bool need_d_weights) -> (Tensor, Tensor)",

@@ -54,12 +54,28 @@ Tensor combine_rows(const Tensor& rows, const std::optional<Tensor>& weights,
   });
 }
 
+void combine_rows_out(const Tensor& rows, const std::optional<Tensor>& weights,
+                      const Tensor& positions, const Tensor& out) {
+  raising([&] {
+    Argument input("rows", rows), factors("weights", weights), places("positions", positions);
+    Argument target("out", out);
+    const TensorView& readable_rows = input.readable();
+    const TensorView& readable_weights = factors.readable_dense();
+    const TensorView& readable_positions = places.readable_dense();
+    const Execution execution(input.device(), 2.0 * static_cast<double>(input.numel()));
+    moegemm::combine_rows(readable_rows, readable_weights, readable_positions, target.writable(),
+                          execution.context());
+  });
+}
+
 constexpr Operator kOperators[] = {
     {"route_compact(Tensor expert_ids, int num_experts, SymInt max_rows, Tensor? num_tokens, "
      "Tensor(a!)? overflow, bool wide, bool check) -> (Tensor, Tensor, Tensor)",
      TORCH_BOX(&route_compact)},
     {"combine_rows(Tensor rows, Tensor? weights, Tensor positions, bool float32_output) -> Tensor",
      TORCH_BOX(&combine_rows)},
+    {"combine_rows_out(Tensor rows, Tensor? weights, Tensor positions, Tensor(a!) out) -> ()",
+     TORCH_BOX(&combine_rows_out)},
 };
 
 }  // namespace

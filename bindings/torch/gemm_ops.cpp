@@ -80,7 +80,22 @@ Tensor gradient(const Tensor& first, const Tensor& second, const Tensor& m_sizes
   });
 }
 
-/// Any of the three, into `out`.
+/// `forward` into `out`, without an activation.
+void forward_out(const Tensor& x, const Tensor& w, const Tensor& m_sizes,
+                 const std::optional<Tensor>& gather_indices,
+                 const std::optional<Tensor>& router_weights, std::int64_t topk,
+                 const std::string& words, const Config& config, const Tensor& out,
+                 const std::optional<Tensor>& bias) {
+  raising([&] {
+    Product product(Op::kForward,
+                    {x.get(), w.get(), m_sizes.get(), handle_of(gather_indices),
+                     handle_of(router_weights), handle_of(bias), out.get()},
+                    topk, with_config(read_options(words), config));
+    product.run_into_out();
+  });
+}
+
+/// dX or dW, into `out`.
 template <Op op>
 void product_out(const Tensor& first, const Tensor& second, const Tensor& m_sizes,
                  const std::optional<Tensor>& gather_indices,
@@ -131,8 +146,9 @@ constexpr Operator kOperators[] = {
      "Tensor? router_weights=None, int topk=1, str options=\"\", int[]? config=None) -> Tensor",
      TORCH_BOX(&gradient<Op::kDw>)},
     {"forward_out(Tensor x, Tensor w, Tensor m_sizes, Tensor? gather_indices, "
-     "Tensor? router_weights, int topk, str options, int[]? config, Tensor(a!) out) -> ()",
-     TORCH_BOX(&product_out<Op::kForward>)},
+     "Tensor? router_weights, int topk, str options, int[]? config, Tensor(a!) out, "
+     "Tensor? bias=None) -> ()",
+     TORCH_BOX(&forward_out)},
     {"dx_out(Tensor dy, Tensor w, Tensor m_sizes, Tensor? gather_indices, "
      "Tensor? router_weights, int topk, str options, int[]? config, Tensor(a!) out) -> ()",
      TORCH_BOX(&product_out<Op::kDx>)},

@@ -44,6 +44,17 @@ Tensor combine(const Tensor& rows, const std::optional<Tensor>& weights, std::in
   });
 }
 
+void combine_out(const Tensor& rows, const std::optional<Tensor>& weights, std::int64_t topk,
+                 const Tensor& out) {
+  raising([&] {
+    Argument input("rows", rows), factors("weights", weights), target("out", out);
+    const TensorView& readable_rows = input.readable();
+    const TensorView& readable_weights = factors.readable_dense();
+    const Execution execution(input.device(), 2.0 * static_cast<double>(input.numel()));
+    moegemm::combine(readable_rows, readable_weights, topk, target.writable(), execution.context());
+  });
+}
+
 /// Scales `product` in place and returns the dot products; see moegemm::scale_rows.
 Tensor scale_rows(const Tensor& product, const Tensor& x, const Tensor& m_sizes,
                   const Tensor& gather_indices, const Tensor& router_weights, std::int64_t topk) {
@@ -67,6 +78,8 @@ constexpr Operator kOperators[] = {
      TORCH_BOX(&route)},
     {"combine(Tensor rows, Tensor? weights, int topk, bool float32_output) -> Tensor",
      TORCH_BOX(&combine)},
+    {"combine_out(Tensor rows, Tensor? weights, int topk, Tensor(a!) out) -> ()",
+     TORCH_BOX(&combine_out)},
     {"scale_rows(Tensor(a!) product, Tensor x, Tensor m_sizes, Tensor gather_indices, "
      "Tensor router_weights, int topk) -> Tensor",
      TORCH_BOX(&scale_rows)},

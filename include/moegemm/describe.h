@@ -65,11 +65,28 @@ struct LayerViews {
   TensorView router_weights;  ///< [T, topk] or not given; fp32 or x's dtype
   TensorView gate_up_bias;    ///< [E, C] or not given
   TensorView down_bias;       ///< [E, H] or not given
+  TensorView w_up = {};  ///< [E, I, H], or [E, H, I], beside a w_gate_up of the same shape that
+                         ///< holds the gates alone; not given: w_gate_up holds both
 };
 
 /// The rules of a layer, from metadata as those of `describe`. Names in refusals are those of the
 /// members.
 MOEGEMM_API void check_layer(const LayerViews& views, const Activation& activation,
                              WeightLayout layout);
+
+/// The tensors of an expert layer whose rows come and go in expert order.
+struct ExpertRowsViews {
+  TensorView rows;       ///< [R, H]
+  TensorView w_gate_up;  ///< as in LayerViews, like the other weights
+  TensorView w_down;
+  TensorView sizes;        ///< [E]
+  TensorView row_weights;  ///< [R] or not given; fp32 or the rows' dtype
+  TensorView gate_up_bias;
+  TensorView down_bias;
+  TensorView w_up = {};
+};
+
+MOEGEMM_API void check_expert_rows(const ExpertRowsViews& views, const Activation& activation,
+                                   WeightLayout layout);
 
 }  // namespace moegemm

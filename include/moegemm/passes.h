@@ -50,7 +50,9 @@ MOEGEMM_API void scale_rows(const TensorView& product, const TensorView& x,
 ///   pre   [M, C] with C = I or 2 I
 ///   bias  [E, C] of pre's dtype, or not given
 ///   act   [M, I] in pre's dtype or fp32
-MOEGEMM_API void activate(const TensorView& pre, const TensorView& bias, const TensorView& m_sizes,
+/// Of `routing` only the segments count, and router_weights, if given: [M], one for each row, that
+/// its activation is multiplied by before it is rounded.
+MOEGEMM_API void activate(const TensorView& pre, const TensorView& bias, const RoutingView& routing,
                           const Activation& activation, const TensorView& act,
                           const ExecutionContext& context = {});
 
@@ -74,9 +76,10 @@ struct ActivationGradientOutputs {
                             ///< is zero
 };
 
-/// The gradient of an activation in one pass that also recomputes it. gather_indices is needed for
-/// router_weights and d_weights, which say what indices are in range: the M rows of `pre` may be
-/// more or fewer than T * topk. A row whose index is out of range is zero in every output.
+/// The gradient of an activation in one pass that also recomputes it. With gather_indices,
+/// router_weights and d_weights say what indices are in range: the M rows of `pre` may be more or
+/// fewer than T * topk. A row whose index is out of range is zero in every output. Without them
+/// row r has weight r and token r, and topk is 1.
 MOEGEMM_API void activate_backward(const ActivationGradientInputs& inputs,
                                    const RoutingView& routing, const Activation& activation,
                                    const ActivationGradientOutputs& outputs,
@@ -90,5 +93,14 @@ MOEGEMM_API void activate_backward(const ActivationGradientInputs& inputs,
 ///   sums     [E, C] in rows' dtype or fp32
 MOEGEMM_API void expert_sums(const TensorView& rows, const RoutingView& routing,
                              const TensorView& sums, const ExecutionContext& context = {});
+
+/// out[r] = rows[r] + w * bias[e] for the rows r of each expert e, in fp32, rounded once: the bias
+/// of a product whose rows were multiplied by weights before it.
+///   rows     [M, C] in out's dtype or fp32; may be the memory of out
+///   bias     [E, C] of out's dtype
+///   routing  router_weights [M], one for each row; no gather_indices
+MOEGEMM_API void add_weighted_bias(const TensorView& rows, const TensorView& bias,
+                                   const RoutingView& routing, const TensorView& out,
+                                   const ExecutionContext& context = {});
 
 }  // namespace moegemm

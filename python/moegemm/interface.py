@@ -18,6 +18,7 @@ from moegemm.operators.options import ACCUMULATE, WARN_AT_ONCE
 from moegemm.operators.raw import RawArguments, autocast_dtype, raw_options, run_raw, torch_allows_tf32
 from moegemm.operators.rules import require_no_fuse_mul_pre, require_valid_role
 from moegemm.operators.shortcuts import apply_eagerly, eager_product, forward_plain, may_autocast
+from moegemm.operators.weight_gradients import WeightGradients, require_queue
 from moegemm.tuning import (
     DEFAULT_BLOCK,
     DEFAULT_STAGES,
@@ -56,6 +57,7 @@ def grouped_gemm(
     check: bool = False,
     accumulate: bool = False,
     allow_tf32: bool | None = None,
+    weight_gradients: WeightGradients | None = None,
 ) -> Tensor:
     """Y_e = X_e W_e^T for every expert e in one call, differentiable in X, W and topk_weights.
 
@@ -70,7 +72,8 @@ def grouped_gemm(
     autotune takes the kernels that were fastest when measured, here or in an earlier process. The first call with a new
     problem measures them, for at most two seconds each, forward here and the gradients in backward; see moegemm.tune.
     check validates m_sizes and gather_indices on the device first, which synchronises.
-    accumulate adds dW to `W.main_grad`, a fp32 tensor of W's shape, in backward; W.grad is left alone.
+    accumulate adds dW to `W.main_grad` (or `W.get_main_grad()`), fp32 or bf16, or writes it there where
+    `W.overwrite_main_grad` is true; W.grad is left alone. weight_gradients, a WeightGradients, computes dW later.
     allow_tf32 permits TF32 for fp32 tensors on CUDA; None means torch.backends.cuda.matmul decides.
 
     >>> import torch, moegemm
@@ -87,7 +90,7 @@ def grouped_gemm(
         if allow_tf32 is None:
             allow_tf32 = X.is_cuda and torch_allows_tf32(X)
         by_hand = kernel_config_fwd is not None or kernel_config_bwd_dX is not None or kernel_config_bwd_dW is not None
-        has_settings = by_hand or dX_only or dW_only or accumulate
+        has_settings = by_hand or dX_only or dW_only or accumulate or weight_gradients is not None
         if (
             has_settings or permute_x or permute_y or fuse_mul_post or autotune or check or allow_tf32
             or not is_first_gemm or topk_weights is not None or topk != 1
@@ -97,7 +100,8 @@ def grouped_gemm(
             settings = DEFAULTS
             if has_settings:
                 configs = (kernel_config_fwd, kernel_config_bwd_dX, kernel_config_bwd_dW)
-                settings = _settings(configs, options, dX_only, dW_only, parameter if accumulate else None)
+                goal = parameter if accumulate else None, weight_gradients, W
+                settings = _settings(configs, options, dX_only, dW_only, *goal)
                 options += WARN_AT_ONCE if transformed else ""
             call = (topk, options, settings)
         if transformed:
@@ -275,8 +279,13 @@ def _autocast(tensor: Tensor) -> Tensor:
     return tensor if dtype is None else tensor.to(dtype)
 
 
-def _settings(configs: _Configs, options: str, dX_only: bool, dW_only: bool, accumulated: Tensor | None) -> Settings:
-    """What a call asks for beyond options; `accumulated` is the parameter whose main_grad gets dW."""
+def _settings(
+    configs: _Configs, options: str, dX_only: bool, dW_only: bool, accumulated: Tensor | None,
+    later: WeightGradients | None, W: Tensor,
+) -> Settings:  # fmt: skip
+    """What a call asks for beyond options; `accumulated` is the parameter whose main_grad gets dW, `later` the queue
+    that it is left to."""
+    require_queue(later)
     return Settings(
         _numbers("kernel_config_fwd", configs[0], KernelConfigForward, options),
         _numbers("kernel_config_bwd_dX", configs[1], KernelConfigBackward_dX, options),
@@ -284,7 +293,8 @@ def _settings(configs: _Configs, options: str, dX_only: bool, dW_only: bool, acc
         dX_only,
         dW_only,
         None if accumulated is None else main_grad_of(accumulated),
-        accumulated,
+        later,
+        None if later is None else W,
     )
 
 

@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 from moegemm.activations import Activation, activation_named
-from moegemm.operators.errors import explain, no_tensor
+from moegemm.operators.errors import explain, no_tensor, shown
 from moegemm.operators.loading import ops
 from moegemm.operators.raw import autocast_dtype
 from moegemm.sharded import local_weight
+
+Pair = tuple[Tensor, Tensor]
 
 
 class LayerOptions(TypedDict, total=False):
@@ -18,7 +20,7 @@ class LayerOptions(TypedDict, total=False):
 
     layout: str
     transposed: bool
-    gate_up_bias: Tensor | None
+    gate_up_bias: Tensor | Pair | None
     down_bias: Tensor | None
     alpha: float | None
     limit: float | None
@@ -37,12 +39,79 @@ class LayerTensors(NamedTuple):
     down_bias: Tensor | None
 
 
-_OPTIONAL = ("router_weights", "gate_up_bias", "down_bias")
+class ExpertTensors(NamedTuple):
+    """The tensors of a layer's experts, whatever its rows are."""
+
+    w_gate_up: Tensor
+    w_up: Tensor | None  # where w_gate_up has the gates alone
+    w_down: Tensor
+    gate_up_bias: Tensor | None
+    down_bias: Tensor | None
+
+
 _check_layer: Callable[..., None] = ops.check_layer.default
 
 
 def _cast(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if tensor is None else tensor.to(dtype)
+
+
+def require_tensors(required: dict[str, object], optional: dict[str, object]) -> None:
+    for name, value in required.items():
+        if not isinstance(value, Tensor):
+            raise no_tensor(name, value)
+    for name, value in optional.items():
+        if value is not None and not isinstance(value, Tensor):
+            raise no_tensor(name, value)
+
+
+def _split(name: str, value: object) -> tuple[Tensor, Tensor | None]:
+    """A tensor of gates and ups, or one of each."""
+    if not isinstance(value, (tuple, list)):
+        require_tensors({name: value}, {})
+        return local_weight(name, value), None
+    if len(value) != 2:
+        raise ValueError(f"{name} has {len(value)} tensors; one tensor or a pair (gate, up) is accepted")
+    require_tensors({f"{name}[0]": value[0], f"{name}[1]": value[1]}, {})
+    return local_weight(f"{name}[0]", value[0]), local_weight(f"{name}[1]", value[1])
+
+
+def _one_bias(value: object) -> Tensor | None:
+    """The first product's bias; a pair is put side by side, [E, 2 I]."""
+    if value is None:
+        return None
+    gate, up = _split("gate_up_bias", value)
+    if up is None:
+        return gate
+    if gate.dim() != 2 or gate.shape != up.shape or gate.dtype != up.dtype or gate.device != up.device:
+        raise ValueError(
+            f"gate_up_bias is a pair of {list(gate.shape)} {gate.dtype} on {gate.device} and {list(up.shape)} "
+            f"{up.dtype} on {up.device}; both must be [E, I], of one dtype and on one device"
+        )
+    return torch.cat((gate, up), 1)
+
+
+def expert_arguments(
+    w_gate_up: Tensor | Pair, w_down: Tensor, activation: str | Activation, options: LayerOptions, device: torch.device
+) -> tuple[Activation, ExpertTensors]:
+    """The experts' part of a layer's arguments, cast as autocast asks."""
+    gate, up = _split("w_gate_up", w_gate_up)
+    require_tensors({"w_down": w_down}, {"down_bias": options.get("down_bias")})
+    layout = options.get("layout", "concatenated")
+    if up is not None and layout == "interleaved":
+        raise ValueError("layout is 'interleaved' with w_gate_up as a pair; gates and ups apart are 'concatenated'")
+    chosen = activation_named(activation, layout, options.get("alpha"), options.get("limit"), options.get("up_offset"))
+    if up is not None and not chosen.gated():
+        raise ValueError(f"w_gate_up is a pair with activation {shown(activation)}; one with a gate is accepted")
+    first_bias, second_bias = (
+        _one_bias(options.get("gate_up_bias")),
+        local_weight("down_bias", options.get("down_bias")),
+    )
+    tensors = ExpertTensors(gate, up, local_weight("w_down", w_down), first_bias, second_bias)
+    dtype = autocast_dtype(device)
+    if dtype is None:
+        return chosen, tensors
+    return chosen, ExpertTensors(*(_cast(tensor, dtype) for tensor in tensors))  # type: ignore[arg-type]
 
 
 def _require_leading_dimensions(x: Tensor, expert_ids: Tensor, router_weights: Tensor | None) -> None:
@@ -61,6 +130,39 @@ def _require_leading_dimensions(x: Tensor, expert_ids: Tensor, router_weights: T
         )
 
 
+def token_arguments(
+    x: Tensor,
+    w_gate_up: Tensor | Pair,
+    w_down: Tensor,
+    expert_ids: Tensor,
+    router_weights: Tensor | None,
+    activation: str | Activation,
+    options: LayerOptions,
+) -> tuple[Activation, LayerTensors, Tensor | None]:
+    """The checked arguments of a layer of tokens, and the ups where w_gate_up is a pair. Raises TypeError or ValueError
+    with the name of the first argument that does not fit the others."""
+    require_tensors({"x": x}, {})
+    chosen, experts = expert_arguments(w_gate_up, w_down, activation, options, x.device)
+    require_tensors({"expert_ids": expert_ids}, {"router_weights": router_weights})
+    _require_leading_dimensions(x, expert_ids, router_weights)
+    dtype = autocast_dtype(x.device)
+    if dtype is not None:
+        x = x.to(dtype)
+    if router_weights is not None:
+        if router_weights.dtype not in (torch.float32, x.dtype):
+            router_weights = router_weights.float()
+        router_weights = router_weights.flatten(0, -2) if router_weights.dim() > 1 else router_weights.unsqueeze(0)
+    rows = x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
+    ids = expert_ids.flatten(0, -2) if expert_ids.dim() > 1 else expert_ids.unsqueeze(0)
+    w_gate_up, w_up, w_down, gate_up_bias, down_bias = experts
+    tensors = LayerTensors(rows, w_gate_up, w_down, ids, router_weights, gate_up_bias, down_bias)
+    try:
+        _check_layer(*tensors, chosen.text(), options.get("transposed", False), w_up)
+    except RuntimeError as error:
+        raise explain(error, tensors._asdict()) from None
+    return chosen, tensors, w_up
+
+
 def layer_arguments(
     x: Tensor,
     w_gate_up: Tensor,
@@ -70,35 +172,6 @@ def layer_arguments(
     activation: str | Activation,
     options: LayerOptions,
 ) -> tuple[Activation, LayerTensors]:
-    """Raises TypeError or ValueError with the name of the first argument that does not fit the others."""
-    gate_up_bias, down_bias = options.get("gate_up_bias"), options.get("down_bias")
-    w_gate_up, w_down = local_weight("w_gate_up", w_gate_up), local_weight("w_down", w_down)
-    gate_up_bias, down_bias = local_weight("gate_up_bias", gate_up_bias), local_weight("down_bias", down_bias)
-    given = LayerTensors(x, w_gate_up, w_down, expert_ids, router_weights, gate_up_bias, down_bias)
-    for name, value in zip(LayerTensors._fields, given, strict=True):
-        if not isinstance(value, Tensor) and not (value is None and name in _OPTIONAL):
-            raise no_tensor(name, value)
-    chosen = activation_named(
-        activation,
-        options.get("layout", "concatenated"),
-        options.get("alpha"),
-        options.get("limit"),
-        options.get("up_offset"),
-    )
-    _require_leading_dimensions(x, expert_ids, router_weights)
-    dtype = autocast_dtype(x.device)
-    if dtype is not None:
-        x, w_gate_up, w_down = x.to(dtype), w_gate_up.to(dtype), w_down.to(dtype)
-        gate_up_bias, down_bias = _cast(gate_up_bias, dtype), _cast(down_bias, dtype)
-    if router_weights is not None:
-        if router_weights.dtype not in (torch.float32, x.dtype):
-            router_weights = router_weights.float()
-        router_weights = router_weights.flatten(0, -2) if router_weights.dim() > 1 else router_weights.unsqueeze(0)
-    rows = x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
-    ids = expert_ids.flatten(0, -2) if expert_ids.dim() > 1 else expert_ids.unsqueeze(0)
-    tensors = LayerTensors(rows, w_gate_up, w_down, ids, router_weights, gate_up_bias, down_bias)
-    try:
-        _check_layer(*tensors, chosen.text(), options.get("transposed", False))
-    except RuntimeError as error:
-        raise explain(error, tensors._asdict()) from None
-    return chosen, tensors
+    """The same for a layer whose w_gate_up is one tensor."""
+    require_tensors({"x": x, "w_gate_up": w_gate_up}, {})
+    return token_arguments(x, w_gate_up, w_down, expert_ids, router_weights, activation, options)[:2]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moegemm.layer import Routed, Weights
+from moegemm.expert_layer.weights import Routed, Weights
 from moegemm.operators.derivatives import (
     once_only,
     refuse_forward_mode,
@@ -41,7 +41,7 @@ def _run(role: int, weights: Weights, x: Tensor, w: Tensor, routed: Routed, bias
 
 def _input_gradient(role: int, weights: Weights, dy: Tensor, w: Tensor, routed: Routed) -> Tensor:
     if role == FIRST:
-        return weights.to_tokens_backward(dy, w, routed)
+        return weights.tokens_gradient(dy, w, routed)
     if role == SECOND:
         return _dx(dy, w, *routed[:2], None, routed.topk, PERMUTE_Y + weights.options)
     return _dx(dy, w, routed.m_sizes, None, None, 1, weights.options)
@@ -49,7 +49,7 @@ def _input_gradient(role: int, weights: Weights, dy: Tensor, w: Tensor, routed: 
 
 def _weight_gradient(role: int, weights: Weights, dy: Tensor, x: Tensor, routed: Routed) -> Tensor | None:
     if role == FIRST:
-        return weights.gradient_of_first(dy, x, routed)
+        return weights.gradient_of_first(dy, x, routed).compute()
     if role == SECOND:
         return _dw(dy, x, *routed[:2], None, routed.topk, PERMUTE_Y + weights.options)
     return _dw(dy, x, routed.m_sizes, None, None, 1, weights.options)

@@ -108,7 +108,7 @@ class Walk {
                                                 asked.features(), operands.bias_stride)
                                        : TensorView{};
     passes_for(asked.device)
-        .activate(product_, bias, m_sizes(), *asked.activation,
+        .activate(product_, bias, {m_sizes(), {}, {}, 1}, *asked.activation,
                   matrix(operands.out, asked.out_dtype, asked.rows, asked.output_columns(),
                          operands.out_stride),
                   context_);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <string>
 
 #include "conformance/row_checks.h"
@@ -43,6 +44,7 @@ struct ActivationCase {
   bool fp32_output = false;
   bool fp32_d_act = false;
   bool nan_tail = false;
+  bool by_row = false;  ///< rows have weights in expert order, and no indices
   std::vector<std::int64_t> bad_indices = {};
   DType index_dtype = DType::kInt32;
 };
@@ -93,6 +95,24 @@ std::vector<ActivationCase> activation_cases() {
       {.name = "Indices64BitTruncate",
        .bad_indices = {std::int64_t{1} << 32, (std::int64_t{1} << 32) + 5},
        .index_dtype = DType::kInt64},
+      {.name = "WeightsOfRows", .topk = 1, .bias = true, .down_bias = true, .by_row = true},
+      {.name = "WeightsOfRowsUnaligned",
+       .cols = 37,
+       .hidden = 13,
+       .topk = 1,
+       .padding = 3,
+       .down_bias = true,
+       .nan_tail = true,
+       .by_row = true},
+      {.name = "WeightsOfRowsGptOss",
+       .activation = kGptOss,
+       .m_sizes = {2000, 0, 1000},
+       .rows = 3072,
+       .cols = 648,
+       .topk = 1,
+       .bias = true,
+       .in_place = true,
+       .by_row = true},
       {.name = "Wide", .cols = 3000, .bias = true},
       {.name = "Many", .m_sizes = {2000, 0, 1000}, .rows = 3072, .cols = 72, .topk = 8},
       {.name = "ManyGptOss",
@@ -182,6 +202,8 @@ HostActivation build(const ActivationCase& c, DType dtype) {
   spec.bad_indices = c.bad_indices;
   HostActivation host;
   host.routing = build_problem(spec, Op::kForward, dtype, seed_from(c.name) + run_seed());
+  if (c.by_row)
+    std::iota(host.routing.gather_indices.begin(), host.routing.gather_indices.end(), 0);
   Random random(seed_from(c.name) + run_seed());
   const std::int64_t experts = spec.experts(), inputs = c.activation.input_columns(c.cols);
   host.pre = random_matrix(dtype, c.rows, inputs, c.padding, 0, random);
@@ -209,7 +231,10 @@ void expect_activate(const RowTarget& target, const ActivationCase& c, DType dty
   const HostMatrix blank = poisoned_matrix(out_dtype, c.rows, c.cols, c.padding, 0);
   const DeviceMatrix pre(memory, host.pre), bias(memory, host.bias), act(memory, blank);
   const DeviceVector sizes(memory, c.index_dtype, c.m_sizes);
-  activate(pre.view(), c.bias ? bias.view() : TensorView{}, sizes.view(), c.activation, act.view(),
+  const DeviceVector weights(memory, host.routing.weights_dtype, host.routing.router_weights);
+  RoutingView routing{sizes.view(), {}, {}, 1};
+  if (c.by_row) routing.router_weights = weights.view();
+  activate(pre.view(), c.bias ? bias.view() : TensorView{}, routing, c.activation, act.view(),
            memory.context());
   memory.synchronize();
 
@@ -222,8 +247,9 @@ void expect_activate(const RowTarget& target, const ActivationCase& c, DType dty
         const double up =
             c.activation.gated() ? host.pre_at(c, r, up_column(c.activation, c.cols, col)) : 0.0;
         const Exact e = exact(c.activation, gate, up);
-        want = e.act;
-        bound = kElementError *
+        const double weight = c.by_row ? host.routing.router_weights[r] : 1.0;
+        want = weight * e.act;
+        bound = std::fabs(weight) * kElementError *
                 (std::fabs(e.act) + std::fabs(gate * e.d_gate) + std::fabs(up * e.d_up));
         bound += half_ulp(out_dtype, std::fabs(want) + bound);
       }
@@ -253,7 +279,7 @@ void expect_backward(const RowTarget& target, const ActivationCase& c, DType dty
   const DeviceVector weights(memory, p.weights_dtype, p.router_weights);
   const std::int64_t slots = p.spec.flat_rows();
   const DeviceVector d_weights(memory, DType::kFloat32, slots);
-  RoutingView routing{sizes.view(), indices.view(), {}, c.topk};
+  RoutingView routing{sizes.view(), c.by_row ? TensorView{} : indices.view(), {}, c.topk};
   if (c.weighted) routing.router_weights = weights.view();
   const DeviceMatrix& act_memory = c.in_place ? d_act : weighted_act;
   ActivationGradientInputs inputs{d_act.view(), pre.view(), {}, {}, {}};

@@ -1,6 +1,6 @@
 """The expert layer of a group of ranks: tokens to the ranks of their experts, the layer there, and back."""
 
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -10,11 +10,16 @@ from moegemm.activations import Activation
 from moegemm.distributed.all_to_all import AllToAll, process_group
 from moegemm.distributed.dispatcher import Dispatcher
 from moegemm.distributed.gradient_scale import scaled_gradient
-from moegemm.layer import Routed, layer_call, moe_mlp, run_layer
-from moegemm.layer_arguments import LayerOptions, LayerTensors, layer_arguments
+from moegemm.expert_layer.function import LayerCall, run_layer
+from moegemm.expert_layer.function import LayerTensors as RowTensors
+from moegemm.expert_layer.weights import Routed, stored_weights
+from moegemm.layer import moe_mlp
+from moegemm.layer_arguments import LayerOptions, LayerTensors, Pair, token_arguments
 from moegemm.lora import LoraAdapter, lora_moe_mlp
 from moegemm.operators.derivatives import refuse_forward_mode
-from moegemm.operators.errors import explain, shown
+from moegemm.operators.errors import explain, no_tensor, shown
+from moegemm.operators.raw import torch_allows_tf32
+from moegemm.operators.weight_gradients import WeightGradients, require_queue
 from moegemm.sharded import is_distributed, local_weight, mesh_of_experts
 
 _dispatchers: dict[tuple[str, int], AllToAll] = {}
@@ -25,6 +30,7 @@ class _Training(TypedDict, total=False):
 
     accumulate: bool
     allow_tf32: bool | None
+    weight_gradients: WeightGradients | None
 
 
 class ExpertParallelOptions(LayerOptions, _Training, total=False):
@@ -41,71 +47,81 @@ def dispatcher_for(mesh: Any, experts_here: int) -> AllToAll:
     return found
 
 
-def _chosen_dispatcher(mesh: Any, dispatcher: Any, w_gate_up: Any) -> Any:
+def _chosen_dispatcher(mesh: Any, dispatcher: Any, weight: Any) -> Any:
     if mesh is not None and dispatcher is not None:
         raise ValueError("mesh and dispatcher are both given; give one of them")
     if dispatcher is not None:
         if not (hasattr(dispatcher, "dispatch") and hasattr(dispatcher, "combine")):
             raise TypeError(f"dispatcher is {shown(dispatcher)}; it must have dispatch and combine")
         return dispatcher
-    if not isinstance(w_gate_up, Tensor):
-        raise TypeError(f"w_gate_up is {shown(w_gate_up)}; a torch.Tensor is accepted")
+    if not isinstance(weight, Tensor):
+        raise no_tensor("w_down", weight)
     if mesh is None:
-        mesh = mesh_of_experts(w_gate_up)
+        mesh = mesh_of_experts(weight)
     if mesh is None:
         raise ValueError(
-            "mesh and dispatcher are None and w_gate_up is no DTensor whose experts are sharded; one of them must say "
+            "mesh and dispatcher are None and w_down is no DTensor whose experts are sharded; one of them must say "
             "which ranks hold the experts"
         )
-    return dispatcher_for(mesh, local_weight("w_gate_up", w_gate_up).size(0))
+    return dispatcher_for(mesh, local_weight("w_down", weight).size(0))
 
 
-def _exactly(
-    dispatcher: AllToAll, chosen: Activation, tensors: LayerTensors, options: ExpertParallelOptions,
-    parameters: tuple[Tensor, Tensor] | None,
-) -> Tensor:  # fmt: skip
+class _Given(NamedTuple):
+    """The checked arguments of a call."""
+
+    chosen: Activation
+    tensors: LayerTensors
+    w_up: Tensor | None  # where w_gate_up is a pair
+    options: ExpertParallelOptions
+    parameters: tuple[Tensor | Pair, Tensor]  # the weights as they were given
+
+
+def _exactly(dispatcher: AllToAll, given: _Given) -> Tensor:
     """A row for every slot. Sums and gradients have the bits of one process with all tokens: its router weights are
     multiplied where that process would, on the way home and in the experts' backward."""
-    experts = (tensors.w_gate_up, tensors.w_down, tensors.gate_up_bias, tensors.down_bias)
+    x, gate_up, down, ids, router_weights, first_bias, second_bias = given.tensors
+    options = given.options
+    experts = (gate_up, given.w_up, down, first_bias, second_bias)
     trains = any(t is not None and t.requires_grad for t in experts)
-    needs_weights = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    sent = dispatcher.send(
-        tensors.x, tensors.expert_ids, tensors.router_weights, weights_travel=needs_weights, experts_train=trains
+    records = torch.is_grad_enabled() and (
+        trains or any(t is not None and t.requires_grad for t in (x, router_weights))
     )
-    m_sizes, gather_indices = sent.state.m_sizes, sent.state.gather_indices
-    received = tensors._replace(x=sent.rows, expert_ids=sent.expert_ids, router_weights=sent.row_weights)
-    call, received = layer_call(
-        chosen, received, options.get("transposed", False), options.get("allow_tf32"), parameters
-    )
-    rows = run_layer(call._replace(weighted=False), Routed(m_sizes, gather_indices, 1), received)
-    return dispatcher.combine_weighted_rows(rows, sent, tensors.router_weights)
-
-
-def _by_parts(
-    dispatcher: Dispatcher, chosen: Activation, tensors: LayerTensors, options: ExpertParallelOptions,
-    adapters: tuple[LoraAdapter | None, LoraAdapter | None],
-) -> Tensor:  # fmt: skip
-    """Dispatch, the layer of one GPU, combine: for any dispatcher."""
-    sent = dispatcher.dispatch(tensors.x, tensors.expert_ids, tensors.router_weights)
-    if adapters != (None, None):
-        layer_options: Any = {k: v for k, v in options.items() if k in LayerOptions.__annotations__}
-        rows = lora_moe_mlp(
-            sent.rows, tensors.w_gate_up, tensors.w_down, sent.expert_ids, sent.row_weights, *adapters, chosen,
-            **{**layer_options, "gate_up_bias": tensors.gate_up_bias, "down_bias": tensors.down_bias},
-        )  # fmt: skip
-        return dispatcher.combine(rows, sent)
-    rows = moe_mlp(
-        sent.rows, tensors.w_gate_up, tensors.w_down, sent.expert_ids, sent.row_weights, chosen,
-        transposed=options.get("transposed", False), gate_up_bias=tensors.gate_up_bias, down_bias=tensors.down_bias,
-        allow_tf32=options.get("allow_tf32"), max_rows=sent.max_rows, num_tokens=sent.num_tokens,
-        overflow=sent.overflow,
+    sent = dispatcher.send(x, ids, router_weights, weights_travel=records, experts_train=trains)
+    tf32 = torch_allows_tf32(x) if options.get("allow_tf32") is None else bool(options["allow_tf32"])
+    stored = stored_weights(
+        (gate_up, given.w_up, down), given.parameters, options.get("transposed", False), tf32,
+        options.get("accumulate", False),
     )  # fmt: skip
+    call = LayerCall("expert_parallel_mlp", given.chosen, *stored[3:], options.get("weight_gradients"), weighted=False)
+    received = RowTensors(sent.rows, *stored[:3], sent.row_weights, first_bias, second_bias)
+    rows = run_layer(call, Routed(sent.state.m_sizes, sent.state.gather_indices, 1), received)
+    return dispatcher.combine_weighted_rows(rows, sent, router_weights)
+
+
+def _by_parts(dispatcher: Dispatcher, given: _Given, adapters: tuple[LoraAdapter | None, LoraAdapter | None]) -> Tensor:
+    """Dispatch, the layer of one GPU, combine: for any dispatcher."""
+    x, gate_up, down, ids, router_weights, first_bias, second_bias = given.tensors
+    options = given.options
+    sent = dispatcher.dispatch(x, ids, router_weights)
+    described: LayerOptions = {
+        "transposed": options.get("transposed", False), "gate_up_bias": first_bias, "down_bias": second_bias,
+    }  # fmt: skip
+    if adapters != (None, None):
+        rows = lora_moe_mlp(
+            sent.rows, gate_up, down, sent.expert_ids, sent.row_weights, *adapters, given.chosen, **described
+        )
+    else:
+        rows = moe_mlp(
+            sent.rows, gate_up if given.w_up is None else (gate_up, given.w_up), down, sent.expert_ids,
+            sent.row_weights, given.chosen, **described, allow_tf32=options.get("allow_tf32"), max_rows=sent.max_rows,
+            num_tokens=sent.num_tokens, overflow=sent.overflow,
+        )  # fmt: skip
     return dispatcher.combine(rows, sent)
 
 
 def expert_parallel_mlp(
     x: Tensor,
-    w_gate_up: Tensor,
+    w_gate_up: Tensor | Pair,
     w_down: Tensor,
     expert_ids: Tensor,
     router_weights: Tensor | None,
@@ -135,49 +151,52 @@ def expert_parallel_mlp(
 
     Arguments that one rank refuses, and calls that do not fit each other, raise on every rank.
     """
-    chosen_dispatcher = _chosen_dispatcher(mesh, dispatcher, w_gate_up)
-    try:
-        chosen, tensors = _checked(
-            x, w_gate_up, w_down, expert_ids, router_weights, activation, options, chosen_dispatcher
-        )
-    except Exception as error:
-        if hasattr(chosen_dispatcher, "refuse"):  # the others are waiting
-            chosen_dispatcher.refuse(error, x)
-        raise
-    parameters = (w_gate_up, w_down) if options.get("accumulate") else None
-    if gradient_scale is not None:
-        tensors = tensors._replace(
-            w_gate_up=scaled_gradient(tensors.w_gate_up, gradient_scale),
-            w_down=scaled_gradient(tensors.w_down, gradient_scale),
-            gate_up_bias=scaled_gradient(tensors.gate_up_bias, gradient_scale),
-            down_bias=scaled_gradient(tensors.down_bias, gradient_scale),
-        )
+    chosen = _chosen_dispatcher(mesh, dispatcher, w_down)
     adapters = gate_up, down
     try:
-        if isinstance(chosen_dispatcher, AllToAll) and not chosen_dispatcher.unique and adapters == (None, None):
-            out = _exactly(chosen_dispatcher, chosen, tensors, options, parameters)
+        given = _checked(x, w_gate_up, w_down, expert_ids, router_weights, activation, options, chosen)
+        if adapters != (None, None) and given.w_up is not None:
+            raise ValueError("w_gate_up is a pair; with adapters one tensor is accepted")
+    except Exception as error:
+        if hasattr(chosen, "refuse"):  # the others are waiting
+            chosen.refuse(error, x)
+        raise
+    if gradient_scale is not None:
+        given = _scaled(given, gradient_scale)
+    try:
+        if isinstance(chosen, AllToAll) and not chosen.unique and adapters == (None, None):
+            out = _exactly(chosen, given)
         else:
-            out = _by_parts(chosen_dispatcher, chosen, tensors, options, adapters)
+            out = _by_parts(chosen, given, adapters)
     except RuntimeError as error:
-        raise explain(error, tensors._asdict()) from None
+        raise explain(error, given.tensors._asdict()) from None
     return out.view(x.shape)
 
 
+def _scaled(given: _Given, factor: float) -> _Given:
+    """With gradients of the experts that are multiplied."""
+    tensors = given.tensors
+    names = ("w_gate_up", "w_down", "gate_up_bias", "down_bias")
+    changed = {name: scaled_gradient(getattr(tensors, name), factor) for name in names}
+    return given._replace(tensors=tensors._replace(**changed), w_up=scaled_gradient(given.w_up, factor))
+
+
 def _checked(
-    x: Tensor, w_gate_up: Tensor, w_down: Tensor, expert_ids: Tensor, router_weights: Tensor | None,
+    x: Tensor, w_gate_up: Tensor | Pair, w_down: Tensor, expert_ids: Tensor, router_weights: Tensor | None,
     activation: str | Activation, options: ExpertParallelOptions, dispatcher: Any,
-) -> tuple[Activation, LayerTensors]:  # fmt: skip
+) -> _Given:  # fmt: skip
     """Everything that can be refused is refused before the first collective."""
     if is_distributed(x):
         raise TypeError("x is a DTensor; the tokens of this rank are accepted: give x.to_local()")
-    layer_options: Any = {k: v for k, v in options.items() if k in LayerOptions.__annotations__}
-    chosen, tensors = layer_arguments(x, w_gate_up, w_down, expert_ids, router_weights, activation, layer_options)
+    described: Any = {name: value for name, value in options.items() if name in LayerOptions.__annotations__}
+    chosen, tensors, w_up = token_arguments(x, w_gate_up, w_down, expert_ids, router_weights, activation, described)
     refuse_forward_mode("expert_parallel_mlp", *tensors)
-    here = getattr(dispatcher, "experts_here", tensors.w_gate_up.size(0))
-    if tensors.w_gate_up.size(0) != here:
-        raise ValueError(
-            f"w_gate_up has {tensors.w_gate_up.size(0)} experts; {dispatcher} has {here} on each of its ranks"
-        )
-    if options.get("accumulate") and not (isinstance(dispatcher, AllToAll) and not dispatcher.unique):
-        raise ValueError("accumulate=True needs an AllToAll dispatcher with unique=False")
-    return chosen, tensors
+    require_queue(options.get("weight_gradients"))
+    here = getattr(dispatcher, "experts_here", tensors.w_down.size(0))
+    if tensors.w_down.size(0) != here:
+        raise ValueError(f"w_down has {tensors.w_down.size(0)} experts; {dispatcher} has {here} on each of its ranks")
+    exact = isinstance(dispatcher, AllToAll) and not dispatcher.unique
+    for name in ("accumulate", "weight_gradients"):
+        if options.get(name) and not exact:
+            raise ValueError(f"{name} is given; it needs an AllToAll dispatcher with unique=False")
+    return _Given(chosen, tensors, w_up, options, (w_gate_up, w_down))

@@ -25,7 +25,15 @@ def _combine_rows(rows: Tensor, weights: Tensor | None, positions: Tensor, float
     return rows.new_empty(shape, dtype=torch.float32 if float32_output else rows.dtype)
 
 
-FAKES: dict[str, Callable[..., Any]] = {"route_compact": _route_compact, "combine_rows": _combine_rows}
+def _combine_rows_out(rows: Tensor, weights: Tensor | None, positions: Tensor, out: Tensor) -> None:
+    """Nothing to create: the result goes into `out`."""
+
+
+FAKES: dict[str, Callable[..., Any]] = {
+    "route_compact": _route_compact,
+    "combine_rows": _combine_rows,
+    "combine_rows_out": _combine_rows_out,
+}
 
 
 def _inside(positions: Tensor, rows: int) -> Tensor:

@@ -9,15 +9,15 @@ from torch import Tensor
 from moegemm.operators.derivatives import once_only, refuse_tangents_in_backward
 from moegemm.operators.errors import explain
 from moegemm.operators.loading import ops
-from moegemm.operators.main_grad import count_write, gradient_after_adding
+from moegemm.operators.main_grad import MainGrad
 from moegemm.operators.notes import warn_of_replaced_kernels
-from moegemm.operators.options import ACCUMULATE, AUTOTUNE, CHECK, MULTIPLY, PERMUTE_X, WARN_AT_ONCE, without
+from moegemm.operators.options import AUTOTUNE, CHECK, MULTIPLY, PERMUTE_X, WARN_AT_ONCE, without
+from moegemm.operators.weight_gradients import WeightGradient, WeightGradients
 from moegemm.tuning.autotune import after_autotune
 
 _dx: Callable[..., Tensor] = ops.dx.default
 _dx_out: Callable[..., None] = ops.dx_out.default
 _dw: Callable[..., Tensor] = ops.dw.default
-_dw_out: Callable[..., None] = ops.dw_out.default
 _combine: Callable[..., Tensor] = ops.combine.default
 _scale_rows: Callable[..., Tensor] = ops.scale_rows.default
 
@@ -32,8 +32,9 @@ class Settings(NamedTuple):
     config_dw: list[int] | None = None
     dx_only: bool = False
     dw_only: bool = False
-    main_grad: Tensor | None = None  # [E, N, K] or flattened, fp32: dW is added here
-    parameter: Tensor | None = None  # the W that main_grad belongs to
+    main_grad: MainGrad | None = None  # dW is added there
+    later: WeightGradients | None = None  # dW is left to it
+    later_w: Tensor | None = None  # the W of a product that does
 
 
 # topk, options and settings of one call. They travel as one argument: autograd spends time on each.
@@ -119,14 +120,18 @@ def _gradients(
             _dx_out(*arguments, dX)
         if PERMUTE_X in options and topk > 1:
             dX = _combine(dX, None, topk, False)
-    if need_w and settings.main_grad is not None:
-        _dw_out(
-            dY, X, m_sizes, gather_indices, router_weights, topk, options + ACCUMULATE, settings.config_dw,
-            settings.main_grad,
-        )  # fmt: skip
-        count_write(settings.main_grad)
-        parameter = settings.parameter
-        dW = None if parameter is None else gradient_after_adding(parameter, parameter.shape)
-    elif need_w:
+    if need_w and settings.main_grad is None and settings.later is None:
         dW = _dw(dY, X, m_sizes, gather_indices, router_weights, topk, options, settings.config_dw)
+    elif need_w or settings.later is not None:
+        dW = _weight_gradient(need_w, settings, (dY, X, m_sizes, gather_indices, router_weights, topk, options))
     return dX, dW, d_weights
+
+
+def _weight_gradient(need_w: bool, settings: Settings, arguments: tuple[Any, ...]) -> Tensor | None:
+    """dW of a call that says where it goes, or when it is computed."""
+    gradient = WeightGradient(*arguments, settings.config_dw, settings.main_grad)
+    if settings.later is None:
+        return gradient.compute()
+    assert settings.later_w is not None
+    settings.later.add([(settings.later_w, gradient)] if need_w else [])
+    return None

@@ -77,9 +77,13 @@ def _dw(
 
 def _writes_out(
     first: Tensor, second: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, router_weights: Tensor | None,
-    topk: int, options: str, config: Config, out: Tensor,
+    topk: int, options: str, config: Config, out: Tensor, bias: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Nothing to create: the result goes into `out`."""
+
+
+def _combine_out(rows: Tensor, weights: Tensor | None, topk: int, out: Tensor) -> None:
+    """Likewise."""
 
 
 def _route(expert_ids: Tensor, num_experts: int, wide: bool, with_inverse: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -107,13 +111,35 @@ def _scale_rows(
 def _check_layer(
     x: Tensor, w_gate_up: Tensor, w_down: Tensor, expert_ids: Tensor, router_weights: Tensor | None,
     gate_up_bias: Tensor | None, down_bias: Tensor | None, activation: str, transposed: bool,
+    w_up: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Shapes that may be symbolic are left to the products."""
-    for name, tensor in (("w_gate_up", w_gate_up), ("w_down", w_down)):
-        require_same_dtype(name, tensor, "x", x)
+    _require_dtypes("x", x, w_gate_up, w_down, w_up)
 
 
-def _activate(pre: Tensor, bias: Tensor | None, m_sizes: Tensor, activation: str) -> Tensor:
+def _check_expert_rows(
+    rows: Tensor, w_gate_up: Tensor, w_down: Tensor, sizes: Tensor, row_weights: Tensor | None,
+    gate_up_bias: Tensor | None, down_bias: Tensor | None, activation: str, transposed: bool,
+    w_up: Tensor | None = None,
+) -> None:  # fmt: skip
+    _require_dtypes("rows", rows, w_gate_up, w_down, w_up)
+
+
+def _require_dtypes(name: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor, w_up: Tensor | None) -> None:
+    weights = {"w_gate_up": w_gate_up, "w_down": w_down}
+    if w_up is not None:
+        weights = {"w_gate_up[0]": w_gate_up, "w_gate_up[1]": w_up, "w_down": w_down}
+    for other, tensor in weights.items():
+        require_same_dtype(other, tensor, name, x)
+
+
+def _add_weighted_bias(rows: Tensor, bias: Tensor, m_sizes: Tensor, row_weights: Tensor, out: Tensor) -> None:
+    """Nothing to create."""
+
+
+def _activate(
+    pre: Tensor, bias: Tensor | None, m_sizes: Tensor, activation: str, row_weights: Tensor | None = None
+) -> Tensor:
     return pre.new_empty((pre.size(0), pre.size(1) // 2 if is_gated(activation) else pre.size(1)))
 
 
@@ -140,7 +166,10 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "route": _route,
     "combine": _combine,
     "scale_rows": _scale_rows,
+    "combine_out": _combine_out,
     "check_layer": _check_layer,
+    "check_expert_rows": _check_expert_rows,
+    "add_weighted_bias": _add_weighted_bias,
     "activate": _activate,
     "activate_backward": _activate_backward,
     "expert_sums": _expert_sums,
@@ -186,7 +215,7 @@ _ours: Any = _torch_library.Library(NAMESPACE, "IMPL")  # kept: its registration
 def register() -> None:
     """Tells torch all of it; once per process."""
     for name, fake in _FAKES.items():
-        names = {} if name == "check_layer" else _CALLERS_NAMES
+        names = {} if name.startswith("check_") else _CALLERS_NAMES
         _torch_library.register_fake(add_op_namespace_prefix(name), _on_one_device(fake, names))
         _torch_library.register_vmap(add_op_namespace_prefix(name), _refusing_vmap(name))
     _torch_library.register_autograd(

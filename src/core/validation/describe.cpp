@@ -40,7 +40,7 @@ class Describer {
     take_output_dtype();
     validate(problem_);
     if (problem_.bias) {
-      require_bias(bias_, lead_, problem_.experts, problem_.features(), "[E, columns]");
+      require_like(bias_, lead_, {problem_.experts, problem_.features()}, "[E, columns]");
     }
     Description description{problem_, 0, {}, words_};
     shape_output(description);

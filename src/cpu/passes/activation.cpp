@@ -114,12 +114,12 @@ double backward_row(const ActivationGradientInputs& in, const Activation& activa
 
 }  // namespace
 
-void CpuPasses::activate(const TensorView& pre, const TensorView& bias, const TensorView& m_sizes,
+void CpuPasses::activate(const TensorView& pre, const TensorView& bias, const RoutingView& routing,
                          const Activation& activation, const TensorView& act,
                          const ExecutionContext& context) const {
   const std::int64_t rows = pre.shape[0];
   const std::int64_t activated = act.shape[1];
-  const ExpertOf expert_of(m_sizes, rows);
+  const ExpertOf expert_of(routing.m_sizes, rows);
   const Columns columns(activation, activated);
   with_constant<kActivationFunctions>(activation.function, [&]<ActivationFunction F>() {
     with_element_type(pre.dtype, [&]<typename T>(T*) {
@@ -133,10 +133,12 @@ void CpuPasses::activate(const TensorView& pre, const TensorView& bias, const Te
                              continue;
                            }
                            const BiasedRow<T> row(pre, bias, r, expert);
+                           const float weight = router_weight(routing, r);
                            Out* to = row_of<Out>(act, r);
                            for (std::int64_t c = 0; c < activated; ++c) {
                              const float up = activation.gated() ? row[columns.up_at(c)] : 0.0f;
-                             store(evaluate<F>(activation, row[columns.gate_at(c)], up).act, to[c]);
+                             const float gate = row[columns.gate_at(c)];
+                             store(weight * evaluate<F>(activation, gate, up).act, to[c]);
                            }
                          }
                        });
@@ -178,6 +180,34 @@ void CpuPasses::activate_backward(const ActivationGradientInputs& in, const Rout
                          }
                          write_float(d_weights.data, d_weights.dtype, flat,
                                      static_cast<float>(sum));
+                       }
+                     });
+    });
+  });
+}
+
+void CpuPasses::add_weighted_bias(const TensorView& rows, const TensorView& bias,
+                                  const RoutingView& routing, const TensorView& out,
+                                  const ExecutionContext& context) const {
+  const std::int64_t columns = out.shape[1];
+  const ExpertOf expert_of(routing.m_sizes, out.shape[0]);
+  with_element_type(rows.dtype, [&]<typename In>(In*) {
+    with_element_type(out.dtype, [&]<typename Out>(Out*) {
+      for_each_range(context, out.shape[0], grain_rows(kGrainElems, columns),
+                     [&](std::int64_t begin, std::int64_t end) {
+                       for (std::int64_t r = begin; r < end; ++r) {
+                         const std::int64_t expert = expert_of(r);
+                         if (expert < 0) {
+                           zero_row(out, r);
+                           continue;
+                         }
+                         const float weight = router_weight(routing, r);
+                         const In* from = row_of<const In>(rows, r);
+                         const Out* biases = row_of<const Out>(bias, expert);
+                         Out* to = row_of<Out>(out, r);
+                         for (std::int64_t c = 0; c < columns; ++c) {
+                           store(to_float(from[c]) + weight * to_float(biases[c]), to[c]);
+                         }
                        }
                      });
     });

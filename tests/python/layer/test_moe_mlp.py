@@ -304,7 +304,7 @@ def test_accumulate_adds_to_main_grads(device, marked, view):
 
 def test_accumulate_needs_main_grads():
     layer = make_layer("cpu", torch.float32)
-    with pytest.raises(ValueError, match=r"w_gate_up.main_grad is None; accumulate=True needs a fp32 tensor"):
+    with pytest.raises(ValueError, match=r"w_gate_up.main_grad is None; accumulate=True needs a fp32 or bf16 tensor"):
         run(layer.leaves(), accumulate=True)
 
 

@@ -15,7 +15,9 @@ using testing::expect_refusal;
 /// T = 3, topk = 2, E = 2, M = 6, I = 4, H = 5: each test breaks one thing.
 class ActivationRules : public ::testing::Test {
  protected:
-  void forward() const { activate(inputs.pre, inputs.bias, routing.m_sizes, activation, act); }
+  void forward() const {
+    activate(inputs.pre, inputs.bias, {routing.m_sizes, {}, {}, 1}, activation, act);
+  }
   void backward() const { activate_backward(inputs, routing, activation, outputs); }
   void sums() const { expert_sums(inputs.d_out, routing, sums_out); }
 

@@ -47,6 +47,7 @@ struct ActivateArguments {
   int group_rows;
   Activation activation;
   GateColumns columns;
+  Floats weights;  // [rows]
 };
 
 template <typename T, GateLayout L>
@@ -69,7 +70,8 @@ struct LaneBias {
   }
 };
 
-template <typename T, GateLayout L>
+/// Weighted: each row is multiplied by its weight.
+template <typename T, GateLayout L, bool Weighted>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     activate_packs(const ActivateArguments a) {
   using Packs = GatePacks<T, L>;
@@ -118,6 +120,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
         if (c >= a.activated) break;
         float act[Packs::kElems] = {};
         if (row < routed) {
+          [[maybe_unused]] const float weight = Weighted ? a.weights.load(row) : 1.0f;
           float gate[Packs::kElems], up[Packs::kElems];
           packs.split(part, gate, up);
           if (a.bias.data) bias.bias.add_to(part, gate, up);
@@ -125,6 +128,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
           for (int i = 0; i < Packs::kElems; ++i) {
             act[i] =
                 evaluate<F, Packs::kGated>(a.activation, gate[i], Packs::kGated ? up[i] : 0.0f).act;
+            if constexpr (Weighted) act[i] *= weight;
           }
         }
         Packs::store_activated(a.act.data, fp32, target, c, act);
@@ -133,6 +137,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   });
 }
 
+template <bool Weighted>
 __global__ void __launch_bounds__(kThreads) activate_elements(const ActivateArguments a) {
   extern __shared__ int row_prefix[];
   share_row_prefix(a.m_sizes, fetch_sizes(a.m_sizes, a.experts), a.experts, a.rows, row_prefix);
@@ -155,23 +160,35 @@ __global__ void __launch_bounds__(kThreads) activate_elements(const ActivateArgu
         act = gated ? evaluate<F, true>(a.activation, gate, up).act
                     : evaluate<F, false>(a.activation, gate, up).act;
       });
+      if constexpr (Weighted) act *= a.weights.load(row);
     }
     a.act.store(row * a.act.stride + column, act);
   }
 }
 
+template <bool Weighted>
 struct PackedKernel {
   template <typename T, GateLayout L>
   const void* operator()() const {
-    return reinterpret_cast<const void*>(&activate_packs<T, L>);
+    return reinterpret_cast<const void*>(&activate_packs<T, L, Weighted>);
   }
 };
 
-const ListedKernels listed([] { return for_16_bit_layouts(PackedKernel()); });
+const ListedKernels listed([] { return for_16_bit_layouts(PackedKernel<false>()); });
+const ListedKernels listed_weighted([] { return for_16_bit_layouts(PackedKernel<true>()); });
+
+const void* kernel_for(bool packed, bool weighted, DType dtype, GateLayout layout) {
+  if (!packed) {
+    return weighted ? reinterpret_cast<const void*>(&activate_elements<true>)
+                    : reinterpret_cast<const void*>(&activate_elements<false>);
+  }
+  return weighted ? for_dtype_and_layout(dtype, layout, PackedKernel<true>())
+                  : for_dtype_and_layout(dtype, layout, PackedKernel<false>());
+}
 
 }  // namespace
 
-void CudaPasses::activate(const TensorView& pre, const TensorView& bias, const TensorView& m_sizes,
+void CudaPasses::activate(const TensorView& pre, const TensorView& bias, const RoutingView& routing,
                           const Activation& activation, const TensorView& act,
                           const ExecutionContext& context) const {
   const PassLaunch on(pre.device, context);
@@ -179,6 +196,7 @@ void CudaPasses::activate(const TensorView& pre, const TensorView& bias, const T
   if (rows == 0 || activated == 0) {
     return;
   }
+  const TensorView &m_sizes = routing.m_sizes, &weights = routing.router_weights;
   const std::int64_t experts = m_sizes.shape[0];
   const std::int64_t resident =
       kBlocksPerMultiprocessor * device_facts(pre.device.index)->multiprocessors;
@@ -206,18 +224,19 @@ void CudaPasses::activate(const TensorView& pre, const TensorView& bias, const T
       .group_rows = static_cast<int>(group),
       .activation = activation,
       .columns = gate_columns(activation, activated),
+      .weights = floats_of(weights),
   };
+  const void* const kernel = kernel_for(packed, weights.given(), pre.dtype, activation.layout);
   void* parameters[] = {&arguments};
   if (!packed) {
     const std::int64_t blocks = std::min((rows * activated + kThreads - 1) / kThreads, resident);
-    launch({reinterpret_cast<const void*>(&activate_elements), "activate_elements",
-            dim3(static_cast<unsigned>(blocks)), dim3(kThreads), row_prefix_bytes(experts)},
+    launch({kernel, "activate_elements", dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
+            row_prefix_bytes(experts)},
            parameters, on.stream);
     return;
   }
-  launch({for_dtype_and_layout(pre.dtype, activation.layout, PackedKernel()), "activate_packs",
-          dim3(static_cast<unsigned>((tasks + kWarps - 1) / kWarps)), dim3(kThreads),
-          shared_bytes + row_prefix_bytes(experts)},
+  launch({kernel, "activate_packs", dim3(static_cast<unsigned>((tasks + kWarps - 1) / kWarps)),
+          dim3(kThreads), shared_bytes + row_prefix_bytes(experts)},
          parameters, on.stream);
 }
 

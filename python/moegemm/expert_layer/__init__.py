@@ -1,0 +1,1 @@
+"""What every expert layer is made of: its products, one differentiable function of them, and the expert-major layer."""

@@ -1,0 +1,246 @@
+"""One differentiable function for every expert layer: two products with an activation between them.
+
+Rows are those of tokens (`moe_mlp`), or come and go in expert order (`experts_mlp`).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from moegemm.activations import Activation
+from moegemm.expert_layer.weights import Routed, Weights, first_product, tokens_gradient_of_pair
+from moegemm.operators.derivatives import once_only, refuse_tangents_in_backward, vmap_refusal
+from moegemm.operators.errors import explain
+from moegemm.operators.loading import ops
+from moegemm.operators.main_grad import count_write
+from moegemm.operators.shortcuts import apply_function
+from moegemm.operators.weight_gradients import WeightGradient, WeightGradients
+
+_activate: Callable[..., Tensor] = ops.activate.default
+_activate_backward: Callable[..., tuple[Tensor, Tensor]] = ops.activate_backward.default
+_expert_sums: Callable[..., Tensor] = ops.expert_sums.default
+_add_weighted_bias: Callable[..., None] = ops.add_weighted_bias.default
+
+
+class LayerCall(NamedTuple):
+    """What a call asks for besides its tensors."""
+
+    name: str  # of the function that was called, in messages
+    activation: Activation
+    first: Weights
+    up: Weights | None  # of the ups, where gates and ups are two tensors
+    second: Weights
+    later: WeightGradients | None = None
+    out: Tensor | None = None  # the caller's memory for the output
+    grad_out: Tensor | None = None  # and for the gradient of x
+    # False: topk is 1 and somebody else multiplies each row by its weight. The output and its gradient are those of
+    # rows without it; the weights are for the backward.
+    weighted: bool = True
+
+
+class LayerTensors(NamedTuple):
+    """The tensors of a call that may have gradients. `weights` are those of slots, or of rows in expert order."""
+
+    x: Tensor  # [T or R, H]
+    w_gate_up: Tensor
+    w_up: Tensor | None  # where w_gate_up has the gates alone
+    w_down: Tensor
+    weights: Tensor | None  # [T, topk] or [R]; fp32 or x's dtype
+    gate_up_bias: Tensor | None
+    down_bias: Tensor | None
+
+
+def _row_weights(routed: Routed, weights: Tensor | None) -> Tensor | None:
+    """Those that the activation is multiplied by; the weights of slots are multiplied in the top-k sum."""
+    return weights if routed.gather_indices is None else None
+
+
+def _run_second(call: LayerCall, routed: Routed, act: Tensor, tensors: LayerTensors) -> Tensor:
+    """The output of activated rows."""
+    if not call.weighted:
+        return call.second.to_flat(act, tensors.w_down, routed, tensors.down_bias)
+    bias, weights = tensors.down_bias, _row_weights(routed, tensors.weights)
+    if bias is None or weights is None:
+        return call.second.to_output(act, tensors.w_down, routed, bias, tensors.weights, call.out)
+    exact = call.second.in_order(act, tensors.w_down, routed, float32=True)
+    out = tensors.x.new_empty(tensors.x.shape) if call.out is None else call.out
+    _add_weighted_bias(exact, bias, routed.m_sizes, weights, out)
+    if call.out is not None:
+        count_write(out)
+    return out
+
+
+def _run_forward(call: LayerCall, routed: Routed, tensors: LayerTensors) -> tuple[Tensor, Tensor]:
+    """The layer's output, and the first product, which the backward needs."""
+    pre = first_product((call.first, call.up), tensors.x, tensors.w_gate_up, tensors.w_up, routed)
+    weights = _row_weights(routed, tensors.weights)
+    act = _activate(pre, tensors.gate_up_bias, routed.m_sizes, call.activation.text(), weights)
+    return _run_second(call, routed, act, tensors), pre
+
+
+def _run_inference(call: LayerCall, routed: Routed, tensors: LayerTensors) -> Tensor:
+    """The same output where no backward needs the first product: the GPU may store activated rows only."""
+    if call.up is not None or _row_weights(routed, tensors.weights) is not None:
+        return _run_forward(call, routed, tensors)[0]
+    act = call.first.activated_from_tokens(tensors.x, tensors.w_gate_up, tensors.gate_up_bias, call.activation, routed)
+    return _run_second(call, routed, act, tensors)
+
+
+class ExpertLayer(torch.autograd.Function):
+    """The layer with its gradients; `moe_mlp` and `experts_mlp` are the checked ways in.
+
+    Saved for the backward are x, the first product and the routing. With a the activation of row r, w its weight and t
+    its token: dw = <d_out[t] W_down, a>, and dW_down adds d_out[t]^T (w a). So the output's gradient is read where it
+    is, one pass over the rows recomputes the activation and makes everything that depends on it, and nothing of size
+    [M, H] is written but the rows that the top-k sum of dX reads. With a capacity M is that.
+    """
+
+    @staticmethod
+    def forward(
+        call: LayerCall, topk: int, m_sizes: Tensor, gather_indices: Tensor | None, positions: Tensor | None,
+        *arguments: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """`arguments` are those of LayerTensors, one by one: autograd looks for tensors at the top only."""
+        routed = Routed(m_sizes, gather_indices, topk, positions)
+        out, pre = _run_forward(call, routed, LayerTensors(*arguments))
+        # Of the caller's memory another tensor is returned: one that has a gradient stays the next call's to write to.
+        return (out if call.out is None else out.detach()), pre
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        call, topk, m_sizes, gather_indices, positions, *arguments = inputs
+        tensors = LayerTensors(*arguments)
+        pre = output[1]
+        ctx.mark_non_differentiable(pre)
+        if not torch.compiler.is_compiling():
+            ctx.set_materialize_grads(False)  # or `pre` would get a gradient of zeros; Dynamo makes none
+        need_x, need_gate_up, need_up = ctx.needs_input_grad[5:8]
+        ctx.save_for_backward(
+            tensors.x if need_gate_up or need_up else None,
+            tensors.w_gate_up if need_x else None,
+            tensors.w_up if need_x else None,
+            tensors.w_down,
+            tensors.weights,
+            tensors.gate_up_bias,
+            tensors.down_bias,
+            pre,
+            m_sizes,
+            gather_indices,
+            positions if need_x else None,
+        )
+        ctx.compact = positions is not None
+        ctx.call = call
+        ctx.topk = topk
+        ctx.later_w = None if call.later is None else (tensors.w_gate_up, tensors.w_up, tensors.w_down)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        if gradients[0] is None:
+            return (None,) * 12
+        saved = ctx.saved_tensors
+        name = ctx.call.name
+        refuse_tangents_in_backward(name, gradients[0], *saved)
+        try:
+            with torch.no_grad():
+                # Once: an expanded gradient would be copied by each product that reads it.
+                found = _gradients(ctx, gradients[0].contiguous(), LayerTensors(*saved[:7]), *saved[7:])
+        except RuntimeError as error:
+            raise explain(error, {}) from None
+        return None, None, None, None, None, *once_only(name, found, (gradients[0], *saved))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        raise vmap_refusal(args[0].name)
+
+
+class _Computed:
+    """The weight gradients of one backward, at once or later."""
+
+    def __init__(self, ctx: Any) -> None:
+        self._later: WeightGradients | None = ctx.call.later
+        self._w = ctx.later_w
+        self._waiting: list[tuple[Tensor, WeightGradient]] = []
+
+    def take(self, which: int, gradient: WeightGradient) -> Tensor | None:
+        """`which` of w_gate_up, w_up and w_down."""
+        if self._later is None:
+            return gradient.compute()
+        self._waiting.append((self._w[which], gradient))
+        return None
+
+    def leave(self) -> None:
+        if self._later is not None:
+            self._later.add(self._waiting)
+
+
+def _first_weight_gradients(
+    ctx: Any, d_pre: Tensor, x: Tensor, routed: Routed, dw: _Computed
+) -> tuple[Tensor | None, Tensor | None]:
+    """Those of w_gate_up and w_up, each if needed."""
+    need_gate_up, need_up = ctx.needs_input_grad[6:8]
+    first, up = ctx.call.first, ctx.call.up
+    if up is None:
+        return dw.take(0, first.gradient_of_first(d_pre, x, routed)) if need_gate_up else None, None
+    middle = d_pre.size(1) // 2
+    d_gate = dw.take(0, first.gradient_of_first(d_pre[:, :middle], x, routed)) if need_gate_up else None
+    d_up = dw.take(1, up.gradient_of_first(d_pre[:, middle:], x, routed)) if need_up else None
+    return d_gate, d_up
+
+
+def _gradients(
+    ctx: Any, d_out: Tensor, t: LayerTensors, pre: Tensor, m_sizes: Tensor, gather_indices: Tensor | None,
+    positions: Tensor | None,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Those of LayerTensors, each if needed."""
+    need_x, need_gate_up, need_up, need_down, need_weights, need_gate_up_bias, need_down_bias = ctx.needs_input_grad[5:]
+    call, topk = ctx.call, ctx.topk
+    routed = Routed(m_sizes, gather_indices, topk, positions)
+    dw = _Computed(ctx)
+    d_x = d_gate_up = d_up = d_down = d_weights = d_gate_up_bias = d_down_bias = None
+    if need_x or need_gate_up or need_up or need_down or need_weights or need_gate_up_bias:
+        rows = call.second.from_output_gradient(d_out, t.w_down, routed)  # [M, I]
+        biased = need_weights and t.down_bias is not None
+        # Which indices are in range only the weights of slots say; without them a capacity's rows need none.
+        indices = None if ctx.compact and t.weights is None else gather_indices
+        d_pre, dots = _activate_backward(
+            rows, pre, t.gate_up_bias, m_sizes, indices, t.weights, topk,
+            d_out if biased else None, t.down_bias if biased else None,
+            call.activation.text(), need_down, need_weights,
+        )  # fmt: skip
+        if need_weights:
+            assert t.weights is not None
+            d_weights = dots.view(t.weights.shape).to(t.weights.dtype)
+        if need_down:  # `rows` now holds the weighted activation
+            d_down = dw.take(2, call.second.gradient_of_second(d_out, rows, routed))
+        del rows
+        if need_gate_up_bias:
+            d_gate_up_bias = _expert_sums(d_pre, m_sizes, None, None, 1)
+        d_gate_up, d_up = _first_weight_gradients(ctx, d_pre, t.x, routed, dw)
+        if need_x and call.up is None:
+            d_x = call.first.tokens_gradient(d_pre, t.w_gate_up, routed, call.grad_out)
+        elif need_x:
+            assert t.w_up is not None
+            pair = (call.first, call.up)
+            d_x = tokens_gradient_of_pair(pair, d_pre, t.w_gate_up, t.w_up, routed, call.grad_out)
+    if need_down_bias:
+        d_down_bias = _down_bias_gradient(d_out, routed, t.weights)
+    dw.leave()
+    return d_x, d_gate_up, d_up, d_down, d_weights, d_gate_up_bias, d_down_bias
+
+
+def _down_bias_gradient(d_out: Tensor, routed: Routed, weights: Tensor | None) -> Tensor:
+    indices = routed.gather_indices
+    if indices is None and weights is not None:  # the sums know weights by index only
+        indices = torch.arange(d_out.size(0), device=d_out.device, dtype=torch.int32)
+    return _expert_sums(d_out, routed.m_sizes, indices, weights, routed.topk)
+
+
+def run_layer(call: LayerCall, routed: Routed, tensors: LayerTensors) -> Tensor:
+    """The layer's output, with its gradients where they are wanted."""
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        m_sizes, gather_indices, topk, positions = routed
+        out: Tensor = apply_function(ExpertLayer, call, topk, m_sizes, gather_indices, positions, *tensors)[0]
+        return out
+    return _run_inference(call, routed, tensors)

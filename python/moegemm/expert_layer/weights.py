@@ -1,0 +1,217 @@
+"""The products of an expert layer: which rows they read and write, and how their weights are stored."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from moegemm.activations import Activation
+from moegemm.operators.loading import ops
+from moegemm.operators.main_grad import MainGrad, count_write, main_grad_of
+from moegemm.operators.options import ALLOW_TF32, DY_PER_TOKEN, FLOAT32_OUTPUT, PERMUTE_X, PERMUTE_Y, TRANSPOSED
+from moegemm.operators.weight_gradients import WeightGradient
+
+_forward: Callable[..., Tensor] = ops.forward.default
+_forward_out: Callable[..., None] = ops.forward_out.default
+_dx: Callable[..., Tensor] = ops.dx.default
+_dx_out: Callable[..., None] = ops.dx_out.default
+_combine: Callable[..., Tensor] = ops.combine.default
+_combine_out: Callable[..., None] = ops.combine_out.default
+_combine_rows: Callable[..., Tensor] = ops.combine_rows.default
+_combine_rows_out: Callable[..., None] = ops.combine_rows_out.default
+
+
+class Routed(NamedTuple):
+    """Which row belongs to which expert, and where the rows are: those of tokens, or in expert order as they come."""
+
+    m_sizes: Tensor  # [E]
+    gather_indices: Tensor | None  # [M]; None: rows come and go in expert order
+    topk: int = 1
+    positions: Tensor | None = None  # [T, topk]: M is a capacity, and only slots with a position have a row
+
+    def rows(self, x: Tensor) -> int:
+        """M of a first product that reads x."""
+        return x.size(0) if self.gather_indices is None else self.gather_indices.size(0)
+
+    def reads_tokens(self) -> str:
+        """The words for a product whose X is the layer's input."""
+        return "" if self.gather_indices is None else PERMUTE_X
+
+    def reads_d_out(self) -> str:
+        """The words for a product whose dY is the gradient of the layer's output."""
+        return "" if self.gather_indices is None else PERMUTE_Y + DY_PER_TOKEN
+
+    def summed(self, rows: Tensor, weights: Tensor | None, out: Tensor | None) -> Tensor:
+        """[T, C] of flat rows, or with positions of rows in expert order."""
+        if self.positions is not None and out is not None:
+            _combine_rows_out(rows, weights, self.positions, out)
+        elif self.positions is not None:
+            return _combine_rows(rows, weights, self.positions, False)
+        elif out is not None:
+            _combine_out(rows, weights, self.topk, out)
+        else:
+            return _combine(rows, weights, self.topk, False)
+        count_write(out)
+        return out
+
+
+class Weights(NamedTuple):
+    """How one product's W is stored: [E, N, K], or [E, K, N] with transposed. Neither is ever copied."""
+
+    options: str  # TRANSPOSED and ALLOW_TF32, each or not
+    accumulated: MainGrad | None = None
+
+    def columns(self, w: Tensor) -> int:
+        """N."""
+        return w.size(2 if TRANSPOSED in self.options else 1)
+
+    def from_tokens(self, tokens: Tensor, w: Tensor, routed: Routed) -> Tensor:
+        """[T, K] -> [M, N] in expert order: row r reads its token. The first product."""
+        return _forward(tokens, w, *routed[:2], None, routed.topk, routed.reads_tokens() + self.options)
+
+    def from_tokens_into(self, tokens: Tensor, w: Tensor, routed: Routed, pre: Tensor) -> None:
+        """The same into `pre`, which may be some columns of a wider matrix."""
+        _forward_out(tokens, w, *routed[:2], None, routed.topk, routed.reads_tokens() + self.options, None, pre)
+
+    def activated_from_tokens(
+        self, tokens: Tensor, w: Tensor, bias: Tensor | None, activation: Activation, routed: Routed
+    ) -> Tensor:
+        """from_tokens with its bias and activation: nothing but activated rows is kept, with the same bits."""
+        words = routed.reads_tokens() + self.options
+        return _forward(tokens, w, *routed[:2], None, routed.topk, words, None, bias, activation.text())
+
+    def to_flat(self, rows: Tensor, w: Tensor, routed: Routed, bias: Tensor | None = None) -> Tensor:
+        """[M, K] in expert order -> [M, N] in flat order. The second product, which adds its bias before it rounds."""
+        return _forward(rows, w, *routed[:2], None, routed.topk, PERMUTE_Y + self.options, None, bias)
+
+    def in_order(
+        self, rows: Tensor, w: Tensor, routed: Routed, bias: Tensor | None = None, out: Tensor | None = None,
+        float32: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """[M, K] in expert order -> [M, N] in expert order."""
+        if out is None:
+            words = self.options + (FLOAT32_OUTPUT if float32 else "")
+            return _forward(rows, w, routed.m_sizes, None, None, 1, words, None, bias)
+        _forward_out(rows, w, routed.m_sizes, None, None, 1, self.options, None, out, bias)
+        count_write(out)
+        return out
+
+    def to_output(
+        self, rows: Tensor, w: Tensor, routed: Routed, bias: Tensor | None, router_weights: Tensor | None,
+        out: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """The layer's output of activated rows: the second product, and the sum of each token's rows."""
+        if routed.gather_indices is None:
+            return self.in_order(rows, w, routed, bias, out)
+        if routed.positions is None:
+            return routed.summed(self.to_flat(rows, w, routed, bias), router_weights, out)
+        return routed.summed(self.in_order(rows, w, routed, bias), router_weights, out)
+
+    def from_output_gradient(self, d_out: Tensor, w: Tensor, routed: Routed) -> Tensor:
+        """The gradient of the second product's rows; every slot of a token has the token's gradient [T, N]."""
+        return _dx(d_out, w, *routed[:2], None, routed.topk, routed.reads_d_out() + self.options)
+
+    def gradient_of_first(self, d_rows: Tensor, tokens: Tensor, routed: Routed) -> WeightGradient:
+        """dW of from_tokens."""
+        words = routed.reads_tokens() + self.options
+        return WeightGradient(d_rows, tokens, *routed[:2], None, routed.topk, words, None, self.accumulated)
+
+    def gradient_of_second(self, d_out: Tensor, rows: Tensor, routed: Routed) -> WeightGradient:
+        """dW of the second product, from the output's gradient and rows that are scaled by their weights."""
+        words = routed.reads_d_out() + self.options
+        return WeightGradient(d_out, rows, *routed[:2], None, routed.topk, words, None, self.accumulated)
+
+    def unsummed_tokens_gradient(
+        self, d_rows: Tensor, w: Tensor, routed: Routed, words: str = "", out: Tensor | None = None
+    ) -> Tensor:
+        """The gradient of each row that from_tokens read: in flat order, or where rows have positions or no indices in
+        expert order."""
+        if routed.gather_indices is None or routed.positions is not None:
+            arguments = (d_rows, w, routed.m_sizes, None, None, 1, self.options + words)
+        else:
+            arguments = (d_rows, w, *routed[:2], None, routed.topk, PERMUTE_X + self.options + words)
+        if out is None:
+            return _dx(*arguments)
+        _dx_out(*arguments, None, out)
+        count_write(out)
+        return out
+
+    def tokens_gradient(self, d_rows: Tensor, w: Tensor, routed: Routed, out: Tensor | None = None) -> Tensor:
+        """The gradient [T, K] of from_tokens' tokens."""
+        if not _is_summed(routed):
+            return self.unsummed_tokens_gradient(d_rows, w, routed, out=out)
+        return routed.summed(self.unsummed_tokens_gradient(d_rows, w, routed), None, out)
+
+
+def _is_summed(routed: Routed) -> bool:
+    """Whether a token's gradient is a sum over its rows."""
+    return routed.gather_indices is not None and (routed.positions is not None or routed.topk > 1)
+
+
+def tokens_gradient_of_pair(
+    pair: tuple[Weights, Weights], d_pre: Tensor, w_gate: Tensor, w_up: Tensor, routed: Routed, out: Tensor | None
+) -> Tensor:
+    """The gradient of tokens that two products read: the sum of both in fp32, rounded once."""
+    middle = pair[0].columns(w_gate)
+    gate = pair[0].unsummed_tokens_gradient(d_pre[:, :middle], w_gate, routed, FLOAT32_OUTPUT)
+    gate.add_(pair[1].unsummed_tokens_gradient(d_pre[:, middle:], w_up, routed, FLOAT32_OUTPUT))
+    if _is_summed(routed):
+        gate = routed.summed(gate, None, None)
+    return gate.to(d_pre.dtype) if out is None else out.copy_(gate)
+
+
+def _as_stored(w: Tensor, transposed: bool, allow_tf32: bool, accumulated: MainGrad | None) -> tuple[Tensor, Weights]:
+    """The same W as its memory lies: a transposed view is the other layout, not a reason to copy."""
+    if w.dim() == 3 and w.stride(-1) != 1 and w.stride(-2) == 1:
+        w, transposed = w.transpose(-1, -2), not transposed
+        if accumulated is not None:
+            accumulated = accumulated._replace(transposed=True)
+    return w, Weights((TRANSPOSED if transposed else "") + (ALLOW_TF32 if allow_tf32 else ""), accumulated)
+
+
+class StoredWeights(NamedTuple):
+    """The weights of a layer as they lie in memory, and how to use them."""
+
+    w_gate_up: Tensor
+    w_up: Tensor | None
+    w_down: Tensor
+    first: Weights
+    up: Weights | None
+    second: Weights
+
+
+def stored_weights(
+    used: tuple[Tensor, Tensor | None, Tensor], given: tuple[Tensor | tuple[Tensor, Tensor], Tensor],
+    transposed: bool, allow_tf32: bool, accumulate: bool,
+) -> StoredWeights:  # fmt: skip
+    """`used` are w_gate_up, w_up and w_down as the products read them, `given` w_gate_up and w_down as the caller gave
+    them: autocast makes others of them, and a main_grad hangs on the latter."""
+    w_gate_up, w_up, w_down = used
+    first_given, down_given = given
+    of_gate, of_up = first_given if isinstance(first_given, (tuple, list)) else (first_given, None)
+    goals: list[MainGrad | None] = [None, None, None]
+    if accumulate:
+        goals[0] = main_grad_of(of_gate, "w_gate_up" if of_up is None else "w_gate_up[0]")
+        goals[1] = None if of_up is None else main_grad_of(of_up, "w_gate_up[1]")
+        goals[2] = main_grad_of(down_given, "w_down")
+    w_gate_up, first = _as_stored(w_gate_up, transposed, allow_tf32, goals[0])
+    up = None
+    if w_up is not None:
+        w_up, up = _as_stored(w_up, transposed, allow_tf32, goals[1])
+    w_down, second = _as_stored(w_down, transposed, allow_tf32, goals[2])
+    return StoredWeights(w_gate_up, w_up, w_down, first, up, second)
+
+
+def first_product(
+    pair: tuple[Weights, Weights | None], tokens: Tensor, w_gate_up: Tensor, w_up: Tensor | None, routed: Routed
+) -> Tensor:
+    """[M, C] in expert order. Gate and up as two tensors write the two halves of one matrix."""
+    first, up = pair
+    if up is None or w_up is None:
+        return first.from_tokens(tokens, w_gate_up, routed)
+    middle = first.columns(w_gate_up)
+    pre = torch.empty((routed.rows(tokens), 2 * middle), dtype=tokens.dtype, device=tokens.device)
+    first.from_tokens_into(tokens, w_gate_up, routed, pre[:, :middle])
+    up.from_tokens_into(tokens, w_up, routed, pre[:, middle:])
+    return pre

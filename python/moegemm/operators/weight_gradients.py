@@ -1,0 +1,168 @@
+"""dW: where it goes, and when it is computed."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from moegemm.operators.derivatives import inside_torch_func
+from moegemm.operators.errors import explain, shown
+from moegemm.operators.loading import ops
+from moegemm.operators.main_grad import MainGrad, count_write, gradient_after_adding
+from moegemm.operators.options import ACCUMULATE, FLOAT32_OUTPUT
+
+_dw: Callable[..., Tensor] = ops.dw.default
+_dw_out: Callable[..., None] = ops.dw_out.default
+
+
+class WeightGradient(NamedTuple):
+    """One dW, ready to be computed: the arguments of the operator, and where it goes."""
+
+    dy: Tensor
+    x: Tensor
+    m_sizes: Tensor
+    gather_indices: Tensor | None
+    router_weights: Tensor | None
+    topk: int
+    options: str
+    config: list[int] | None = None
+    target: MainGrad | None = None
+
+    def compute(self) -> Tensor | None:
+        """dW, or what autograd gets once it is in a main_grad."""
+        arguments = self[:6]
+        if self.target is None:
+            return _dw(*arguments, self.options, self.config)
+        self._write(self.target.buffer(), self.target.overwritten())
+        parameter = self.target.parameter
+        shape = parameter.mT.shape if self.target.transposed else parameter.shape
+        return gradient_after_adding(parameter, shape)
+
+    def _write(self, buffer: Tensor, overwrite: bool) -> None:
+        """Adds in fp32 and rounds once: to a bf16 buffer from a dW in fp32, which lives until it is added."""
+        arguments = self[:6]
+        if buffer.dtype == torch.float32 or (overwrite and buffer.dtype == self.dy.dtype):
+            _dw_out(*arguments, self.options + ("" if overwrite else ACCUMULATE), self.config, buffer)
+            count_write(buffer)
+            return
+        exact = _dw(*arguments, self.options + FLOAT32_OUTPUT, self.config).view(buffer.shape)
+        if overwrite:
+            buffer.copy_(exact)
+        else:
+            buffer.add_(exact)
+
+
+class _Deferred(NamedTuple):
+    """A dW that waits, and the W of its product. What it reads may not change meanwhile."""
+
+    w: Tensor
+    gradient: WeightGradient
+    versions: tuple[int, ...]
+
+    def require_unchanged(self) -> None:
+        for tensor, version in zip(self.gradient[:5], self.versions, strict=True):
+            if _version(tensor) != version:
+                assert isinstance(tensor, Tensor)
+                raise RuntimeError(
+                    f"weight_gradients waits for a tensor of shape {list(tensor.shape)} that was written in place since "
+                    f"the backward (version {_version(tensor)}, then {version}); it must stay as it is until run()"
+                )
+
+
+def _version(tensor: Tensor | None) -> int:
+    return -1 if tensor is None or tensor.is_inference() else tensor._version
+
+
+class _Run(torch.autograd.Function):
+    """Hands dW to autograd at the W of its product, as the backward would have: views, casts and hooks see it, and a
+    parameter takes it over without a copy."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, deferred: _Deferred) -> Tensor:
+        ctx.deferred = deferred
+        return w.new_empty(())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None]:
+        w, gradient, _ = ctx.deferred
+        ctx.deferred = None  # what it keeps goes as soon as it is used
+        try:
+            with torch.no_grad():
+                dw = gradient.compute()
+        except RuntimeError as error:
+            raise explain(error, {}) from None
+        return (None if dw is None else dw.view(w.shape)), None
+
+
+_run: Callable[..., Tensor] = _Run.apply
+
+
+class WeightGradients:
+    """Weight gradients that a backward leaves for later: what pipeline schedules fill their bubbles with.
+
+    Given as `weight_gradients=` to grouped_gemm, moe_mlp or experts_mlp. The backward then computes every gradient but
+    those of the weights, and keeps what these are made from. `run()` computes them and hands them to autograd: they
+    end in `grad`, or with accumulate in `main_grad`, as they would have, and hooks of the parameters run then.
+
+    >>> import torch, moegemm
+    >>> X, W = torch.ones(3, 4), torch.ones(2, 5, 4, requires_grad=True)        # [M, K], [E, N, K]
+    >>> later = moegemm.WeightGradients()
+    >>> moegemm.grouped_gemm(X, W, torch.tensor([1, 2]), topk=1, weight_gradients=later).sum().backward()
+    >>> W.grad is None, len(later)
+    (True, 1)
+    >>> later.run()
+    >>> W.grad[:, 0, 0]
+    tensor([1., 2.])
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[list[_Deferred]] = deque()
+        self._ran = False
+
+    def __len__(self) -> int:
+        """Backward passes that wait."""
+        return len(self._waiting)
+
+    def __bool__(self) -> bool:
+        return True  # one without entries is still a queue
+
+    def add(self, gradients: Sequence[tuple[Tensor, WeightGradient]]) -> None:
+        """What one backward leaves: each product's W, as autograd knows it, and its dW."""
+        self._waiting.append([_Deferred(w, g, tuple(map(_version, g[:5]))) for w, g in gradients])
+
+    def run(self, calls: int | None = None) -> None:
+        """Computes what the first `calls` backward passes left, by default all of them."""
+        if calls is not None and (isinstance(calls, bool) or not isinstance(calls, int)):
+            raise TypeError(f"calls is {shown(calls)} of type {type(calls).__name__}; an int or None is accepted")
+        waiting = len(self._waiting)
+        if waiting == 0:
+            why = "was run already" if self._ran else "was not filled"
+            raise RuntimeError(
+                f"weight_gradients {why}: 0 backward passes wait in it; run() computes each once, after its backward"
+            )
+        if calls is not None and not 1 <= calls <= waiting:
+            raise ValueError(f"calls is {calls}; {waiting} backward passes wait, so 1 to {waiting} are accepted")
+        for _ in range(waiting if calls is None else calls):  # one by one: the sums' order is that of the backwards
+            for each in self._waiting[0]:
+                each.require_unchanged()
+            call = self._waiting.popleft()
+            self._ran = True
+            with torch.enable_grad():
+                ends = [_run(each.w, each) for each in call]
+            del call
+            if ends:
+                torch.autograd.backward(ends)
+
+
+def require_queue(weight_gradients: object) -> None:
+    if weight_gradients is not None and not isinstance(weight_gradients, WeightGradients):
+        raise TypeError(
+            f"weight_gradients is {shown(weight_gradients)} of type {type(weight_gradients).__name__}; a "
+            "moegemm.WeightGradients or None is accepted"
+        )
+    if weight_gradients is not None and (torch.compiler.is_compiling() or inside_torch_func()):
+        raise NotImplementedError(
+            "weight_gradients is given inside torch.compile or torch.func; only eager calls leave gradients for later"
+        )

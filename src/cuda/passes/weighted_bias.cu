@@ -1,0 +1,125 @@
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/backend/device_facts.h"
+#include "cuda/backend/launch.h"
+#include "cuda/passes/activation/limits.h"
+#include "cuda/passes/activation/row_experts.cuh"
+#include "cuda/passes/alignment.h"
+#include "cuda/passes/passes.h"
+
+/// out[r] = rows[r] + weight[r] * bias[expert of r]: one warp per row, by 16-byte accesses where
+/// memory is aligned for them. An element is read before it is written by the same lane: `rows` may
+/// be `out`. Blocks stay for many rows, because each has to add up m_sizes first.
+namespace moegemm::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+constexpr int kBlocksPerMultiprocessor = 4;
+
+struct BiasArguments {
+  Floats rows;     // [count, columns]
+  Floats bias;     // [experts, columns]
+  Floats weights;  // [count]
+  Floats out;      // [count, columns]
+  IndexArray m_sizes;
+  int experts;
+  int count;
+  int columns;
+};
+
+/// The whole row; `columns` is a multiple of a pack.
+template <typename In, typename Out>
+__device__ void add_packs(const BiasArguments& a, std::int64_t row, std::int64_t expert,
+                          float weight) {
+  const In* const source = static_cast<const In*>(a.rows.data) + row * a.rows.stride;
+  const Out* const bias = static_cast<const Out*>(a.bias.data) + expert * a.bias.stride;
+  Out* const target = static_cast<Out*>(a.out.data) + row * a.out.stride;
+  for (int c = static_cast<int>(threadIdx.x % 32) * kPackElems; c < a.columns;
+       c += 32 * kPackElems) {
+    float values[kPackElems], biases[kPackElems];
+    unpack(load_pack(source + c), values);
+    unpack(load_shared_pack(bias + c), biases);
+#pragma unroll
+    for (int i = 0; i < kPackElems; ++i) {
+      values[i] = fmaf(weight, biases[i], values[i]);
+    }
+    store_pack_as(target + c, values);
+  }
+}
+
+__device__ void add_elements(const BiasArguments& a, std::int64_t row, std::int64_t expert,
+                             float weight) {
+  for (int c = static_cast<int>(threadIdx.x % 32); c < a.columns; c += 32) {
+    const float bias = a.bias.load(expert * a.bias.stride + c);
+    a.out.store(row * a.out.stride + c, fmaf(weight, bias, a.rows.load(row * a.rows.stride + c)));
+  }
+}
+
+/// Packs: In and Out are the dtypes of rows and out; else one element at a time, of any dtype.
+template <bool Packs, typename In, typename Out>
+__global__ void __launch_bounds__(kThreads) add_bias_kernel(const BiasArguments a) {
+  extern __shared__ int row_prefix[];
+  share_row_prefix(a.m_sizes, fetch_sizes(a.m_sizes, a.experts), a.experts, a.count, row_prefix);
+  const int routed = row_prefix[a.experts];
+  const int step = static_cast<int>(gridDim.x) * kWarps;
+  for (int row = static_cast<int>(blockIdx.x * kWarps + threadIdx.x / 32); row < a.count;
+       row += step) {
+    if (row >= routed) {
+      a.out.zero_row(row, a.columns);
+      continue;
+    }
+    const int expert = expert_of(row_prefix, a.experts, row);
+    const float weight = a.weights.load(row);
+    if constexpr (Packs) {
+      add_packs<In, Out>(a, row, expert, weight);
+    } else {
+      add_elements(a, row, expert, weight);
+    }
+  }
+}
+
+const void* kernel_for(bool packed, DType rows, DType out) {
+  if (!packed) return reinterpret_cast<const void*>(&add_bias_kernel<false, float, float>);
+  return with_format(FloatingFormats(), out, [&]<DType D>() -> const void* {
+    using Out = ElementType<D>;
+    if (rows == D) return reinterpret_cast<const void*>(&add_bias_kernel<true, Out, Out>);
+    return reinterpret_cast<const void*>(&add_bias_kernel<true, float, Out>);
+  });
+}
+
+}  // namespace
+
+void CudaPasses::add_weighted_bias(const TensorView& rows, const TensorView& bias,
+                                   const RoutingView& routing, const TensorView& out,
+                                   const ExecutionContext& context) const {
+  const PassLaunch on(out.device, context);
+  const std::int64_t count = out.shape[0], columns = out.shape[1];
+  if (count == 0 || columns == 0) {
+    return;
+  }
+  const std::int64_t experts = routing.m_sizes.shape[0];
+  require_activation_limits(count, columns, experts, 0, out.device);
+  const bool packed = columns % kPackElems == 0 && is_16_byte_aligned(rows) &&
+                      is_16_byte_aligned(bias) && is_16_byte_aligned(out);
+  BiasArguments arguments = {
+      .rows = floats_of(rows),
+      .bias = floats_of(bias),
+      .weights = floats_of(routing.router_weights),
+      .out = floats_of(out),
+      .m_sizes = indices_of(routing.m_sizes),
+      .experts = static_cast<int>(experts),
+      .count = static_cast<int>(count),
+      .columns = static_cast<int>(columns),
+  };
+  const std::int64_t resident =
+      kBlocksPerMultiprocessor * device_facts(out.device.index)->multiprocessors;
+  const std::int64_t blocks = std::min((count + kWarps - 1) / kWarps, resident);
+  void* parameters[] = {&arguments};
+  launch({kernel_for(packed, rows.dtype, out.dtype), "add_weighted_bias",
+          dim3(static_cast<unsigned>(blocks)), dim3(kThreads), row_prefix_bytes(experts)},
+         parameters, on.stream);
+}
+
+}  // namespace moegemm::cuda
