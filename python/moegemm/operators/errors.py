@@ -42,6 +42,8 @@ def _distributed(name: str) -> TypeError:
 
 def explain(error: Exception, tensors: Mapping[str, object], topk: object = 1) -> Exception:
     """The exception to raise for `error`, met while running an operator on these arguments."""
+    if isinstance(error, NotImplementedError) and torch.compiler.is_compiling():  # ours; Dynamo traces no more of this
+        return error
     tagged = _TAGGED.match(str(error))
     if tagged and tagged[1] in _TYPES:
         return _TYPES[tagged[1]](tagged[2])
