@@ -14,6 +14,8 @@ struct ProductOptions {
   GemmOptions gemm;
   bool float32_output = false;
   bool warn_at_once = false;
+  Tails tails = Tails::kZero;
+  std::int64_t expected_rows = -1;
 };
 ProductOptions read_options(const std::string& words);
 
@@ -26,6 +28,8 @@ struct ProductTensors {
   AtenTensorHandle router_weights = nullptr;
   AtenTensorHandle bias = nullptr;
   AtenTensorHandle out = nullptr;
+  AtenTensorHandle low_rank_rows = nullptr;
+  AtenTensorHandle low_rank_weights = nullptr;
 };
 
 /// One product of the operators, described from metadata alone: a refused call has allocated and
@@ -44,9 +48,12 @@ class Product {
  private:
   Output allocate_output() const;
   void run(const TensorView& out);
+  RoutingView routing(const TensorView& m_sizes, const TensorView& gather_indices,
+                      const TensorView& router_weights) const;
   RoutingView readable_routing();
 
   Argument first_, second_, m_sizes_, gather_indices_, router_weights_, bias_, out_;
+  Argument low_rank_rows_, low_rank_weights_;
   std::int64_t topk_;
   ProductOptions options_;
   Description description_;

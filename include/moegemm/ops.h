@@ -22,6 +22,11 @@
 /// M may also be a capacity, not T * topk: gather_indices has any length with permute_x and with
 /// dy_per_token, and says how many rows there are in expert order. Indices are in [0, T * topk).
 ///
+/// Segments need not follow one another: RoutingView::starts says where each begins, and `ends`
+/// that m_sizes holds cumulative ends. What lies outside every segment, gaps too, is zero in the
+/// output or, with Tails::kUndefined, neither read nor written. A segment is clipped at both ends
+/// of the rows. Where segments overlap, each element is that of one of them.
+///
 /// A result that is stored in flat order (Y with permute_y, dX with permute_x) is zero in every row
 /// that no valid position names. Positions from sum(m_sizes) on name nothing: their indices are not
 /// read. Where two positions name one row, each element is that of one of them.
@@ -35,6 +40,15 @@ struct RoutingView {
   TensorView router_weights;  ///< [M] (or [T, topk]) fp32 or X's dtype, flat order; required by
                               ///< multiply
   std::int64_t topk = 1;
+  TensorView starts = {};  ///< [E] of the dtype of m_sizes: the first row of each expert; not
+                           ///< given: segments follow one another
+  bool ends = false;       ///< m_sizes holds where each expert's rows end, not how many there are
+  Tails tails = Tails::kZero;
+  std::int64_t expected_rows = -1;  ///< inside segments, about: what to plan for; -1: all rows
+
+  Segments segments() const {
+    return starts.given() ? Segments::kPlaced : ends ? Segments::kEnds : Segments::kPacked;
+  }
 };
 
 struct GemmOptions {
@@ -55,21 +69,28 @@ struct GemmOptions {
   /// Forward and dX: [E, columns of the product] of X's dtype, or not given. Added to the fp32
   /// result before multiply scales it, also to that of a row which reads as zeros.
   TensorView bias = {};
+  /// Forward and dX: a low-rank part, both or neither. low_rank_rows [M, r], in expert order
+  /// whatever the indices say, times low_rank_weights, which is W with a contraction of r: [E, N,
+  /// r] for forward and [E, r, K] for dX, or [E, r, N] and [E, K, r] where W is [E, K, N]. It is
+  /// added to the fp32 sums of the product itself, before the bias: of X's dtype, with the one
+  /// rounding of the result.
+  TensorView low_rank_rows = {};
+  TensorView low_rank_weights = {};
   /// Forward and dX whose result stays in expert order: activated rows are all that is stored, half
   /// as many columns with a gate. Where no kernel applies it to its own results, a pass after the
   /// product does (StepKind::kActivate), which on a GPU needs context.memory.
   std::optional<Activation> activation;
 };
 
-/// Y_e = X_e W_e^T (+ bias_e, activated).  x [T, K] with permute_x, else [M, K]; w [E, N, K]; y [M,
-/// N], or [M, N / 2] after a gated activation. Here and below W may also be flattened to [E * N,
-/// K], and options.weight_layout may say that W and dW are [E, K, N].
+/// Y_e = X_e W_e^T (+ low-rank part, + bias_e, activated).  x [T, K] with permute_x, else [M, K]; w
+/// [E, N, K]; y [M, N], or [M, N / 2] after a gated activation. Here and below W may also be
+/// flattened to [E * N, K], and options.weight_layout may say that W and dW are [E, K, N].
 MOEGEMM_API Plan forward(const TensorView& x, const TensorView& w, const TensorView& y,
                          const RoutingView& routing, const GemmOptions& options = {},
                          const ExecutionContext& context = {});
 
-/// dX_e = dY_e W_e (+ bias_e, activated).  dy [M, N], or [T, N] with dy_per_token; w [E, N, K];
-/// dx [M, K], with permute_x [T * topk, K].
+/// dX_e = dY_e W_e (+ low-rank part, + bias_e, activated).  dy [M, N], or [T, N] with dy_per_token;
+/// w [E, N, K]; dx [M, K], with permute_x [T * topk, K].
 MOEGEMM_API Plan backward_dx(const TensorView& dy, const TensorView& w, const TensorView& dx,
                              const RoutingView& routing, const GemmOptions& options = {},
                              const ExecutionContext& context = {});

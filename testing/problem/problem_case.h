@@ -14,8 +14,12 @@ namespace moegemm::testing {
 /// not listed here (values, permutation) follows from the name and the run's seed.
 struct ProblemCase {
   std::string name;
-  std::vector<std::int64_t> m_sizes;  ///< as passed, also when they make no sense
-  std::int64_t rows = 0;              ///< M = T * topk, or a capacity where `slots` is given
+  std::vector<std::int64_t> m_sizes;      ///< as passed, also when they make no sense
+  std::vector<std::int64_t> starts = {};  ///< as passed; none: segments follow one another
+  bool ends = false;                      ///< m_sizes are passed as where segments end
+  Tails tails = Tails::kZero;
+  std::int64_t expected_rows = -1;
+  std::int64_t rows = 0;  ///< M = T * topk, or a capacity where `slots` is given
   std::int64_t n = 48;
   std::int64_t k = 64;
   std::int64_t topk = 1;
@@ -25,6 +29,7 @@ struct ProblemCase {
   bool output_in_fp32 = false;                ///< else in X's dtype
   bool accumulate = false;                    ///< dW only; the output is fp32
   bool dy_per_token = false;                  ///< dX and dW with permute_y
+  std::int64_t low_rank = 0;                  ///< forward and dX; 0: none
   bool bias = false;                          ///< forward and dX
   std::int64_t slots = -1;                    ///< T * topk; -1: as many as rows
   std::optional<Activation> activation = {};  ///< forward and dX in expert order

@@ -34,8 +34,8 @@ Row find_row(const Problem& problem, const Operands& operands, std::int64_t posi
   return row;
 }
 
-std::vector<std::int64_t> offsets_of(const Problem& problem, const Operands& operands) {
-  return segment_offsets(operands.m_sizes, problem.sizes_dtype, problem.experts, problem.rows);
+SegmentList segments_of(const Problem& problem, const Operands& operands) {
+  return cpu::segments_of(segments_view(problem, operands), problem.rows);
 }
 
 template <typename T>
@@ -58,40 +58,45 @@ void store_row(const Problem& problem, const Operands& operands, std::int64_t ro
 
 /// Rows that no valid position names stay zero, so every element is written whatever the indices.
 void zero_rows(const Problem& problem, const Operands& operands, std::int64_t cols) {
+  if (problem.tails == Tails::kUndefined) return;
   const std::vector<double> zeros(cols, 0.0);
   for (std::int64_t r = 0; r < problem.output_rows(); ++r)
     store_row(problem, operands, r, zeros, 1.0);
 }
 
-/// y[n] = sum over k of x[k] W[n, k]. Sums of nothing, which an empty x gives, are zero.
+/// y[n] += sum over k of x[k] W[n, k]. An empty x adds nothing.
 template <typename T>
 void times_transposed(const std::vector<double>& x, const T* w, std::int64_t w_stride,
                       std::vector<double>& y) {
   for (std::size_t n = 0; n < y.size(); ++n) {
-    y[n] = 0;
     for (std::size_t k = 0; k < x.size(); ++k) y[n] += x[k] * to_float(w[n * w_stride + k]);
   }
 }
 
-/// dx[k] = sum over n of dy[n] W[n, k].
+/// dx[k] += sum over n of dy[n] W[n, k].
 template <typename T>
 void times(const std::vector<double>& dy, const T* w, std::int64_t w_stride,
            std::vector<double>& dx) {
-  std::fill(dx.begin(), dx.end(), 0.0);
   for (std::size_t n = 0; n < dy.size(); ++n) {
     for (std::size_t k = 0; k < dx.size(); ++k) dx[k] += dy[n] * to_float(w[n * w_stride + k]);
   }
 }
 
 template <typename T>
+const T* low_weights_of(const Problem& problem, const Operands& operands, std::int64_t expert) {
+  const std::int64_t rows = low_rank_part(problem).n;
+  return static_cast<const T*>(operands.low_weights) + expert * rows * operands.low_weights_stride;
+}
+
+template <typename T>
 void row_gemm(const Problem& problem, const Operands& operands) {
   const bool forward = problem.op == Op::kForward;
-  const auto offsets = offsets_of(problem, operands);
+  const SegmentList segments = segments_of(problem, operands);
   zero_rows(problem, operands, problem.output_columns());
   std::vector<double> product(problem.features());
   for (std::int64_t e = 0; e < problem.experts; ++e) {
     const T* w = static_cast<const T*>(operands.w) + e * problem.n * operands.w_stride;
-    for (std::int64_t r = offsets[e]; r < offsets[e + 1]; ++r) {
+    for (std::int64_t r = segments[e].begin; r < segments[e].end; ++r) {
       const Row row = find_row(problem, operands, r);
       if (!row.valid && problem.scatters()) continue;
       std::vector<double> source;
@@ -100,7 +105,13 @@ void row_gemm(const Problem& problem, const Operands& operands) {
       } else if (row.valid) {
         source = load_row<T>(operands.dy, row.source, operands.dy_stride, problem.n);
       }
-      (forward ? times_transposed<T> : times<T>)(source, w, operands.w_stride, product);
+      const auto multiply = forward ? times_transposed<T> : times<T>;
+      std::fill(product.begin(), product.end(), 0.0);
+      multiply(source, w, operands.w_stride, product);
+      if (problem.low_rank > 0) {
+        multiply(load_row<T>(operands.low_rows, r, operands.low_rows_stride, problem.low_rank),
+                 low_weights_of<T>(problem, operands, e), operands.low_weights_stride, product);
+      }
       store_row(problem, operands, row.destination, finished_row(problem, operands, e, product),
                 row.factor);
     }
@@ -109,11 +120,11 @@ void row_gemm(const Problem& problem, const Operands& operands) {
 
 template <typename T>
 void dw_typed(const Problem& problem, const Operands& operands) {
-  const auto offsets = offsets_of(problem, operands);
+  const SegmentList segments = segments_of(problem, operands);
   std::vector<double> dw;  // allocated once: fresh pages for every expert would take longer than it
   for (std::int64_t e = 0; e < problem.experts; ++e) {
     dw.assign(problem.n * problem.k, 0.0);
-    for (std::int64_t r = offsets[e]; r < offsets[e + 1]; ++r) {
+    for (std::int64_t r = segments[e].begin; r < segments[e].end; ++r) {
       const Row row = find_row(problem, operands, r);
       if (!row.valid) continue;
       const std::int64_t x_row = problem.gathers_x() ? row.source : r;
