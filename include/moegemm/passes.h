@@ -10,7 +10,8 @@
 
 /// The passes of an expert layer around its products: routing and the top-k sum, activations, and
 /// the gradients of biases. E experts, T tokens, M = T * topk rows, I activated columns. Arithmetic
-/// is fp32, rounded once. Every element of an output is written; rows past sum(m_sizes) are zero.
+/// is fp32, rounded once. Every element of an output is written; rows outside every segment are
+/// zero, or left alone with Tails::kUndefined: see ops.h.
 namespace moegemm {
 
 /// Sorts the M = T * topk routed rows by expert, stably.
@@ -102,5 +103,13 @@ MOEGEMM_API void expert_sums(const TensorView& rows, const RoutingView& routing,
 MOEGEMM_API void add_weighted_bias(const TensorView& rows, const TensorView& bias,
                                    const RoutingView& routing, const TensorView& out,
                                    const ExecutionContext& context = {});
+
+/// out[r] = a[r] + b[r] for the rows r of every segment, in fp32, rounded once: the sum of two
+/// products.
+///   a, b     [M, C] fp32; a may be the memory of out
+///   routing  only the segments count
+///   out      [M, C] of any floating dtype
+MOEGEMM_API void add_rows(const TensorView& a, const TensorView& b, const RoutingView& routing,
+                          const TensorView& out, const ExecutionContext& context = {});
 
 }  // namespace moegemm

@@ -19,6 +19,7 @@ from moegemm.layer import moe_mlp
 from moegemm.lora import LoraAdapter, lora_moe_mlp
 from moegemm.operators.early_loading import load_kernels
 from moegemm.operators.information import info
+from moegemm.operators.multiprocessors import max_multiprocessors, set_max_multiprocessors
 from moegemm.operators.weight_gradients import WeightGradients
 from moegemm.plans import plan
 from moegemm.routing import combine, route
@@ -68,11 +69,13 @@ __all__ = [
     "info",
     "load_kernels",
     "lora_moe_mlp",
+    "max_multiprocessors",
     "moe_mlp",
     "patch",
     "plan",
     "report",
     "route",
+    "set_max_multiprocessors",
     "tune",
     "tuning_cache",
     "unpatch",

@@ -53,24 +53,21 @@ const LayerSpec& require_model(const std::string& name) {
                                                    fmt::join(model_names(), ", ")));
 }
 
-constexpr DType kDTypes[] = {DType::kBFloat16, DType::kFloat16, DType::kFloat32};
-constexpr BackendKind kBackends[] = {BackendKind::kReference, BackendKind::kCpu, BackendKind::kSm90,
-                                     BackendKind::kSm80};
-
-/// Declares a flag that takes the name of one of these.
-template <typename Values>
+/// Declares a flag that takes a name of the table.
+template <typename Table>
 CLI::Option* add_choice(CLI::App& command, const char* flag, std::string& name, const char* help,
-                        const Values& values) {
+                        const Table& table) {
   std::vector<std::string> names;
-  for (const auto& value : values) names.emplace_back(to_string(value));
+  for (const auto& entry : table) names.emplace_back(entry.name);
   return command.add_option(flag, name, help)->check(CLI::IsMember(names))->type_name("");
 }
 
 /// The one of that name, which a check has let pass.
-template <typename Values>
-auto choice(const std::string& name, const Values& values) {
-  return *std::find_if(std::begin(values), std::end(values),
-                       [&](const auto& value) { return name == to_string(value); });
+template <typename Table>
+auto choice(const std::string& name, const Table& table) {
+  return std::find_if(std::begin(table), std::end(table),
+                      [&](const auto& entry) { return name == entry.name; })
+      ->value;
 }
 
 std::string describe(Device device) {
@@ -126,7 +123,7 @@ LayerOptions::LayerOptions(CLI::App& command, bool with_routing)
   add_extent("--hidden", hidden_, "Width of a token", "H");
   add_extent("--intermediate", intermediate_, "Width inside an expert", "I");
   add_extent("--tokens", tokens_, "Tokens in the batch", "T", 0);
-  add_choice(command, "--dtype", dtype_, "Type of tokens and weights", kDTypes)
+  add_choice(command, "--dtype", dtype_, "Type of tokens and weights", kFloatingFormats)
       ->capture_default_str();
   command.add_option("--device", device_, "cpu, cuda or cuda:INDEX")
       ->check(CLI::Validator(refuse_device, ""))
@@ -148,7 +145,7 @@ LayerSpec LayerOptions::layer() const {
   spec.hidden = hidden_.value_or(spec.hidden);
   spec.intermediate = intermediate_.value_or(spec.intermediate);
   spec.tokens = tokens_.value_or(spec.tokens);
-  spec.dtype = choice(dtype_, kDTypes);
+  spec.dtype = choice(dtype_, kFloatingFormats);
   spec.device = *parse_device(device_);
   spec.pattern = choice(routing_, kRoutingPatterns);
   if (!backend_.empty()) spec.backend = choice(backend_, kBackends);

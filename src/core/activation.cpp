@@ -13,24 +13,6 @@ std::int64_t activated_columns(const Argument& pre, const Activation& activation
   return require_activation(activation, pre.name, pre.view.shape[1]);
 }
 
-/// A matrix in the layer's dtype or fp32.
-void require_matrix(const Argument& matrix, const Argument& lead, std::int64_t rows,
-                    std::int64_t columns, const char* letters) {
-  require_form(matrix, {{2, letters}});
-  require_dtype_or_float32(matrix, lead);
-  require_same_device(matrix, lead);
-  require_shape(matrix, {rows, columns}, letters);
-}
-
-void require_all_indices(const Argument& indices, const Argument& lead, std::int64_t rows) {
-  require_indices(indices, lead);
-  require_shape(indices, {rows}, "[M]");
-}
-
-bool same_memory(const TensorView& a, const TensorView& b) {
-  return a.data == b.data && a.dtype == b.dtype && a.row_stride == b.row_stride;
-}
-
 }  // namespace
 
 void activate(const TensorView& pre_view, const TensorView& bias_view, const RoutingView& routing,
@@ -39,18 +21,15 @@ void activate(const TensorView& pre_view, const TensorView& bias_view, const Rou
   const Argument pre{"pre", pre_view};
   const Argument bias{"bias", bias_view};
   const Argument m_sizes{"m_sizes", routing.m_sizes};
+  const Argument starts{"starts", routing.starts};
   const Argument weights{"router_weights", routing.router_weights};
   const Argument act{"act", act_view};
   const std::int64_t columns = activated_columns(pre, activation);
-  const std::int64_t experts = require_sizes(m_sizes, pre);
-  require_matrix(act, pre, pre_view.shape[0], columns, "[M, I]");
-  if (bias_view.given()) require_bias(bias, pre, experts, pre_view.shape[1], "[E, C]");
+  const std::int64_t experts = require_segments(routing, pre);
+  require_like_or_float32(act, pre, {pre_view.shape[0], columns}, "[M, I]");
+  if (bias_view.given()) require_like(bias, pre, {experts, pre_view.shape[1]}, "[E, C]");
   if (weights.view.given()) require_router_weights(weights, pre, pre_view.shape[0], 1);
-  require_memory(act);
-  for (const Argument* input : {&pre, &m_sizes, &bias, &weights}) {
-    require_memory(*input);
-    require_disjoint(act, *input);
-  }
+  require_apart({&act}, {&pre, &m_sizes, &starts, &bias, &weights});
   require_dense(weights);
   passes_for(pre_view.device).activate(pre_view, bias_view, routing, activation, act_view, context);
 }
@@ -64,6 +43,7 @@ void activate_backward(const ActivationGradientInputs& inputs, const RoutingView
   const Argument d_out{"d_out", inputs.d_out};
   const Argument down_bias{"down_bias", inputs.down_bias};
   const Argument m_sizes{"m_sizes", routing.m_sizes};
+  const Argument starts{"starts", routing.starts};
   const Argument indices{"gather_indices", routing.gather_indices};
   const Argument weights{"router_weights", routing.router_weights};
   const Argument d_pre{"d_pre", outputs.d_pre};
@@ -73,15 +53,16 @@ void activate_backward(const ActivationGradientInputs& inputs, const RoutingView
   require_topk(routing.topk);
   const std::int64_t columns = activated_columns(pre, activation);
   const std::int64_t rows = inputs.pre.shape[0];
-  const std::int64_t experts = require_sizes(m_sizes, pre);
-  require_matrix(d_act, pre, rows, columns, "[M, I]");
-  require_matrix(d_pre, pre, rows, inputs.pre.shape[1], "[M, C]");
-  if (inputs.bias.given()) require_bias(bias, pre, experts, inputs.pre.shape[1], "[E, C]");
+  const std::int64_t experts = require_segments(routing, pre);
+  require_like_or_float32(d_act, pre, {rows, columns}, "[M, I]");
+  require_like_or_float32(d_pre, pre, {rows, inputs.pre.shape[1]}, "[M, C]");
+  if (inputs.bias.given()) require_like(bias, pre, {experts, inputs.pre.shape[1]}, "[E, C]");
 
   const bool flat = routing.router_weights.given() || outputs.d_weights.given();
   const std::int64_t flat_rows = flat_rows_of(routing, outputs, rows);
   if (routing.gather_indices.given()) {
-    require_all_indices(indices, pre, rows);
+    require_indices(indices, pre);
+    require_shape(indices, {rows}, "[M]");
   } else if (flat && (routing.topk != 1 || flat_rows != rows)) {
     refuse_value("gather_indices is not given, with topk = ", routing.topk, ", ", flat_rows,
                  " weights and ", rows,
@@ -110,28 +91,19 @@ void activate_backward(const ActivationGradientInputs& inputs, const RoutingView
       refuse_value("d_out has ", tokens, " rows; it must have T = M / topk = ", flat_rows, " / ",
                    routing.topk);
     }
-    require_bias(down_bias, pre, experts, inputs.d_out.shape[1], "[E, H]");
+    require_like(down_bias, pre, {experts, inputs.d_out.shape[1]}, "[E, H]");
   }
 
   if (outputs.d_weights.given()) {
-    require_form(d_weights, {{1, "[M]"}});
-    require_dtype_or_float32(d_weights, pre);
-    require_same_device(d_weights, pre);
-    require_shape(d_weights, {flat_rows}, "[M]");
+    require_like_or_float32(d_weights, pre, {flat_rows}, "[M]");
   }
-  if (outputs.weighted_act.given()) require_matrix(weighted_act, pre, rows, columns, "[M, I]");
-  const Argument* const all[] = {&pre,     &d_act,   &bias,  &d_out,     &down_bias,   &m_sizes,
-                                 &indices, &weights, &d_pre, &d_weights, &weighted_act};
-  for (const Argument* argument : all) require_memory(*argument);
+  if (outputs.weighted_act.given()) {
+    require_like_or_float32(weighted_act, pre, {rows, columns}, "[M, I]");
+  }
+  require_apart({&d_pre, &d_weights, &weighted_act},
+                {&pre, &d_act, &bias, &d_out, &down_bias, &m_sizes, &starts, &indices, &weights},
+                {&weighted_act, &d_act});
   require_dense(weights);
-  // d_act may be weighted_act: each element is read before it is written.
-  const bool in_place = same_memory(inputs.d_act, outputs.weighted_act);
-  for (const Argument* output : {&d_pre, &d_weights, &weighted_act}) {
-    for (const Argument* other : all) {
-      const bool allowed = in_place && output == &weighted_act && other == &d_act;
-      if (output != other && !allowed) require_disjoint(*output, *other);
-    }
-  }
   passes_for(inputs.pre.device).activate_backward(inputs, routing, activation, outputs, context);
 }
 
@@ -141,23 +113,40 @@ void add_weighted_bias(const TensorView& rows_view, const TensorView& bias_view,
   const Argument rows{"rows", rows_view};
   const Argument bias{"bias", bias_view};
   const Argument m_sizes{"m_sizes", routing.m_sizes};
+  const Argument starts{"starts", routing.starts};
   const Argument weights{"router_weights", routing.router_weights};
   const Argument out{"out", out_view};
   require_form(out, {{2, "[M, C]"}});
   require_floating(out);
-  require_form(rows, {{2, "[M, C]"}});
-  require_matrix(rows, out, out_view.shape[0], out_view.shape[1], "[M, C]");
-  const std::int64_t experts = require_sizes(m_sizes, out);
-  require_bias(bias, out, experts, out_view.shape[1], "[E, C]");
+  require_like_or_float32(rows, out, {out_view.shape[0], out_view.shape[1]}, "[M, C]");
+  const std::int64_t experts = require_segments(routing, out);
+  require_like(bias, out, {experts, out_view.shape[1]}, "[E, C]");
   require_router_weights(weights, out, out_view.shape[0], 1);
-  for (const Argument* argument : {&rows, &bias, &m_sizes, &weights, &out}) {
-    require_memory(*argument);
-    // rows may be out: each element is read before it is written.
-    const bool in_place = argument == &rows && same_memory(rows_view, out_view);
-    if (argument != &out && !in_place) require_disjoint(out, *argument);
-  }
+  require_apart({&out}, {&rows, &bias, &m_sizes, &starts, &weights}, {&out, &rows});
   require_dense(weights);
-  passes_for(out_view.device).add_weighted_bias(rows_view, bias_view, routing, out_view, context);
+  passes_for(out_view.device).add_to_rows(rows_view, bias_view, routing, out_view, context);
+}
+
+void add_rows(const TensorView& a_view, const TensorView& b_view, const RoutingView& routing,
+              const TensorView& out_view, const ExecutionContext& context) {
+  const Argument a{"a", a_view};
+  const Argument b{"b", b_view};
+  const Argument m_sizes{"m_sizes", routing.m_sizes};
+  const Argument starts{"starts", routing.starts};
+  const Argument out{"out", out_view};
+  require_form(out, {{2, "[M, C]"}});
+  require_floating(out);
+  for (const Argument* term : {&a, &b}) {
+    require_like_or_float32(*term, out, {out_view.shape[0], out_view.shape[1]}, "[M, C]");
+    if (term->view.dtype != DType::kFloat32) {
+      refuse_type(term->name, " has dtype ", to_string(term->view.dtype), "; it must have fp32");
+    }
+  }
+  require_segments(routing, out);
+  require_apart({&out}, {&a, &b, &m_sizes, &starts}, {&out, &a});
+  RoutingView segments = routing;
+  segments.router_weights = {};
+  passes_for(out_view.device).add_to_rows(a_view, b_view, segments, out_view, context);
 }
 
 void expert_sums(const TensorView& rows_view, const RoutingView& routing,
@@ -165,13 +154,14 @@ void expert_sums(const TensorView& rows_view, const RoutingView& routing,
   const Argument rows{"rows", rows_view};
   const Argument sums{"sums", sums_view};
   const Argument m_sizes{"m_sizes", routing.m_sizes};
+  const Argument starts{"starts", routing.starts};
   const Argument indices{"gather_indices", routing.gather_indices};
   const Argument weights{"router_weights", routing.router_weights};
   require_topk(routing.topk);
   require_form(rows, {{2, "[M, C] or [T, C]"}});
   require_floating(rows);
-  const std::int64_t experts = require_sizes(m_sizes, rows);
-  require_matrix(sums, rows, experts, rows_view.shape[1], "[E, C]");
+  const std::int64_t experts = require_segments(routing, rows);
+  require_like_or_float32(sums, rows, {experts, rows_view.shape[1]}, "[E, C]");
   if (routing.gather_indices.given()) {
     const std::int64_t count = checked_product(rows_view.shape[0], routing.topk, "T * topk");
     require_indices(indices, rows);  // of any length
@@ -179,11 +169,7 @@ void expert_sums(const TensorView& rows_view, const RoutingView& routing,
   } else if (routing.router_weights.given()) {
     refuse_value("gather_indices is not given; router_weights need it");
   }
-  require_memory(sums);
-  for (const Argument* input : {&rows, &m_sizes, &indices, &weights}) {
-    require_memory(*input);
-    require_disjoint(sums, *input);
-  }
+  require_apart({&sums}, {&rows, &m_sizes, &starts, &indices, &weights});
   require_dense(weights);
   passes_for(rows_view.device).expert_sums(rows_view, routing, sums_view, context);
 }

@@ -1,12 +1,12 @@
 #include "moegemm/compact.h"
 
-#include <iterator>
 #include <vector>
 
 #include "core/dropped_row.h"
 #include "core/process/environment.h"
 #include "core/refusal.h"
 #include "core/registry.h"
+#include "core/validation/route_rules.h"
 #include "core/validation/tensor_rules.h"
 
 namespace moegemm {
@@ -80,17 +80,7 @@ void route_compact(const TensorView& expert_ids_view, std::int64_t experts,
   const Argument positions{"positions", positions_view};
   const Argument num_tokens{"num_tokens", limits.num_tokens};
   const Argument overflow{"overflow", limits.overflow};
-  if (experts < 1) refuse_value("num_experts is ", experts, "; it must be at least 1");
-  require_form(expert_ids, {{2, "[T, topk]"}});
-  require_index(expert_ids);
-  require_extent(expert_ids, expert_ids_view.shape[1], "topk, its last dimension,");
-  require_topk(expert_ids_view.shape[1]);
-  require_sizes(m_sizes, expert_ids);
-  require_shape(m_sizes, {experts}, "[E]");
-  const std::int64_t slots = expert_ids_view.numel();
-  if (m_sizes_view.dtype == DType::kInt32 && slots > INT32_MAX) {
-    refuse_value("gather_indices is int32, but T * topk = ", slots, " rows need int64 indices");
-  }
+  require_routes(expert_ids, experts, m_sizes);
   require_form(gather_indices, {{1, "[R]"}});
   require_positions(positions, expert_ids_view.shape[0], expert_ids_view.shape[1]);
   for (const Argument* output : {&gather_indices, &positions}) {
@@ -99,20 +89,8 @@ void route_compact(const TensorView& expert_ids_view, std::int64_t experts,
   }
   require_scalar(num_tokens, expert_ids);
   require_scalar(overflow, expert_ids);
-  const Argument* const all[] = {&expert_ids,     &num_tokens, &m_sizes,
-                                 &gather_indices, &positions,  &overflow};
-  for (const Argument* argument : all) require_memory(*argument);
-  for (const Argument* const* output = all + 2; output != std::end(all); ++output) {
-    for (const Argument* const* other = all; other != output; ++other) {
-      require_disjoint(**output, **other);
-    }
-  }
-  const Device device = expert_ids_view.device;
-  const Passes& passes = passes_for(device);
-  if (workspace == nullptr && passes.route_workspace_bytes(slots, experts) > 0) {
-    refuse_value("workspace is null; on ", to_string(device), " route needs ",
-                 passes.route_workspace_bytes(slots, experts), " bytes of device memory");
-  }
+  require_apart({&m_sizes, &gather_indices, &positions, &overflow}, {&expert_ids, &num_tokens});
+  const Passes& passes = require_workspace(workspace, expert_ids_view, experts);
   if (limits.check || environment_of_call().check()) {
     const std::int64_t capacity = gather_indices_view.shape[0];
     const auto dropped =
@@ -141,15 +119,8 @@ void combine_rows(const TensorView& rows_view, const TensorView& weights_view,
   if (weights_view.given()) {
     require_router_weights(weights, rows, checked_product(tokens, topk, "T * topk"), topk);
   }
-  require_form(out, {{2, "[T, C]"}});
-  require_dtype_or_float32(out, rows);
-  require_same_device(out, rows);
-  require_shape(out, {tokens, rows_view.shape[1]}, "[T, C]");
-  require_memory(out);
-  for (const Argument* input : {&rows, &weights, &positions}) {
-    require_memory(*input);
-    require_disjoint(out, *input);
-  }
+  require_like_or_float32(out, rows, {tokens, rows_view.shape[1]}, "[T, C]");
+  require_apart({&out}, {&rows, &weights, &positions});
   require_dense(weights);
   passes_for(rows_view.device)
       .combine(rows_view, weights_view, positions_view, topk, out_view, context);

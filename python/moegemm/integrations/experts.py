@@ -78,7 +78,7 @@ def run_with_own_activation(
     known_ids = flat_ids.clamp(0, experts - 1)
     h = first_product(x, stored.first, routed, stored.transposed, tf32)
     if stored.first_bias is not None:
-        h = h + stored.first_bias[known_ids[routed.gather_indices.long()]]
+        h = h + stored.first_bias[known_ids[gather_indices.long()]]
     h = gate(h)
     y = second_product(h.to(stored.second.dtype), stored.second, routed, stored.transposed, tf32)
     if stored.second_bias is not None:

@@ -49,7 +49,7 @@ def _forward(
     _require(x.dim() == 2, f"X has {x.dim()} dimensions; its shape must be [T, K] or [M, K]")
     _require(w.dim() in (2, 3), f"W has {w.dim()} dimensions; its shape must be [E, N, K] or [E * N, K]")
     require_same_dtype("W", w, "X", x)
-    rows_of_w = w.size(1) if w.dim() == 3 else w.size(0) // m_sizes.size(0)
+    rows_of_w = w.size(1) if w.dim() == 3 else w.size(0) // m_sizes.size(-1)
     n, k = (w.size(-1), rows_of_w) if TRANSPOSED in options else (rows_of_w, w.size(-1))
     _check(x.size(1) == k, lambda: f"X is {list(x.shape)}; its last dimension must be K as in W, {list(w.shape)}")
     rows = _rows(x, gather_indices, options, PERMUTE_X)
@@ -60,7 +60,7 @@ def _dx(
     dy: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor | None = None, router_weights: Tensor | None = None,
     topk: int = 1, options: str = "", config: Config = None,
 ) -> Tensor:  # fmt: skip
-    rows_of_w = w.size(1) if w.dim() == 3 else w.size(0) // m_sizes.size(0)
+    rows_of_w = w.size(1) if w.dim() == 3 else w.size(0) // m_sizes.size(-1)
     k = rows_of_w if TRANSPOSED in options else w.size(-1)
     rows = _rows(dy, gather_indices, options, DY_PER_TOKEN)
     return dy.new_empty((rows, k), dtype=_dtype(dy, options))
@@ -71,7 +71,7 @@ def _dw(
     topk: int = 1, options: str = "", config: Config = None,
 ) -> Tensor:  # fmt: skip
     n, k = dy.size(1), x.size(1)
-    shape = (m_sizes.size(0), k, n) if TRANSPOSED in options else (m_sizes.size(0), n, k)
+    shape = (m_sizes.size(-1), k, n) if TRANSPOSED in options else (m_sizes.size(-1), n, k)
     return dy.new_empty(shape, dtype=_dtype(dy, options))
 
 
@@ -133,20 +133,27 @@ def _require_dtypes(name: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor, w_u
         require_same_dtype(other, tensor, name, x)
 
 
-def _add_weighted_bias(rows: Tensor, bias: Tensor, m_sizes: Tensor, row_weights: Tensor, out: Tensor) -> None:
+def _add_weighted_bias(
+    rows: Tensor, bias: Tensor, m_sizes: Tensor, row_weights: Tensor, out: Tensor, undefined_tails: bool = False
+) -> None:
+    """Nothing to create."""
+
+
+def _add_rows(a: Tensor, b: Tensor, m_sizes: Tensor, out: Tensor, undefined_tails: bool = False) -> None:
     """Nothing to create."""
 
 
 def _activate(
-    pre: Tensor, bias: Tensor | None, m_sizes: Tensor, activation: str, row_weights: Tensor | None = None
-) -> Tensor:
+    pre: Tensor, bias: Tensor | None, m_sizes: Tensor, activation: str, row_weights: Tensor | None = None,
+    undefined_tails: bool = False,
+) -> Tensor:  # fmt: skip
     return pre.new_empty((pre.size(0), pre.size(1) // 2 if is_gated(activation) else pre.size(1)))
 
 
 def _activate_backward(
     d_act: Tensor, pre: Tensor, bias: Tensor | None, m_sizes: Tensor, gather_indices: Tensor | None,
     router_weights: Tensor | None, topk: int, d_out: Tensor | None, down_bias: Tensor | None, activation: str,
-    need_weighted_act: bool, need_d_weights: bool,
+    need_weighted_act: bool, need_d_weights: bool, undefined_tails: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     slots = pre.size(0) if router_weights is None else router_weights.numel()
     return pre.new_empty(pre.shape), pre.new_empty((slots if need_d_weights else 0,), dtype=torch.float32)
@@ -155,7 +162,7 @@ def _activate_backward(
 def _expert_sums(
     rows: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, router_weights: Tensor | None, topk: int
 ) -> Tensor:
-    return rows.new_empty((m_sizes.size(0), rows.size(1)))
+    return rows.new_empty((m_sizes.size(-1), rows.size(1)))
 
 
 _FAKES: dict[str, Callable[..., Any]] = {
@@ -170,6 +177,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "check_layer": _check_layer,
     "check_expert_rows": _check_expert_rows,
     "add_weighted_bias": _add_weighted_bias,
+    "add_rows": _add_rows,
     "activate": _activate,
     "activate_backward": _activate_backward,
     "expert_sums": _expert_sums,

@@ -72,7 +72,7 @@ class _Deferred(NamedTuple):
                 assert isinstance(tensor, Tensor)
                 raise RuntimeError(
                     f"weight_gradients waits for a tensor of shape {list(tensor.shape)} that was written in place "
-                    f"since the backward (version {_version(tensor)}, then {version}); it must stay as it is until run()"
+                    f"since the backward (version {_version(tensor)}, then {version}); it must stay so until run()"
                 )
 
 

@@ -81,8 +81,9 @@ void sort_by_expert(TokenRouting& routing, std::int64_t experts) {
 }  // namespace
 
 const char* to_string(RoutingPattern pattern) {
-  constexpr const char* kNames[] = {"uniform", "zipf", "balanced"};
-  return kNames[static_cast<int>(pattern)];
+  return std::find_if(std::begin(kRoutingPatterns), std::end(kRoutingPatterns),
+                      [&](const auto& entry) { return entry.value == pattern; })
+      ->name;
 }
 
 TokenRouting make_routing(RoutingPattern pattern, std::int64_t tokens, std::int64_t topk,

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "moegemm/kinds.h"
+
 namespace moegemm::cli {
 
 /// How tokens choose experts.
@@ -11,8 +13,11 @@ enum class RoutingPattern {
   kZipf,      ///< the expert of rank i with probability ~ 1 / i, as trained routers drift to
   kBalanced,  ///< every expert the same number of rows, give or take one
 };
-inline constexpr RoutingPattern kRoutingPatterns[] = {
-    RoutingPattern::kUniform, RoutingPattern::kZipf, RoutingPattern::kBalanced};
+inline constexpr Named<RoutingPattern> kRoutingPatterns[] = {
+    {RoutingPattern::kUniform, "uniform"},
+    {RoutingPattern::kZipf, "zipf"},
+    {RoutingPattern::kBalanced, "balanced"},
+};
 const char* to_string(RoutingPattern pattern);
 
 /// What a router hands to the layer, and the sorted order that follows from it: computed on the

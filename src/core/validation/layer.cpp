@@ -63,8 +63,8 @@ std::int64_t require_weights(const WeightArguments& weights, const Argument& x,
   }
   require_gate_up(weights, x, experts, weights.w_up.view.given() ? inner : columns, stored_nk);
   const Argument &gate_up_bias = weights.gate_up_bias, &down_bias = weights.down_bias;
-  if (gate_up_bias.view.given()) require_bias(gate_up_bias, x, experts, columns, "[E, C]");
-  if (down_bias.view.given()) require_bias(down_bias, x, experts, hidden, "[E, H]");
+  if (gate_up_bias.view.given()) require_like(gate_up_bias, x, {experts, columns}, "[E, C]");
+  if (down_bias.view.given()) require_like(down_bias, x, {experts, hidden}, "[E, H]");
   return experts;
 }
 
@@ -94,10 +94,7 @@ void check_layer(const LayerViews& views, const Activation& activation, WeightLa
   require_extent(expert_ids, topk, "topk, its last dimension,");
   require_shape(expert_ids, {tokens, topk}, "[T, topk]");
   if (router_weights.view.given()) {
-    require_form(router_weights, {{2, "[T, topk]"}});
-    require_dtype_or_float32(router_weights, x);
-    require_same_device(router_weights, x);
-    require_shape(router_weights, {tokens, topk}, "[T, topk]");
+    require_like_or_float32(router_weights, x, {tokens, topk}, "[T, topk]");
   }
 }
 

@@ -45,6 +45,10 @@ bool overlap(const Extent& a, const Extent& b) {
   return column < a.row || column + b.row > a.pitch;
 }
 
+bool same_memory(const TensorView& a, const TensorView& b) {
+  return a.data == b.data && a.dtype == b.dtype && a.row_stride == b.row_stride;
+}
+
 }  // namespace
 
 void require_form(const Argument& argument, std::initializer_list<Form> forms) {
@@ -151,12 +155,44 @@ void require_shape(const Argument& argument, std::initializer_list<std::int64_t>
                expected, "]");
 }
 
+void require_like(const Argument& argument, const Argument& like,
+                  std::initializer_list<std::int64_t> shape, const char* letters) {
+  require_form(argument, {{static_cast<int>(shape.size()), letters}});
+  require_same_dtype(argument, like);
+  require_same_device(argument, like);
+  require_shape(argument, shape, letters);
+}
+
+void require_like_or_float32(const Argument& argument, const Argument& like,
+                             std::initializer_list<std::int64_t> shape, const char* letters) {
+  require_form(argument, {{static_cast<int>(shape.size()), letters}});
+  require_dtype_or_float32(argument, like);
+  require_same_device(argument, like);
+  require_shape(argument, shape, letters);
+}
+
 std::int64_t require_sizes(const Argument& m_sizes, const Argument& like) {
   require_form(m_sizes, {{1, "[E]"}});
   require_index(m_sizes);
   require_same_device(m_sizes, like);
   require_extent(m_sizes, m_sizes.view.shape[0], "E");
   return m_sizes.view.shape[0];
+}
+
+std::int64_t require_segments(const RoutingView& routing, const Argument& like) {
+  const Argument m_sizes{"m_sizes", routing.m_sizes};
+  const std::int64_t experts = require_sizes(m_sizes, like);
+  if (routing.expected_rows < -1) {
+    refuse_value("expected_rows is ", routing.expected_rows, "; it must not be negative");
+  }
+  if (!routing.starts.given()) return experts;
+  const Argument starts{"starts", routing.starts};
+  require_form(starts, {{1, "[E]"}});
+  require_same_dtype(starts, m_sizes);
+  require_same_device(starts, m_sizes);
+  require_shape(starts, {experts}, "[E]");
+  if (routing.ends) refuse_value("starts is given with ends; ends say where segments begin, too");
+  return experts;
 }
 
 void require_indices(const Argument& indices, const Argument& like) {
@@ -186,19 +222,27 @@ void require_dense(const Argument& weights) {
   }
 }
 
-void require_bias(const Argument& bias, const Argument& like, std::int64_t experts,
-                  std::int64_t columns, const char* letters) {
-  require_form(bias, {{2, letters}});
-  require_same_dtype(bias, like);
-  require_same_device(bias, like);
-  require_shape(bias, {experts, columns}, letters);
-}
-
 void require_disjoint(const Argument& output, const Argument& input) {
   if (output.view.numel() == 0 || input.view.numel() == 0) return;
   if (overlap(extent_of(output.view), extent_of(input.view))) {
     refuse_value(output.name, " overlaps ", input.name,
                  " in memory; the output must be separate from every input");
+  }
+}
+
+void require_apart(std::initializer_list<const Argument*> outputs,
+                   std::initializer_list<const Argument*> inputs, const InPlace& allowed) {
+  for (const Argument* input : inputs) require_memory(*input);
+  for (const Argument* output : outputs) require_memory(*output);
+  for (const Argument* const* output = outputs.begin(); output != outputs.end(); ++output) {
+    for (const Argument* input : inputs) {
+      const bool in_place = *output == allowed.output && input == allowed.input &&
+                            same_memory((*output)->view, input->view);
+      if (!in_place) require_disjoint(**output, *input);
+    }
+    for (const Argument* const* other = outputs.begin(); other != output; ++other) {
+      require_disjoint(**output, **other);
+    }
   }
 }
 

@@ -4,6 +4,7 @@
 #include <initializer_list>
 
 #include "moegemm/epilogue.h"
+#include "moegemm/ops.h"
 #include "moegemm/tensor.h"
 
 /// Rules about one tensor argument. Each throws moegemm::Error with the argument's name, what it is
@@ -44,11 +45,20 @@ void require_extent(const Argument& argument, std::int64_t extent, const char* l
 void require_shape(const Argument& argument, std::initializer_list<std::int64_t> shape,
                    const char* letters);
 
+/// Exactly this shape, in `like`'s dtype, on its device.
+void require_like(const Argument& argument, const Argument& like,
+                  std::initializer_list<std::int64_t> shape, const char* letters);
+/// The same, or in fp32.
+void require_like_or_float32(const Argument& argument, const Argument& like,
+                             std::initializer_list<std::int64_t> shape, const char* letters);
+
 /// At least 1, and at most what kernels divide 32-bit indices by.
 void require_topk(std::int64_t topk);
 
 /// [E] sizes on `like`'s device; returns E.
 std::int64_t require_sizes(const Argument& m_sizes, const Argument& like);
+/// The segments of a call: m_sizes, and what says where they are. Returns E.
+std::int64_t require_segments(const RoutingView& routing, const Argument& like);
 /// [M] indices on `like`'s device; M may be counted by somebody else.
 void require_indices(const Argument& indices, const Argument& like);
 
@@ -58,13 +68,18 @@ void require_router_weights(const Argument& weights, const Argument& like, std::
 /// That they can be read as one vector.
 void require_dense(const Argument& weights);
 
-/// [E, columns] of `like`'s dtype on its device.
-void require_bias(const Argument& bias, const Argument& like, std::int64_t experts,
-                  std::int64_t columns, const char* letters);
-
 /// No byte of `output` is a byte of `input`, as far as their pitches tell: two dense tensors, or
 /// two column ranges of one buffer. Other strided pairs are not looked into.
 void require_disjoint(const Argument& output, const Argument& input);
+
+/// An output that may be an input, element for element: each is read before it is written.
+struct InPlace {
+  const Argument* output = nullptr;
+  const Argument* input = nullptr;
+};
+/// The memory of all of them, and no output in that of an input or of another output.
+void require_apart(std::initializer_list<const Argument*> outputs,
+                   std::initializer_list<const Argument*> inputs, const InPlace& allowed = {});
 
 /// An activation of `columns` columns of a product: an even number with a gate, and numbers that
 /// make sense. Returns the columns after it. `name` is what has the columns.

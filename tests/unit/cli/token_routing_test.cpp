@@ -74,7 +74,7 @@ TEST(RoutingPattern, ZipfHasAHotExpert) {
 
 TEST(RoutingPattern, EachHasANameOfItsOwn) {
   std::vector<std::string> names;
-  for (const RoutingPattern pattern : kRoutingPatterns) names.emplace_back(to_string(pattern));
+  for (const auto& entry : kRoutingPatterns) names.emplace_back(to_string(entry.value));
   EXPECT_EQ(names, (std::vector<std::string>{"uniform", "zipf", "balanced"}));
 }
 
