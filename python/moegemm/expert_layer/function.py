@@ -36,6 +36,9 @@ class LayerCall(NamedTuple):
     later_w: tuple[Tensor, Tensor | None, Tensor] | None = None  # w_gate_up, w_up and w_down of a call that has it
     out: Tensor | None = None  # the caller's memory for the output
     grad_out: Tensor | None = None  # and for the gradient of x
+    # False: topk is 1 and somebody else multiplies each row by its weight. The output and its gradient are those of
+    # rows without it; the weights are for the backward.
+    weighted: bool = True
 
 
 class LayerTensors(NamedTuple):
@@ -57,6 +60,8 @@ def _row_weights(routed: Routed, weights: Tensor | None) -> Tensor | None:
 
 def _run_second(call: LayerCall, routed: Routed, act: Tensor, tensors: LayerTensors) -> Tensor:
     """The output of activated rows."""
+    if not call.weighted:
+        return call.second.to_flat(act, tensors.w_down, routed, tensors.down_bias)
     bias, weights = tensors.down_bias, _row_weights(routed, tensors.weights)
     if bias is None or weights is None:
         return call.second.to_output(act, tensors.w_down, routed, bias, tensors.weights, call.out)

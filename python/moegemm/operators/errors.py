@@ -7,6 +7,8 @@ from typing import Final
 
 import torch
 
+from moegemm.sharded import is_distributed
+
 _TYPES: Final[dict[str, type[Exception]]] = {
     "ValueError": ValueError,
     "TypeError": TypeError,
@@ -48,7 +50,7 @@ def explain(error: Exception, tensors: Mapping[str, object], topk: object = 1) -
     for name, value in tensors.items():
         if value is not None and not isinstance(value, torch.Tensor):
             return no_tensor(name, value)
-        if any(kind.__name__ == "DTensor" for kind in type(value).__mro__):
+        if is_distributed(value):
             return _distributed(name)
     for name in ("X", "W", "dY", "m_sizes", "expert_ids", "rows"):
         if name in tensors and tensors[name] is None:
