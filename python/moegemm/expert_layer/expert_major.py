@@ -128,7 +128,7 @@ def experts_mlp(
     activation, layout, alpha, limit, up_offset, accumulate, allow_tf32 and weight_gradients are those of moe_mlp.
     Gradients for rows, row_weights, weights and biases, each computed only if needed. out and grad_rows_out are memory
     for the result and for the rows' gradient, for instance that of an exchange; with gradients on, the result is
-    another tensor with that memory.
+    another tensor with that memory, or inside torch.compile a copy of it.
 
     >>> import torch, moegemm
     >>> rows, gate_up, down = torch.randn(6, 16), torch.randn(4, 2 * 24, 16), torch.randn(4, 16, 24)

@@ -108,8 +108,11 @@ class ExpertLayer(torch.autograd.Function):
         at the top only."""
         routed = Routed(m_sizes, gather_indices, rest[0], positions, rest[1])
         out, pre = _run_forward(call, routed, LayerTensors(*arguments))
-        # Of the caller's memory another tensor is returned: one that has a gradient stays the next call's to write to.
-        return (out if call.out is None else out.detach()), pre
+        if call.out is None:
+            return out, pre
+        # Another tensor of the caller's memory: that which was given takes part in no graph and serves the next call.
+        # Compiled code gets a copy: it would take such a tensor for its input, which has no gradient.
+        return out.clone() if torch.compiler.is_compiling() else out.detach(), pre
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
