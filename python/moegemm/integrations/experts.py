@@ -66,7 +66,7 @@ def run_with_own_activation(
     known_ids = flat_ids.clamp(0, experts - 1)
     h = adapted_first(x, stored.first, stored.first_adapters, routed, stored.transposed, tf32)
     if stored.first_bias is not None:
-        h = h + stored.first_bias[known_ids[routed.gather_indices.long()]]
+        h = h + stored.first_bias[known_ids[gather_indices.long()]]
     h = gate(h)
     h = h.to(stored.second.dtype)
     y = adapted_second(h, stored.second, stored.second_adapters, routed, stored.transposed, tf32)
