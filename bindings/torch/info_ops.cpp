@@ -72,10 +72,16 @@ bool loads_early() {
   });
 }
 
+/// See set_max_multiprocessors.
+std::int64_t raising_set_max_multiprocessors(std::int64_t most) {
+  return raising([&] { return set_max_multiprocessors(most); });
+}
+
 constexpr Operator kOperators[] = {
     {"info() -> str", TORCH_BOX(&info)},
     {"load_kernels(int device) -> int", TORCH_BOX(&load_kernels)},
     {"loads_early() -> bool", TORCH_BOX(&loads_early)},
+    {"set_max_multiprocessors(int most) -> int", TORCH_BOX(&raising_set_max_multiprocessors)},
     {"take_notes() -> str", TORCH_BOX(&take_notes)},
     {"tuning_cache() -> str", TORCH_BOX(&tuning_cache)},
     {"set_tune_progress(int address) -> ()", TORCH_BOX(&set_tune_progress)},

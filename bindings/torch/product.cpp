@@ -1,9 +1,11 @@
 #include "product.h"
 
 #include <algorithm>
+#include <charconv>
 #include <string_view>
 #include <utility>
 
+#include "routing_arguments.h"
 #include "runtime/execution.h"
 #include "runtime/torch_memory.h"
 #include "runtime/torch_tuning.h"
@@ -33,6 +35,8 @@ constexpr Flag kFlags[] = {
     {"autotune", &GemmOptions::autotune},     {"check", &GemmOptions::check},
 };
 
+constexpr std::string_view kExpectedRows = "expected_rows=";
+
 void read_word(std::string_view word, ProductOptions& options) {
   for (const Flag& flag : kFlags) {
     if (word == flag.word) {
@@ -46,11 +50,16 @@ void read_word(std::string_view word, ProductOptions& options) {
     options.float32_output = true;
   } else if (word == "warn_at_once") {
     options.warn_at_once = true;
+  } else if (word == "tails_undefined") {
+    options.tails = Tails::kUndefined;
+  } else if (word.starts_with(kExpectedRows)) {
+    const std::string_view number = word.substr(kExpectedRows.size());
+    std::from_chars(number.data(), number.data() + number.size(), options.expected_rows);
   } else {
     std::string known;
     for (const Flag& flag : kFlags) known.append(flag.word).append(", ");
     refuse_value("options has the word '", word, "'; accepted are ", known,
-                 "transposed, float32_output and warn_at_once");
+                 "transposed, float32_output, warn_at_once, tails_undefined and expected_rows=...");
   }
 }
 
@@ -88,7 +97,7 @@ Product::Product(Op op, const ProductTensors& tensors, std::int64_t topk, Produc
   gemm.low_rank_weights = low_rank_weights_.metadata();
   description_ =
       describe(op, first_.metadata(), second_.metadata(),
-               {m_sizes_.metadata(), gather_indices_.metadata(), router_weights_.metadata(), topk},
+               routing(m_sizes_.metadata(), gather_indices_.metadata(), router_weights_.metadata()),
                gemm, out_.metadata(), kWords);
 }
 
@@ -98,8 +107,16 @@ Output Product::allocate_output() const {
                   options_.float32_output ? DType::kFloat32 : problem.dtype, problem.device);
 }
 
+RoutingView Product::routing(const TensorView& m_sizes, const TensorView& gather_indices,
+                             const TensorView& router_weights) const {
+  RoutingView routing{{}, gather_indices, router_weights, topk_};
+  routing.tails = options_.tails;
+  routing.expected_rows = options_.expected_rows;
+  return with_segments(m_sizes, routing);
+}
+
 RoutingView Product::readable_routing() {
-  return {m_sizes_.readable(), gather_indices_.readable(), router_weights_.readable_dense(), topk_};
+  return routing(m_sizes_.readable(), gather_indices_.readable(), router_weights_.readable_dense());
 }
 
 Output Product::run() {

@@ -14,6 +14,8 @@ struct ProductOptions {
   GemmOptions gemm;
   bool float32_output = false;
   bool warn_at_once = false;
+  Tails tails = Tails::kZero;
+  std::int64_t expected_rows = -1;
 };
 ProductOptions read_options(const std::string& words);
 
@@ -46,6 +48,8 @@ class Product {
  private:
   Output allocate_output() const;
   void run(const TensorView& out);
+  RoutingView routing(const TensorView& m_sizes, const TensorView& gather_indices,
+                      const TensorView& router_weights) const;
   RoutingView readable_routing();
 
   Argument first_, second_, m_sizes_, gather_indices_, router_weights_, bias_, out_;

@@ -7,6 +7,28 @@
 
 namespace moegemm::torch_ops {
 
+/// An operator's `m_sizes` in a RoutingView: [E] sizes, [2, E] sizes and starts, or [1, E]
+/// cumulative ends. One argument says it all, so that no operator has arguments for layouts that
+/// few use.
+inline RoutingView with_segments(const TensorView& m_sizes, RoutingView routing) {
+  routing.m_sizes = m_sizes;
+  if (m_sizes.rank != 2) return routing;
+  if (m_sizes.shape[0] < 1 || m_sizes.shape[0] > 2) {
+    refuse_value("m_sizes is ", to_string(m_sizes),
+                 "; its shape must be [E], [2, E] (sizes and starts) or [1, E] (ends)");
+  }
+  const auto row = [&](std::int64_t i) {
+    auto* data = static_cast<char*>(m_sizes.data);
+    const std::int64_t offset = i * m_sizes.row_stride * size_bytes(m_sizes.dtype);
+    return TensorView::vector(data == nullptr ? nullptr : data + offset, m_sizes.dtype,
+                              m_sizes.shape[1], m_sizes.device);
+  };
+  routing.m_sizes = row(0);
+  routing.ends = m_sizes.shape[0] == 1;
+  if (!routing.ends) routing.starts = row(1);
+  return routing;
+}
+
 /// The tensors that say which row belongs to which expert, of a pass.
 class RoutingArguments {
  public:
@@ -18,8 +40,8 @@ class RoutingArguments {
         topk_(topk) {}
 
   RoutingView readable() {
-    return {m_sizes_.readable(), gather_indices_.readable(), router_weights_.readable_dense(),
-            topk_};
+    return with_segments(m_sizes_.readable(),
+                         {{}, gather_indices_.readable(), router_weights_.readable_dense(), topk_});
   }
 
  private:

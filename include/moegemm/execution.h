@@ -46,6 +46,8 @@ struct ExecutionContext {
   TuningSupport* tuning = nullptr;  ///< lets a call with `autotune` measure; null: it never does
   MemorySupport* memory = nullptr;  ///< lends Plan::workspace_bytes on a GPU; null: plans do
                                     ///< without where any kernel can, if need be a slower one
+  int max_multiprocessors = 0;      ///< of a GPU, that products may take, so that other kernels can
+                                    ///< run beside them; 0: all
 };
 
 /// Loads the kernels of expert layers in 16 bits onto a GPU now. Without it the driver loads each

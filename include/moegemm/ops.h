@@ -22,6 +22,11 @@
 /// M may also be a capacity, not T * topk: gather_indices has any length with permute_x and with
 /// dy_per_token, and says how many rows there are in expert order. Indices are in [0, T * topk).
 ///
+/// Segments need not follow one another: RoutingView::starts says where each begins, and `ends`
+/// that m_sizes holds cumulative ends. What lies outside every segment, gaps too, is zero in the
+/// output or, with Tails::kUndefined, neither read nor written. A segment is clipped at both ends
+/// of the rows. Where segments overlap, each element is that of one of them.
+///
 /// A result that is stored in flat order (Y with permute_y, dX with permute_x) is zero in every row
 /// that no valid position names. Positions from sum(m_sizes) on name nothing: their indices are not
 /// read. Where two positions name one row, each element is that of one of them.
@@ -35,6 +40,15 @@ struct RoutingView {
   TensorView router_weights;  ///< [M] (or [T, topk]) fp32 or X's dtype, flat order; required by
                               ///< multiply
   std::int64_t topk = 1;
+  TensorView starts = {};  ///< [E] of the dtype of m_sizes: the first row of each expert; not
+                           ///< given: segments follow one another
+  bool ends = false;       ///< m_sizes holds where each expert's rows end, not how many there are
+  Tails tails = Tails::kZero;
+  std::int64_t expected_rows = -1;  ///< inside segments, about: what to plan for; -1: all rows
+
+  Segments segments() const {
+    return starts.given() ? Segments::kPlaced : ends ? Segments::kEnds : Segments::kPacked;
+  }
 };
 
 struct GemmOptions {

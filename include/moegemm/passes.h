@@ -10,7 +10,8 @@
 
 /// The passes of an expert layer around its products: routing and the top-k sum, activations, and
 /// the gradients of biases. E experts, T tokens, M = T * topk rows, I activated columns. Arithmetic
-/// is fp32, rounded once. Every element of an output is written; rows past sum(m_sizes) are zero.
+/// is fp32, rounded once. Every element of an output is written; rows outside every segment are
+/// zero, or left alone with Tails::kUndefined: see ops.h.
 namespace moegemm {
 
 /// Sorts the M = T * topk routed rows by expert, stably.

@@ -77,6 +77,7 @@ enum class StepKind : std::uint8_t {
   kScaleX,    ///< X times the router weights of its rows, into the workspace
   kGatherX,   ///< the rows of X in the order of the segments, into the workspace
   kGatherDy,  ///< the same of dY
+  kZeroGaps,  ///< zeros in the output's rows that are in no segment
   kActivate,  ///< the product in the workspace, its bias added, activated into the output
 };
 

@@ -21,6 +21,19 @@ enum class WeightLayout : std::uint8_t {
   kKn,  ///< [E, K, N]: a row for each column of X
 };
 
+/// How the segments of the experts are told.
+enum class Segments : std::uint8_t {
+  kPacked,  ///< sizes: they follow one another from row 0
+  kPlaced,  ///< sizes and starts: anywhere, with gaps
+  kEnds,    ///< cumulative ends: segment e begins where e - 1 ends
+};
+
+/// What a call does to rows outside every segment.
+enum class Tails : std::uint8_t {
+  kZero,       ///< they become zero
+  kUndefined,  ///< they are neither read nor written
+};
+
 /// What a call asks for, as pure data: no pointers, nothing that a device would have to be asked
 /// for. Equal problems get equal plans.
 struct Problem {
@@ -36,9 +49,13 @@ struct Problem {
   std::int64_t slots = -1;
   WeightLayout weight_layout = WeightLayout::kNk;
   Permutation permutation = Permutation::kNone;
-  bool multiply = false;      ///< scale row r by router_weights[gather_indices[r]]
-  bool accumulate = false;    ///< dW += instead of dW =
-  bool dy_per_token = false;  ///< permute_y of dX and dW: dY has one row per token, [T, N]
+  Segments segments = Segments::kPacked;
+  Tails tails = Tails::kZero;
+  std::int64_t expected_rows = -1;  ///< inside segments, about: what to plan for; -1: all rows
+  int max_multiprocessors = 0;      ///< of a GPU, that kernels may take; 0: all
+  bool multiply = false;            ///< scale row r by router_weights[gather_indices[r]]
+  bool accumulate = false;          ///< dW += instead of dW =
+  bool dy_per_token = false;        ///< permute_y of dX and dW: dY has one row per token, [T, N]
   bool presorted = false;  ///< dW: the permuted operand was copied into expert order; the indices
                            ///< only say which rows are absent
   bool far_rows = false;   ///< the gathered operand spans more than 64 GiB
@@ -60,6 +77,10 @@ struct Problem {
 
   /// Flat rows: indices are in [0, flat_rows()).
   std::int64_t flat_rows() const { return slots < 0 ? rows : slots; }
+  /// Rows that a plan should be made for.
+  std::int64_t planned_rows() const {
+    return expected_rows < 0 || expected_rows > rows ? rows : expected_rows;
+  }
   std::int64_t tokens() const { return topk > 0 ? flat_rows() / topk : 0; }
   /// Rows read per row of the segment come from flat order.
   bool gathers_x() const { return permutation == Permutation::kX && op != Op::kDx && !presorted; }
@@ -85,7 +106,7 @@ struct Problem {
   }
   double flops() const {
     const double low = static_cast<double>(features()) * static_cast<double>(low_rank);
-    return 2.0 * static_cast<double>(rows) *
+    return 2.0 * static_cast<double>(planned_rows()) *
            (static_cast<double>(n) * static_cast<double>(k) + low);
   }
   bool operator==(const Problem&) const = default;

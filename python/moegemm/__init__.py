@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING
 from torch.nn import Module as _Module
 
 from moegemm.autograd import GroupedGemm
+from moegemm.expert_layer.expert_major import experts_mlp
 from moegemm.interface import grouped_gemm, grouped_gemm_dW, grouped_gemm_dX, grouped_gemm_forward
 from moegemm.layer import moe_mlp
 from moegemm.lora import LoraAdapter, LowRank, lora_moe_mlp
 from moegemm.operators.early_loading import load_kernels
 from moegemm.operators.information import info
+from moegemm.operators.multiprocessors import max_multiprocessors, set_max_multiprocessors
+from moegemm.operators.weight_gradients import WeightGradients
 from moegemm.plans import plan
 from moegemm.routing import combine, route
 from moegemm.tuning import KernelConfigBackward_dW, KernelConfigBackward_dX, KernelConfigForward
@@ -57,7 +60,9 @@ __all__ = [
     "KernelConfigForward",
     "LoraAdapter",
     "LowRank",
+    "WeightGradients",
     "combine",
+    "experts_mlp",
     "grouped_gemm",
     "grouped_gemm_dW",
     "grouped_gemm_dX",
@@ -65,11 +70,13 @@ __all__ = [
     "info",
     "load_kernels",
     "lora_moe_mlp",
+    "max_multiprocessors",
     "moe_mlp",
     "patch",
     "plan",
     "report",
     "route",
+    "set_max_multiprocessors",
     "tune",
     "tuning_cache",
     "unpatch",

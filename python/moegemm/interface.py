@@ -17,8 +17,9 @@ from moegemm.operators.notes import warn_of_replaced_kernels
 from moegemm.operators.options import ACCUMULATE, WARN_AT_ONCE
 from moegemm.operators.raw import RawArguments, autocast_dtype, raw_options, run_raw, torch_allows_tf32
 from moegemm.operators.rules import require_no_fuse_mul_pre, require_valid_role
+from moegemm.operators.segments import ZERO, placed, tail_options
 from moegemm.operators.shortcuts import apply_eagerly, eager_product, forward_plain, may_autocast
-from moegemm.operators.weight_gradients import WeightGradients, require_queue
+from moegemm.operators.weight_gradients import WeightGradients, apart, require_queue
 from moegemm.tuning import (
     DEFAULT_BLOCK,
     DEFAULT_STAGES,
@@ -58,6 +59,9 @@ def grouped_gemm(
     accumulate: bool = False,
     allow_tf32: bool | None = None,
     weight_gradients: WeightGradients | None = None,
+    starts: Tensor | None = None,
+    tails: str = ZERO,
+    expected_rows: int | None = None,
 ) -> Tensor:
     """Y_e = X_e W_e^T for every expert e in one call, differentiable in X, W and topk_weights.
 
@@ -75,6 +79,9 @@ def grouped_gemm(
     accumulate adds dW to `W.main_grad` (or `W.get_main_grad()`), fp32 or bf16, or writes it there where
     `W.overwrite_main_grad` is true; W.grad is left alone. weight_gradients, a WeightGradients, computes dW later.
     allow_tf32 permits TF32 for fp32 tensors on CUDA; None means torch.backends.cuda.matmul decides.
+    starts [E], of m_sizes' dtype, says where each expert's rows begin, which may leave gaps; m_sizes of shape [1, E]
+    are cumulative ends. Rows outside every segment become zero; with tails="undefined" they are left alone.
+    expected_rows is how many rows the segments have together, about: what kernels are chosen for.
 
     >>> import torch, moegemm
     >>> X, W = torch.randn(6, 16), torch.randn(4, 8, 16)
@@ -94,14 +101,16 @@ def grouped_gemm(
         if (
             has_settings or permute_x or permute_y or fuse_mul_post or autotune or check or allow_tf32
             or not is_first_gemm or topk_weights is not None or topk != 1
+            or starts is not None or tails is not ZERO or expected_rows is not None
         ):  # fmt: skip
             require_valid_role(permute_x, permute_y, is_first_gemm, dX_only, dW_only)
             options = raw_options(X, permute_x, permute_y, fuse_mul_post, check, allow_tf32, autotune)
+            options += tail_options(tails, expected_rows)
+            m_sizes = placed(m_sizes, starts)
             settings = DEFAULTS
             if has_settings:
                 configs = (kernel_config_fwd, kernel_config_bwd_dX, kernel_config_bwd_dW)
-                goal = parameter if accumulate else None, weight_gradients, W
-                settings = _settings(configs, options, dX_only, dW_only, *goal)
+                settings, W = _settings(configs, options, dX_only, dW_only, accumulate, parameter, weight_gradients, W)
                 options += WARN_AT_ONCE if transformed else ""
             call = (topk, options, settings)
         if transformed:
@@ -145,6 +154,9 @@ def grouped_gemm_forward(
     out: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     allow_tf32: bool | None = None,
+    starts: Tensor | None = None,
+    tails: str = ZERO,
+    expected_rows: int | None = None,
 ) -> Tensor:
     """Y_e = X_e W_e^T, without autograd.
 
@@ -161,8 +173,9 @@ def grouped_gemm_forward(
         BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages, flatten,
         use_tma_store=use_tma_store, use_tma_load_w=use_tma_load_w, use_tma_load_x=use_tma_load_x,
     )  # fmt: skip
-    arguments = RawArguments(X, W, m_sizes, gather_indices, topk_weights, topk)
+    arguments = RawArguments(X, W, placed(m_sizes, starts), gather_indices, topk_weights, topk)
     options = raw_options(X, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32, autotune)
+    options += tail_options(tails, expected_rows)
     return run_raw("forward", arguments, options, config, out, out_dtype)
 
 
@@ -193,6 +206,9 @@ def grouped_gemm_dX(
     out: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     allow_tf32: bool | None = None,
+    starts: Tensor | None = None,
+    tails: str = ZERO,
+    expected_rows: int | None = None,
 ) -> Tensor:
     """dX_e = dY_e W_e.
 
@@ -213,8 +229,9 @@ def grouped_gemm_dX(
         BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages, flatten,
         use_tma_store=use_tma_store, use_tma_load_w=use_tma_load_w, use_tma_load_dy=use_tma_load_dy,
     )  # fmt: skip
-    arguments = RawArguments(dY, W, m_sizes, gather_indices, topk_weights, topk, ("dY", "W"))
+    arguments = RawArguments(dY, W, placed(m_sizes, starts), gather_indices, topk_weights, topk, ("dY", "W"))
     options = raw_options(dY, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32, autotune)
+    options += tail_options(tails, expected_rows)
     return run_raw("dx", arguments, options, config, out, out_dtype)
 
 
@@ -246,6 +263,9 @@ def grouped_gemm_dW(
     out_dtype: torch.dtype | None = None,
     accumulate: bool = False,
     allow_tf32: bool | None = None,
+    starts: Tensor | None = None,
+    tails: str = ZERO,
+    expected_rows: int | None = None,
 ) -> Tensor:
     """dW_e = dY_e^T X_e.
 
@@ -266,8 +286,9 @@ def grouped_gemm_dW(
         BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages, flatten,
         use_tma_store=use_tma_store, use_tma_load_dy=use_tma_load_dy, use_tma_load_x=use_tma_load_x,
     )  # fmt: skip
-    arguments = RawArguments(dY, X, m_sizes, gather_indices, topk_weights, topk, ("dY", "X"))
+    arguments = RawArguments(dY, X, placed(m_sizes, starts), gather_indices, topk_weights, topk, ("dY", "X"))
     options = raw_options(X, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32, autotune)
+    options += tail_options(tails, expected_rows)
     return run_raw("dw", arguments, options + (ACCUMULATE if accumulate else ""), config, out, out_dtype)
 
 
@@ -280,22 +301,23 @@ def _autocast(tensor: Tensor) -> Tensor:
 
 
 def _settings(
-    configs: _Configs, options: str, dX_only: bool, dW_only: bool, accumulated: Tensor | None,
+    configs: _Configs, options: str, dX_only: bool, dW_only: bool, accumulate: bool, parameter: Tensor,
     later: WeightGradients | None, W: Tensor,
-) -> Settings:  # fmt: skip
-    """What a call asks for beyond options; `accumulated` is the parameter whose main_grad gets dW, `later` the queue
-    that it is left to."""
+) -> tuple[Settings, Tensor]:  # fmt: skip
+    """What a call asks for beyond options, and the W that its product reads. `parameter` is W as the caller gave it,
+    `later` the queue that dW is left to."""
     require_queue(later)
-    return Settings(
+    settings = Settings(
         _numbers("kernel_config_fwd", configs[0], KernelConfigForward, options),
         _numbers("kernel_config_bwd_dX", configs[1], KernelConfigBackward_dX, options),
         _numbers("kernel_config_bwd_dW", configs[2], KernelConfigBackward_dW, options),
         dX_only,
         dW_only,
-        None if accumulated is None else main_grad_of(accumulated),
+        main_grad_of(parameter) if accumulate else None,
         later,
         None if later is None else W,
     )
+    return settings, W if later is None else apart(W)
 
 
 def _warn(call: Call, autotune: bool, stacklevel: int) -> None:

@@ -98,7 +98,7 @@ def moe_mlp(
     capacity = capacity_of(ids, max_rows, num_tokens, overflow)
     inputs = {**given._asdict(), "w_gate_up[1]": w_up}
     buffers = checked_buffers(LayerBuffers(out, grad_x_out, ("out", "grad_x_out")), x, tokens.dtype, inputs)
-    call = LayerCall("moe_mlp", chosen, *stored[3:], weight_gradients, *buffers)
+    call = LayerCall("moe_mlp", chosen, *stored[3:], weight_gradients, None, *buffers)
     try:
         result = run_layer(call, route_rows(ids, down.size(0), capacity), tensors)
     except RuntimeError as error:

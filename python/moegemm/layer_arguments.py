@@ -10,6 +10,7 @@ from moegemm.activations import Activation, activation_named
 from moegemm.operators.errors import explain, no_tensor, shown
 from moegemm.operators.loading import ops
 from moegemm.operators.raw import autocast_dtype
+from moegemm.sharded import local_weight
 
 Pair = tuple[Tensor, Tensor]
 
@@ -68,11 +69,11 @@ def _split(name: str, value: object) -> tuple[Tensor, Tensor | None]:
     """A tensor of gates and ups, or one of each."""
     if not isinstance(value, (tuple, list)):
         require_tensors({name: value}, {})
-        return value, None  # type: ignore[return-value]
+        return local_weight(name, value), None
     if len(value) != 2:
         raise ValueError(f"{name} has {len(value)} tensors; one tensor or a pair (gate, up) is accepted")
     require_tensors({f"{name}[0]": value[0], f"{name}[1]": value[1]}, {})
-    return value[0], value[1]
+    return local_weight(f"{name}[0]", value[0]), local_weight(f"{name}[1]", value[1])
 
 
 def _one_bias(value: object) -> Tensor | None:
@@ -102,7 +103,11 @@ def expert_arguments(
     chosen = activation_named(activation, layout, options.get("alpha"), options.get("limit"), options.get("up_offset"))
     if up is not None and not chosen.gated():
         raise ValueError(f"w_gate_up is a pair with activation {shown(activation)}; one with a gate is accepted")
-    tensors = ExpertTensors(gate, up, w_down, _one_bias(options.get("gate_up_bias")), options.get("down_bias"))
+    first_bias, second_bias = (
+        _one_bias(options.get("gate_up_bias")),
+        local_weight("down_bias", options.get("down_bias")),
+    )
+    tensors = ExpertTensors(gate, up, local_weight("w_down", w_down), first_bias, second_bias)
     dtype = autocast_dtype(device)
     if dtype is None:
         return chosen, tensors

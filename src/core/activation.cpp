@@ -21,14 +21,15 @@ void activate(const TensorView& pre_view, const TensorView& bias_view, const Rou
   const Argument pre{"pre", pre_view};
   const Argument bias{"bias", bias_view};
   const Argument m_sizes{"m_sizes", routing.m_sizes};
+  const Argument starts{"starts", routing.starts};
   const Argument weights{"router_weights", routing.router_weights};
   const Argument act{"act", act_view};
   const std::int64_t columns = activated_columns(pre, activation);
-  const std::int64_t experts = require_sizes(m_sizes, pre);
+  const std::int64_t experts = require_segments(routing, pre);
   require_like_or_float32(act, pre, {pre_view.shape[0], columns}, "[M, I]");
   if (bias_view.given()) require_like(bias, pre, {experts, pre_view.shape[1]}, "[E, C]");
   if (weights.view.given()) require_router_weights(weights, pre, pre_view.shape[0], 1);
-  require_apart({&act}, {&pre, &m_sizes, &bias, &weights});
+  require_apart({&act}, {&pre, &m_sizes, &starts, &bias, &weights});
   require_dense(weights);
   passes_for(pre_view.device).activate(pre_view, bias_view, routing, activation, act_view, context);
 }
@@ -42,6 +43,7 @@ void activate_backward(const ActivationGradientInputs& inputs, const RoutingView
   const Argument d_out{"d_out", inputs.d_out};
   const Argument down_bias{"down_bias", inputs.down_bias};
   const Argument m_sizes{"m_sizes", routing.m_sizes};
+  const Argument starts{"starts", routing.starts};
   const Argument indices{"gather_indices", routing.gather_indices};
   const Argument weights{"router_weights", routing.router_weights};
   const Argument d_pre{"d_pre", outputs.d_pre};
@@ -51,7 +53,7 @@ void activate_backward(const ActivationGradientInputs& inputs, const RoutingView
   require_topk(routing.topk);
   const std::int64_t columns = activated_columns(pre, activation);
   const std::int64_t rows = inputs.pre.shape[0];
-  const std::int64_t experts = require_sizes(m_sizes, pre);
+  const std::int64_t experts = require_segments(routing, pre);
   require_like_or_float32(d_act, pre, {rows, columns}, "[M, I]");
   require_like_or_float32(d_pre, pre, {rows, inputs.pre.shape[1]}, "[M, C]");
   if (inputs.bias.given()) require_like(bias, pre, {experts, inputs.pre.shape[1]}, "[E, C]");
@@ -99,7 +101,7 @@ void activate_backward(const ActivationGradientInputs& inputs, const RoutingView
     require_like_or_float32(weighted_act, pre, {rows, columns}, "[M, I]");
   }
   require_apart({&d_pre, &d_weights, &weighted_act},
-                {&pre, &d_act, &bias, &d_out, &down_bias, &m_sizes, &indices, &weights},
+                {&pre, &d_act, &bias, &d_out, &down_bias, &m_sizes, &starts, &indices, &weights},
                 {&weighted_act, &d_act});
   require_dense(weights);
   passes_for(inputs.pre.device).activate_backward(inputs, routing, activation, outputs, context);
@@ -111,15 +113,16 @@ void add_weighted_bias(const TensorView& rows_view, const TensorView& bias_view,
   const Argument rows{"rows", rows_view};
   const Argument bias{"bias", bias_view};
   const Argument m_sizes{"m_sizes", routing.m_sizes};
+  const Argument starts{"starts", routing.starts};
   const Argument weights{"router_weights", routing.router_weights};
   const Argument out{"out", out_view};
   require_form(out, {{2, "[M, C]"}});
   require_floating(out);
   require_like_or_float32(rows, out, {out_view.shape[0], out_view.shape[1]}, "[M, C]");
-  const std::int64_t experts = require_sizes(m_sizes, out);
+  const std::int64_t experts = require_segments(routing, out);
   require_like(bias, out, {experts, out_view.shape[1]}, "[E, C]");
   require_router_weights(weights, out, out_view.shape[0], 1);
-  require_apart({&out}, {&rows, &bias, &m_sizes, &weights}, {&out, &rows});
+  require_apart({&out}, {&rows, &bias, &m_sizes, &starts, &weights}, {&out, &rows});
   require_dense(weights);
   passes_for(out_view.device).add_weighted_bias(rows_view, bias_view, routing, out_view, context);
 }
@@ -129,12 +132,13 @@ void expert_sums(const TensorView& rows_view, const RoutingView& routing,
   const Argument rows{"rows", rows_view};
   const Argument sums{"sums", sums_view};
   const Argument m_sizes{"m_sizes", routing.m_sizes};
+  const Argument starts{"starts", routing.starts};
   const Argument indices{"gather_indices", routing.gather_indices};
   const Argument weights{"router_weights", routing.router_weights};
   require_topk(routing.topk);
   require_form(rows, {{2, "[M, C] or [T, C]"}});
   require_floating(rows);
-  const std::int64_t experts = require_sizes(m_sizes, rows);
+  const std::int64_t experts = require_segments(routing, rows);
   require_like_or_float32(sums, rows, {experts, rows_view.shape[1]}, "[E, C]");
   if (routing.gather_indices.given()) {
     const std::int64_t count = checked_product(rows_view.shape[0], routing.topk, "T * topk");
@@ -143,7 +147,7 @@ void expert_sums(const TensorView& rows_view, const RoutingView& routing,
   } else if (routing.router_weights.given()) {
     refuse_value("gather_indices is not given; router_weights need it");
   }
-  require_apart({&sums}, {&rows, &m_sizes, &indices, &weights});
+  require_apart({&sums}, {&rows, &m_sizes, &starts, &indices, &weights});
   require_dense(weights);
   passes_for(rows_view.device).expert_sums(rows_view, routing, sums_view, context);
 }

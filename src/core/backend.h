@@ -27,6 +27,7 @@ struct Operands {
   std::int64_t dy_stride = 0;
   std::int64_t out_stride = 0;
   const void* m_sizes = nullptr;         ///< [E], Problem::sizes_dtype
+  const void* starts = nullptr;          ///< [E], the same dtype; null unless Segments::kPlaced
   const void* gather_indices = nullptr;  ///< [M], Problem::index_dtype; null without permutation
   const void* router_weights = nullptr;  ///< [M], Problem::weights_dtype; null without multiply
   const void* bias = nullptr;            ///< [E, Problem::features()], dtype; null without bias
@@ -39,6 +40,9 @@ struct Operands {
   /// Its low-rank part as the operands of a product of its own, of low_rank_part(problem).
   Operands low_rank_part() const;
 };
+
+/// What the operands say about segments.
+RoutingView segments_view(const Problem& problem, const Operands& operands);
 
 /// The low-rank part as a product of its own, of rows in order: the same rows and features,
 /// contracted over the rank.
@@ -87,6 +91,9 @@ class Backend {
   /// does not depend on which of them runs the product.
   virtual bool scales_first(const Problem&) const { return false; }
 
+  /// Whether a row GEMM zeroes what lies between segments; else a pass before it does.
+  virtual bool fills_gaps() const { return true; }
+
   /// What the problem's device sustains, for predictions; empty: nothing is predicted.
   virtual MachineLimits limits(const Problem&) const { return {}; }
 
@@ -100,13 +107,21 @@ struct RoutingFault {
   enum class What : std::uint8_t {
     kNegativeSize,
     kSizesExceedRows,
+    kSegmentOutside,
+    kSegmentsOverlap,
     kIndexOutOfRange,
     kDuplicateIndex
   } what;
   std::int64_t position = 0;  ///< expert or row
-  std::int64_t value = 0;     ///< what was found there (kSizesExceedRows: the running sum)
-  std::int64_t earlier = 0;   ///< kDuplicateIndex: the first row with that value
+  std::int64_t value = 0;     ///< what was found there (kSizesExceedRows: the running sum;
+                              ///< segments: where it begins)
+  std::int64_t earlier = 0;   ///< kDuplicateIndex: the first row with that value; kSegmentOutside:
+                              ///< where it ends; kSegmentsOverlap: the other expert
 };
+
+/// The same for data in host memory.
+std::optional<RoutingFault> find_routing_fault(const RoutingView& routing, std::int64_t rows,
+                                               std::int64_t flat_rows);
 
 /// What the indices of an activation's backward are counted in: the flat rows that have a weight,
 /// or as many as there are rows where none has.

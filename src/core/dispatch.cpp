@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <utility>
 
 #include "core/planning/planner.h"
@@ -22,6 +23,12 @@ namespace {
     case RoutingFault::What::kSizesExceedRows:
       refuse_value("m_sizes[0] to m_sizes[", fault.position, "] add up to ", fault.value,
                    "; there are only M = ", problem.rows, " rows");
+    case RoutingFault::What::kSegmentOutside:
+      refuse_value("the rows of expert ", fault.position, " are ", fault.value, " to ",
+                   fault.earlier, "; they must be in [0, M) with M = ", problem.rows);
+    case RoutingFault::What::kSegmentsOverlap:
+      refuse_value("the rows of expert ", fault.position, " begin at ", fault.value,
+                   ", inside those of expert ", fault.earlier, "; segments must not overlap");
     case RoutingFault::What::kIndexOutOfRange:
       refuse_value("gather_indices[", fault.position, "] is ", fault.value,
                    "; indices must be in [0, M) with M = ", problem.flat_rows());
@@ -65,7 +72,8 @@ struct Wishes {
 Plan run(const Description& description, const TensorView& first, const TensorView& second,
          const TensorView& out, const RoutingView& routing, const GemmOptions& options,
          const ExecutionContext& context) {
-  const Call call = in_stored_form(place(description, first, second, out, routing, options));
+  Call call = in_stored_form(place(description, first, second, out, routing, options));
+  call.problem.max_multiprocessors = std::max(context.max_multiprocessors, 0);
   const Wishes wishes(options);
   const WorkspaceUse use = workspace_use(call.problem, context);
   Planned planned = wishes.plan(call.problem, use);

@@ -77,7 +77,11 @@ void scale_rows(const TensorView& product_view, const TensorView& x_view,
   require_like_or_float32(product, x, {rows, x_view.shape[1]}, "[M, K]");
   require_like_or_float32(scaled, x, {rows, x_view.shape[1]}, "[M, K]");
 
-  require_sizes(m_sizes, x);
+  require_segments(routing, x);
+  if (routing.segments() != Segments::kPacked) {
+    refuse_value("scale_rows with ", routing.ends ? "ends" : "starts",
+                 "; its segments must follow one another");
+  }
   require_indices(indices, x);
   require_shape(indices, {rows}, "[M]");
   require_router_weights(weights, x, rows, routing.topk);

@@ -28,6 +28,10 @@ class Walk {
       case StepKind::kGatherDy:
         gather(step);
         break;
+      case StepKind::kZeroGaps:
+        passes_for(problem_.device)
+            .zero_gaps(output(), problem_.scatters() ? RoutingView{} : routing(), context_);
+        break;
       case StepKind::kActivate:
         activate();
         return;
@@ -52,9 +56,7 @@ class Walk {
   TensorView vector(const void* data, DType dtype, std::int64_t length) const {
     return TensorView::vector(data, dtype, length, problem_.device);
   }
-  TensorView m_sizes() const {
-    return vector(operands_.m_sizes, problem_.sizes_dtype, problem_.experts);
-  }
+  RoutingView routing() const { return segments_view(problem_, operands_); }
   TensorView gather_indices() const {
     return vector(operands_.gather_indices, problem_.index_dtype, problem_.rows);
   }
@@ -77,11 +79,11 @@ class Walk {
     const TensorView scaled = rows_in_workspace(step.kind, step.workspace_offset);
     const TensorView dots = vector(place(step.workspace_offset + row_bytes(step.kind, problem_)),
                                    DType::kFloat32, problem_.rows);
-    const RoutingView routing{
-        m_sizes(), gather_indices(),
-        vector(operands_.router_weights, problem_.weights_dtype, problem_.flat_rows()),
-        problem_.topk};
-    passes_for(problem_.device).scale_rows(x, x, routing, scaled, dots, {}, context_);
+    RoutingView weighted = routing();
+    weighted.gather_indices = gather_indices();
+    weighted.router_weights =
+        vector(operands_.router_weights, problem_.weights_dtype, problem_.flat_rows());
+    passes_for(problem_.device).scale_rows(x, x, weighted, scaled, dots, {}, context_);
     operands_.x = scaled.data;
     operands_.x_stride = scaled.row_stride;
     operands_.router_weights = nullptr;
@@ -101,6 +103,12 @@ class Walk {
     stride = gathered.row_stride;
   }
 
+  TensorView output() const {
+    const Problem& asked = asked_.problem;
+    return matrix(asked_.operands.out, asked.out_dtype, asked.output_rows(), asked.output_columns(),
+                  asked_.operands.out_stride);
+  }
+
   void activate() {
     const Problem& asked = asked_.problem;
     const Operands& operands = asked_.operands;
@@ -108,10 +116,7 @@ class Walk {
                                                 asked.features(), operands.bias_stride)
                                        : TensorView{};
     passes_for(asked.device)
-        .activate(product_, bias, {m_sizes(), {}, {}, 1}, *asked.activation,
-                  matrix(operands.out, asked.out_dtype, asked.rows, asked.output_columns(),
-                         operands.out_stride),
-                  context_);
+        .activate(product_, bias, routing(), *asked.activation, output(), context_);
   }
 
   const Call& asked_;
@@ -123,6 +128,18 @@ class Walk {
 };
 
 }  // namespace
+
+RoutingView segments_view(const Problem& problem, const Operands& operands) {
+  const auto of_experts = [&](const void* data) {
+    return TensorView::vector(data, problem.sizes_dtype, problem.experts, problem.device);
+  };
+  RoutingView routing{of_experts(operands.m_sizes), {}, {}, problem.topk};
+  if (problem.segments == Segments::kPlaced) routing.starts = of_experts(operands.starts);
+  routing.ends = problem.segments == Segments::kEnds;
+  routing.tails = problem.tails;
+  routing.expected_rows = problem.expected_rows;
+  return routing;
+}
 
 void run_steps(const Planned& planned, const Call& call, std::byte* workspace,
                const ExecutionContext& context) {

@@ -55,6 +55,13 @@ DeviceProblem::DeviceProblem(Memory& memory, const HostProblem& host)
   routing_.topk = spec.topk;
   routing_.m_sizes =
       TensorView::vector(sizes_.data(), spec.sizes_dtype, spec.experts(), memory.device());
+  if (!spec.starts.empty()) {
+    routing_.starts =
+        TensorView::vector(starts_.data(), spec.sizes_dtype, spec.experts(), memory.device());
+  }
+  routing_.ends = spec.ends;
+  routing_.tails = spec.tails;
+  routing_.expected_rows = spec.expected_rows;
   if (spec.permuted()) {
     routing_.gather_indices =
         TensorView::vector(indices_.data(), spec.index_dtype, spec.rows, memory.device());
@@ -85,6 +92,9 @@ void DeviceProblem::reset_output() { out_.upload(host_.out.bytes.data()); }
 void DeviceProblem::upload_routing(const HostProblem& host) {
   const ProblemCase& spec = host.spec;
   upload_bytes(sizes_, memory_, encode_indices(spec.sizes_dtype, spec.m_sizes));
+  if (!spec.starts.empty()) {
+    upload_bytes(starts_, memory_, encode_indices(spec.sizes_dtype, spec.starts));
+  }
   if (spec.permuted()) {
     upload_bytes(indices_, memory_, encode_indices(spec.index_dtype, host.gather_indices));
   }

@@ -40,7 +40,7 @@ class DeviceProblem {
   DeviceTensor x_, w_, dy_, bias_, low_rows_, low_weights_;
   Buffer out_;
   TensorView out_view_;
-  Buffer sizes_, indices_, weights_;
+  Buffer sizes_, starts_, indices_, weights_;
   RoutingView routing_;
 };
 

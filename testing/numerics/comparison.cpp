@@ -47,7 +47,13 @@ class RowComparer {
 
   void compare(std::int64_t row, Findings& found) {
     const std::size_t choices = p_.scatters() ? p_.positions_of[row].size() : 1;
-    if (choices > 1) {
+    if (must_be_left(row)) {
+      for (std::int64_t c = 0; c < p_.out.cols; ++c) {
+        if (!is_poison(p_.out_dtype, out_, p_.out.position(row, c))) {
+          found.mismatch(row, c, "outside every segment, yet it was stored to");
+        }
+      }
+    } else if (choices > 1) {
       compare_choices(row, choices, found);
     } else {
       expect_row(p_, row, expected_);
@@ -57,6 +63,12 @@ class RowComparer {
   }
 
  private:
+  /// Rows of Y or dX that nobody stores, where nobody may.
+  bool must_be_left(std::int64_t row) const {
+    if (p_.op == Op::kDw || p_.spec.tails == Tails::kZero) return false;
+    return p_.scatters() ? p_.positions_of[row].empty() : p_.owners[row] < 0;
+  }
+
   void compare_element(std::int64_t row, std::int64_t col, Findings& found) {
     const std::int64_t at = p_.out.position(row, col);
     const double initial = expected_.initial_scale != 0 ? p_.out.row(row)[col] : 0.0;

@@ -125,7 +125,7 @@ void dw_row(const HostProblem& p, std::int64_t row, ExpectedRow& expected) {
   const std::int64_t n = row % p.spec.n;
   expected.length = p.sizes[expert];
   const double floor = p.spec.multiply ? least_normal(p.dtype) : 0.0;
-  for (std::int64_t r = p.begins[expert]; r < p.begins[expert + 1]; ++r) {
+  for (std::int64_t r = p.begins[expert]; r < p.begins[expert] + p.sizes[expert]; ++r) {
     if (p.x_row(r) < 0 || p.dy_row(r) < 0) continue;
     const double dy = p.dy.row(p.dy_row(r))[n];
     add_scaled(p.scale(r) * dy, p.x.row(p.x_row(r)), expected, floor, floor * std::fabs(dy));

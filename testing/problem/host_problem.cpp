@@ -1,5 +1,6 @@
 #include "testing/problem/host_problem.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -13,7 +14,28 @@ std::vector<std::int64_t> random_permutation(std::int64_t count, Random& random)
   return order;
 }
 
+/// Segments that starts or ends place, as far as they lie inside the rows.
+void place_segments(HostProblem& p) {
+  const std::vector<std::int64_t>& told = p.spec.m_sizes;
+  p.sizes.clear();
+  p.begins.clear();
+  p.owners.assign(p.spec.rows, -1);
+  std::int64_t routed = 0;
+  for (std::int64_t e = 0; e < p.spec.experts(); ++e) {
+    const std::int64_t start = !p.spec.ends ? p.spec.starts[e] : e == 0 ? 0 : told[e - 1];
+    const std::int64_t end =
+        p.spec.ends ? told[e] : start + std::clamp<std::int64_t>(told[e], 0, std::int64_t{1} << 40);
+    const std::int64_t begin = std::clamp<std::int64_t>(start, 0, p.spec.rows);
+    p.begins.push_back(begin);
+    p.sizes.push_back(std::clamp<std::int64_t>(end, begin, p.spec.rows) - begin);
+    for (std::int64_t i = 0; i < p.sizes[e]; ++i) p.owners[begin + i] = e;
+    routed += p.sizes[e];
+  }
+  p.begins.push_back(routed);
+}
+
 void lay_out_segments(HostProblem& p) {
+  if (p.spec.ends || !p.spec.starts.empty()) return place_segments(p);
   p.sizes = clipped_sizes(p.spec.m_sizes, p.spec.rows);
   p.begins.assign(1, 0);
   p.owners.assign(p.spec.rows, -1);
@@ -35,12 +57,12 @@ void choose_indices(HostProblem& p, Random& random) {
   for (std::int64_t i = 0; i < p.spec.repeated_indices && routed > 0; ++i) {
     p.gather_indices[random.below(routed)] = p.gather_indices[random.below(routed)];
   }
-  for (std::int64_t r = routed; p.spec.tail_index && r < p.spec.rows; ++r) {
-    p.gather_indices[r] = *p.spec.tail_index;
+  for (std::int64_t r = 0; p.spec.tail_index && r < p.spec.rows; ++r) {
+    if (p.owners[r] < 0) p.gather_indices[r] = *p.spec.tail_index;
   }
   p.positions_of.assign(p.spec.flat_rows(), {});
-  for (std::int64_t r = 0; r < routed; ++r) {
-    if (p.index_valid(r)) p.positions_of[p.gather_indices[r]].push_back(r);
+  for (std::int64_t r = 0; r < p.spec.rows; ++r) {
+    if (p.owners[r] >= 0 && p.index_valid(r)) p.positions_of[p.gather_indices[r]].push_back(r);
   }
 }
 
@@ -62,10 +84,12 @@ void spoil_row(HostMatrix& matrix, std::int64_t row, int kind) {
 void spoil(HostProblem& p) {
   std::vector<std::int64_t> positions = p.spec.bad_rows;
   if (p.spec.bad_tail) {
-    for (std::int64_t r = p.begins.back(); r < p.spec.rows; ++r) positions.push_back(r);
+    for (std::int64_t r = 0; r < p.spec.rows; ++r) {
+      if (p.owners[r] < 0) positions.push_back(r);
+    }
   }
-  for (std::int64_t r = 0; p.spec.bad_absent_rows && r < p.begins.back(); ++r) {
-    if (!p.index_valid(r)) positions.push_back(r);
+  for (std::int64_t r = 0; p.spec.bad_absent_rows && r < p.spec.rows; ++r) {
+    if (p.owners[r] >= 0 && !p.index_valid(r)) positions.push_back(r);
   }
   int kind = 0;
   for (const std::int64_t r : positions) {

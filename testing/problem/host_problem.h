@@ -54,7 +54,7 @@ struct HostProblem {
 
   std::vector<std::int64_t> sizes;   ///< [E], clipped
   std::vector<std::int64_t> begins;  ///< [E + 1]: where segments start; the last is their sum
-  std::vector<std::int64_t> owners;  ///< [M]: expert of each position, -1 past the segments
+  std::vector<std::int64_t> owners;  ///< [M]: expert of each position, -1 outside the segments
   /// [T * topk]: the positions of the segments that name a flat row; several only where the case
   /// repeats indices.
   std::vector<std::vector<std::int64_t>> positions_of;

@@ -10,6 +10,9 @@ std::string to_string(const ProblemCase& c) {
   out << c.name << ": E=" << c.experts() << " M=" << c.rows << " N=" << c.n << " K=" << c.k
       << " topk=" << c.topk << ' ' << to_string(c.permutation);
   if (c.slots >= 0) out << " slots=" << c.slots;
+  if (!c.starts.empty()) out << " starts";
+  if (c.ends) out << " ends";
+  if (c.tails == Tails::kUndefined) out << " tails=undefined";
   if (c.multiply) out << " multiply(" << (c.weights_in_fp32 ? "fp32" : "dtype of X") << ')';
   if (c.output_in_fp32) out << " fp32-output";
   if (c.accumulate) out << " accumulate";

@@ -14,8 +14,12 @@ namespace moegemm::testing {
 /// not listed here (values, permutation) follows from the name and the run's seed.
 struct ProblemCase {
   std::string name;
-  std::vector<std::int64_t> m_sizes;  ///< as passed, also when they make no sense
-  std::int64_t rows = 0;              ///< M = T * topk, or a capacity where `slots` is given
+  std::vector<std::int64_t> m_sizes;      ///< as passed, also when they make no sense
+  std::vector<std::int64_t> starts = {};  ///< as passed; none: segments follow one another
+  bool ends = false;                      ///< m_sizes are passed as where segments end
+  Tails tails = Tails::kZero;
+  std::int64_t expected_rows = -1;
+  std::int64_t rows = 0;  ///< M = T * topk, or a capacity where `slots` is given
   std::int64_t n = 48;
   std::int64_t k = 64;
   std::int64_t topk = 1;

@@ -76,6 +76,48 @@ TEST(ProgramPlan, TextSaysWhyAKernelLost) {
   }
 }
 
+TEST(ProgramPlan, EstimatesExpertsOnManyGpus) {
+  const auto document =
+      run_program("plan qwen3-30b-a3b --tokens 8192 --expert-parallel 32 --nodes 4 --json").json();
+  const auto& plan = document.at("expert_parallel");
+  EXPECT_EQ(plan.at("experts_per_rank"), 4);
+  EXPECT_EQ(plan.at("rows_per_rank"), 8192 * 8);
+  EXPECT_NEAR(plan.at("products_us"), 1031, 1);
+  EXPECT_NEAR(plan.at("pass_us"), 64, 1);
+  const auto& ways = plan.at("exchange");
+  ASSERT_EQ(ways.size(), 3);
+  EXPECT_NEAR(ways[0].at("one_way_us"), 4474, 1);
+  EXPECT_NEAR(ways[1].at("one_way_us"), 4116, 2);
+  EXPECT_NEAR(ways[2].at("one_way_us"), 2029, 2);
+  EXPECT_EQ(plan.at("bound"), "exchange");
+}
+
+TEST(ProgramPlan, CountsTheBytesOfAnExchangeInsideANode) {
+  const auto plan =
+      run_program("plan mixtral-8x7b --tokens 8192 --expert-parallel 8 --link 360 --json")
+          .json()
+          .at("expert_parallel");
+  EXPECT_EQ(plan.at("exchange").size(), 2);
+  EXPECT_NEAR(plan.at("exchange")[0].at("one_way_us"), 326, 1);
+  EXPECT_NEAR(plan.at("exchange")[1].at("copies_per_token"), 2.0, 1e-9);  // one expert on a rank
+  EXPECT_NEAR(plan.at("weight_bytes"), 3.0 * 4096 * 14336 * 2, 1);
+  EXPECT_EQ(plan.at("bound"), "products");
+  const ProgramResult text = run_program("plan deepseek-v3 --expert-parallel 64 --nodes 8");
+  for (const char* part :
+       {"64 ranks on 8 nodes", "4 on each rank", "once for each node", "bound by"})
+    EXPECT_THAT(text.out, ::testing::HasSubstr(part));
+}
+
+TEST(ProgramPlan, RefusesRanksThatDivideNothing) {
+  const ProgramResult experts = run_program("plan kimi-k2 --expert-parallel 512");
+  EXPECT_NE(experts.exit_code, 0);
+  EXPECT_THAT(experts.err,
+              ::testing::HasSubstr("--expert-parallel is 512; it must divide the 384 experts"));
+  const ProgramResult nodes = run_program("plan kimi-k2 --expert-parallel 64 --nodes 7");
+  EXPECT_THAT(nodes.err, ::testing::HasSubstr("--nodes is 7; it must divide the 64 ranks"));
+  EXPECT_NE(run_program("plan kimi-k2 --nodes 2").exit_code, 0);
+}
+
 /// The picture of `moegemm plan ARGUMENTS --plot FILE`.
 std::string plot(const std::string& arguments) {
   const std::string path = ::testing::TempDir() + "plan.svg";

@@ -1,4 +1,7 @@
-"""Devices, and cases to run on them."""
+"""Devices, groups of processes, and cases to run on them."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +20,25 @@ FLAGS = {
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Callable[[int], Any]]:
+    """ranks(2) is a group of two processes, one for all tests. A group in which a rank failed is replaced."""
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        pytest.skip("torch has no gloo")
+    from distributed.ranks import Ranks
+
+    groups: dict[int, Ranks] = {}
+
+    def of_size(size: int) -> Ranks:
+        if size not in groups or not groups[size].alive:
+            groups[size] = Ranks(size)
+        return groups[size]
+
+    yield of_size
+    for group in groups.values():
+        group.close()
 
 
 @pytest.fixture(autouse=True, scope="session")

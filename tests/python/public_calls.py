@@ -144,6 +144,43 @@ def _compact_layer(grad: bool) -> Callable[[str], Step]:
     return build
 
 
+def _rows_layer(grad: bool, pair: bool = False) -> Callable[[str], Step]:
+    def build(device: str) -> Step:
+        tensors = _layer_tensors(device, False, grad)
+        rows, weights = tensors.pop("x"), tensors.pop("router_weights").detach()[:, 0].clone().requires_grad_(grad)
+        sizes = torch.tensor([7, 0, 12, 3, 9, 5]).to(device)
+        leaves = [rows, weights, *tensors.values()]
+        if pair:
+            tensors["w_gate_up"] = tuple(tensors["w_gate_up"].chunk(2, 1))
+        out, grad_rows = torch.empty_like(rows, requires_grad=False), torch.empty_like(rows, requires_grad=False)
+
+        def step() -> list[Tensor]:
+            made = moegemm.experts_mlp(
+                rows, sizes=sizes, row_weights=weights, out=out, grad_rows_out=grad_rows, **tensors
+            )
+            return [t.clone() for t in (_gradients(made, leaves) if grad else [made])]
+
+        return step
+
+    return build
+
+
+def _weight_gradients(device: str) -> Step:
+    tensors = _layer_tensors(device, False, True)
+    ids = torch.randint(6, (40, 2)).to(device)
+    weights = [tensors["w_gate_up"], tensors["w_down"]]
+
+    def step() -> list[Tensor]:
+        later = moegemm.WeightGradients()
+        for w in weights:
+            w.grad = None
+        moegemm.moe_mlp(expert_ids=ids, weight_gradients=later, **tensors).sum().backward()
+        later.run()
+        return [w.grad.clone() for w in weights]
+
+    return step
+
+
 def _lora(device: str) -> Step:
     tensors = _layer_tensors(device, False, True)
     ids = torch.randint(6, (40, 2)).to(device)
@@ -181,6 +218,10 @@ PUBLIC_CALLS: dict[str, Callable[[str], Step]] = {
     "moe_mlp into main_grad": _layer_main_grads,
     "moe_mlp compact": _compact_layer(True),
     "moe_mlp compact inference": _compact_layer(False),
+    "experts_mlp": _rows_layer(True),
+    "experts_mlp of a pair": _rows_layer(True, pair=True),
+    "experts_mlp inference": _rows_layer(False),
+    "weight gradients for later": _weight_gradients,
     "lora_moe_mlp": _lora,
     "forward-mode derivatives": _tangents,
 }

@@ -3,6 +3,8 @@
 #include <dlfcn.h>
 #include <torch/csrc/stable/ops.h>
 
+#include <atomic>
+#include <limits>
 #include <mutex>
 #include <unordered_set>
 #include <utility>
@@ -63,6 +65,8 @@ void* current_stream(int device_index) {
   return stream;
 }
 
+std::atomic<int> max_multiprocessors = 0;
+
 struct Notes {
   std::mutex mutex;
   std::unordered_set<std::string> seen;
@@ -76,7 +80,16 @@ struct Notes {
 
 }  // namespace
 
+std::int64_t set_max_multiprocessors(std::int64_t most) {
+  if (most < 0 || most > std::numeric_limits<int>::max()) {
+    throw Error(ErrorKind::kInvalidValue, "max_multiprocessors is " + std::to_string(most) +
+                                              "; it must not be negative (0: all)");
+  }
+  return max_multiprocessors.exchange(static_cast<int>(most));
+}
+
 Execution::Execution(Device device, double flops) {
+  context_.max_multiprocessors = max_multiprocessors.load(std::memory_order_relaxed);
   if (device.type == DeviceType::kCuda) {
     // A guard costs an allocation, and even to ask costs time; most programs stay on one device.
     static const bool several = gpus().size() > 1;

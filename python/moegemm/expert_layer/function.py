@@ -16,7 +16,7 @@ from moegemm.operators.errors import explain
 from moegemm.operators.loading import ops
 from moegemm.operators.main_grad import count_write
 from moegemm.operators.shortcuts import apply_function
-from moegemm.operators.weight_gradients import WeightGradient, WeightGradients
+from moegemm.operators.weight_gradients import WeightGradient, WeightGradients, apart
 
 _activate: Callable[..., Tensor] = ops.activate.default
 _activate_backward: Callable[..., tuple[Tensor, Tensor]] = ops.activate_backward.default
@@ -33,8 +33,12 @@ class LayerCall(NamedTuple):
     up: Weights | None  # of the ups, where gates and ups are two tensors
     second: Weights
     later: WeightGradients | None = None
+    later_w: tuple[Tensor, Tensor | None, Tensor] | None = None  # w_gate_up, w_up and w_down of a call that has it
     out: Tensor | None = None  # the caller's memory for the output
     grad_out: Tensor | None = None  # and for the gradient of x
+    # False: topk is 1 and somebody else multiplies each row by its weight. The output and its gradient are those of
+    # rows without it; the weights are for the backward.
+    weighted: bool = True
 
 
 class LayerTensors(NamedTuple):
@@ -56,6 +60,8 @@ def _row_weights(routed: Routed, weights: Tensor | None) -> Tensor | None:
 
 def _run_second(call: LayerCall, routed: Routed, act: Tensor, tensors: LayerTensors) -> Tensor:
     """The output of activated rows."""
+    if not call.weighted:
+        return call.second.to_flat(act, tensors.w_down, routed, tensors.down_bias)
     bias, weights = tensors.down_bias, _row_weights(routed, tensors.weights)
     if bias is None or weights is None:
         return call.second.to_output(act, tensors.w_down, routed, bias, tensors.weights, call.out)
@@ -128,7 +134,6 @@ class ExpertLayer(torch.autograd.Function):
         ctx.compact = positions is not None
         ctx.call = call
         ctx.topk = topk
-        ctx.later_w = None if call.later is None else (tensors.w_gate_up, tensors.w_up, tensors.w_down)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
@@ -155,7 +160,7 @@ class _Computed:
 
     def __init__(self, ctx: Any) -> None:
         self._later: WeightGradients | None = ctx.call.later
-        self._w = ctx.later_w
+        self._w = ctx.call.later_w
         self._waiting: list[tuple[Tensor, WeightGradient]] = []
 
     def take(self, which: int, gradient: WeightGradient) -> Tensor | None:
@@ -235,6 +240,11 @@ def _down_bias_gradient(d_out: Tensor, routed: Routed, weights: Tensor | None) -
 def run_layer(call: LayerCall, routed: Routed, tensors: LayerTensors) -> Tensor:
     """The layer's output, with its gradients where they are wanted."""
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        if call.later is not None:
+            given = tensors.w_gate_up, tensors.w_up, tensors.w_down
+            w_gate_up, w_up, w_down = (None if w is None else apart(w) for w in given)
+            call = call._replace(later_w=given)
+            tensors = tensors._replace(w_gate_up=w_gate_up, w_up=w_up, w_down=w_down)
         m_sizes, gather_indices, topk, positions = routed
         out: Tensor = apply_function(ExpertLayer, call, topk, m_sizes, gather_indices, positions, *tensors)[0]
         return out

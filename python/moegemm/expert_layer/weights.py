@@ -152,13 +152,15 @@ def _is_summed(routed: Routed) -> bool:
 def tokens_gradient_of_pair(
     pair: tuple[Weights, Weights], d_pre: Tensor, w_gate: Tensor, w_up: Tensor, routed: Routed, out: Tensor | None
 ) -> Tensor:
-    """The gradient of tokens that two products read: the sum of both in fp32, rounded once."""
+    """The gradient of tokens that two products read: of each row the sum of both in fp32, rounded once. The sum over a
+    token's rows takes them rounded, as where one product makes them: rows may come back from other ranks."""
     middle = pair[0].columns(w_gate)
     gate = pair[0].unsummed_tokens_gradient(d_pre[:, :middle], w_gate, routed, FLOAT32_OUTPUT)
     gate.add_(pair[1].unsummed_tokens_gradient(d_pre[:, middle:], w_up, routed, FLOAT32_OUTPUT))
+    rows = gate.to(d_pre.dtype)
     if _is_summed(routed):
-        gate = routed.summed(gate, None, None)
-    return gate.to(d_pre.dtype) if out is None else out.copy_(gate)
+        return routed.summed(rows, None, out)
+    return rows if out is None else out.copy_(rows)
 
 
 def _as_stored(w: Tensor, transposed: bool, allow_tf32: bool, accumulated: MainGrad | None) -> tuple[Tensor, Weights]:

@@ -7,6 +7,8 @@ from typing import Final
 
 import torch
 
+from moegemm.sharded import is_distributed
+
 _TYPES: Final[dict[str, type[Exception]]] = {
     "ValueError": ValueError,
     "TypeError": TypeError,
@@ -40,13 +42,15 @@ def _distributed(name: str) -> TypeError:
 
 def explain(error: Exception, tensors: Mapping[str, object], topk: object = 1) -> Exception:
     """The exception to raise for `error`, met while running an operator on these arguments."""
+    if isinstance(error, NotImplementedError) and torch.compiler.is_compiling():  # ours; Dynamo traces no more of this
+        return error
     tagged = _TAGGED.match(str(error))
     if tagged and tagged[1] in _TYPES:
         return _TYPES[tagged[1]](tagged[2])
     for name, value in tensors.items():
         if value is not None and not isinstance(value, torch.Tensor):
             return no_tensor(name, value)
-        if any(kind.__name__ == "DTensor" for kind in type(value).__mro__):
+        if is_distributed(value):
             return _distributed(name)
     for name in ("X", "W", "dY", "m_sizes", "expert_ids", "rows"):
         if name in tensors and tensors[name] is None:

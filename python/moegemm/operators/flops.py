@@ -33,14 +33,14 @@ def _forward(
     x: Shape, w: Shape, m_sizes: Shape, gather_indices: Shape | None = None, router_weights: Shape | None = None,
     topk: int = 1, options: str = "", *args: Any, **kwargs: Any,
 ) -> int:  # fmt: skip
-    return 2 * _rows(x, gather_indices, options, PERMUTE_X) * (_weights(w) // m_sizes[0])
+    return 2 * _rows(x, gather_indices, options, PERMUTE_X) * (_weights(w) // m_sizes[-1])
 
 
 def _dx(
     dy: Shape, w: Shape, m_sizes: Shape, gather_indices: Shape | None = None, router_weights: Shape | None = None,
     topk: int = 1, options: str = "", *args: Any, **kwargs: Any,
 ) -> int:  # fmt: skip
-    return 2 * _rows(dy, gather_indices, options, DY_PER_TOKEN) * (_weights(w) // m_sizes[0])
+    return 2 * _rows(dy, gather_indices, options, DY_PER_TOKEN) * (_weights(w) // m_sizes[-1])
 
 
 def _dw(

@@ -11,7 +11,15 @@ from moegemm.operators.errors import explain
 from moegemm.operators.loading import ops
 from moegemm.operators.main_grad import MainGrad
 from moegemm.operators.notes import warn_of_replaced_kernels
-from moegemm.operators.options import AUTOTUNE, CHECK, MULTIPLY, PERMUTE_X, WARN_AT_ONCE, without
+from moegemm.operators.options import (
+    AUTOTUNE,
+    CHECK,
+    MULTIPLY,
+    PERMUTE_X,
+    TAILS_UNDEFINED,
+    WARN_AT_ONCE,
+    without,
+)
 from moegemm.operators.weight_gradients import WeightGradient, WeightGradients
 from moegemm.tuning.autotune import after_autotune
 
@@ -112,7 +120,9 @@ def _gradients(
         dX = product if need_x else None
     elif need_x:
         assert W is not None
-        arguments = (dY, W, m_sizes, gather_indices, router_weights, topk, options, settings.config_dx)
+        # A token's gradient is the sum of its flat rows: of those that no position names, too.
+        dx_options = without(options, TAILS_UNDEFINED) if PERMUTE_X in options else options
+        arguments = (dY, W, m_sizes, gather_indices, router_weights, topk, dx_options, settings.config_dx)
         if slots is None:
             dX = _dx(*arguments)
         else:

@@ -49,7 +49,7 @@ def _forward(
     _require(x.dim() == 2, f"X has {x.dim()} dimensions; its shape must be [T, K] or [M, K]")
     _require(w.dim() in (2, 3), f"W has {w.dim()} dimensions; its shape must be [E, N, K] or [E * N, K]")
     require_same_dtype("W", w, "X", x)
-    rows_of_w = w.size(1) if w.dim() == 3 else w.size(0) // m_sizes.size(0)
+    rows_of_w = w.size(1) if w.dim() == 3 else w.size(0) // m_sizes.size(-1)
     n, k = (w.size(-1), rows_of_w) if TRANSPOSED in options else (rows_of_w, w.size(-1))
     _check(x.size(1) == k, lambda: f"X is {list(x.shape)}; its last dimension must be K as in W, {list(w.shape)}")
     rows = _rows(x, gather_indices, options, PERMUTE_X)
@@ -60,7 +60,7 @@ def _dx(
     dy: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor | None = None, router_weights: Tensor | None = None,
     topk: int = 1, options: str = "", config: Config = None,
 ) -> Tensor:  # fmt: skip
-    rows_of_w = w.size(1) if w.dim() == 3 else w.size(0) // m_sizes.size(0)
+    rows_of_w = w.size(1) if w.dim() == 3 else w.size(0) // m_sizes.size(-1)
     k = rows_of_w if TRANSPOSED in options else w.size(-1)
     rows = _rows(dy, gather_indices, options, DY_PER_TOKEN)
     return dy.new_empty((rows, k), dtype=_dtype(dy, options))
@@ -91,7 +91,7 @@ def _dw(
     topk: int = 1, options: str = "", config: Config = None,
 ) -> Tensor:  # fmt: skip
     n, k = dy.size(1), x.size(1)
-    shape = (m_sizes.size(0), k, n) if TRANSPOSED in options else (m_sizes.size(0), n, k)
+    shape = (m_sizes.size(-1), k, n) if TRANSPOSED in options else (m_sizes.size(-1), n, k)
     return dy.new_empty(shape, dtype=_dtype(dy, options))
 
 
@@ -175,7 +175,7 @@ def _activate_backward(
 def _expert_sums(
     rows: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, router_weights: Tensor | None, topk: int
 ) -> Tensor:
-    return rows.new_empty((m_sizes.size(0), rows.size(1)))
+    return rows.new_empty((m_sizes.size(-1), rows.size(1)))
 
 
 _FAKES: dict[str, Callable[..., Any]] = {

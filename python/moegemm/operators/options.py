@@ -17,6 +17,8 @@ WARN_AT_ONCE: Final = " warn_at_once"
 DY_PER_TOKEN: Final = " dy_per_token"
 AUTOTUNE: Final = " autotune"
 TRANSPOSED: Final = " transposed"
+TAILS_UNDEFINED: Final = " tails_undefined"
+EXPECTED_ROWS: Final = " expected_rows="  # and a number
 
 
 def without(options: str, word: str) -> str:

@@ -11,7 +11,7 @@ from moegemm.operators.derivatives import inside_torch_func
 from moegemm.operators.errors import explain, shown
 from moegemm.operators.loading import ops
 from moegemm.operators.main_grad import MainGrad, count_write, gradient_after_adding
-from moegemm.operators.options import ACCUMULATE, FLOAT32_OUTPUT
+from moegemm.operators.options import ACCUMULATE, FLOAT32_OUTPUT, TRANSPOSED, without
 
 _dw: Callable[..., Tensor] = ops.dw.default
 _dw_out: Callable[..., None] = ops.dw_out.default
@@ -44,7 +44,12 @@ class WeightGradient(NamedTuple):
         """Adds in fp32 and rounds once: to a bf16 buffer from a dW in fp32, which lives until it is added."""
         arguments = self[:6]
         if buffer.dtype == torch.float32 or (overwrite and buffer.dtype == self.dy.dtype):
-            _dw_out(*arguments, self.options + ("" if overwrite else ACCUMULATE), self.config, buffer)
+            options = self.options + ("" if overwrite else ACCUMULATE)
+            target = buffer
+            if buffer.dim() == 3 and buffer.stride(-1) != 1 and buffer.stride(-2) == 1:  # stored the other way round
+                target = buffer.transpose(-1, -2)
+                options = without(options, TRANSPOSED) if TRANSPOSED in options else options + TRANSPOSED
+            _dw_out(*arguments, options, self.config, target)
             count_write(buffer)
             return
         exact = _dw(*arguments, self.options + FLOAT32_OUTPUT, self.config).view(buffer.shape)
@@ -66,8 +71,8 @@ class _Deferred(NamedTuple):
             if _version(tensor) != version:
                 assert isinstance(tensor, Tensor)
                 raise RuntimeError(
-                    f"weight_gradients waits for a tensor of shape {list(tensor.shape)} that was written in place since "
-                    f"the backward (version {_version(tensor)}, then {version}); it must stay as it is until run()"
+                    f"weight_gradients waits for a tensor of shape {list(tensor.shape)} that was written in place "
+                    f"since the backward (version {_version(tensor)}, then {version}); it must stay so until run()"
                 )
 
 
@@ -97,6 +102,26 @@ class _Run(torch.autograd.Function):
 
 
 _run: Callable[..., Tensor] = _Run.apply
+
+
+class _Apart(torch.autograd.Function):
+    """W for a product whose dW waits: it requires grad, as W does, but nothing of it reaches W, nor its hooks."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, w: list[Tensor]) -> Tensor:
+        return w[0].detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, None]:
+        return None, None
+
+
+def apart(w: Tensor) -> Tensor:
+    """What a product reads instead of `w` if dW is left to a queue."""
+    if not w.requires_grad or not torch.is_grad_enabled():
+        return w
+    apply: Callable[..., Tensor] = _Apart.apply
+    return apply(torch.empty(0, requires_grad=True), [w])
 
 
 class WeightGradients:

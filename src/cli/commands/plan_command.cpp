@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "commands/commands.h"
+#include "commands/expert_parallel_plan.h"
 #include "commands/plan_picture.h"
 #include "json.h"
 #include "layer/layer_run.h"
@@ -28,6 +29,7 @@ struct PlanOptions {
   std::string gpu;
   bool autotune = false;
   std::string plot;
+  ExpertParallelOptions experts;
 };
 
 /// "412 GFLOP", "1.04 GB": three digits and the prefix that suits.
@@ -175,7 +177,19 @@ void write_file(const std::string& path, const std::string& text) {
   }
 }
 
+int print_expert_parallel(const PlanOptions& options) {
+  const LayerSpec spec = options.layer.layer();
+  const ExpertParallelPlan plan = plan_expert_parallel(spec, options.experts);
+  if (options.layer.json()) {
+    print_json({{"layer", spec}, {"expert_parallel", plan.json()}});
+  } else {
+    fmt::print("{}\n{}", PlanReport{spec, {}}.headline(), plan.text());
+  }
+  return kSuccess;
+}
+
 int print_plans(const PlanOptions& options) {
+  if (options.experts.ranks > 0) return print_expert_parallel(options);
   const PlanReport report = plan_layer(options);
   if (options.layer.json()) {
     print_json(report.json());
@@ -204,6 +218,22 @@ std::shared_ptr<PlanOptions> declare_options(CLI::App& command) {
       .add_option("--plot", options->plot,
                   "Draw the predictions under the roofline of the device, as SVG, to this file")
       ->type_name("FILE");
+  CLI::Option* ranks =
+      command
+          .add_option("--expert-parallel", options->experts.ranks,
+                      "Estimate a layer whose experts are spread over so many GPUs instead")
+          ->check(CLI::PositiveNumber)
+          ->type_name("N");
+  command.add_option("--nodes", options->experts.nodes, "With --expert-parallel: on so many nodes")
+      ->check(CLI::PositiveNumber)
+      ->needs(ranks);
+  command
+      .add_option("--link", options->experts.link_gb_per_second,
+                  "With --expert-parallel: GB/s that a GPU gets in an exchange; 360 inside a node "
+                  "and 45 between nodes unless given")
+      ->check(CLI::PositiveNumber)
+      ->type_name("GB/s")
+      ->needs(ranks);
   return options;
 }
 

@@ -12,7 +12,7 @@ double round_up(double value, double step) { return std::ceil(value / step) * st
 /// Experts that get a row when every row picks one at random.
 double touched_experts(const Problem& problem) {
   const auto experts = static_cast<double>(problem.experts);
-  const auto rows = static_cast<double>(problem.rows);
+  const auto rows = static_cast<double>(problem.planned_rows());
   return experts * -std::expm1(rows * std::log1p(-1 / std::max(experts, 1 + 1e-9)));
 }
 
@@ -35,7 +35,7 @@ TileWork row_work(const Problem& problem, const TileShape& tile) {
   const auto columns = static_cast<double>(forward ? problem.n : problem.k);
   const double depth = round_up(static_cast<double>(forward ? problem.k : problem.n), tile.depth);
   const double touched = touched_experts(problem);
-  const double mean = static_cast<double>(problem.rows) / std::max(touched, 1.0);
+  const double mean = static_cast<double>(problem.planned_rows()) / std::max(touched, 1.0);
   const double column_tiles = std::ceil(columns / tile.columns);
   TileWork work;
   for (const double deviation : kSpread) {
@@ -54,7 +54,7 @@ TileWork row_work(const Problem& problem, const TileShape& tile) {
 /// dW: every expert has the same tiles, and those of empty ones are only stored.
 TileWork weight_work(const Problem& problem, const TileShape& tile) {
   const double touched = touched_experts(problem);
-  const double mean = static_cast<double>(problem.rows) / std::max(touched, 1.0);
+  const double mean = static_cast<double>(problem.planned_rows()) / std::max(touched, 1.0);
   const double per_expert = std::ceil(static_cast<double>(problem.n) / tile.rows) *
                             std::ceil(static_cast<double>(problem.k) / tile.columns);
   const double depth = round_up(std::max(mean, 1.0), std::max(tile.depth, 1));
@@ -68,7 +68,7 @@ TileWork weight_work(const Problem& problem, const TileShape& tile) {
 double compulsory_bytes(const Problem& problem) {
   const auto element = static_cast<double>(size_bytes(problem.dtype));
   const auto out_element = static_cast<double>(size_bytes(problem.out_dtype));
-  const auto rows = static_cast<double>(problem.rows);
+  const auto rows = static_cast<double>(problem.planned_rows());
   const auto n = static_cast<double>(problem.n);
   const auto k = static_cast<double>(problem.k);
   const auto columns = static_cast<double>(problem.output_columns());

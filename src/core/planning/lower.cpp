@@ -15,7 +15,12 @@ namespace {
 /// A plan whose product has no kernel yet.
 class Draft {
  public:
-  explicit Draft(const Problem& problem) : product_(problem) {}
+  Draft(const Problem& problem, const Backend& backend) : product_(problem) {
+    if (problem.op != Op::kDw && problem.segments != Segments::kPacked &&
+        problem.tails == Tails::kZero && !backend.fills_gaps()) {
+      add(StepKind::kZeroGaps, "no tile covers what lies between segments");
+    }
+  }
 
   /// What is left for the product.
   const Problem& product() const { return product_; }
@@ -71,19 +76,23 @@ bool runs(const Backend& backend, const Problem& problem) {
 }
 
 Forms forms_of(const Problem& problem, const Backend& backend, WorkspaceUse workspace) {
-  const Draft whole(problem);
+  const Draft whole(problem, backend);
   if (problem.activation) {
     // Both have the same bits.
     const bool fused_first = workspace != WorkspaceUse::kFree || backend.fusing_is_faster(problem);
-    const Draft apart = Draft(problem).add(
-        StepKind::kActivate, fused_first ? "the kernel does not activate its own results"
-                                         : "faster than a kernel that activates its own results");
+    const Draft apart =
+        Draft(problem, backend)
+            .add(StepKind::kActivate, fused_first
+                                          ? "the kernel does not activate its own results"
+                                          : "faster than a kernel that activates its own results");
     return fused_first ? Forms{whole, apart} : Forms{apart, whole};
   }
   if (problem.op == Op::kDw && problem.multiply) {
     const bool scaled_first = workspace != WorkspaceUse::kAvoid && backend.scales_first(problem);
-    const Draft scaled = Draft(problem).add(
-        StepKind::kScaleX, scaled_first ? "tensor cores read their operands as memory has them"
+    const Draft scaled =
+        Draft(problem, backend)
+            .add(StepKind::kScaleX, scaled_first
+                                        ? "tensor cores read their operands as memory has them"
                                         : "the kernel multiplies no rows by router weights");
     return scaled_first ? Forms{scaled, whole} : Forms{whole, scaled};
   }
@@ -170,8 +179,11 @@ std::optional<Draft> form_for(const Problem& problem, const Backend& backend, in
 /// dW after a copy of its permuted operand into order, where that is faster.
 Draft gathering_first(Draft draft, const Backend& backend, WorkspaceUse workspace) {
   const Problem& product = draft.product();
+  // The copy is of all rows, whatever their segments.
+  const bool all_rows =
+      product.segments == Segments::kPacked && product.planned_rows() == product.rows;
   if (workspace != WorkspaceUse::kFree || product.op != Op::kDw || !product.gathers() ||
-      !backend.gathering_first_is_faster(product)) {
+      !all_rows || !backend.gathering_first_is_faster(product)) {
     return draft;
   }
   const StepKind pass = gathering_pass(product);

@@ -30,6 +30,9 @@ Problem product_beside(StepKind pass, const Problem& problem) {
       product.far_rows = false;
       product.dy_per_token = false;
       break;
+    case StepKind::kZeroGaps:
+      product.tails = Tails::kUndefined;
+      break;
     case StepKind::kActivate:
       // The pass adds the bias: what a layer that keeps the product for its backward does too.
       product.bias = false;
@@ -50,6 +53,7 @@ Problem product_of(const Plan& plan, const Problem& problem) {
 std::int64_t workspace_columns(StepKind pass, const Problem& problem) {
   switch (pass) {
     case StepKind::kProduct:
+    case StepKind::kZeroGaps:
       break;
     case StepKind::kScaleX:
     case StepKind::kGatherX:

@@ -50,6 +50,8 @@ const char* to_string(StepKind kind) {
       return "gather X";
     case StepKind::kGatherDy:
       return "gather dY";
+    case StepKind::kZeroGaps:
+      return "zero gaps";
     case StepKind::kActivate:
       return "activate";
   }

@@ -49,6 +49,13 @@ std::string to_string(const Problem& problem) {
     if (problem.index_dtype != DType::kInt32)
       text += join("(", to_string(problem.index_dtype), ")");
   }
+  if (problem.segments == Segments::kPlaced) text += " starts";
+  if (problem.segments == Segments::kEnds) text += " ends";
+  if (problem.tails == Tails::kUndefined) text += " tails=undefined";
+  if (problem.expected_rows >= 0) text += join(" expected_rows=", problem.expected_rows);
+  if (problem.max_multiprocessors > 0) {
+    text += join(" max_multiprocessors=", problem.max_multiprocessors);
+  }
   if (problem.multiply) text += join(" multiply(", to_string(problem.weights_dtype), ")");
   if (problem.accumulate) text += " accumulate";
   if (problem.dy_per_token) text += " dy_per_token";
@@ -93,6 +100,8 @@ std::size_t hash_value(const Problem& problem) {
   append(problem.bias, 1);
   append(problem.presorted, 1);
   append(problem.far_rows, 1);
+  append(problem.segments, 2);
+  append(problem.tails, 1);
   std::size_t hash = fold_hash(0, small);
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.experts));
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.n));
@@ -100,6 +109,8 @@ std::size_t hash_value(const Problem& problem) {
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.rows));
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.topk));
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.slots));
+  hash = fold_hash(hash, static_cast<std::uint64_t>(problem.expected_rows));
+  hash = fold_hash(hash, static_cast<std::uint64_t>(problem.max_multiprocessors));
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.low_rank));
   if (!problem.activation) return hash;
   const Activation& activation = *problem.activation;

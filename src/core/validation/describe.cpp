@@ -15,7 +15,7 @@ class Describer {
             const GemmOptions& options, const TensorView& out, const CallerWords& words)
       : lead_{op == Op::kForward ? words.x : words.dy, first},
         second_{op == Op::kDw ? words.x : words.w, second},
-        m_sizes_{"m_sizes", routing.m_sizes},
+        routing_(routing),
         indices_{"gather_indices", routing.gather_indices},
         weights_{words.router_weights, routing.router_weights},
         bias_{"bias", options.bias},
@@ -34,8 +34,8 @@ class Describer {
     require_form(second_, second_forms());
     require_same_dtype(second_, lead_);
     require_same_device(second_, lead_);
-    problem_.experts = require_sizes(m_sizes_, lead_);
-    problem_.sizes_dtype = m_sizes_.view.dtype;
+    problem_.experts = require_segments(routing_, lead_);
+    problem_.sizes_dtype = routing_.m_sizes.dtype;
     count_rows();
     problem_.op == Op::kDw ? measure_gradient() : measure_weights();
     check_router_weights();
@@ -61,6 +61,9 @@ class Describer {
     problem_.weight_layout = options_.weight_layout;
     if (options_.permute_x) problem_.permutation = Permutation::kX;
     if (options_.permute_y) problem_.permutation = Permutation::kY;
+    problem_.segments = routing_.segments();
+    problem_.tails = routing_.tails;
+    problem_.expected_rows = routing_.expected_rows;
     problem_.multiply = options_.multiply;
     problem_.accumulate = options_.accumulate;
     problem_.dy_per_token = options_.dy_per_token;
@@ -254,7 +257,7 @@ class Describer {
 
   const Argument lead_;
   const Argument second_;
-  const Argument m_sizes_;
+  const RoutingView& routing_;
   const Argument indices_;
   const Argument weights_;
   const Argument bias_;

@@ -35,10 +35,12 @@ Call place(const Description& description, const TensorView& first_view,
   const Argument second{gradient ? words.x : words.w, second_view};
   const Argument m_sizes{"m_sizes", routing.m_sizes};
   const Argument out{output_name(problem.op, words), out_view};
-  for (const Argument* argument : {&first, &second, &m_sizes, &out}) require_memory(*argument);
-  require_disjoint(out, first);
-  require_disjoint(out, second);
-  require_disjoint(out, m_sizes);
+  const Argument starts{"starts", routing.starts};
+  require_memory(out);
+  for (const Argument* input : {&first, &second, &m_sizes, &starts}) {
+    require_memory(*input);
+    require_disjoint(out, *input);
+  }
 
   forward ? point_at(first_view, operands.x, operands.x_stride)
           : point_at(first_view, operands.dy, operands.dy_stride);
@@ -47,6 +49,7 @@ Call place(const Description& description, const TensorView& first_view,
   operands.out = out_view.data;
   operands.out_stride = out_view.row_stride;
   operands.m_sizes = m_sizes.view.data;
+  operands.starts = starts.view.data;
   problem.out_dtype = out_view.dtype;
   problem.input_alignment = std::min(alignment_bytes(first_view), alignment_bytes(second_view));
   problem.output_alignment = alignment_bytes(out_view);

@@ -179,6 +179,22 @@ std::int64_t require_sizes(const Argument& m_sizes, const Argument& like) {
   return m_sizes.view.shape[0];
 }
 
+std::int64_t require_segments(const RoutingView& routing, const Argument& like) {
+  const Argument m_sizes{"m_sizes", routing.m_sizes};
+  const std::int64_t experts = require_sizes(m_sizes, like);
+  if (routing.expected_rows < -1) {
+    refuse_value("expected_rows is ", routing.expected_rows, "; it must not be negative");
+  }
+  if (!routing.starts.given()) return experts;
+  const Argument starts{"starts", routing.starts};
+  require_form(starts, {{1, "[E]"}});
+  require_same_dtype(starts, m_sizes);
+  require_same_device(starts, m_sizes);
+  require_shape(starts, {experts}, "[E]");
+  if (routing.ends) refuse_value("starts is given with ends; ends say where segments begin, too");
+  return experts;
+}
+
 void require_indices(const Argument& indices, const Argument& like) {
   require_form(indices, {{1, "[M]"}});
   require_index(indices);

@@ -4,6 +4,7 @@
 #include <initializer_list>
 
 #include "moegemm/epilogue.h"
+#include "moegemm/ops.h"
 #include "moegemm/tensor.h"
 
 /// Rules about one tensor argument. Each throws moegemm::Error with the argument's name, what it is
@@ -56,6 +57,8 @@ void require_topk(std::int64_t topk);
 
 /// [E] sizes on `like`'s device; returns E.
 std::int64_t require_sizes(const Argument& m_sizes, const Argument& like);
+/// The segments of a call: m_sizes, and what says where they are. Returns E.
+std::int64_t require_segments(const RoutingView& routing, const Argument& like);
 /// [M] indices on `like`'s device; M may be counted by somebody else.
 void require_indices(const Argument& indices, const Argument& like);
 

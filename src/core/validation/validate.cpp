@@ -41,6 +41,11 @@ void validate_flags(const Problem& problem, const CallerWords& words) {
   if (problem.multiply && problem.weight_layout != WeightLayout::kNk) {
     refuse_value(words.multiply, "=", words.yes, " with W as [E, K, N]; only [E, N, K] multiplies");
   }
+  if (problem.multiply && problem.segments != Segments::kPacked) {
+    refuse_value(words.multiply, "=", words.yes, " with ",
+                 problem.segments == Segments::kPlaced ? "starts" : "ends",
+                 "; router weights in flat order need segments that follow one another");
+  }
   if (problem.accumulate && problem.op != Op::kDw) refuse_flag("accumulate", "only dW accumulates");
   if (problem.dy_per_token && !problem.gathers_dy()) {
     refuse_flag("dy_per_token", "only dX and dW with permute_y gather dy");
@@ -72,6 +77,8 @@ void validate(const Problem& problem) {
   require_at_least("N", problem.n, 1);
   require_at_least("K", problem.k, 1);
   require_at_least("M", problem.rows, 0);
+  require_at_least("expected_rows", problem.expected_rows, -1);
+  require_at_least("max_multiprocessors", problem.max_multiprocessors, 0);
   require_at_least("low_rank", problem.low_rank, 0);
   if (problem.slots >= 0 &&
       (problem.permutation == Permutation::kNone || problem.slots % problem.topk != 0)) {

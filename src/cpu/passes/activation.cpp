@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <vector>
 
 #include "core/types/constant_of.h"
@@ -44,20 +45,24 @@ struct Columns {
   std::int64_t up_at(std::int64_t c) const { return up + c * step; }
 };
 
-/// Each row's expert, rows in order.
-class ExpertOf {
- public:
-  ExpertOf(const TensorView& m_sizes, std::int64_t rows)
-      : offsets_(segment_offsets(m_sizes.data, m_sizes.dtype, m_sizes.shape[0], rows)) {}
-  /// -1 past the segments.
-  std::int64_t operator()(std::int64_t row) const {
-    if (row >= offsets_.back()) return -1;
-    return std::upper_bound(offsets_.begin(), offsets_.end(), row) - offsets_.begin() - 1;
+/// Each row's expert, -1 outside the segments; of two owners the later one.
+std::vector<std::int32_t> experts_of(const RoutingView& routing, std::int64_t rows) {
+  std::vector<std::int32_t> experts(rows, -1);
+  const SegmentList segments = segments_of(routing, rows);
+  for (std::size_t e = 0; e < segments.segments.size(); ++e) {
+    const SegmentList::Segment& segment = segments.segments[e];
+    std::fill(experts.begin() + segment.begin, experts.begin() + segment.end,
+              static_cast<std::int32_t>(e));
   }
+  return experts;
+}
 
- private:
-  std::vector<std::int64_t> offsets_;
-};
+/// A row outside the segments.
+void leave_row(const RoutingView& routing, std::int64_t row,
+               std::initializer_list<const TensorView*> outputs) {
+  if (routing.tails == Tails::kUndefined) return;
+  for (const TensorView* output : outputs) zero_row(*output, row);
+}
 
 /// A row of the first product with its expert's bias.
 template <typename T>
@@ -119,7 +124,7 @@ void CpuPasses::activate(const TensorView& pre, const TensorView& bias, const Ro
                          const ExecutionContext& context) const {
   const std::int64_t rows = pre.shape[0];
   const std::int64_t activated = act.shape[1];
-  const ExpertOf expert_of(routing.m_sizes, rows);
+  const std::vector<std::int32_t> expert_of = experts_of(routing, rows);
   const Columns columns(activation, activated);
   with_constant<kActivationFunctions>(activation.function, [&]<ActivationFunction F>() {
     with_element_type(pre.dtype, [&]<typename T>(T*) {
@@ -127,9 +132,9 @@ void CpuPasses::activate(const TensorView& pre, const TensorView& bias, const Ro
         for_each_range(context, rows, grain_rows(kGrainElems, activated),
                        [&](std::int64_t begin, std::int64_t end) {
                          for (std::int64_t r = begin; r < end; ++r) {
-                           const std::int64_t expert = expert_of(r);
+                           const std::int64_t expert = expert_of[r];
                            if (expert < 0) {
-                             zero_row(act, r);
+                             leave_row(routing, r, {&act});
                              continue;
                            }
                            const BiasedRow<T> row(pre, bias, r, expert);
@@ -152,7 +157,7 @@ void CpuPasses::activate_backward(const ActivationGradientInputs& in, const Rout
                                   const ActivationGradientOutputs& out,
                                   const ExecutionContext& context) const {
   const std::int64_t rows = in.pre.shape[0];
-  const ExpertOf expert_of(routing.m_sizes, rows);
+  const std::vector<std::int32_t> expert_of = experts_of(routing, rows);
   const TensorView& d_weights = out.d_weights;
   // Written by index below: what no row names stays zero.
   const std::int64_t flat_rows = flat_rows_of(routing, out, rows);
@@ -164,9 +169,13 @@ void CpuPasses::activate_backward(const ActivationGradientInputs& in, const Rout
       for_each_range(context, rows, grain_rows(kGrainElems, in.d_act.shape[1]),
                      [&](std::int64_t begin, std::int64_t end) {
                        for (std::int64_t r = begin; r < end; ++r) {
-                         const std::int64_t expert = expert_of(r);
+                         const std::int64_t expert = expert_of[r];
+                         if (expert < 0) {
+                           leave_row(routing, r, {&out.d_pre, &out.weighted_act});
+                           continue;
+                         }
                          const std::int64_t flat = flat_row(routing, r, flat_rows);
-                         if (expert < 0 || flat < 0) {
+                         if (flat < 0) {
                            zero_row(out.d_pre, r);
                            zero_row(out.weighted_act, r);
                            continue;
@@ -190,15 +199,15 @@ void CpuPasses::add_weighted_bias(const TensorView& rows, const TensorView& bias
                                   const RoutingView& routing, const TensorView& out,
                                   const ExecutionContext& context) const {
   const std::int64_t columns = out.shape[1];
-  const ExpertOf expert_of(routing.m_sizes, out.shape[0]);
+  const std::vector<std::int32_t> expert_of = experts_of(routing, out.shape[0]);
   with_element_type(rows.dtype, [&]<typename In>(In*) {
     with_element_type(out.dtype, [&]<typename Out>(Out*) {
       for_each_range(context, out.shape[0], grain_rows(kGrainElems, columns),
                      [&](std::int64_t begin, std::int64_t end) {
                        for (std::int64_t r = begin; r < end; ++r) {
-                         const std::int64_t expert = expert_of(r);
+                         const std::int64_t expert = expert_of[r];
                          if (expert < 0) {
-                           zero_row(out, r);
+                           leave_row(routing, r, {&out});
                            continue;
                          }
                          const float weight = router_weight(routing, r);

@@ -42,13 +42,12 @@ void CpuPasses::expert_sums(const TensorView& rows, const RoutingView& routing,
   const std::int64_t count =
       routing.gather_indices.given() ? routing.gather_indices.shape[0] : rows.shape[0];
   const std::int64_t experts = routing.m_sizes.shape[0];
-  const std::vector<std::int64_t> offsets =
-      segment_offsets(routing.m_sizes.data, routing.m_sizes.dtype, experts, count);
+  const SegmentList segments = segments_of(routing, count);
   with_element_type(rows.dtype, [&]<typename In>(In*) {
     with_element_type(sums.dtype, [&]<typename Out>(Out*) {
       for_each_range(context, experts, 1, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t e = begin; e < end; ++e) {
-          sum_expert<In>(rows, routing, offsets[e], offsets[e + 1], row_of<Out>(sums, e));
+          sum_expert<In>(rows, routing, segments[e].begin, segments[e].end, row_of<Out>(sums, e));
         }
       });
     });

@@ -1,7 +1,6 @@
 #include <vector>
 
 #include "cpu/passes/passes.h"
-#include "cpu/routing_data.h"
 
 namespace moegemm::cpu {
 namespace {
@@ -74,28 +73,7 @@ std::int64_t CpuPasses::route_workspace_bytes(std::int64_t, std::int64_t) const 
 std::optional<RoutingFault> CpuPasses::check(const RoutingView& routing, std::int64_t rows,
                                              std::int64_t flat_rows,
                                              const ExecutionContext&) const {
-  const TensorView& m_sizes = routing.m_sizes;
-  std::int64_t sum = 0;
-  for (std::int64_t e = 0; e < m_sizes.shape[0]; ++e) {
-    const std::int64_t size = read_index(m_sizes.data, m_sizes.dtype, e);
-    if (size < 0) return RoutingFault{RoutingFault::What::kNegativeSize, e, size};
-    if (__builtin_add_overflow(sum, size, &sum)) sum = INT64_MAX;
-    if (sum > rows) return RoutingFault{RoutingFault::What::kSizesExceedRows, e, sum};
-  }
-  if (!routing.gather_indices.given()) return std::nullopt;
-  const TensorView& indices = routing.gather_indices;
-  std::vector<std::int64_t> first_at(flat_rows, -1);  // position of each index
-  for (std::int64_t r = 0; r < sum; ++r) {
-    const std::int64_t index = read_index(indices.data, indices.dtype, r);
-    if (index < 0 || index >= flat_rows) {
-      return RoutingFault{RoutingFault::What::kIndexOutOfRange, r, index};
-    }
-    if (first_at[index] >= 0) {
-      return RoutingFault{RoutingFault::What::kDuplicateIndex, r, index, first_at[index]};
-    }
-    first_at[index] = r;
-  }
-  return std::nullopt;
+  return find_routing_fault(routing, rows, flat_rows);
 }
 
 }  // namespace moegemm::cpu

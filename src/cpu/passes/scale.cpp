@@ -90,14 +90,13 @@ void CpuPasses::scale_rows(const TensorView& product, const TensorView& x,
                            const TensorView& dot, const TensorView& scaled_x,
                            const ExecutionContext& context) const {
   const std::int64_t rows = x.shape[0];
-  const std::int64_t used =
-      segment_offsets(routing.m_sizes.data, routing.m_sizes.dtype, routing.m_sizes.shape[0], rows)
-          .back();
+  const std::int64_t used = segments_of(routing, rows).routed;
   // Slots of `dot` are written by index: what no row names stays zero.
   for (std::int64_t r = 0; r < rows; ++r) write_float(dot.data, dot.dtype, r, 0.0f);
   for_each_range(context, rows, grain_rows(kGrainElems, x.shape[1]),
                  [&](std::int64_t begin, std::int64_t end) {
                    for (std::int64_t r = begin; r < end; ++r) {
+                     if (r >= used && routing.tails == Tails::kUndefined) return;
                      const std::int64_t flat = r < used ? flat_row(routing, r, rows) : -1;
                      if (flat < 0) {
                        zero_row(scaled, r);
@@ -110,6 +109,18 @@ void CpuPasses::scale_rows(const TensorView& product, const TensorView& x,
                      if (scaled_x.given()) scale_row(x, r, weight, scaled_x);
                    }
                  });
+}
+
+void CpuPasses::zero_gaps(const TensorView& out, const RoutingView& routing,
+                          const ExecutionContext&) const {
+  const std::int64_t rows = out.shape[0];
+  if (!routing.m_sizes.given()) {
+    for (std::int64_t row = 0; row < rows; ++row) zero_row(out, row);
+    return;
+  }
+  for (const SegmentList::Segment& gap : segments_of(routing, rows).gaps) {
+    for (std::int64_t row = gap.begin; row < gap.end; ++row) zero_row(out, row);
+  }
 }
 
 }  // namespace moegemm::cpu

@@ -34,8 +34,8 @@ Row find_row(const Problem& problem, const Operands& operands, std::int64_t posi
   return row;
 }
 
-std::vector<std::int64_t> offsets_of(const Problem& problem, const Operands& operands) {
-  return segment_offsets(operands.m_sizes, problem.sizes_dtype, problem.experts, problem.rows);
+SegmentList segments_of(const Problem& problem, const Operands& operands) {
+  return cpu::segments_of(segments_view(problem, operands), problem.rows);
 }
 
 template <typename T>
@@ -58,6 +58,7 @@ void store_row(const Problem& problem, const Operands& operands, std::int64_t ro
 
 /// Rows that no valid position names stay zero, so every element is written whatever the indices.
 void zero_rows(const Problem& problem, const Operands& operands, std::int64_t cols) {
+  if (problem.tails == Tails::kUndefined) return;
   const std::vector<double> zeros(cols, 0.0);
   for (std::int64_t r = 0; r < problem.output_rows(); ++r)
     store_row(problem, operands, r, zeros, 1.0);
@@ -90,12 +91,12 @@ const T* low_weights_of(const Problem& problem, const Operands& operands, std::i
 template <typename T>
 void row_gemm(const Problem& problem, const Operands& operands) {
   const bool forward = problem.op == Op::kForward;
-  const auto offsets = offsets_of(problem, operands);
+  const SegmentList segments = segments_of(problem, operands);
   zero_rows(problem, operands, problem.output_columns());
   std::vector<double> product(problem.features());
   for (std::int64_t e = 0; e < problem.experts; ++e) {
     const T* w = static_cast<const T*>(operands.w) + e * problem.n * operands.w_stride;
-    for (std::int64_t r = offsets[e]; r < offsets[e + 1]; ++r) {
+    for (std::int64_t r = segments[e].begin; r < segments[e].end; ++r) {
       const Row row = find_row(problem, operands, r);
       if (!row.valid && problem.scatters()) continue;
       std::vector<double> source;
@@ -119,11 +120,11 @@ void row_gemm(const Problem& problem, const Operands& operands) {
 
 template <typename T>
 void dw_typed(const Problem& problem, const Operands& operands) {
-  const auto offsets = offsets_of(problem, operands);
+  const SegmentList segments = segments_of(problem, operands);
   std::vector<double> dw;  // allocated once: fresh pages for every expert would take longer than it
   for (std::int64_t e = 0; e < problem.experts; ++e) {
     dw.assign(problem.n * problem.k, 0.0);
-    for (std::int64_t r = offsets[e]; r < offsets[e + 1]; ++r) {
+    for (std::int64_t r = segments[e].begin; r < segments[e].end; ++r) {
       const Row row = find_row(problem, operands, r);
       if (!row.valid) continue;
       const std::int64_t x_row = problem.gathers_x() ? row.source : r;

@@ -90,7 +90,7 @@ void run_dw(const KernelTable& kernels, bool stream, const Problem& problem,
   const DwFn kernel = problem.multiply ? typed.dw_scaled : typed.dw;
   const int terms_per_step = problem.multiply ? 1 : typed.terms_per_step;
 
-  const std::int64_t cost = locator.end() + problem.experts * kStoreCost;
+  const std::int64_t cost = locator.rows() + problem.experts * kStoreCost;
   const std::int64_t share =
       balanced_share(cost * problem.n, executor_of(context).concurrency(), kTurns);
   const DwBlocks blocks = cut_into_blocks(problem, locator, terms_per_step, share);
@@ -131,7 +131,7 @@ void run_dw(const KernelTable& kernels, bool stream, const Problem& problem,
     for (std::int64_t position = begin; position < end;) {
       task.rows = 0;
       for (; position < end && task.rows < kChunkRows; ++position) {
-        const RowLocator::Row row = locator.locate(position);
+        const RowLocator::Row row = locator.locate(block.expert, position);
         if (row.source == nullptr) continue;
         dy[task.rows] = row.dy + block.first_row * in_element;
         x[task.rows] = row.source + block.first_col * in_element;

@@ -33,7 +33,8 @@ void run_dx(const KernelTable& kernels, DxPath path, const Problem& problem,
             const Operands& operands, const ExecutionContext& context) {
   if (problem.output_rows() == 0) return;
   const std::int64_t element = size_bytes(problem.dtype);
-  prepare_output_pages(output_span(problem, operands), context);
+  // Nobody needs memory under a tail that is left alone.
+  if (problem.tails == Tails::kZero) prepare_output_pages(output_span(problem, operands), context);
   const RowLocator locator(problem, operands);
   const DTypeKernels& typed = kernels_for(kernels, problem.dtype);
   const int workers = executor_of(context).concurrency();
@@ -45,7 +46,7 @@ void run_dx(const KernelTable& kernels, DxPath path, const Problem& problem,
   std::int64_t active = 0;
   for (std::int64_t e = 0; e < problem.experts; ++e) active += locator.size(e) > 0 ? 1 : 0;
   // A block of few rows still costs the reading of its weights, about six rows of arithmetic.
-  const std::int64_t cost = locator.end() + active * 6;
+  const std::int64_t cost = locator.rows() + active * 6;
   const std::int64_t share = balanced_share(cost * problem.k, workers);
   const std::int64_t packed_rows =
       std::clamp(share / kMaxPackedCols, kMinPackedRows, RowBlock::kMaxRows);

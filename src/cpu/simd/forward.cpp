@@ -24,7 +24,8 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
                  const ExecutionContext& context) {
   if (problem.output_rows() == 0) return;
   const std::int64_t element = size_bytes(problem.dtype);
-  prepare_output_pages(output_span(problem, operands), context);
+  // Nobody needs memory under a tail that is left alone.
+  if (problem.tails == Tails::kZero) prepare_output_pages(output_span(problem, operands), context);
   const RowLocator locator(problem, operands);
   // In whole tiles: one of five rows takes nearly as long as one of six.
   const std::int64_t tile_rows = kernels.dot_rows;

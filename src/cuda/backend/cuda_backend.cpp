@@ -1,5 +1,6 @@
 #include "cuda/backend/cuda_backend.h"
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <utility>
@@ -7,6 +8,18 @@
 #include "core/planning/kernel_step.h"
 
 namespace moegemm::cuda {
+namespace {
+
+/// Of the problem's device, as much of it as the problem may take.
+DeviceFacts facts_for(const Problem& problem) {
+  DeviceFacts facts = *device_facts(problem.device.index);
+  if (problem.max_multiprocessors > 0) {
+    facts.multiprocessors = std::min(facts.multiprocessors, problem.max_multiprocessors);
+  }
+  return facts;
+}
+
+}  // namespace
 
 int choose(const Generation& generation, std::span<const KernelEntry> kernels,
            const Problem& problem, const DeviceFacts& facts) {
@@ -45,7 +58,7 @@ std::string CudaBackend::refuse(const Problem& problem, const KernelInfo& kernel
 
 Step CudaBackend::plan_with(const Problem& problem, int kernel) const {
   const KernelEntry& entry = entries_.at(static_cast<std::size_t>(kernel));
-  const LaunchPolicy policy = entry.grid(entry, problem, *device_facts(problem.device.index));
+  const LaunchPolicy policy = entry.grid(entry, problem, facts_for(problem));
   Step step = kernel_step(entry.info, kernel, policy.grid);
   step.order = policy.order;
   step.weights = policy.weights;
@@ -53,7 +66,7 @@ Step CudaBackend::plan_with(const Problem& problem, int kernel) const {
 }
 
 int CudaBackend::choose(const Problem& problem) const {
-  return cuda::choose(generation_, entries_, problem, *device_facts(problem.device.index));
+  return cuda::choose(generation_, entries_, problem, facts_for(problem));
 }
 
 bool CudaBackend::fusing_is_faster(const Problem& problem) const {
@@ -68,8 +81,8 @@ bool CudaBackend::gathering_first_is_faster(const Problem& problem) const {
 }
 
 MachineLimits CudaBackend::limits(const Problem& problem) const {
-  const DeviceFacts* facts = device_facts(problem.device.index);
-  return facts ? generation_.limits(problem, *facts) : MachineLimits{};
+  return device_facts(problem.device.index) ? generation_.limits(problem, facts_for(problem))
+                                            : MachineLimits{};
 }
 
 void CudaBackend::launch(const Step& step, const Problem& problem, const Operands& operands,

@@ -43,6 +43,7 @@ class CudaBackend final : public Backend {
   Step plan_with(const Problem& problem, int kernel) const override;
   int choose(const Problem& problem) const override;
   bool fusing_is_faster(const Problem& problem) const override;
+  bool fills_gaps() const override { return false; }
   bool gathering_first_is_faster(const Problem& problem) const override;
   /// Hopper's tensor cores read dW's operands from shared memory as TMA has put them there; the
   /// kernels that multiply dY on the way do as those, where there is memory.

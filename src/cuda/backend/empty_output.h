@@ -11,7 +11,7 @@ namespace moegemm::cuda {
 /// names them.
 inline void zero_unnamed_output(const Problem& problem, const Operands& operands,
                                 cudaStream_t stream) {
-  if (problem.output_rows() == 0) return;
+  if (problem.output_rows() == 0 || problem.tails == Tails::kUndefined) return;
   const auto element = static_cast<std::size_t>(size_bytes(problem.out_dtype));
   check(cudaMemset2DAsync(operands.out, static_cast<std::size_t>(operands.out_stride) * element, 0,
                           static_cast<std::size_t>(problem.output_columns()) * element,

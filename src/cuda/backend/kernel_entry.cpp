@@ -68,7 +68,7 @@ int persistent_grid(const KernelEntry& entry, const Problem& problem, const Devi
 }
 
 TileOrder weight_tile_order(const Problem& problem, const DeviceFacts& facts) {
-  const std::int64_t rows = problem.rows / std::max<std::int64_t>(problem.experts, 1);
+  const std::int64_t rows = problem.planned_rows() / std::max<std::int64_t>(problem.experts, 1);
   const bool along_k =
       k_tiles_first(rows, problem.n, problem.k, size_bytes(problem.dtype), facts.l2_bytes);
   return along_k ? TileOrder::kAlongColumns : TileOrder::kAlongRows;

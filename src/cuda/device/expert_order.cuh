@@ -58,11 +58,11 @@ struct ExpertTable {
   template <typename Params>
   __device__ __forceinline__ void build(const Params& params, int unit_rows,
                                         int (&counts)[kSizeClasses]) const {
-    scan_segments<1>(params.m_sizes, params.experts, params.total_rows, RowStarts{row_prefix});
+    scan_segments<1>(params, RowStarts{row_prefix});
     __syncwarp();
     // A tile that starts last can make the launch this much longer: 1/32 of a block's share at
     // most.
-    const float share = static_cast<float>(params.total_rows / unit_rows) *
+    const float share = static_cast<float>(row_prefix[params.experts] / unit_rows) *
                         static_cast<float>(params.tiling.tiles_per_expert()) /
                         static_cast<float>(gridDim.x);
     order_large_first(row_prefix, params.experts, unit_rows, static_cast<int>(share / 32), counts,
@@ -70,10 +70,11 @@ struct ExpertTable {
   }
 
   /// Expert and rows of a decoded tile.
-  __device__ __forceinline__ void place(WeightTile& tile) const {
+  __device__ __forceinline__ void place(WeightTile& tile, const Placement& placement) const {
     tile.expert = order[tile.expert];
     tile.row = row_prefix[tile.expert];
     tile.rows = row_prefix[tile.expert + 1] - tile.row;
+    if (placement.given()) tile.row = placement.begin(tile.expert);
   }
 };
 

@@ -15,7 +15,7 @@ __device__ __forceinline__ void zero_padding_rows(const Params& params, int rout
                                                   const Zero& zero) {
   const int step = gridDim.x * Warps;
   for (long long row = routed_rows + static_cast<int>(blockIdx.x) * Warps + warp;
-       row < params.total_rows; row += step) {
+       row < params.zeroed_rows; row += step) {
     zero(row);
   }
 }

@@ -4,6 +4,7 @@
 
 #include "cuda/backend/launch.h"
 #include "cuda/backend/loading.h"
+#include "cuda/backend/segment_params.h"
 #include "cuda/device/fast_divide.h"
 #include "cuda/passes/alignment.h"
 #include "cuda/passes/block_sums.cuh"
@@ -37,6 +38,8 @@ struct SumArguments {
   std::int64_t rows_stride;
   const void* m_sizes;
   bool sizes_64_bit;
+  const void* starts;  // null: segments follow one another
+  bool ends;
   const void* gather_indices;  // [M] or null
   bool indices_64_bit;
   const void* weights;  // [M], flat order, or null
@@ -77,6 +80,12 @@ struct Share {
 __device__ __forceinline__ Share share_of_block(const SumArguments& a, int columns) {
   const std::int64_t expert = blockIdx.x / a.strips;
   const std::int64_t size = load_index(a.m_sizes, a.sizes_64_bit, expert);
+  if (a.starts) {
+    const Placement placement = {{a.starts, a.sizes_64_bit}, a.ends, a.count};
+    const int begin = placement.begin(static_cast<int>(expert));
+    return {expert, static_cast<std::int64_t>(blockIdx.x % a.strips) * kWide * columns, begin,
+            begin + placement.size(static_cast<int>(expert), size)};
+  }
   const std::int64_t begin = block_routed_rows(a.m_sizes, a.sizes_64_bit, expert, a.count);
   const std::int64_t rows = min(max(size, std::int64_t{0}), a.count - begin);
   return {expert, static_cast<std::int64_t>(blockIdx.x % a.strips) * kWide * columns,
@@ -221,6 +230,8 @@ void CudaPasses::expert_sums(const TensorView& rows, const RoutingView& routing,
       .rows_stride = rows.row_stride,
       .m_sizes = routing.m_sizes.data,
       .sizes_64_bit = routing.m_sizes.dtype == DType::kInt64,
+      .starts = placement_of(routing, count).starts.data,
+      .ends = routing.ends,
       .gather_indices = gathers ? routing.gather_indices.data : nullptr,
       .indices_64_bit = routing.gather_indices.dtype == DType::kInt64,
       .weights = routing.router_weights.given() ? routing.router_weights.data : nullptr,

@@ -36,6 +36,7 @@ struct ScaleArguments {
   DType dot_dtype;
   std::int64_t rows;
   int columns;
+  bool zero_tail;  // else rows past the segments are left alone
   int group_rows;  // consecutive rows that a warp takes at a time, at most 32
 };
 
@@ -135,7 +136,7 @@ __global__ void __launch_bounds__(kThreads, 3) scale_kernel(const ScaleArguments
     for (int i = 0; i < count; ++i) {
       const RowOffsets row = offsets_of(a, first + i);
       if ((named >> i & 1) == 0) {
-        zero_row(a, row);
+        if (a.zero_tail || first + i < routed) zero_row(a, row);
         continue;
       }
       const float weight = __shfl_sync(kFullMask, lane_weight, i);
@@ -198,6 +199,7 @@ void CudaPasses::scale_rows(const TensorView& product, const TensorView& x,
       .dot_dtype = dot.dtype,
       .rows = rows,
       .columns = static_cast<int>(product.shape[1]),
+      .zero_tail = routing.tails == Tails::kZero,
       .group_rows = 1,
   };
   const bool aligned = is_16_byte_aligned(product) && is_16_byte_aligned(x) &&

@@ -3,6 +3,7 @@
 
 #include "cuda/backend/device_facts.h"
 #include "cuda/backend/launch.h"
+#include "cuda/backend/segment_params.h"
 #include "cuda/passes/activation/limits.h"
 #include "cuda/passes/activation/row_experts.cuh"
 #include "cuda/passes/alignment.h"
@@ -23,9 +24,7 @@ struct BiasArguments {
   Floats bias;     // [experts, columns]
   Floats weights;  // [count]
   Floats out;      // [count, columns]
-  IndexArray m_sizes;
-  int experts;
-  int count;
+  SegmentParams segments;
   int columns;
 };
 
@@ -59,18 +58,19 @@ __device__ void add_elements(const BiasArguments& a, std::int64_t row, std::int6
 
 /// Packs: In and Out are the dtypes of rows and out; else one element at a time, of any dtype.
 template <bool Packs, typename In, typename Out>
-__global__ void __launch_bounds__(kThreads) add_bias_kernel(const BiasArguments a) {
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+    add_bias_kernel(const BiasArguments a) {
   extern __shared__ int row_prefix[];
-  share_row_prefix(a.m_sizes, fetch_sizes(a.m_sizes, a.experts), a.experts, a.count, row_prefix);
-  const int routed = row_prefix[a.experts];
+  share_row_prefix<true>(a.segments.m_sizes, fetch_sizes(a.segments.m_sizes, a.segments.experts),
+                         a.segments.experts, a.segments.row_limit, row_prefix,
+                         a.segments.placement);
+  const int routed = row_prefix[a.segments.experts];
   const int step = static_cast<int>(gridDim.x) * kWarps;
-  for (int row = static_cast<int>(blockIdx.x * kWarps + threadIdx.x / 32); row < a.count;
-       row += step) {
-    if (row >= routed) {
-      a.out.zero_row(row, a.columns);
-      continue;
-    }
-    const int expert = expert_of(row_prefix, a.experts, row);
+  SegmentCursor at(a.segments, row_prefix);
+  for (int position = static_cast<int>(blockIdx.x * kWarps + threadIdx.x / 32); position < routed;
+       position += step) {
+    const int row = at.row_at(position);
+    const int expert = at.expert();
     const float weight = a.weights.load(row);
     if constexpr (Packs) {
       add_packs<In, Out>(a, row, expert, weight);
@@ -108,14 +108,13 @@ void CudaPasses::add_weighted_bias(const TensorView& rows, const TensorView& bia
       .bias = floats_of(bias),
       .weights = floats_of(routing.router_weights),
       .out = floats_of(out),
-      .m_sizes = indices_of(routing.m_sizes),
-      .experts = static_cast<int>(experts),
-      .count = static_cast<int>(count),
+      .segments = segment_params(routing, count, count),
       .columns = static_cast<int>(columns),
   };
   const std::int64_t resident =
       kBlocksPerMultiprocessor * device_facts(out.device.index)->multiprocessors;
   const std::int64_t blocks = std::min((count + kWarps - 1) / kWarps, resident);
+  if (routing.tails == Tails::kZero) zero_gaps(out, routing, context);
   void* parameters[] = {&arguments};
   launch({kernel_for(packed, rows.dtype, out.dtype), "add_weighted_bias",
           dim3(static_cast<unsigned>(blocks)), dim3(kThreads), row_prefix_bytes(experts)},

@@ -18,8 +18,10 @@ int preference_rank(const KernelEntry& kernel, const Problem& problem, const Dev
   const bool alone = resident_blocks(kernel, problem, facts) < kernel.blocks_per_multiprocessor;
   const int way = kernel.copies_apart ? 0 : (alone ? 2 : 1);
   if (problem.op == Op::kDw) return way;
-  const double experts = std::max<double>(1, std::min<double>(problem.experts, problem.rows));
-  const double rows = static_cast<double>(problem.rows) / experts;  // average of those in use
+  const double experts =
+      std::max<double>(1, std::min<double>(problem.experts, problem.planned_rows()));
+  const double rows =
+      static_cast<double>(problem.planned_rows()) / experts;  // average of those in use
   const bool few_rows = rows <= 0.75 * kDecodeRows;
   return (few_rows == (kernel.info.tile.rows <= kDecodeRows) ? 0 : 3) + way;
 }

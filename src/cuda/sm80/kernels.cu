@@ -1,6 +1,7 @@
 #include <limits>
 #include <utility>
 
+#include "cuda/backend/segment_params.h"
 #include "cuda/sm80/kernels.h"
 #include "cuda/sm80/tile/params.h"
 #include "moegemm/error.h"
@@ -41,16 +42,14 @@ std::string refuse_alignment(const Gemm& kernel, const Problem& problem) {
 }  // namespace
 
 RoutingParams make_routing(const Problem& problem, const Operands& operands) {
-  return {.m_sizes = {operands.m_sizes, problem.sizes_dtype == DType::kInt64},
-          .gather_indices = {operands.gather_indices, problem.index_dtype == DType::kInt64},
-          .router_weights = operands.router_weights,
-          .counter = nullptr,
-          .experts = static_cast<int>(problem.experts),
-          .total_rows = static_cast<int>(problem.rows),
-          .flat_rows = static_cast<int>(problem.flat_rows()),
-          .divisor = make_fast_divisor(static_cast<std::uint32_t>(problem.gather_divisor())),
-          .multiply = problem.multiply,
-          .weights_are_fp32 = problem.weights_dtype == DType::kFloat32};
+  return {segment_params(problem, operands),
+          {operands.gather_indices, problem.index_dtype == DType::kInt64},
+          operands.router_weights,
+          nullptr,
+          static_cast<int>(problem.flat_rows()),
+          make_fast_divisor(static_cast<std::uint32_t>(problem.gather_divisor())),
+          problem.multiply,
+          problem.weights_dtype == DType::kFloat32};
 }
 
 RowPitch row_pitch(const char* name, std::int64_t stride, DType dtype) {

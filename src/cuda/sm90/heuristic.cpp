@@ -97,7 +97,7 @@ RowWork::RowWork(const Problem& problem, const DeviceFacts& facts)
       clock_hz_(facts.clock_hz),
       bytes_per_second_(facts.bytes_per_second * kShareOfBus) {
   const bool forward = problem.op == Op::kForward;
-  const auto rows = static_cast<double>(problem.rows);
+  const auto rows = static_cast<double>(problem.planned_rows());
   const auto experts = static_cast<double>(problem.experts);
   // Every row picks an expert at random.
   experts_ =
@@ -225,8 +225,9 @@ struct Facts {
 Facts facts_of(const Problem& problem) {
   const bool forward = problem.op == Op::kForward;
   const std::int64_t cols = forward ? problem.n : problem.k;
-  const double experts = std::max<double>(1, std::min<double>(problem.experts, problem.rows));
-  return {static_cast<double>(problem.rows) / experts,
+  const double experts =
+      std::max<double>(1, std::min<double>(problem.experts, problem.planned_rows()));
+  return {static_cast<double>(problem.planned_rows()) / experts,
           forward ? problem.k : problem.n,
           forward,
           problem.gathers(),
@@ -362,7 +363,8 @@ bool weights_pass_through_l2(const Problem& problem, const TileShape& tile, std:
   }
   const std::int64_t gathered_bytes =
       problem.flat_rows() / problem.gather_divisor() * problem.k * size_bytes(problem.dtype);
-  return problem.rows <= problem.experts * tile.rows && 4 * gathered_bytes <= 3 * l2_bytes;
+  return problem.planned_rows() <= problem.experts * tile.rows &&
+         4 * gathered_bytes <= 3 * l2_bytes;
 }
 
 bool fusing_is_faster(const Problem& problem, const TileShape& tile) {
@@ -399,7 +401,8 @@ bool gathering_first_is_faster(const Problem& problem) {
   const std::int64_t other = problem.gathers_x() ? problem.n : problem.k;
   // The copy is lent memory: no more of it than dW itself takes. With that much, Mixtral dw2 at
   // 32768 tokens, 686 / 615 in two runs; torch 666 / 635 beside them.
-  return other >= kWideEnough && problem.rows * gathered <= problem.experts * problem.n * problem.k;
+  return other >= kWideEnough &&
+         problem.planned_rows() * gathered <= problem.experts * problem.n * problem.k;
 }
 
 }  // namespace moegemm::cuda::sm90

@@ -16,6 +16,7 @@ std::vector<ProblemCase> epilogue_cases();   ///< biases and activations
 std::vector<ProblemCase> low_rank_cases();   ///< more depth, with operands of its own
 std::vector<ProblemCase> stride_cases();     ///< strided and unaligned tensors
 std::vector<ProblemCase> capacity_cases();   ///< rows that are not T * topk
+std::vector<ProblemCase> placement_cases();  ///< segments with gaps, and tails
 std::vector<ProblemCase> hazard_cases();     ///< bad sizes, bad indices, NaN and infinities
 
 std::vector<ProblemCase> all_cases();

@@ -221,7 +221,7 @@ def test_accumulate_tells_frameworks_that_wait_for_a_hook(device):
     ("main_grad", "kind"),
     [
         (None, ValueError),
-        (torch.zeros(5, 24, 40, dtype=torch.bfloat16), TypeError),
+        (torch.zeros(5, 24, 40, dtype=torch.float16), TypeError),
         (torch.zeros(5, 24, 39), ValueError),
     ],
 )

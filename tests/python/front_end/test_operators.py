@@ -39,6 +39,8 @@ def test_products_into_out(device):
     dY = torch.randn(case.rows, 24, device=device).bfloat16()
     Y, dX = torch.empty_like(dY), torch.empty(case.rows, 40, device=device, dtype=torch.bfloat16)
     torch.library.opcheck(OPS.forward_out.default, (*arguments(case, case.X, case.W), None, Y))
+    bias = torch.randn(5, 24, device=device).bfloat16()
+    torch.library.opcheck(OPS.forward_out.default, (*arguments(case, case.X, case.W), None, Y, bias))
     torch.library.opcheck(OPS.dx_out.default, (*arguments(case, dY, case.W), None, dX))
     dW = torch.zeros(case.W.shape, device=device)
     accumulating = list(arguments(case, dY, case.X))
@@ -121,6 +123,10 @@ def test_check_layer(device):
     weights = (torch.randn(3, 20, 8, device=device), torch.randn(3, 8, 10, device=device))
     arguments = (x, *weights, ids, torch.rand(6, 2, device=device), None, None, "silu/concatenated", False)
     torch.library.opcheck(OPS.check_layer.default, arguments)
+    pair = tuple(weights[0].chunk(2, 1))
+    torch.library.opcheck(OPS.check_layer.default, (x, pair[0], *arguments[2:], pair[1]))
+    rows = (x, *weights, torch.tensor([3, 0, 2], device=device), torch.rand(6, device=device), *arguments[5:])
+    torch.library.opcheck(OPS.check_expert_rows.default, rows)
 
 
 @pytest.mark.parametrize("with_inverse", [False, True])
@@ -142,6 +148,8 @@ def test_combine_rows(device, weighted):
     weights = torch.rand(7, 2, device=device, requires_grad=True) if weighted else None
     positions = torch.randperm(14, device=device).view(7, 2) - 4
     torch.library.opcheck(OPS.combine_rows.default, (rows, weights, positions, False))
+    out = torch.empty(7, 8, device=device)
+    torch.library.opcheck(OPS.combine_rows_out.default, (rows.detach(), weights, positions, out))
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -149,6 +157,8 @@ def test_combine(device, weighted):
     rows = torch.randn(14, 8, device=device, requires_grad=True)
     weights = torch.rand(7, 2, device=device, requires_grad=True) if weighted else None
     torch.library.opcheck(OPS.combine.default, (rows, weights, 2, False))
+    out = torch.empty(7, 8, device=device)
+    torch.library.opcheck(OPS.combine_out.default, (rows.detach(), weights, 2, out))
 
 
 def test_scale_rows(device):
@@ -174,6 +184,12 @@ def test_activations(device):
     d_out, down_bias = torch.randn(13, 8, device=device).bfloat16(), torch.randn(5, 8, device=device).bfloat16()
     activation = "silu/concatenated limit=7"
     torch.library.opcheck(OPS.activate.default, (pre, bias, case.m_sizes, activation))
+    row_weights = torch.rand(case.rows, device=device)
+    torch.library.opcheck(OPS.activate.default, (pre, bias, case.m_sizes, activation, row_weights))
+    by_row = (case.m_sizes, None, row_weights, 1, None, None, activation, True, True)
+    torch.library.opcheck(OPS.activate_backward.default, (d_act, pre, bias, *by_row))
+    rows, out = torch.randn(case.rows, 8, device=device), torch.empty(case.rows, 8, device=device).bfloat16()
+    torch.library.opcheck(OPS.add_weighted_bias.default, (rows, down_bias, case.m_sizes, row_weights, out))
     for needs in [(True, True), (False, False)]:
         share = (d_out, down_bias) if needs[1] else (None, None)
         torch.library.opcheck(OPS.activate_backward.default, (d_act, pre, bias, *routing, *share, activation, *needs))

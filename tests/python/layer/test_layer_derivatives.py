@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 NAMES = ["x", "w_gate_up", "w_down", "router_weights", "gate_up_bias", "down_bias"]
 
 
-CALLS = ["moe_mlp", "lora_moe_mlp"]
+CALLS = ["moe_mlp", "lora_moe_mlp", "experts_mlp"]
 
 
 def call_of(name: str, layer: Layer):
@@ -24,6 +24,15 @@ def call_of(name: str, layer: Layer):
             adapters[place] = moegemm.LoraAdapter(6, k, n, 4, device=layer.expert_ids.device)
             torch.nn.init.normal_(adapters[place].B, std=0.1)
     function = getattr(moegemm, name)
+    sizes = torch.tensor([3, 0, 4, 2, 1, 1], device=layer.expert_ids.device)
+
+    def run_rows(**changes: torch.Tensor) -> torch.Tensor:
+        tensors = {**layer.tensors, **changes}
+        rows, weights = tensors.pop("x"), tensors.pop("router_weights")[:, 0]
+        return moegemm.experts_mlp(rows, sizes=sizes, row_weights=weights, **tensors, **layer.options)
+
+    if name == "experts_mlp":
+        return run_rows
 
     def run(**changes: torch.Tensor) -> torch.Tensor:
         tensors = {**layer.tensors, **changes}

@@ -101,6 +101,35 @@ TEST_F(ActivationRules, FlatOrderNeedsIndices) {
   EXPECT_NO_THROW(backward());
 }
 
+TEST_F(ActivationRules, RowsWithoutIndicesHaveAWeightEach) {
+  RoutingView by_row{routing.m_sizes, {}, routing.router_weights, 1};
+  EXPECT_NO_THROW(activate(inputs.pre, inputs.bias, by_row, activation, act));
+  routing = by_row;
+  inputs.d_out = matrix(data[9], 6, 5);
+  EXPECT_NO_THROW(backward());
+  routing.router_weights.shape[0] = 5;
+  outputs.d_weights.shape[0] = 5;
+  expect_refusal(ErrorKind::kInvalidValue, {"gather_indices is not given", "5 weights and 6 rows"},
+                 [this] { backward(); });
+  expect_refusal(ErrorKind::kInvalidValue, {"router_weights is", "[M] = [6]"},
+                 [&] { activate(inputs.pre, inputs.bias, routing, activation, act); });
+}
+
+TEST_F(ActivationRules, AWeightedBiasIsAddedToRowsOfItsShape) {
+  const RoutingView by_row{routing.m_sizes, {}, routing.router_weights, 1};
+  TensorView rows = matrix(data[9], 6, 5);
+  const TensorView out = matrix(data[10], 6, 5);
+  const auto add = [&] { add_weighted_bias(rows, inputs.down_bias, by_row, out); };
+  EXPECT_NO_THROW(add());
+  rows = out;
+  EXPECT_NO_THROW(add());
+  rows.shape[1] = 4;
+  expect_refusal(ErrorKind::kInvalidValue, {"rows is", "[M, C] = [6, 5]"}, add);
+  rows = matrix(data[9], 6, 5);
+  inputs.down_bias.shape[0] = 3;
+  expect_refusal(ErrorKind::kInvalidValue, {"bias is", "[E, C] = [2, 5]"}, add);
+}
+
 TEST(ActivationNames, AreThoseOfTheInterface) {
   EXPECT_STREQ(to_string(ActivationFunction::kGeluTanh), "gelu_tanh");
   EXPECT_STREQ(to_string(GateLayout::kInterleaved), "interleaved");

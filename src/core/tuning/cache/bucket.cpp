@@ -44,7 +44,8 @@ class Fingerprint {
 }  // namespace
 
 std::string problem_bucket(const Problem& problem) {
-  const std::int64_t worth = problem.rows / problem.topk;  // tokens; with a capacity, of its rows
+  // Tokens; with a capacity, of the rows that are expected of it.
+  const std::int64_t worth = problem.planned_rows() / problem.topk;
   const std::uint64_t tokens = std::bit_ceil(static_cast<std::uint64_t>(worth > 0 ? worth : 1));
   std::string text =
       join(to_string(problem.op), " ", to_string(problem.dtype), "->", to_string(problem.out_dtype),
@@ -54,6 +55,7 @@ std::string problem_bucket(const Problem& problem) {
   if (problem.accumulate) text += " accumulate";
   if (problem.dy_per_token) text += " dy_per_token";
   if (problem.allow_tf32) text += " tf32";
+  if (problem.max_multiprocessors > 0) text += join(" SMs<=", problem.max_multiprocessors);
   if (problem.low_rank > 0) text += join(" low_rank=", problem.low_rank);
   if (problem.bias) text += " bias";
   if (problem.activation) text += join(" activation=", to_string(*problem.activation));

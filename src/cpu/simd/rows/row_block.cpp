@@ -27,7 +27,7 @@ RowBlock::RowBlock(const RowLocator& locator, const Problem& problem, const Oper
                    : 0.0f;
   }
   for (std::int64_t i = 0; i < block.rows; ++i) {
-    const RowLocator::Row row = locator.locate(first_position_ + i);
+    const RowLocator::Row row = locator.locate(block.expert, first_position_ + i);
     sources_[i] = row.source != nullptr ? row.source : stand_in;
     destinations_[i] = row.destination;
     if (scales_ != nullptr) scales_[i] = row.scale;
@@ -56,7 +56,8 @@ void RowBlock::clear_zero_rows() const {
   if (!has_zero_rows_) return;
   const std::int64_t element = size_bytes(problem_.out_dtype);
   for (std::int64_t i = 0; i < block_.rows; ++i) {
-    if (destinations_[i] == nullptr || locator_.locate(first_position_ + i).source != nullptr) {
+    if (destinations_[i] == nullptr ||
+        locator_.locate(block_.expert, first_position_ + i).source != nullptr) {
       continue;
     }
     if (bias_ == nullptr) {

@@ -1,7 +1,6 @@
 #include "cpu/simd/rows/row_locator.h"
 
 #include "cpu/element_type.h"
-#include "cpu/routing_data.h"
 
 namespace moegemm::cpu::simd {
 
@@ -10,25 +9,41 @@ RowLocator::RowLocator(const Problem& problem, const Operands& operands)
       operands_(operands),
       in_bytes_(size_bytes(problem.dtype)),
       out_bytes_(size_bytes(problem.out_dtype)),
-      offsets_(
-          segment_offsets(operands.m_sizes, problem.sizes_dtype, problem.experts, problem.rows)) {
-  if (problem.scatters()) find_owners();
+      segments_(segments_of(segments_view(problem, operands), problem.rows)) {
+  if (problem.op == Op::kDw) return;
+  if (problem.scatters() || !segments_.disjoint) {
+    find_owners();
+  } else if (problem.tails == Tails::kZero) {
+    for (const SegmentList::Segment& gap : segments_.gaps) {
+      for (std::int64_t row = gap.begin; row < gap.end; ++row) unwritten_.push_back(row);
+    }
+  }
 }
 
-/// Two positions that name the same flat row would race: the later one owns it. One pass over the
-/// indices, about a nanosecond per row, where a row costs microseconds of arithmetic.
+/// -1: none.
+std::int64_t RowLocator::output_row(std::int64_t position) const {
+  if (!problem_.scatters()) return position;
+  const std::int64_t flat = read_index(operands_.gather_indices, problem_.index_dtype, position);
+  return flat >= 0 && flat < problem_.flat_rows() ? flat : -1;
+}
+
+/// Two that store the same row would race: the later one owns it. One pass over the rows, about a
+/// nanosecond for each, where a row costs microseconds of arithmetic.
 void RowLocator::find_owners() {
-  owners_.assign(problem_.flat_rows(), -1);
-  for (std::int64_t position = 0; position < end(); ++position) {
-    const std::int64_t flat = read_index(operands_.gather_indices, problem_.index_dtype, position);
-    if (flat >= 0 && flat < problem_.flat_rows()) owners_[flat] = position;
+  owners_.assign(problem_.output_rows(), -1);
+  for (std::int64_t e = 0; e < problem_.experts; ++e) {
+    for (std::int64_t position = segments_[e].begin; position < segments_[e].end; ++position) {
+      const std::int64_t row = output_row(position);
+      if (row >= 0) owners_[row] = owner_id(e, position);
+    }
   }
-  for (std::int64_t flat = 0; flat < problem_.flat_rows(); ++flat) {
-    if (owners_[flat] < 0) unwritten_.push_back(flat);
+  if (problem_.tails == Tails::kUndefined) return;
+  for (std::int64_t row = 0; row < problem_.output_rows(); ++row) {
+    if (owners_[row] < 0) unwritten_.push_back(row);
   }
 }
 
-RowLocator::Row RowLocator::locate(std::int64_t position) const {
+RowLocator::Row RowLocator::locate(std::int64_t expert, std::int64_t position) const {
   std::int64_t flat = position;
   bool valid = true;
   if (problem_.permutation != Permutation::kNone) {
@@ -38,7 +53,8 @@ RowLocator::Row RowLocator::locate(std::int64_t position) const {
   Row row;
   if (problem_.op != Op::kDw) {
     const std::int64_t out_row = problem_.scatters() ? flat : position;
-    const bool stored = !problem_.scatters() || (valid && owners_[flat] == position);
+    const bool stored = owners_.empty() || ((valid || !problem_.scatters()) &&
+                                            owners_[out_row] == owner_id(expert, position));
     if (stored) {
       row.destination =
           static_cast<char*>(operands_.out) + out_row * operands_.out_stride * out_bytes_;
@@ -64,12 +80,11 @@ RowLocator::Row RowLocator::locate(std::int64_t position) const {
 }
 
 std::int64_t RowLocator::unwritten_rows() const {
-  return problem_.scatters() ? static_cast<std::int64_t>(unwritten_.size()) : problem_.rows - end();
+  return static_cast<std::int64_t>(unwritten_.size());
 }
 
 char* RowLocator::unwritten_row(std::int64_t i) const {
-  const std::int64_t row = problem_.scatters() ? unwritten_[i] : end() + i;
-  return static_cast<char*>(operands_.out) + row * operands_.out_stride * out_bytes_;
+  return static_cast<char*>(operands_.out) + unwritten_[i] * operands_.out_stride * out_bytes_;
 }
 
 }  // namespace moegemm::cpu::simd

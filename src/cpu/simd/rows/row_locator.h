@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/backend.h"
+#include "cpu/routing_data.h"
 
 namespace moegemm::cpu::simd {
 
@@ -13,10 +14,10 @@ class RowLocator {
  public:
   RowLocator(const Problem& problem, const Operands& operands);
 
-  /// Where the segments begin; ends() is the first position that belongs to nobody.
-  std::int64_t begin(std::int64_t expert) const { return offsets_[expert]; }
-  std::int64_t size(std::int64_t expert) const { return offsets_[expert + 1] - offsets_[expert]; }
-  std::int64_t end() const { return offsets_.back(); }
+  std::int64_t begin(std::int64_t expert) const { return segments_[expert].begin; }
+  std::int64_t size(std::int64_t expert) const { return segments_[expert].size(); }
+  /// In all segments together.
+  std::int64_t rows() const { return segments_.routed; }
 
   struct Row {
     const char* source = nullptr;  ///< X (forward, dW) or dY (dX); null: zeros
@@ -24,22 +25,28 @@ class RowLocator {
     char* destination = nullptr;   ///< Y or dX; null: not stored
     float scale = 1;
   };
-  Row locate(std::int64_t position) const;
+  /// `position` is in the expert's segment.
+  Row locate(std::int64_t expert, std::int64_t position) const;
 
   /// Rows of Y or dX that no valid position inside a segment stores: they are to be zeroed.
   std::int64_t unwritten_rows() const;
   char* unwritten_row(std::int64_t i) const;
 
  private:
+  std::int64_t output_row(std::int64_t position) const;
+  std::int64_t owner_id(std::int64_t expert, std::int64_t position) const {
+    return expert * problem_.rows + position;
+  }
   void find_owners();
 
   const Problem& problem_;
   const Operands& operands_;
   std::int64_t in_bytes_;
   std::int64_t out_bytes_;
-  std::vector<std::int64_t> offsets_;
-  std::vector<std::int64_t> owners_;     ///< scattered outputs: the position that stores flat row i
-  std::vector<std::int64_t> unwritten_;  ///< scattered outputs: flat rows without an owner
+  SegmentList segments_;
+  /// Where two may store one row: scattered outputs and segments that overlap. Who stores row i.
+  std::vector<std::int64_t> owners_;
+  std::vector<std::int64_t> unwritten_;  ///< output rows that nobody stores
 };
 
 }  // namespace moegemm::cpu::simd

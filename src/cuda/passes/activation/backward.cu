@@ -5,6 +5,7 @@
 #include "cuda/backend/error.h"
 #include "cuda/backend/launch.h"
 #include "cuda/backend/loading.h"
+#include "cuda/backend/segment_params.h"
 #include "cuda/device/activation_math.cuh"
 #include "cuda/passes/activation/gate_packs.cuh"
 #include "cuda/passes/activation/kernel_choice.h"
@@ -35,6 +36,11 @@ constexpr int least_resident_blocks() {
   return sizeof(T) == 2 ? kBlocksPerMultiprocessor : 2;
 #endif
 }
+/// The same for segments anywhere, whose loop keeps more.
+template <typename T>
+constexpr int least_resident_segment_blocks() {
+  return sizeof(T) == 2 ? least_resident_blocks<T>() - 1 : 1;
+}
 /// 144 bytes in flight for each of 1024 threads on a multiprocessor: five times what hides the
 /// latency of HBM (4.2 TB/s * 0.9 us over 132 of them: 29 KB each), so that warps may compute. With
 /// more, what a block looks up before its first row waits longer in line.
@@ -60,8 +66,7 @@ struct BackwardArguments {
   Floats d_weights;           // [flat_rows]
   Floats weights;             // [flat_rows]
   IndexArray gather_indices;  // [rows], or null
-  IndexArray m_sizes;
-  int experts;
+  SegmentParams segments;
   int rows;
   int flat_rows;  // indices are below it
   int topk;
@@ -99,10 +104,10 @@ __device__ __forceinline__ Row look_up(const BackwardArguments& a, int flat) {
 /// The rest of it.
 __device__ __forceinline__ void place(const BackwardArguments& a, const int* row_prefix,
                                       int position, Row& row) {
-  if (position >= row_prefix[a.experts]) {
+  if (position >= row_prefix[a.segments.experts]) {
     row.flat = -1;
   } else if (a.bias.data || a.down_bias.data) {
-    row.expert = expert_of(row_prefix, a.experts, position);
+    row.expert = expert_of(row_prefix, a.segments.experts, position);
   }
 }
 
@@ -235,8 +240,8 @@ __device__ __forceinline__ void store_d_weights(const BackwardArguments& a, cons
   }
 }
 
-/// Shared memory: the ring, the rows, the dot products of their strips and of those of their
-/// biases, the experts' prefix sums.
+/// Segments that follow one another, and zeros after them. Shared memory: the ring, the rows, the
+/// dot products of their strips and of those of their biases, the experts' prefix sums.
 template <typename T, GateLayout L>
 __global__ void __launch_bounds__(kThreads, least_resident_blocks<T>())
     backward_packs(const BackwardArguments a) {
@@ -252,7 +257,7 @@ __global__ void __launch_bounds__(kThreads, least_resident_blocks<T>())
   const int count = min(a.rows - first, a.group_rows);
 
   // Asked for before the rows, after which they would wait in line.
-  const FetchedSizes sizes = fetch_sizes(a.m_sizes, a.experts);
+  const FetchedSizes sizes = fetch_sizes(a.segments.m_sizes, a.segments.experts);
   const int my_row = static_cast<int>(threadIdx.x);
   IndexArray::Fetched my_index;
   if (my_row < count) my_index = fetch_index(a, first + my_row);
@@ -280,7 +285,7 @@ __global__ void __launch_bounds__(kThreads, least_resident_blocks<T>())
     fetch(begin + stage < end);
   }
   if (my_row < count) rows[my_row] = look_up(a, my_index.below(a.flat_rows));
-  share_row_prefix(a.m_sizes, sizes, a.experts, a.rows, row_prefix);
+  share_row_prefix(a.segments.m_sizes, sizes, a.segments.experts, a.rows, row_prefix);
   if (my_row < count) place(a, row_prefix, first + my_row, rows[my_row]);
   __syncthreads();
 
@@ -319,6 +324,110 @@ __global__ void __launch_bounds__(kThreads, least_resident_blocks<T>())
   store_d_weights(a, rows, count, dots);
 }
 
+/// Where a block's shared memory has what. `places` is for segments anywhere: the rows' rows.
+template <typename T, GateLayout L>
+struct BackwardShared {
+  uint4* ring;
+  Row* rows;
+  float* dots;
+  int* row_prefix;
+  int* places;
+
+  __device__ __forceinline__ BackwardShared(const BackwardArguments& a, uint4* memory)
+      : ring(memory),
+        rows(reinterpret_cast<Row*>(memory + Ring<T, L>::kBytes / sizeof(uint4))),
+        dots(reinterpret_cast<float*>(rows + a.group_rows)),
+        row_prefix(reinterpret_cast<int*>(dots + a.group_rows * (a.strips + a.hidden_strips))),
+        places(row_prefix + a.segments.experts + 1) {}
+};
+
+/// Positions [first, first + count) of segments anywhere. Out of line: what the loop around it
+/// keeps would take the registers of what it keeps in flight.
+template <ActivationFunction F, typename T, GateLayout L>
+__device__ __forceinline__ void backward_group(const BackwardArguments& a, uint4* memory, int first,
+                                               int count) {
+  using Packs = GatePacks<T, L>;
+  constexpr int kGradient = Packs::kPacks;  // d_act's pack in the ring
+  const BackwardShared<T, L> shared(a, memory);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  if (const int r = static_cast<int>(threadIdx.x); r < count) {
+    SegmentCursor cursor(a.segments, shared.row_prefix);
+    const int place = cursor.row_at(first + r);
+    shared.places[r] = place;
+    shared.rows[r] = look_up(a, fetch_index(a, place).below(a.flat_rows));
+    shared.rows[r].expert = cursor.expert();
+  }
+  __syncthreads();
+  Ring<T, L> ring(shared.ring);
+  const int begin = count * a.strips * warp / kWarps;
+  const int end = count * a.strips * (warp + 1) / kWarps;
+  const Cursor start = {begin % count, Packs::first_column(begin / count)};
+  Cursor fetched = start;
+  const auto fetch = [&](bool is_mine) {
+    if (is_mine) {
+      const int place = shared.places[fetched.row];
+      Packs::load(ring, static_cast<const T*>(a.pre.data) + start_of(place, a.pre), fetched.column,
+                  a.activated);
+      Packs::load_activated(ring, kGradient,
+                            static_cast<const T*>(a.d_act.data) + start_of(place, a.d_act),
+                            fetched.column, a.activated);
+      fetched.advance(count);
+    }
+    ring.commit();
+  };
+#pragma unroll
+  for (int stage = 0; stage < Ring<T, L>::kStages; ++stage) fetch(begin + stage < end);
+  if (a.hidden_strips > 0) dot_biases<T>(a, shared.rows, count, shared.dots + count * a.strips);
+  Cursor at = start;
+  for (int task = begin; task < end; ++task, at.advance(count)) {
+    const Row row = shared.rows[at.row];
+    Packs bias;
+    if (a.bias.data && row.flat >= 0) {
+      bias = Packs::load_bias(static_cast<const T*>(a.bias.data) + start_of(row.expert, a.bias),
+                              at.column, a.activated);
+    }
+    ring.wait();
+    const Packs packs = Packs::read(ring);
+    const Pack<T> gradients = Packs::read_activated(ring, kGradient);
+    fetch(task + Ring<T, L>::kStages < end);
+    float sum = 0.0f;
+#pragma unroll
+    for (int part = 0; part < Packs::kParts; ++part) {
+      const int column = Packs::column_of(part, at.column);
+      if (column >= a.activated) break;
+      sum = backward_part<F>(a, row, shared.places[at.row], part, column, packs, bias, gradients,
+                             sum);
+    }
+    if (a.d_weights.data) {
+      sum = warp_sum(sum);
+      if (lane == 0) shared.dots[task] = sum;
+    }
+  }
+  __syncthreads();
+  if (a.d_weights.data) store_d_weights(a, shared.rows, count, shared.dots);
+  __syncthreads();  // all of it may be written again
+}
+
+/// Segments anywhere, and nothing outside them. Blocks go on until all positions are done: there
+/// may be far fewer than rows.
+template <typename T, GateLayout L>
+__global__ void __launch_bounds__(kThreads, least_resident_segment_blocks<T>())
+    backward_segments(const __grid_constant__ BackwardArguments a) {
+  extern __shared__ uint4 memory[];
+  int* const row_prefix = BackwardShared<T, L>(a, memory).row_prefix;
+  share_row_prefix<true>(a.segments.m_sizes, fetch_sizes(a.segments.m_sizes, a.segments.experts),
+                         a.segments.experts, a.segments.row_limit, row_prefix,
+                         a.segments.placement);
+  const int routed = row_prefix[a.segments.experts];
+  with_function(a.activation.function, [&]<ActivationFunction F>() {
+#pragma unroll 1
+    for (int first = static_cast<int>(blockIdx.x) * a.group_rows; first < routed;
+         first += static_cast<int>(gridDim.x) * a.group_rows) {
+      backward_group<F, T, L>(a, memory, first, min(routed - first, a.group_rows));
+    }
+  });
+}
+
 /// One element at a time; returns this lane's part of <d_act, act>.
 template <ActivationFunction F>
 __device__ float backward_row(const BackwardArguments& a, int position, const Row& row) {
@@ -345,13 +454,20 @@ __device__ float backward_row(const BackwardArguments& a, int position, const Ro
   return sum;
 }
 
-__global__ void __launch_bounds__(kThreads) backward_elements(const BackwardArguments a) {
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+    backward_elements(const BackwardArguments a) {
   extern __shared__ int row_prefix[];
-  share_row_prefix(a.m_sizes, fetch_sizes(a.m_sizes, a.experts), a.experts, a.rows, row_prefix);
+  share_row_prefix<true>(a.segments.m_sizes, fetch_sizes(a.segments.m_sizes, a.segments.experts),
+                         a.segments.experts, a.segments.row_limit, row_prefix,
+                         a.segments.placement);
+  const int routed = row_prefix[a.segments.experts];
   const int step = static_cast<int>(gridDim.x) * kWarps;
-  for (int r = static_cast<int>(blockIdx.x * kWarps + threadIdx.x / 32); r < a.rows; r += step) {
-    Row row = look_up(a, a.gather_indices.data ? flat_row(a.gather_indices, r, a.flat_rows) : r);
-    place(a, row_prefix, r, row);
+  SegmentCursor cursor(a.segments, row_prefix);
+  for (int position = static_cast<int>(blockIdx.x * kWarps + threadIdx.x / 32); position < routed;
+       position += step) {
+    const int r = cursor.row_at(position);
+    Row row = look_up(a, fetch_index(a, r).below(a.flat_rows));
+    row.expert = cursor.expert();
     if (row.flat < 0) {
       a.d_pre.zero_row(r, a.activation.gated() ? 2 * a.activated : a.activated);
       a.weighted_act.zero_row(r, a.activated);
@@ -374,7 +490,15 @@ struct PackedKernel {
   }
 };
 
+struct SegmentKernel {
+  template <typename T, GateLayout L>
+  const void* operator()() const {
+    return reinterpret_cast<const void*>(&backward_segments<T, L>);
+  }
+};
+
 const ListedKernels listed([] { return for_16_bit_layouts(PackedKernel()); });
+const ListedKernels listed_segments([] { return for_16_bit_layouts(SegmentKernel()); });
 
 /// Rows can be moved by 16-byte accesses, and counted as start_of does.
 bool is_packed(const TensorView& view) {
@@ -418,7 +542,8 @@ void CudaPasses::activate_backward(const ActivationGradientInputs& in, const Rou
                       strips <= kMostStrips;
   const DeviceFacts* facts = device_facts(in.pre.device.index);
   const std::int64_t resident = kBlocksPerMultiprocessor * facts->multiprocessors;
-  const std::int64_t group = packed ? rows_of_block(rows, strips, resident) : 1;
+  const std::int64_t planned = std::max<std::int64_t>(planned_rows(routing, rows), 1);
+  const std::int64_t group = packed ? rows_of_block(planned, strips, resident) : 1;
   const std::int64_t all_hidden_strips = (hidden + kStripColumns - 1) / kStripColumns;
   const bool packed_hidden = packed && hidden % kPackElems == 0 && packed_if_given(in.d_out) &&
                              packed_if_given(in.down_bias) && all_hidden_strips <= kMostStrips;
@@ -442,8 +567,7 @@ void CudaPasses::activate_backward(const ActivationGradientInputs& in, const Rou
       .d_weights = floats_of(out.d_weights),
       .weights = floats_of(routing.router_weights),
       .gather_indices = indices_of(routing.gather_indices),
-      .m_sizes = indices_of(routing.m_sizes),
-      .experts = static_cast<int>(experts),
+      .segments = segment_params(routing, rows, rows),
       .rows = static_cast<int>(rows),
       .flat_rows = static_cast<int>(flat_rows),
       .topk = static_cast<int>(routing.topk),
@@ -457,16 +581,30 @@ void CudaPasses::activate_backward(const ActivationGradientInputs& in, const Rou
   };
   clear_d_weights();
   void* parameters[] = {&arguments};
+  const auto blocks_for = [&](std::int64_t count) {
+    return dim3(static_cast<unsigned>((count + group - 1) / group));
+  };
+  if (packed && is_packed_with_zeros(routing)) {
+    launch({for_dtype_and_layout(in.pre.dtype, activation.layout, PackedKernel()),
+            "activate_backward (packs)", blocks_for(rows), dim3(kThreads),
+            shared_bytes + row_prefix_bytes(experts)},
+           parameters, on.stream);
+    return;
+  }
+  if (routing.tails == Tails::kZero) {
+    zero_gaps(out.d_pre, routing, context);
+    if (out.weighted_act.given()) zero_gaps(out.weighted_act, routing, context);
+  }
   if (!packed) {
-    const std::int64_t blocks = std::min((rows + kWarps - 1) / kWarps, resident);
+    const std::int64_t blocks = std::min((planned + kWarps - 1) / kWarps, resident);
     launch({reinterpret_cast<const void*>(&backward_elements), "activate_backward (elements)",
             dim3(static_cast<unsigned>(blocks)), dim3(kThreads), row_prefix_bytes(experts)},
            parameters, on.stream);
     return;
   }
-  launch({for_dtype_and_layout(in.pre.dtype, activation.layout, PackedKernel()),
-          "activate_backward (packs)", dim3(static_cast<unsigned>((rows + group - 1) / group)),
-          dim3(kThreads), shared_bytes + row_prefix_bytes(experts)},
+  launch({for_dtype_and_layout(in.pre.dtype, activation.layout, SegmentKernel()),
+          "activate_backward (segments)", blocks_for(planned), dim3(kThreads),
+          shared_bytes + row_prefix_bytes(experts) + static_cast<int>(group * sizeof(int))},
          parameters, on.stream);
 }
 

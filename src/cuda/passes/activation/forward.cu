@@ -4,6 +4,7 @@
 #include "cuda/backend/device_facts.h"
 #include "cuda/backend/launch.h"
 #include "cuda/backend/loading.h"
+#include "cuda/backend/segment_params.h"
 #include "cuda/device/activation_math.cuh"
 #include "cuda/device/fast_divide.h"
 #include "cuda/passes/activation/gate_packs.cuh"
@@ -38,13 +39,13 @@ struct ActivateArguments {
   Floats pre;   // [rows, C]
   Floats bias;  // [experts, C]
   Floats act;   // [rows, activated]
-  IndexArray m_sizes;
-  int experts;
+  SegmentParams segments;
   int rows;
   int activated;
   int strips;             // in a row
   FastDivisor by_strips;  // tasks of warps: strips of groups of rows
   int group_rows;
+  int groups;
   Activation activation;
   GateColumns columns;
   Floats weights;  // [rows]
@@ -63,15 +64,32 @@ struct LaneBias {
   __device__ __forceinline__ void move_to(const ActivateArguments& a, const int* row_prefix,
                                           int row, int column) {
     if (row < end) return;
-    const int expert = expert_of(row_prefix, a.experts, row);
+    const int expert = expert_of(row_prefix, a.segments.experts, row);
     end = row_prefix[expert + 1];
     bias = GatePacks<T, L>::load_bias(static_cast<const T*>(a.bias.data) + expert * a.bias.stride,
                                       column, a.activated);
   }
 };
 
-/// Weighted: each row is multiplied by its weight.
-template <typename T, GateLayout L, bool Weighted>
+/// A part of a lane's elements of a row.
+template <ActivationFunction F, typename T, GateLayout L>
+__device__ __forceinline__ void activate_part(const ActivateArguments& a,
+                                              const GatePacks<T, L>& packs,
+                                              const GatePacks<T, L>& bias, int part,
+                                              float (&act)[GatePacks<T, L>::kElems]) {
+  using Packs = GatePacks<T, L>;
+  float gate[Packs::kElems], up[Packs::kElems];
+  packs.split(part, gate, up);
+  if (a.bias.data) bias.add_to(part, gate, up);
+#pragma unroll
+  for (int i = 0; i < Packs::kElems; ++i) {
+    act[i] = evaluate<F, Packs::kGated>(a.activation, gate[i], Packs::kGated ? up[i] : 0.0f).act;
+  }
+}
+
+/// Segments that follow one another, and zeros after them: rows are asked for before it is known
+/// where the segments end.
+template <typename T, GateLayout L>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     activate_packs(const ActivateArguments a) {
   using Packs = GatePacks<T, L>;
@@ -84,7 +102,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   const int end = min(first + a.group_rows, a.rows);
 
   // Asked for before the rows, after which it would wait in line.
-  const FetchedSizes sizes = fetch_sizes(a.m_sizes, a.experts);
+  const FetchedSizes sizes = fetch_sizes(a.segments.m_sizes, a.segments.experts);
   Ring<T, L> ring(memory);
   const T* source = static_cast<const T*>(a.pre.data) + first * a.pre.stride;
   int fetched = first;
@@ -101,8 +119,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   for (int stage = 0; stage < Ring<T, L>::kStages; ++stage) {
     fetch();
   }
-  share_row_prefix(a.m_sizes, sizes, a.experts, a.rows, row_prefix);
-  const int routed = row_prefix[a.experts];
+  share_row_prefix(a.segments.m_sizes, sizes, a.segments.experts, a.rows, row_prefix);
+  const int routed = row_prefix[a.segments.experts];
   if (column >= a.activated) return;
 
   with_function(a.activation.function, [&]<ActivationFunction F>() {
@@ -119,72 +137,115 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
         const int c = Packs::column_of(part, column);
         if (c >= a.activated) break;
         float act[Packs::kElems] = {};
-        if (row < routed) {
-          [[maybe_unused]] const float weight = Weighted ? a.weights.load(row) : 1.0f;
-          float gate[Packs::kElems], up[Packs::kElems];
-          packs.split(part, gate, up);
-          if (a.bias.data) bias.bias.add_to(part, gate, up);
-#pragma unroll
-          for (int i = 0; i < Packs::kElems; ++i) {
-            act[i] =
-                evaluate<F, Packs::kGated>(a.activation, gate[i], Packs::kGated ? up[i] : 0.0f).act;
-            if constexpr (Weighted) act[i] *= weight;
-          }
-        }
+        if (row < routed) activate_part<F>(a, packs, bias.bias, part, act);
         Packs::store_activated(a.act.data, fp32, target, c, act);
       }
     }
   });
 }
 
-template <bool Weighted>
+/// Segments anywhere, rows that are weighted, and nothing outside the segments. Blocks go on until
+/// all positions are done: there may be far fewer than rows.
+template <typename T, GateLayout L>
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? kBlocksPerMultiprocessor : 3)
+    activate_segments(const ActivateArguments a) {
+  using Packs = GatePacks<T, L>;
+  extern __shared__ uint4 memory[];
+  auto* const row_prefix = reinterpret_cast<int*>(memory) + Ring<T, L>::kBytes / sizeof(int);
+  share_row_prefix<true>(a.segments.m_sizes, fetch_sizes(a.segments.m_sizes, a.segments.experts),
+                         a.segments.experts, a.segments.row_limit, row_prefix,
+                         a.segments.placement);
+  const int routed = row_prefix[a.segments.experts];
+  Ring<T, L> ring(memory);
+  const bool fp32 = a.act.dtype == DType::kFloat32;
+  with_function(a.activation.function, [&]<ActivationFunction F>() {
+    for (unsigned task = blockIdx.x * kWarps + threadIdx.x / 32;; task += gridDim.x * kWarps) {
+      const int group = static_cast<int>(a.by_strips.divide(task));
+      if (group >= a.groups || group * a.group_rows >= routed) return;
+      const int column = Packs::first_column(static_cast<int>(task) - group * a.strips);
+      const int first = group * a.group_rows;
+      const int end = min(first + a.group_rows, routed);
+      SegmentCursor ahead(a.segments, row_prefix), at(a.segments, row_prefix);
+      int fetched = first;
+      const auto fetch = [&] {
+        if (fetched < end) {
+          Packs::load(ring,
+                      static_cast<const T*>(a.pre.data) + ahead.row_at(fetched) * a.pre.stride,
+                      column, a.activated);
+          ++fetched;
+        }
+        ring.commit();
+      };
+#pragma unroll
+      for (int stage = 0; stage < Ring<T, L>::kStages; ++stage) fetch();
+      LaneBias<T, L> bias;
+      for (int position = first; position < end; ++position) {
+        ring.wait();
+        const Packs packs = Packs::read(ring);
+        fetch();
+        if (column >= a.activated) continue;
+        const int row = at.row_at(position);
+        const float weight = a.weights.data ? a.weights.load(row) : 1.0f;
+        if (a.bias.data) bias.move_to(a, row_prefix, position, column);
+#pragma unroll
+        for (int part = 0; part < Packs::kParts; ++part) {
+          const int c = Packs::column_of(part, column);
+          if (c >= a.activated) break;
+          float act[Packs::kElems];
+          activate_part<F>(a, packs, bias.bias, part, act);
+#pragma unroll
+          for (float& value : act) value *= weight;
+          Packs::store_activated(a.act.data, fp32, row * a.act.stride, c, act);
+        }
+      }
+    }
+  });
+}
+
+/// Element by element, of any dtype, segment and weight; nothing outside the segments.
 __global__ void __launch_bounds__(kThreads) activate_elements(const ActivateArguments a) {
   extern __shared__ int row_prefix[];
-  share_row_prefix(a.m_sizes, fetch_sizes(a.m_sizes, a.experts), a.experts, a.rows, row_prefix);
-  const int routed = row_prefix[a.experts];
+  share_row_prefix<true>(a.segments.m_sizes, fetch_sizes(a.segments.m_sizes, a.segments.experts),
+                         a.segments.experts, a.segments.row_limit, row_prefix,
+                         a.segments.placement);
   const bool gated = a.activation.gated();
-  const std::int64_t elements = static_cast<std::int64_t>(a.rows) * a.activated;
+  const std::int64_t elements =
+      static_cast<std::int64_t>(row_prefix[a.segments.experts]) * a.activated;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
+  SegmentCursor at(a.segments, row_prefix);
   for (std::int64_t i =
            static_cast<std::int64_t>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
        i < elements; i += step) {
-    const int row = static_cast<int>(i / a.activated);
+    const int row = at.row_at(static_cast<int>(i / a.activated));
     const int column = static_cast<int>(i % a.activated);
+    const float gate = load_biased(a.pre, a.bias, row, at.expert(), a.columns.gate_at(column));
+    const float up =
+        gated ? load_biased(a.pre, a.bias, row, at.expert(), a.columns.up_at(column)) : 0.0f;
     float act = 0.0f;
-    if (row < routed) {
-      const int expert = a.bias.data ? expert_of(row_prefix, a.experts, row) : 0;
-      const float gate = load_biased(a.pre, a.bias, row, expert, a.columns.gate_at(column));
-      const float up =
-          gated ? load_biased(a.pre, a.bias, row, expert, a.columns.up_at(column)) : 0.0f;
-      with_function(a.activation.function, [&]<ActivationFunction F>() {
-        act = gated ? evaluate<F, true>(a.activation, gate, up).act
-                    : evaluate<F, false>(a.activation, gate, up).act;
-      });
-      if constexpr (Weighted) act *= a.weights.load(row);
-    }
+    with_function(a.activation.function, [&]<ActivationFunction F>() {
+      act = gated ? evaluate<F, true>(a.activation, gate, up).act
+                  : evaluate<F, false>(a.activation, gate, up).act;
+    });
+    if (a.weights.data) act *= a.weights.load(row);
     a.act.store(row * a.act.stride + column, act);
   }
 }
 
-template <bool Weighted>
 struct PackedKernel {
   template <typename T, GateLayout L>
   const void* operator()() const {
-    return reinterpret_cast<const void*>(&activate_packs<T, L, Weighted>);
+    return reinterpret_cast<const void*>(&activate_packs<T, L>);
+  }
+};
+struct SegmentKernel {
+  template <typename T, GateLayout L>
+  const void* operator()() const {
+    return reinterpret_cast<const void*>(&activate_segments<T, L>);
   }
 };
 
-const ListedKernels listed([] { return for_16_bit_layouts(PackedKernel<false>()); });
-const ListedKernels listed_weighted([] { return for_16_bit_layouts(PackedKernel<true>()); });
-
-const void* kernel_for(bool packed, bool weighted, DType dtype, GateLayout layout) {
-  if (!packed) {
-    return weighted ? reinterpret_cast<const void*>(&activate_elements<true>)
-                    : reinterpret_cast<const void*>(&activate_elements<false>);
-  }
-  return weighted ? for_dtype_and_layout(dtype, layout, PackedKernel<true>())
-                  : for_dtype_and_layout(dtype, layout, PackedKernel<false>());
-}
+const ListedKernels listed([] { return for_16_bit_layouts(PackedKernel()); });
+const ListedKernels listed_segments([] { return for_16_bit_layouts(SegmentKernel()); });
 
 }  // namespace
 
@@ -196,14 +257,14 @@ void CudaPasses::activate(const TensorView& pre, const TensorView& bias, const R
   if (rows == 0 || activated == 0) {
     return;
   }
-  const TensorView &m_sizes = routing.m_sizes, &weights = routing.router_weights;
-  const std::int64_t experts = m_sizes.shape[0];
+  const std::int64_t experts = routing.m_sizes.shape[0];
+  const std::int64_t planned = planned_rows(routing, rows);
   const std::int64_t resident =
       kBlocksPerMultiprocessor * device_facts(pre.device.index)->multiprocessors;
   const std::int64_t strips = (activated + kStripColumns - 1) / kStripColumns;
   const std::int64_t warps_at_most = resident * kWaves * kWarps;
   const std::int64_t group = std::clamp<std::int64_t>(
-      (rows * strips + warps_at_most - 1) / warps_at_most, 1, most_rows(bias.given()));
+      (planned * strips + warps_at_most - 1) / warps_at_most, 1, most_rows(bias.given()));
   const std::int64_t tasks = (rows + group - 1) / group * strips;
   const bool packed = activated % kPackElems == 0 && is_16_byte_aligned(pre) &&
                       is_16_byte_aligned(act) && (!bias.given() || is_16_byte_aligned(bias)) &&
@@ -215,28 +276,39 @@ void CudaPasses::activate(const TensorView& pre, const TensorView& bias, const R
       .pre = floats_of(pre),
       .bias = floats_of(bias),
       .act = floats_of(act),
-      .m_sizes = indices_of(m_sizes),
-      .experts = static_cast<int>(experts),
+      .segments = segment_params(routing, rows, rows),
       .rows = static_cast<int>(rows),
       .activated = static_cast<int>(activated),
       .strips = static_cast<int>(strips),
       .by_strips = make_fast_divisor(static_cast<std::uint32_t>(strips)),
       .group_rows = static_cast<int>(group),
+      .groups = static_cast<int>((rows + group - 1) / group),
       .activation = activation,
       .columns = gate_columns(activation, activated),
-      .weights = floats_of(weights),
+      .weights = floats_of(routing.router_weights),
   };
-  const void* const kernel = kernel_for(packed, weights.given(), pre.dtype, activation.layout);
   void* parameters[] = {&arguments};
+  const bool simple = is_packed_with_zeros(routing) && !routing.router_weights.given();
+  if (packed && simple) {
+    launch({for_dtype_and_layout(pre.dtype, activation.layout, PackedKernel()), "activate_packs",
+            dim3(static_cast<unsigned>((tasks + kWarps - 1) / kWarps)), dim3(kThreads),
+            shared_bytes + row_prefix_bytes(experts)},
+           parameters, on.stream);
+    return;
+  }
+  if (routing.tails == Tails::kZero) zero_gaps(act, routing, context);
   if (!packed) {
-    const std::int64_t blocks = std::min((rows * activated + kThreads - 1) / kThreads, resident);
-    launch({kernel, "activate_elements", dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
+    const std::int64_t blocks = std::min((planned * activated + kThreads - 1) / kThreads, resident);
+    launch({reinterpret_cast<const void*>(&activate_elements), "activate_elements",
+            dim3(static_cast<unsigned>(std::max<std::int64_t>(blocks, 1))), dim3(kThreads),
             row_prefix_bytes(experts)},
            parameters, on.stream);
     return;
   }
-  launch({kernel, "activate_packs", dim3(static_cast<unsigned>((tasks + kWarps - 1) / kWarps)),
-          dim3(kThreads), shared_bytes + row_prefix_bytes(experts)},
+  const std::int64_t blocks = ((planned + group - 1) / group * strips + kWarps - 1) / kWarps;
+  launch({for_dtype_and_layout(pre.dtype, activation.layout, SegmentKernel()), "activate_segments",
+          dim3(static_cast<unsigned>(std::max<std::int64_t>(blocks, 1))), dim3(kThreads),
+          shared_bytes + row_prefix_bytes(experts)},
          parameters, on.stream);
 }
 

@@ -28,10 +28,15 @@ __device__ __forceinline__ FetchedSizes fetch_sizes(const IndexArray& m_sizes, i
   return fetched;
 }
 
-/// Fills row_prefix[0 .. experts] in shared memory. Called by the whole block, of whole warps, and
-/// by all of it at work: blocks are many and short, and a single warp would take microseconds.
+/// Fills row_prefix[0 .. experts] in shared memory: rows before each expert, as if segments
+/// followed one another, which `Placed` ones need not. Called by the whole block, of whole warps,
+/// and by all of it at work: blocks are many and short, and a single warp would take microseconds.
+/// Not scan_segments: its sizes are asked for where they are added, these before the block's rows,
+/// and signed_value in place of the lines below makes every kernel here longer.
+template <bool Placed = false>
 __device__ inline void share_row_prefix(const IndexArray& m_sizes, FetchedSizes fetched,
-                                        int experts, int rows, int* row_prefix) {
+                                        int experts, int rows, int* row_prefix,
+                                        const Placement& placement = {}) {
   constexpr int kEach = FetchedSizes::kEach;
   __shared__ int warp_sums[kRowPrefixStaticBytes / sizeof(int)];
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
@@ -47,6 +52,9 @@ __device__ inline void share_row_prefix(const IndexArray& m_sizes, FetchedSizes 
       const long long value = m_sizes.is_64_bit ? static_cast<long long>(size.high) << 32 | size.low
                                                 : static_cast<int>(size.low);
       ends[i] = mine + i < experts ? clip_size(value, rows) : 0;
+      if (Placed && placement.given() && mine + i < experts) {
+        ends[i] = placement.size(mine + i, value);
+      }
     }
 #pragma unroll
     for (int i = 1; i < kEach; ++i) {
@@ -73,7 +81,7 @@ __device__ inline void share_row_prefix(const IndexArray& m_sizes, FetchedSizes 
 }
 
 /// The expert of a row below row_prefix[experts].
-__device__ inline int expert_of(const int* row_prefix, int experts, int row) {
+__device__ __forceinline__ int expert_of(const int* row_prefix, int experts, int row) {
   int low = 0, high = experts;
   while (high - low > 1) {
     const int middle = (low + high) / 2;
@@ -81,6 +89,35 @@ __device__ inline int expert_of(const int* row_prefix, int experts, int row) {
   }
   return low;
 }
+
+/// Finds rows by their positions, which count the rows of all segments, expert after expert.
+/// Positions may only grow.
+class SegmentCursor {
+ public:
+  __device__ __forceinline__ SegmentCursor(const SegmentParams& segments, const int* row_prefix)
+      : segments_(segments), row_prefix_(row_prefix) {}
+
+  /// The row at a position inside the segments.
+  __device__ __forceinline__ int row_at(int position) {
+    if (position >= end_) {
+      expert_ = expert_of(row_prefix_, segments_.experts, position);
+      end_ = row_prefix_[expert_ + 1];
+      shift_ = segments_.placement.given()
+                   ? segments_.placement.begin(expert_) - row_prefix_[expert_]
+                   : 0;
+    }
+    return position + shift_;
+  }
+  /// Of the row that was found last.
+  __device__ __forceinline__ int expert() const { return expert_; }
+
+ private:
+  const SegmentParams& segments_;
+  const int* row_prefix_;
+  int expert_ = 0;
+  int end_ = 0;
+  int shift_ = 0;
+};
 
 /// An element of a row of the first product, with its expert's bias if there is one.
 __device__ inline float load_biased(const Floats& pre, const Floats& bias, int row, int expert,

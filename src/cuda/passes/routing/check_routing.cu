@@ -131,6 +131,26 @@ std::int64_t read_index(const TensorView& indices, std::int64_t i, cudaStream_t 
   return read_back(static_cast<const std::int32_t*>(indices.data) + i, stream);
 }
 
+/// A vector in host memory, where it is given.
+class HostCopy {
+ public:
+  HostCopy(const TensorView& vector, cudaStream_t stream) : view_(vector) {
+    if (!vector.given()) return;
+    data_.resize(static_cast<std::size_t>(vector.numel() * size_bytes(vector.dtype)));
+    view_.data = data_.data();
+    if (data_.empty()) return;
+    cuda::check(
+        cudaMemcpyAsync(data_.data(), vector.data, data_.size(), cudaMemcpyDeviceToHost, stream),
+        "read the routing for check");
+    cuda::check(cudaStreamSynchronize(stream), "wait for check");
+  }
+  const TensorView& view() const { return view_; }
+
+ private:
+  std::vector<std::byte> data_;
+  TensorView view_;
+};
+
 void refuse_while_capturing(cudaStream_t stream) {
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   check(cudaStreamIsCapturing(stream, &capture), "ask whether the CUDA stream is being captured");
@@ -176,6 +196,15 @@ std::optional<RoutingFault> CudaPasses::check(const RoutingView& routing, std::i
                                               const ExecutionContext& context) const {
   const PassLaunch on(routing.m_sizes.device, context);
   refuse_while_capturing(on.stream);
+  if (routing.segments() != Segments::kPacked) {
+    const HostCopy sizes(routing.m_sizes, on.stream), starts(routing.starts, on.stream);
+    const HostCopy indices(routing.gather_indices, on.stream);
+    RoutingView on_host = routing;
+    on_host.m_sizes = sizes.view();
+    on_host.starts = starts.view();
+    on_host.gather_indices = indices.view();
+    return find_routing_fault(on_host, rows, flat_rows);
+  }
   const TensorView& m_sizes = routing.m_sizes;
   const TensorView& indices = routing.gather_indices;
   const CheckMemory<Findings> on_device(1, on.stream);

@@ -93,10 +93,13 @@ __global__ void __launch_bounds__(Traits::Shape::kThreads, Traits::Shape::kBlock
   auto* starts = reinterpret_cast<SegmentStart*>(shared + Layout::kStarts);
   auto* ring = reinterpret_cast<StageRing<Shape>*>(shared + Layout::kRing);
   if (threadIdx.x < kScanWarps * kWarpSize) {
-    scan_segments<kScanWarps>(
-        params.m_sizes, params.experts, params.total_rows,
-        TileStarts{starts, Shape::kRows, ceil_div(params.out.cols, Shape::kCols)},
+    scan_segments<kScanWarps, Shape::kThreads>(
+        params, TileStarts{starts, Shape::kRows, ceil_div(params.out.cols, Shape::kCols)},
         reinterpret_cast<SegmentStart*>(shared + Layout::kScan), kNamedRowsBarrier);
+  } else {
+    // racecheck would report reads of the starts by these: it does not follow a block's barrier
+    // after one of some warps only.
+    attend_scan<kScanWarps, Shape::kThreads>(params, kNamedRowsBarrier);
   }
   prepare_ring(*ring);
   __syncthreads();

@@ -54,7 +54,7 @@ void launch_rows(const KernelEntry& entry, const Step& step, const Problem& prob
 }
 
 LaunchPolicy grid(const KernelEntry& entry, const Problem& problem, const DeviceFacts& facts) {
-  const std::int64_t rows = problem.rows / std::max<std::int64_t>(problem.experts, 1);
+  const std::int64_t rows = problem.planned_rows() / std::max<std::int64_t>(problem.experts, 1);
   const std::int64_t depth = problem.op == Op::kForward ? problem.k : problem.n;
   const bool full_first = full_tiles_first(rows, depth, size_bytes(problem.dtype), facts.l2_bytes);
   return {.grid = persistent_grid(entry, problem, facts),

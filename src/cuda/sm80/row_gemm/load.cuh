@@ -31,10 +31,11 @@ class RowScheduler : public TileSource<Shape> {
 
   __device__ __forceinline__ Tile decode() {
     if (queue_.done()) return {};
-    const Tile tile = {params_.full_first
-                           ? decode_full_first(queue_.current())
+    const moegemm::cuda::Tile decoded =
+        params_.full_first ? decode_full_first(queue_.current())
                            : decoder_.template decode<Shape::kRows, Shape::kGranule, Shape::kCols>(
-                                 queue_.current())};
+                                 queue_.current());
+    const Tile tile = {placed_tile(decoded, params_.placement, starts_)};
     queue_.advance();
     prefetch_indices(tile);
     return tile;

@@ -114,7 +114,7 @@ struct ScatteredOutput {
   std::byte* shared;
 
   __device__ __forceinline__ const IndexArray& indices() const { return params.gather_indices; }
-  __device__ __forceinline__ int rows() const { return params.scatter ? params.flat_rows : 0; }
+  __device__ __forceinline__ int rows() const { return params.scatter ? params.zeroed_rows : 0; }
   __device__ __forceinline__ int routed() const {
     return reinterpret_cast<const SegmentStart*>(shared + Layout::kStarts)[params.experts].row;
   }

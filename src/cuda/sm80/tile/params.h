@@ -9,14 +9,11 @@
 namespace moegemm::cuda::sm80 {
 
 /// What every kernel is told about rows, experts and tokens.
-struct RoutingParams {
-  IndexArray m_sizes;
+struct RoutingParams : SegmentParams {
   IndexArray gather_indices;
   const void* router_weights;
   TileCounter* counter;
 
-  int experts;
-  int total_rows;
   int flat_rows;        ///< indices are below it
   FastDivisor divisor;  ///< a gathered flat index over this is the row to read
 

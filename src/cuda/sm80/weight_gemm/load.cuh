@@ -29,7 +29,7 @@ class WeightScheduler : public TileSource<Shape> {
   __device__ __forceinline__ Tile decode() {
     for (; !queue_.done(); queue_.advance()) {
       Tile tile = decode_weight_tile(queue_.current(), params_.tiling, Shape::kRows, Shape::kCols);
-      table_.place(tile);
+      table_.place(tile, params_.placement);
       // dW += nothing: left alone, so that not even -0.0 changes.
       if (tile.rows == 0 && params_.out.accumulate) continue;
       queue_.advance();

@@ -202,8 +202,7 @@ template <typename Traits>
 __device__ __forceinline__ void scan(const RowGemmParams& params,
                                      const RowGemmShared<Traits>& shared, int column_tiles) {
   static_assert(4 * sizeof(SegmentStart) <= kTileSlots * sizeof(Tile));
-  scan_segments<4>(params.m_sizes, params.experts, params.total_rows,
-                   TileStarts{shared.starts(), Traits::kRows, column_tiles},
+  scan_segments<4>(params, TileStarts{shared.starts(), Traits::kRows, column_tiles},
                    reinterpret_cast<SegmentStart*>(shared.tiles()),
                    static_cast<int>(NamedBarrier::kScan));
 }
@@ -237,7 +236,7 @@ struct ScatteredOutput {
   const RowGemmShared<Traits>& shared;
 
   __device__ __forceinline__ const IndexArray& indices() const { return params.gather_indices; }
-  __device__ __forceinline__ int rows() const { return params.flat_rows; }
+  __device__ __forceinline__ int rows() const { return params.zeroed_rows; }
   __device__ __forceinline__ int routed() const { return shared.starts()[params.experts].row; }
   __device__ __forceinline__ unsigned* words() const { return shared.named_rows(); }
   __device__ __forceinline__ int word_count() const { return params.named_words; }

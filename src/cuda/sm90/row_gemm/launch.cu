@@ -5,6 +5,7 @@
 
 #include "cuda/backend/empty_output.h"
 #include "cuda/backend/kernel_entry.h"
+#include "cuda/backend/segment_params.h"
 #include "cuda/backend/tensor_map.h"
 #include "cuda/sm90/heuristic.h"
 #include "cuda/sm90/kernels.h"
@@ -92,6 +93,7 @@ RowGemmParams make_params(const RowGemm& kernel, const Step& step, const Problem
                           const Operands& operands) {
   const RowProblem rows = row_problem(problem, operands);
   RowGemmParams params = {};
+  static_cast<SegmentParams&>(params) = segment_params(problem, operands);
   params.rows = static_cast<const std::byte*>(rows.rows);
   params.row_bytes = rows.row_stride * size_bytes(problem.dtype);
   params.weights_map = encode(weights_spec(kernel, problem, operands));
@@ -113,13 +115,10 @@ RowGemmParams make_params(const RowGemm& kernel, const Step& step, const Problem
   }
   params.out = operands.out;
   params.out_stride = operands.out_stride;
-  params.m_sizes = {operands.m_sizes, problem.sizes_dtype == DType::kInt64};
   params.gather_indices = {operands.gather_indices, problem.index_dtype == DType::kInt64};
   params.router_weights = operands.router_weights;
   params.bias = operands.bias;
   params.bias_stride = operands.bias_stride;
-  params.experts = static_cast<int>(problem.experts);
-  params.total_rows = static_cast<int>(problem.rows);
   params.flat_rows = static_cast<int>(problem.flat_rows());
   params.features = static_cast<int>(rows.features);
   params.depth = static_cast<int>(rows.depth);

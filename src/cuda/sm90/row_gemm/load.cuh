@@ -90,8 +90,9 @@ __device__ __forceinline__ void load_in_order(const RowGemmParams& params,
   PipelineState<Traits::kStages> stage;
   PipelineState<kTileSlots> slot;
   for (; !queue.done(); queue.advance(), slot.advance()) {
-    const Tile tile =
-        decoder.decode<Traits::kRows, Traits::kGranule, Traits::kFeatures>(queue.current());
+    const Tile tile = placed_tile(
+        decoder.decode<Traits::kRows, Traits::kGranule, Traits::kFeatures>(queue.current()),
+        params.placement, shared.starts());
     publish_tile(shared, tile, slot);
     const int box = Traits::box_of(tile.rows);
     const CUtensorMap* rows_map = &params.rows_maps[box];
@@ -245,10 +246,9 @@ __device__ __forceinline__ void load_gathered(const RowGemmParams& params,
     const auto slot = PipelineState<kTileSlots>::at(position);
     if (scheduler) {
       if (queue.done()) break;
-      publish_tile(
-          shared,
-          decoder.decode<Traits::kRows, Traits::kGranule, Traits::kFeatures>(queue.current()),
-          slot);
+      const Tile decoded =
+          decoder.decode<Traits::kRows, Traits::kGranule, Traits::kFeatures>(queue.current());
+      publish_tile(shared, placed_tile(decoded, params.placement, shared.starts()), slot);
     } else {
       rings.tile.wait_full(slot);
       if (shared.tiles()[slot.slot].rows == 0) break;

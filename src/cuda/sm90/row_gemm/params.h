@@ -17,7 +17,7 @@ namespace moegemm::cuda::sm90 {
 
 /// What a row GEMM is launched with. Forward: features = N, depth = K, rows of X. dX: features =
 /// K, depth = N, rows of dY.
-struct RowGemmParams {
+struct RowGemmParams : SegmentParams {
   /// Forward: {K, N, E}, box {64, features of the tile, 1}. dX: {64, N, K / 64, E}, box {64, 64,
   /// slabs of the tile, 1}, so that a panel of 64-column slabs is one copy; {K, N, E}, box {64, 64,
   /// 1} where K is not a multiple of 64. Activated tiles: {K, N / 2, 2, E}, box {64, half of the
@@ -33,15 +33,12 @@ struct RowGemmParams {
   void* out;
   std::int64_t out_stride;  ///< elements
 
-  IndexArray m_sizes;
   IndexArray gather_indices;
   const void* router_weights;
   TileCounter* counter;
 
-  int experts;
   int named_words;  ///< of shared memory, for UnnamedRows
-  int total_rows;
-  int flat_rows;  ///< indices are below it; rows of a scattered output
+  int flat_rows;    ///< indices are below it; rows of a scattered output
   int features;
   int depth;
   int low_rank;         ///< more depth, after it: the low-rank part's; 0: none

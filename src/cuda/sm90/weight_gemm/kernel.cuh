@@ -69,7 +69,7 @@ __device__ __forceinline__ void schedule_tiles(const WeightGemmParams& params,
   for (; !queue.done(); queue.advance()) {
     WeightGemmTile tile = {
         decode_weight_tile(queue.current(), params.tiling, Traits::kACols, Traits::kBCols)};
-    table.place(tile);
+    table.place(tile, params.placement);
     if (params.gather_indices.data && tile.expert != looked_at) {
       looked_at = tile.expert;
       absent = has_absent_rows(params, tile);

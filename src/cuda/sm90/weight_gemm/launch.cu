@@ -4,6 +4,7 @@
 
 #include "cuda/backend/error.h"
 #include "cuda/backend/kernel_entry.h"
+#include "cuda/backend/segment_params.h"
 #include "cuda/backend/tensor_map.h"
 #include "cuda/sm90/kernels.h"
 #include "cuda/sm90/weight_gemm/params.h"
@@ -58,6 +59,7 @@ CUtensorMap output_map(const Problem& problem, const Operands& operands) {
 
 WeightGemmParams make_params(const Step& step, const Problem& problem, const Operands& operands) {
   WeightGemmParams params = {};
+  static_cast<SegmentParams&>(params) = segment_params(problem, operands);
   const auto [a_is_x, a_cols, b_cols] = sides_of(step.tile, problem);
   params.a_is_x = a_is_x;
   params.a_cols = a_cols;
@@ -87,9 +89,6 @@ WeightGemmParams make_params(const Step& step, const Problem& problem, const Ope
     params.a_map = input_map(step.tile, problem, a, a_cols, a_stride, step.tile.rows);
     params.a_in_one_box = fits_one_box(a_cols);
   }
-  params.m_sizes = {operands.m_sizes, problem.sizes_dtype == DType::kInt64};
-  params.experts = static_cast<int>(problem.experts);
-  params.total_rows = static_cast<int>(problem.rows);
   params.flat_rows = static_cast<int>(problem.flat_rows());
   params.output = problem.accumulate                     ? WeightOutput::kAddToFloat32
                   : problem.out_dtype == DType::kFloat32 ? WeightOutput::kFloat32

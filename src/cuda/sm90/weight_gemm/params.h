@@ -20,7 +20,7 @@ enum class WeightOutput : int {
 };
 
 /// What the dW kernel is launched with.
-struct WeightGemmParams {
+struct WeightGemmParams : SegmentParams {
   /// Inputs: 3-D maps {columns, stage rows, M} whose dimensions 1 and 2 have the same stride, box
   /// {64, stage rows, 1}. A stage from row r whose last z rows are missing is read at
   /// (column, z, r - z), one whose first z rows are missing at (column, -z, r + z): coordinates
@@ -33,7 +33,6 @@ struct WeightGemmParams {
   bool b_in_one_box;
   CUtensorMap out_map;  ///< {K, N, E}, box {128 bytes, 64, 1}
 
-  IndexArray m_sizes;  ///< [E]
   /// [M]; data is null where no operand is permuted. A row whose index is out of range is absent:
   /// zeros in both operands, since 0 times a NaN opposite it would not be 0.
   IndexArray gather_indices;
@@ -49,9 +48,7 @@ struct WeightGemmParams {
   int a_cols;  ///< columns of operand A: K if A is X, else N
   int b_cols;
   WeightTiling tiling;
-  int experts;
-  int total_rows;  ///< M
-  int flat_rows;   ///< indices are below it
+  int flat_rows;  ///< indices are below it
   WeightOutput output;
   TileCounter* counter;  ///< null: static stride
 };

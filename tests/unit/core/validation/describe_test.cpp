@@ -104,6 +104,34 @@ TEST_F(LayerRules, HoldForEitherLayout) {
   EXPECT_NO_THROW(check_layer(views, Activation{}, WeightLayout::kKn));
 }
 
+TEST_F(LayerRules, GatesAndUpsMayBeApart) {
+  views.w_gate_up = views.w_up = stack(3, 5, 8);
+  EXPECT_NO_THROW(check_layer(views, Activation{}, layout));
+  views.w_up = stack(3, 6, 8);
+  expect_refused(ErrorKind::kInvalidValue,
+                 {"w_gate_up[1] is bf16[3, 6, 8]", "[E, I, H] = [3, 5, 8]"});
+  views.w_up = stack(3, 5, 8);
+  expect_refusal(ErrorKind::kInvalidValue, {"w_gate_up[1] is given", "concatenated"}, [&] {
+    check_layer(views, Activation{.layout = GateLayout::kInterleaved}, layout);
+  });
+}
+
+TEST_F(LayerRules, OfRowsInExpertOrder) {
+  ExpertRowsViews rows{views.x,
+                       views.w_gate_up,
+                       views.w_down,
+                       TensorView::vector(nullptr, DType::kInt64, 3),
+                       TensorView::vector(nullptr, DType::kFloat32, 6),
+                       views.gate_up_bias,
+                       views.down_bias};
+  const auto check = [&] { check_expert_rows(rows, Activation{}, layout); };
+  EXPECT_NO_THROW(check());
+  rows.row_weights = TensorView::vector(nullptr, DType::kFloat32, 5);
+  expect_refusal(ErrorKind::kInvalidValue, {"row_weights is fp32[5]", "[R] = [6]"}, check);
+  rows.sizes = TensorView::vector(nullptr, DType::kInt64, 4);
+  expect_refusal(ErrorKind::kInvalidValue, {"sizes is int64[4]", "[E] = [3]"}, check);
+}
+
 TEST_F(LayerRules, NameTheArgument) {
   views.router_weights = matrix(6, 3, DType::kFloat32);
   expect_refused(ErrorKind::kInvalidValue, {"router_weights", "[T, topk] = [6, 2]"});

@@ -1,0 +1,260 @@
+#!/usr/bin/env python3
+"""Times the expert-major layer on the row layouts that engines hand over, against packed rows of the same counts and
+against torch's grouped_mm, and writes the record.
+
+PYTHONPATH=python python benchmarks/row_layouts.py
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import moegemm
+import torch
+import torch.nn.functional as F  # noqa: N812
+from moegemm.bench.cases import Model, read_catalogue
+from moegemm.bench.machine import commit_of, describe
+from moegemm.bench.record import add_record_options, read_to_render, write_json
+from moegemm.bench.timing import Clock
+from torch import Tensor
+
+ROOT = Path(__file__).resolve().parent.parent
+STEM = "row_layouts"
+MODELS = ("qwen3-30b-a3b", "deepseek-v3", "gpt-oss-120b")
+RANKS = 8
+CAPACITY = 8
+ALIGNMENT = 128
+HALF = torch.bfloat16
+Calls = dict[str, Callable[[], object]]
+
+
+class Layer:
+    """The experts of one rank of eight, and as many rows as reach it."""
+
+    def __init__(self, model: Model, tokens: int) -> None:
+        self.experts = model.experts // RANKS
+        self.hidden, self.inner = model.hidden, model.intermediate
+        generator = torch.Generator().manual_seed(5)
+        drawn = torch.rand(tokens, model.experts, generator=generator).topk(model.topk).indices
+        self.ids = drawn.cuda()
+        self.sizes = torch.bincount(drawn.flatten(), minlength=model.experts)[: self.experts].int().cuda()
+        self.count = int(self.sizes.sum())
+        self.w_gate_up = self.weights(2 * self.inner, self.hidden)
+        self.w_down = self.weights(self.hidden, self.inner)
+        self.x = torch.randn(tokens, self.hidden, device="cuda", dtype=HALF)
+        self.router = torch.rand(tokens, model.topk, device="cuda")
+
+    def weights(self, rows: int, columns: int) -> Tensor:
+        return (torch.randn(self.experts, rows, columns, device="cuda") * columns**-0.5).to(HALF).requires_grad_()
+
+    def rows(self, count: int, grad: bool = True) -> Tensor:
+        return torch.randn(count, self.hidden, device="cuda", dtype=HALF).requires_grad_(grad)
+
+    def layouts(self) -> dict[str, tuple[Tensor, dict[str, Any]]]:
+        """Rows and arguments of each layout, all with the same counts."""
+        sizes = self.sizes.long()
+        aligned = (sizes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+        capacity = int(aligned.max())
+        gapped = (aligned.cumsum(0) - aligned).int()
+        masked = (torch.arange(self.experts, device="cuda") * capacity).int()
+        undefined = {"tails": "undefined", "expected_rows": self.count}
+        return {
+            "packed": (self.rows(self.count), {}),
+            "capacity": (self.rows(CAPACITY * self.count), undefined),
+            "gapped": (self.rows(int(aligned.sum())), {"starts": gapped, **undefined}),
+            "masked": (self.rows(self.experts * capacity), {"starts": masked, **undefined}),
+        }
+
+
+def backward_too(call: Callable[[], Tensor], *leaves: Tensor) -> Callable[[], object]:
+    """The call and the gradients of `leaves`. The gradient of its output is made once."""
+    gradient = torch.randn_like(call())
+    return lambda: torch.autograd.grad(call(), leaves, gradient)
+
+
+def layout_calls(layer: Layer) -> tuple[Calls, Calls]:
+    forward: Calls = {}
+    both: Calls = {}
+    for name, (rows, arguments) in layer.layouts().items():
+
+        def call(rows: Tensor = rows, arguments: dict[str, Any] = arguments) -> Tensor:
+            return moegemm.experts_mlp(rows, layer.w_gate_up, layer.w_down, layer.sizes, **arguments)
+
+        forward[name] = torch.no_grad()(call)
+        both[name] = backward_too(call, rows, layer.w_gate_up, layer.w_down)
+    rows = layer.rows(layer.count)
+    w1, w3 = (w.detach().clone().requires_grad_() for w in layer.w_gate_up.chunk(2, 1))
+    offs = layer.sizes.cumsum(0).int()
+
+    def torchtitan() -> Tensor:
+        """GroupedExperts of torchtitan: three grouped products and a SiLU."""
+        hidden = F.silu(torch._grouped_mm(rows, w1.transpose(-2, -1), offs=offs))
+        hidden = hidden * torch._grouped_mm(rows, w3.transpose(-2, -1), offs=offs)
+        return torch._grouped_mm(hidden, layer.w_down.transpose(-2, -1), offs=offs)
+
+    def apart() -> Tensor:
+        return moegemm.experts_mlp(rows, (w1, w3), layer.w_down, layer.sizes)
+
+    for name, call in (("torch", torchtitan), ("gate and up apart", apart)):
+        forward[name] = torch.no_grad()(call)
+        both[name] = backward_too(call, rows, w1, w3, layer.w_down)
+    return forward, both
+
+
+def sharded_calls(layer: Layer) -> tuple[Calls, Calls]:
+    """What transformers' expert parallelism does: ids of all experts, of which an eighth is here."""
+    gathered = layer.rows(layer.count)
+    exact = layer.count
+
+    def sharded(max_rows: int | None) -> Callable[[], Tensor]:
+        return lambda: moegemm.moe_mlp(x, layer.w_gate_up, layer.w_down, layer.ids, layer.router, max_rows=max_rows)
+
+    x = layer.x.requires_grad_()
+
+    def local() -> Tensor:
+        return moegemm.experts_mlp(gathered, layer.w_gate_up, layer.w_down, layer.sizes)
+
+    calls = {"all slots": sharded(None), "local slots": sharded(exact), "packed local rows": local}
+    leaves = {"packed local rows": gathered}
+    forward = {name: torch.no_grad()(call) for name, call in calls.items()}
+    both = {
+        name: backward_too(call, leaves.get(name, x), layer.w_gate_up, layer.w_down) for name, call in calls.items()
+    }
+    return forward, both
+
+
+def kept_bytes(call: Callable[[], Tensor]) -> int:
+    """Memory that a forward keeps for its backward, besides its output."""
+    call()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    out = call()
+    return torch.cuda.memory_allocated() - before - out.numel() * out.element_size()
+
+
+def medians(clock: Clock, calls: Calls, rounds: int, flops: float) -> dict[str, float]:
+    return {name: statistics.median(times) for name, times in clock.round_robin(calls, rounds, flops).items()}
+
+
+def measure(model: Model, tokens: int, rounds: int, clock: Clock) -> dict[str, Any]:
+    layer = Layer(model, tokens)
+    flops = 6.0 * layer.count * layer.hidden * layer.inner
+    entry: dict[str, Any] = {"model": model.name, "tokens": tokens, "rows": layer.count, "experts": layer.experts}
+    forward, both = layout_calls(layer)
+    entry["layouts"] = {
+        "forward": medians(clock, forward, rounds, flops),
+        "both": medians(clock, both, rounds, 3 * flops),
+    }
+    forward, both = sharded_calls(layer)
+    entry["sharded"] = {
+        "forward": medians(clock, forward, rounds, flops),
+        "both": medians(clock, both, rounds, 3 * flops),
+    }
+    entry["kept_mib"] = {
+        name: kept_bytes(
+            lambda rows=rows: moegemm.moe_mlp(
+                layer.x, layer.w_gate_up, layer.w_down, layer.ids, layer.router, max_rows=rows
+            )
+        )
+        / 2**20
+        for name, rows in (("all slots", None), ("local slots", layer.count))
+    }
+    return entry
+
+
+def measure_budget(clock: Clock, rounds: int, most: int = 112) -> dict[str, Any]:
+    """A product on all multiprocessors and on some of them, alone and beside a kernel that holds the others."""
+    model = read_catalogue()[MODELS[0]]
+    x = torch.randn(8192 * model.topk, model.hidden, device="cuda", dtype=HALF)
+    w = torch.randn(model.experts, 2 * model.intermediate, model.hidden, device="cuda", dtype=HALF)
+    sizes = torch.full((model.experts,), len(x) // model.experts, dtype=torch.int32, device="cuda")
+
+    def limited() -> Tensor:
+        with moegemm.max_multiprocessors(most):
+            return moegemm.grouped_gemm(x, w, sizes, 1)
+
+    calls: Calls = {"all": lambda: moegemm.grouped_gemm(x, w, sizes, 1), "some": limited}
+    times = medians(clock, calls, rounds, 2.0 * len(x) * w.shape[1] * w.shape[2])
+    everything = torch.cuda.get_device_properties(0).multi_processor_count
+    return {"most": most, "of": everything, **times}
+
+
+def page(record: dict[str, Any]) -> str:
+    run = record["run"]
+    lines = [
+        "# Rows as engines hand them over",
+        "",
+        f"Layers of one rank of {RANKS}, bf16, on one {run.get('gpu', run.get('cpu'))}, {run.get('date', '')}; medians "
+        f"of {run.get('rounds')} rounds in turns, L2 flushed. Milliseconds, forward / forward and backward.",
+        "",
+        f'`packed` has exact rows. `capacity` has {CAPACITY} times as many rows as are used and `tails="undefined"`,',
+        f"`gapped` segments that begin at multiples of {ALIGNMENT}, `masked` the same room for each expert. `torch` is",
+        "three `torch._grouped_mm` and a SiLU, as torchtitan's GroupedExperts has them.",
+        "",
+        "| layer | rows | packed | capacity | gapped | masked | gate and up apart | torch | torch / packed |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+
+    def pair(times: dict[str, dict[str, float]], name: str) -> str:
+        return f"{times['forward'][name]:.3f} / {times['both'][name]:.3f}"
+
+    for entry in record["layers"]:
+        times = entry["layouts"]
+        ratio = " / ".join(f"{times[w]['torch'] / times[w]['packed']:.2f}" for w in ("forward", "both"))
+        cells = [pair(times, n) for n in ("packed", "capacity", "gapped", "masked", "gate and up apart", "torch")]
+        lines.append(
+            f"| {entry['model']}, {entry['tokens']} tokens | {entry['rows']} | " + " | ".join(cells) + f" | {ratio} |"
+        )
+    lines += [
+        "",
+        "The layer of transformers' expert parallelism: every rank has all tokens, and an eighth of the ids is its.",
+        "`all slots` computes a row for each slot, `local slots` (`max_rows=`) for those of this rank.",
+        "",
+        "| layer | all slots | local slots | packed local rows | MiB kept, all slots | local slots |",
+        "|---|---|---|---|---|---|",
+    ]
+    for entry in record["layers"]:
+        cells = [pair(entry["sharded"], n) for n in ("all slots", "local slots", "packed local rows")]
+        kept = [f"{entry['kept_mib'][n]:.0f}" for n in ("all slots", "local slots")]
+        lines.append(f"| {entry['model']}, {entry['tokens']} tokens | " + " | ".join(cells + kept) + " |")
+    budget = record["budget"]
+    share = budget["all"] / budget["some"]
+    lines += [
+        "",
+        f"On {budget['most']} of {budget['of']} multiprocessors the first product of {MODELS[0]} runs at {share:.3f} "
+        f"of its speed on all ({budget['most']}/{budget['of']} = {budget['most'] / budget['of']:.3f}).",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--models", nargs="+", default=list(MODELS), metavar="NAME")
+    parser.add_argument("--rounds", type=int, default=20)
+    add_record_options(parser, ROOT / "build" / "bench" / "rows")
+    options = parser.parse_args()
+    if options.render:
+        (options.out / f"{STEM}.md").write_text(page(read_to_render(options.render, options.out, STEM)))
+        return
+    if not torch.cuda.is_available():
+        sys.exit("torch sees no CUDA device, which these figures are about")
+    clock = Clock("cuda")
+    catalogue = read_catalogue()
+    run = describe("cuda", "bf16", options.rounds, options.commit or commit_of(ROOT))
+    record: dict[str, Any] = {"run": run, "layers": [], "budget": measure_budget(clock, options.rounds)}
+    clock.heat(options.heat)
+    for done, name in enumerate(options.models, start=1):
+        record["layers"].append(measure(catalogue[name], options.tokens, options.rounds, clock))
+        torch.cuda.empty_cache()
+        print(f"[{done}/{len(options.models)}] {name}", file=sys.stderr)
+        write_json(record, options.out, STEM)
+    (options.out / f"{STEM}.md").write_text(page(record))
+
+
+if __name__ == "__main__":
+    main()

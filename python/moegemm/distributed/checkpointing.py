@@ -1,0 +1,25 @@
+"""Which operators are worth keeping when activations are computed again."""
+
+from typing import Any
+
+from moegemm.operators.loading import ops
+
+ROUTING = ("route", "route_compact")
+PRODUCTS = ("forward", "forward_plain")
+
+
+def checkpoint_ops(keep: str = "products") -> set[Any]:
+    """Operators for selective activation checkpointing to save.
+
+    keep: "products" are the matrix products and the routing, whose recomputation would cost most; "routing" is the
+    latter alone, a few integers per row. Exchanges are in neither: torch's own lists have them, or not, as
+    `torch.ops._c10d_functional.all_to_all_single`. What is computed again has the same bits.
+
+    >>> import moegemm.distributed
+    >>> sorted(str(op) for op in moegemm.distributed.checkpoint_ops("routing"))
+    ['moegemm.route.default', 'moegemm.route_compact.default']
+    """
+    if keep not in ("products", "routing"):
+        raise ValueError(f'keep is {keep!r}; "products" and "routing" are accepted')
+    names = ROUTING if keep == "routing" else (*ROUTING, *PRODUCTS)
+    return {getattr(ops, name).default for name in names}

@@ -1,0 +1,202 @@
+"""The expert layer of a group of ranks: tokens to the ranks of their experts, the layer there, and back."""
+
+from typing import Any, NamedTuple, TypedDict
+
+import torch
+from torch import Tensor
+from typing_extensions import Unpack
+
+from moegemm.activations import Activation
+from moegemm.distributed.all_to_all import AllToAll, process_group
+from moegemm.distributed.dispatcher import Dispatcher
+from moegemm.distributed.gradient_scale import scaled_gradient
+from moegemm.expert_layer.function import LayerCall, run_layer
+from moegemm.expert_layer.function import LayerTensors as RowTensors
+from moegemm.expert_layer.weights import Routed, stored_weights
+from moegemm.layer import moe_mlp
+from moegemm.layer_arguments import LayerOptions, LayerTensors, Pair, token_arguments
+from moegemm.lora import LoraAdapter, lora_moe_mlp
+from moegemm.operators.derivatives import refuse_forward_mode
+from moegemm.operators.errors import explain, no_tensor, shown
+from moegemm.operators.raw import torch_allows_tf32
+from moegemm.operators.weight_gradients import WeightGradients, require_queue
+from moegemm.sharded import is_distributed, local_weight, mesh_of_experts
+
+_dispatchers: dict[tuple[str, int], AllToAll] = {}
+
+
+class _Training(TypedDict, total=False):
+    """Keyword arguments of `moe_mlp` that lora_moe_mlp does not have."""
+
+    accumulate: bool
+    allow_tf32: bool | None
+    weight_gradients: WeightGradients | None
+
+
+class ExpertParallelOptions(LayerOptions, _Training, total=False):
+    """The keyword arguments of `moe_mlp` that describe the experts of a rank; see there."""
+
+
+def dispatcher_for(mesh: Any, experts_here: int) -> AllToAll:
+    """One for each group and number of experts: making it is a collective of its own."""
+    group = process_group(mesh)
+    key = group.group_name, experts_here * group.size()
+    found = _dispatchers.get(key)
+    if found is None or found.group is not group:
+        found = _dispatchers[key] = AllToAll(group, key[1])
+    return found
+
+
+def _chosen_dispatcher(mesh: Any, dispatcher: Any, weight: Any) -> Any:
+    if mesh is not None and dispatcher is not None:
+        raise ValueError("mesh and dispatcher are both given; give one of them")
+    if dispatcher is not None:
+        if not (hasattr(dispatcher, "dispatch") and hasattr(dispatcher, "combine")):
+            raise TypeError(f"dispatcher is {shown(dispatcher)}; it must have dispatch and combine")
+        return dispatcher
+    if not isinstance(weight, Tensor):
+        raise no_tensor("w_down", weight)
+    if mesh is None:
+        mesh = mesh_of_experts(weight)
+    if mesh is None:
+        raise ValueError(
+            "mesh and dispatcher are None and w_down is no DTensor whose experts are sharded; one of them must say "
+            "which ranks hold the experts"
+        )
+    return dispatcher_for(mesh, local_weight("w_down", weight).size(0))
+
+
+class _Given(NamedTuple):
+    """The checked arguments of a call."""
+
+    chosen: Activation
+    tensors: LayerTensors
+    w_up: Tensor | None  # where w_gate_up is a pair
+    options: ExpertParallelOptions
+    parameters: tuple[Tensor | Pair, Tensor]  # the weights as they were given
+
+
+def _exactly(dispatcher: AllToAll, given: _Given) -> Tensor:
+    """A row for every slot. Sums and gradients have the bits of one process with all tokens: its router weights are
+    multiplied where that process would, on the way home and in the experts' backward."""
+    x, gate_up, down, ids, router_weights, first_bias, second_bias = given.tensors
+    options = given.options
+    experts = (gate_up, given.w_up, down, first_bias, second_bias)
+    trains = any(t is not None and t.requires_grad for t in experts)
+    records = torch.is_grad_enabled() and (
+        trains or any(t is not None and t.requires_grad for t in (x, router_weights))
+    )
+    sent = dispatcher.send(x, ids, router_weights, weights_travel=records, experts_train=trains)
+    tf32 = torch_allows_tf32(x) if options.get("allow_tf32") is None else bool(options["allow_tf32"])
+    stored = stored_weights(
+        (gate_up, given.w_up, down), given.parameters, options.get("transposed", False), tf32,
+        options.get("accumulate", False),
+    )  # fmt: skip
+    call = LayerCall("expert_parallel_mlp", given.chosen, *stored[3:], options.get("weight_gradients"), weighted=False)
+    received = RowTensors(sent.rows, *stored[:3], sent.row_weights, first_bias, second_bias)
+    rows = run_layer(call, Routed(sent.state.m_sizes, sent.state.gather_indices, 1), received)
+    return dispatcher.combine_weighted_rows(rows, sent, router_weights)
+
+
+def _by_parts(dispatcher: Dispatcher, given: _Given, adapters: tuple[LoraAdapter | None, LoraAdapter | None]) -> Tensor:
+    """Dispatch, the layer of one GPU, combine: for any dispatcher."""
+    x, gate_up, down, ids, router_weights, first_bias, second_bias = given.tensors
+    options = given.options
+    sent = dispatcher.dispatch(x, ids, router_weights)
+    described: LayerOptions = {
+        "transposed": options.get("transposed", False), "gate_up_bias": first_bias, "down_bias": second_bias,
+    }  # fmt: skip
+    if adapters != (None, None):
+        rows = lora_moe_mlp(
+            sent.rows, gate_up, down, sent.expert_ids, sent.row_weights, *adapters, given.chosen, **described
+        )
+    else:
+        rows = moe_mlp(
+            sent.rows, gate_up if given.w_up is None else (gate_up, given.w_up), down, sent.expert_ids,
+            sent.row_weights, given.chosen, **described, allow_tf32=options.get("allow_tf32"), max_rows=sent.max_rows,
+            num_tokens=sent.num_tokens, overflow=sent.overflow,
+        )  # fmt: skip
+    return dispatcher.combine(rows, sent)
+
+
+def expert_parallel_mlp(
+    x: Tensor,
+    w_gate_up: Tensor | Pair,
+    w_down: Tensor,
+    expert_ids: Tensor,
+    router_weights: Tensor | None,
+    activation: str | Activation = "swiglu",
+    *,
+    mesh: Any = None,
+    dispatcher: Dispatcher | None = None,
+    gate_up: LoraAdapter | None = None,
+    down: LoraAdapter | None = None,
+    gradient_scale: float | None = None,
+    **options: Unpack[ExpertParallelOptions],
+) -> Tensor:
+    """moe_mlp with the experts spread over ranks. Every rank calls it with its own tokens and its own experts.
+
+    Shapes and options as in moe_mlp, with E the experts of this rank: w_gate_up [E, C, H], w_down [E, H, I], or
+    DTensors of all experts that are sharded on their first dimension. expert_ids count the experts of all ranks, rank
+    after rank. A rank may have no tokens; it must call nevertheless, as in any collective, and run its backward.
+
+    mesh: the ranks, a DeviceMesh with one dimension or a ProcessGroup; taken from DTensor weights if not given.
+    dispatcher: what moves the rows, AllToAll(mesh, experts) if not given. With that one the output and all gradients
+    have the bits of moe_mlp in one process on the tokens of all ranks, one rank after the other. Gradients of the
+    experts are sums over the tokens of all ranks.
+
+    gate_up, down: adapters of this rank's experts, as in lora_moe_mlp.
+    gradient_scale multiplies the gradients of weights, biases and adapters: 1 / ranks where every rank's loss is a mean
+    over its own tokens, and other parameters' gradients are averaged over the ranks.
+
+    Arguments that one rank refuses, and calls that do not fit each other, raise on every rank.
+    """
+    chosen = _chosen_dispatcher(mesh, dispatcher, w_down)
+    adapters = gate_up, down
+    try:
+        given = _checked(x, w_gate_up, w_down, expert_ids, router_weights, activation, options, chosen)
+        if adapters != (None, None) and given.w_up is not None:
+            raise ValueError("w_gate_up is a pair; with adapters one tensor is accepted")
+    except Exception as error:
+        if hasattr(chosen, "refuse"):  # the others are waiting
+            chosen.refuse(error, x)
+        raise
+    if gradient_scale is not None:
+        given = _scaled(given, gradient_scale)
+    try:
+        if isinstance(chosen, AllToAll) and not chosen.unique and adapters == (None, None):
+            out = _exactly(chosen, given)
+        else:
+            out = _by_parts(chosen, given, adapters)
+    except RuntimeError as error:
+        raise explain(error, given.tensors._asdict()) from None
+    return out.view(x.shape)
+
+
+def _scaled(given: _Given, factor: float) -> _Given:
+    """With gradients of the experts that are multiplied."""
+    tensors = given.tensors
+    names = ("w_gate_up", "w_down", "gate_up_bias", "down_bias")
+    changed = {name: scaled_gradient(getattr(tensors, name), factor) for name in names}
+    return given._replace(tensors=tensors._replace(**changed), w_up=scaled_gradient(given.w_up, factor))
+
+
+def _checked(
+    x: Tensor, w_gate_up: Tensor | Pair, w_down: Tensor, expert_ids: Tensor, router_weights: Tensor | None,
+    activation: str | Activation, options: ExpertParallelOptions, dispatcher: Any,
+) -> _Given:  # fmt: skip
+    """Everything that can be refused is refused before the first collective."""
+    if is_distributed(x):
+        raise TypeError("x is a DTensor; the tokens of this rank are accepted: give x.to_local()")
+    described: Any = {name: value for name, value in options.items() if name in LayerOptions.__annotations__}
+    chosen, tensors, w_up = token_arguments(x, w_gate_up, w_down, expert_ids, router_weights, activation, described)
+    refuse_forward_mode("expert_parallel_mlp", *tensors)
+    require_queue(options.get("weight_gradients"))
+    here = getattr(dispatcher, "experts_here", tensors.w_down.size(0))
+    if tensors.w_down.size(0) != here:
+        raise ValueError(f"w_down has {tensors.w_down.size(0)} experts; {dispatcher} has {here} on each of its ranks")
+    exact = isinstance(dispatcher, AllToAll) and not dispatcher.unique
+    for name in ("accumulate", "weight_gradients"):
+        if options.get(name) and not exact:
+            raise ValueError(f"{name} is given; it needs an AllToAll dispatcher with unique=False")
+    return _Given(chosen, tensors, w_up, options, (w_gate_up, w_down))

@@ -1,0 +1,81 @@
+"""What a rank sends, and in which order: made of expert ids on their device, without waiting for it."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from moegemm.capacity import Capacity, route_within
+from moegemm.distributed.exchange import Order
+
+
+class Sending(NamedTuple):
+    """Slots sorted by where they go."""
+
+    counts: Tensor  # [ranks, E of each] int64: rows for each expert; [ranks, 1] where a row goes to a rank
+    gather_indices: Tensor  # [max rows]: the flat slot of each sent row
+    positions: Tensor  # [T, topk]: the sent row of each slot, -1 for none
+    ranks_of_slots: Tensor  # [T, topk]: the rank of its expert; of slots without a position nobody reads it
+    note: Tensor  # [ranks] int64: (row, expert) pairs for each rank, or rows that were left out
+
+
+def once_per_slot(expert_ids: Tensor, num_experts: int, ranks: int) -> Sending:
+    """A row for every slot, sorted by expert, which is by rank too."""
+    capacity = Capacity(expert_ids.numel(), None, None)
+    m_sizes, gather_indices, positions = route_within(capacity, expert_ids, num_experts)
+    counts = m_sizes.view(ranks, -1).long()
+    owners = expert_ids.div(num_experts // ranks, rounding_mode="floor")
+    return Sending(counts, gather_indices, positions, owners, counts.new_zeros(ranks))
+
+
+def once_per_rank(expert_ids: Tensor, num_experts: int, ranks: int) -> Sending:
+    """A row for every rank that has an expert for the token: that of its first slot there."""
+    owners = expert_ids.div(num_experts // ranks, rounding_mode="floor")
+    topk = owners.size(1)
+    before = torch.ones(topk, topk, dtype=torch.bool, device=owners.device).tril(-1)
+    again = ((owners.unsqueeze(2) == owners.unsqueeze(1)) & before).any(2)
+    capacity = Capacity(owners.size(0) * min(topk, ranks), None, None)
+    m_sizes, gather_indices, positions = route_within(capacity, owners.masked_fill(again, -1), ranks)
+    pairs, _, _ = route_within(Capacity(owners.numel(), None, None), owners, ranks)
+    return Sending(m_sizes.view(ranks, 1).long(), gather_indices, positions, owners, pairs.long())
+
+
+def with_room(sending: Sending, room: int) -> Sending:
+    """The same with `room` places for every rank; `note` becomes how many rows this rank has left out at most."""
+    counts, gather_indices, positions, owners, _ = sending
+    ranks = counts.size(0)
+    ends = counts.cumsum(1)  # within each rank
+    of_ranks = ends[:, -1]
+    starts = of_ranks.cumsum(0) - of_ranks
+    places = torch.arange(room, device=counts.device)
+    used = places < of_ranks.unsqueeze(1)  # [ranks, room]
+    nothing = gather_indices.size(0)  # the place after the last has a -1
+    source = torch.where(used, starts.unsqueeze(1) + places, nothing)
+    slots = torch.nn.functional.pad(gather_indices, (0, 1), value=-1)[source.view(-1)]
+    rank = owners.clamp(0, ranks - 1).long()
+    within = positions - starts[rank]
+    kept = (positions >= 0) & (within < room)
+    new_positions = torch.where(kept, rank * room + within, -1).to(positions.dtype)
+    kept_counts = ends.clamp(max=room).diff(dim=1, prepend=counts.new_zeros(ranks, 1))
+    left_out = (of_ranks - room).clamp(min=0).max().expand(ranks)
+    return Sending(kept_counts, slots, new_positions, owners, left_out)
+
+
+def order_of(sending: Sending, rows: int, per_slot: bool, gaps: bool) -> Order:
+    """The order of the `rows` that are sent."""
+    slots = sending.gather_indices[:rows]
+    topk = sending.positions.size(1)
+    tokens = slots.div(topk, rounding_mode="floor") if topk > 1 else slots
+    return Order(tokens, slots if per_slot else None, sending.positions, gaps)
+
+
+def ids_at_target(expert_ids: Tensor, sending: Sending, order: Order, experts_of_rank: int) -> Tensor:
+    """[sent rows, topk]: each row's experts as its target counts them, -1 for those of other ranks."""
+    tokens = order.tokens.clamp(min=0)
+    slots = sending.gather_indices[: tokens.size(0)].clamp(min=0)
+    if expert_ids.size(0) == 0:
+        return expert_ids.new_full((tokens.size(0), expert_ids.size(1)), -1)
+    target = sending.ranks_of_slots.reshape(-1).index_select(0, slots).unsqueeze(1)
+    mine = sending.ranks_of_slots.index_select(0, tokens) == target
+    mine &= (order.tokens >= 0).unsqueeze(1)
+    return torch.where(mine, expert_ids.index_select(0, tokens) - target * experts_of_rank, -1)

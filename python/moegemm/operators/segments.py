@@ -1,0 +1,47 @@
+"""Where the rows of each expert are, in the one argument that the operators have for it.
+
+`m_sizes` of any operator is [E] sizes of segments that follow one another, [2, E] sizes and starts, or [1, E]
+cumulative ends (torch's `offs`), int32 or int64 on the device of the rows.
+"""
+
+import torch
+from torch import Tensor
+
+from moegemm.operators.errors import shown
+from moegemm.operators.options import EXPECTED_ROWS, TAILS_UNDEFINED
+
+ZERO, UNDEFINED = "zero", "undefined"
+
+
+def placed(m_sizes: Tensor, starts: Tensor | None, name: str = "m_sizes") -> Tensor:
+    """`m_sizes` with starts, if there are any. One launch, no synchronisation."""
+    if starts is None:
+        return m_sizes
+    for argument, tensor in ((name, m_sizes), ("starts", starts)):
+        if not isinstance(tensor, Tensor) or tensor.dim() != 1:
+            raise ValueError(f"{argument} is {_described(tensor)}; with starts both must be [E]")
+    if starts.shape != m_sizes.shape or starts.dtype != m_sizes.dtype or starts.device != m_sizes.device:
+        raise ValueError(
+            f"starts is {_described(starts)}; it must have shape, dtype and device of {name}, {_described(m_sizes)}"
+        )
+    return torch.stack((m_sizes, starts))
+
+
+def tail_options(tails: str, expected_rows: int | None) -> str:
+    """The words for what happens outside every segment, and for how many rows to plan."""
+    if tails not in (ZERO, UNDEFINED):
+        raise ValueError(f"tails is {shown(tails)}; accepted are 'zero' and 'undefined'")
+    words = TAILS_UNDEFINED if tails == UNDEFINED else ""
+    if expected_rows is None:
+        return words
+    if isinstance(expected_rows, bool) or not isinstance(expected_rows, int):
+        raise TypeError(f"expected_rows is {shown(expected_rows)}; an int is accepted, or None for all rows")
+    if expected_rows < 0:
+        raise ValueError(f"expected_rows is {expected_rows}; it must not be negative")
+    return f"{words}{EXPECTED_ROWS}{expected_rows}"
+
+
+def _described(tensor: object) -> str:
+    if not isinstance(tensor, Tensor):
+        return shown(tensor)
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"

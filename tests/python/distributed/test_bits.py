@@ -1,0 +1,73 @@
+"""Experts that are spread over ranks give the bits of one process with all tokens."""
+
+import moegemm
+import pytest
+import torch
+import torch.distributed as dist
+from distributed.cases import BY_NAME, CASES, Case, Layer, build, leaf
+from moegemm.distributed import AllToAll, expert_parallel_mlp
+
+Found = dict[str, torch.Tensor | None]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def run(layer: Layer, tokens: slice, experts: slice, call) -> Found:
+    """Output and gradients of `call` with a part of the layer's tokens and experts."""
+    trained = not layer.case.frozen
+
+    def part(tensor, where, needs_grad):
+        return None if tensor is None else leaf(tensor[where], needs_grad)
+
+    x = part(layer.x, tokens, layer.case.x_needs_grad)
+    router_weights = part(layer.router_weights, tokens, True)
+    w_gate_up, w_down = part(layer.w_gate_up, experts, trained), part(layer.w_down, experts, trained)
+    biases = {
+        "gate_up_bias": part(layer.gate_up_bias, experts, trained),
+        "down_bias": part(layer.down_bias, experts, trained),
+    }
+    out = call(x, w_gate_up, w_down, layer.ids[tokens], router_weights, **layer.options, **biases)
+    out.backward(layer.d_out[tokens])
+    leaves = {"x": x, "router_weights": router_weights, "w_gate_up": w_gate_up, "w_down": w_down, **biases}
+    return {"out": out.detach(), **{f"d {name}": t.grad for name, t in leaves.items() if t is not None}}
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(torch.int32 if tensor.element_size() == 4 else torch.int16)
+
+
+def differences(case: Case, dtype_name: str, device: str = "cpu", **of_dispatcher) -> list[str]:
+    """Which of this rank's results have other bits than one process gives."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    layer = build(case, size, DTYPES[dtype_name], device)
+    expected = run(layer, slice(None), slice(None), moegemm.moe_mlp)
+    dispatcher = AllToAll(None, case.experts, **of_dispatcher)
+    tokens, experts = layer.tokens_of(rank), layer.experts_of(rank)
+
+    def call(*tensors, **options):
+        return expert_parallel_mlp(*tensors, dispatcher=dispatcher, **options)
+
+    found = run(layer, tokens, experts, call)
+    dispatcher.check()
+    wrong = []
+    for name, value in found.items():
+        whole = expected[name]
+        if whole is None or value is None:
+            wrong += [name] if (whole is None) != (value is None) else []
+            continue
+        where = tokens if name in ("out", "d x", "d router_weights") else experts
+        if not torch.equal(bits(value), bits(whole[where])):
+            wrong.append(f"{name}: off by {(value.double() - whole[where].double()).abs().max():.3g}")
+    return wrong
+
+
+def all_differences(names: list[str], dtype_name: str, device: str, of_dispatcher: dict) -> dict[str, list[str]]:
+    found = {name: differences(BY_NAME[name], dtype_name, device, **of_dispatcher) for name in names}
+    return {name: wrong for name, wrong in found.items() if wrong}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("of_dispatcher", [{}, {"rows_per_peer": 700}], ids=["exact splits", "room for all"])
+def test_output_and_gradients_have_the_bits_of_one_process(ranks, size, dtype, of_dispatcher):
+    names = [case.name for case in CASES]
+    assert ranks(size).run(all_differences, names, dtype, "cpu", of_dispatcher) == [{}] * size
