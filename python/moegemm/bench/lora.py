@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from moegemm.bench.cases import DECODE_TOKENS, Model
 from moegemm.bench.timing import Clock, spread
 from moegemm.integrations.experts import experts_forward
-from moegemm.integrations.peft_adapters import left_to_peft
+from moegemm.integrations.peft_adapters import follow_peft, left_to_peft
 
 RANKS = (16, 64)
 MODELS = ("qwen3-30b-a3b", "gpt-oss-120b", "mixtral-8x7b", "deepseek-v3", "qwen3-next-80b-a3b")
@@ -59,6 +59,8 @@ class Adapted(nn.Module):
     def __init__(self, experts: SizedExperts, rank: int) -> None:
         super().__init__()
         import peft
+
+        follow_peft()  # as `moegemm.patch` and `moegemm.transformers` do
 
         self.experts: nn.Module = experts
         targets = ["experts.gate_up_proj", "experts.down_proj"]
