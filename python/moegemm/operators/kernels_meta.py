@@ -66,6 +66,26 @@ def _dx(
     return dy.new_empty((rows, k), dtype=_dtype(dy, options))
 
 
+def _forward_low_rank(
+    x: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, low_rank_rows: Tensor,
+    low_rank_weights: Tensor, topk: int = 1, options: str = "", bias: Tensor | None = None, activation: str = "",
+) -> Tensor:  # fmt: skip
+    require_same_dtype("low_rank_rows", low_rank_rows, "X", x)
+    require_same_dtype("low_rank_weights", low_rank_weights, "X", x)
+    return _forward(x, w, m_sizes, gather_indices, None, topk, options, None, bias, activation)
+
+
+def _dx_low_rank(
+    dy: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, low_rank_rows: Tensor,
+    low_rank_weights: Tensor, topk: int = 1, options: str = "", bias: Tensor | None = None, activation: str = "",
+) -> Tensor:  # fmt: skip
+    require_same_dtype("low_rank_rows", low_rank_rows, "dY", dy)
+    require_same_dtype("low_rank_weights", low_rank_weights, "dY", dy)
+    product = _dx(dy, w, m_sizes, gather_indices, None, topk, options)
+    gated = activation and is_gated(activation)
+    return product.new_empty((product.size(0), product.size(1) // 2)) if gated else product
+
+
 def _dw(
     dy: Tensor, x: Tensor, m_sizes: Tensor, gather_indices: Tensor | None = None, router_weights: Tensor | None = None,
     topk: int = 1, options: str = "", config: Config = None,
@@ -168,7 +188,9 @@ def _expert_sums(
 _FAKES: dict[str, Callable[..., Any]] = {
     "forward": _forward,
     "forward_plain": _forward,
+    "forward_low_rank": _forward_low_rank,
     "dx": _dx,
+    "dx_low_rank": _dx_low_rank,
     "dw": _dw,
     "route": _route,
     "combine": _combine,
