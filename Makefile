@@ -37,6 +37,7 @@ LAUNCHER = $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache 
 # Of all goals only a lone demo does without the rest.
 PURPOSE := $(if $(filter demo build-demo,$(MAKECMDGOALS)),$(if $(filter-out demo build-demo,$(MAKECMDGOALS)),all,demo),all)
 PURPOSE_OPTIONS = $(shell scripts/release_options $(PURPOSE) "$(CUDA)" "$(CUDA_ARCHS)")
+BUILD := $(shell scripts/release_options $(PURPOSE) "$(CUDA)" "$(CUDA_ARCHS)" folder)
 RELEASE_OPTIONS = $(LAUNCHER) $(PURPOSE_OPTIONS) -DMOEGEMM_BUILD_TORCH=ON -DPython3_EXECUTABLE=$(VENV_PYTHON)
 # CUDA=OFF, or no nvcc: the wheel without kernels.
 WHEEL_VARIANT = $(if $(filter OFF,$(CUDA)),cpu,$(if $(filter ON,$(CUDA))$(CUDA_ARCHS)$(shell command -v nvcc),cuda,cpu))
@@ -55,9 +56,9 @@ demo: build-demo ## Build what it needs, then run a MoE layer beside torch on th
 	@PYTHONPATH=python $(VENV_PYTHON) examples/demo.py --out build/demo
 
 .PHONY: build-demo
-build-demo: build/release/build.ninja
-	@$(STEP) "Compile (demo)" $(LOGS)/compile-demo.log cmake --build build/release -j $(JOBS) -t moegemm_cli moegemm_torch
-	@scripts/link_programs $(VENV)
+build-demo: $(BUILD)/build.ninja
+	@$(STEP) "Compile (demo)" $(LOGS)/compile-demo.log cmake --build $(BUILD) -j $(JOBS) -t moegemm_cli moegemm_torch
+	@scripts/link_programs $(VENV) $(BUILD)
 
 .PHONY: test
 test: ## Build, then run every test that this machine can run
@@ -67,11 +68,11 @@ test: ## Build, then run every test that this machine can run
 
 .PHONY: test-gpu
 test-gpu: ## Run every test that can use the GPU, and say so when there is none
-	@scripts/run_gpu_tests
+	@scripts/gpu/run_tests
 
 .PHONY: sanitize-gpu
 sanitize-gpu: ## Check the GPU kernels' memory accesses and races with compute-sanitizer
-	@scripts/run_gpu_sanitizers
+	@scripts/gpu/run_sanitizers
 
 .PHONY: bench
 bench: build ## Compare with torch on the CPU, and on the GPU when there is one; writes build/bench/
@@ -109,9 +110,9 @@ package: $(STAMPS)/system ## Build the C++ tarball and Debian package into dist/
 	@scripts/package/cpp $(LAUNCHER) -DMOEGEMM_CUDA=$(or $(CUDA),AUTO) '-DMOEGEMM_CUDA_ARCHS=$(or $(CUDA_ARCHS),all)'
 
 .PHONY: build
-build: build/release/build.ninja ## Set up and compile, release
-	@$(STEP) "Compile (release)" $(LOGS)/compile-release.log cmake --build build/release -j $(JOBS)
-	@scripts/link_programs $(VENV)
+build: $(BUILD)/build.ninja ## Set up and compile, release
+	@$(STEP) "Compile (release)" $(LOGS)/compile-release.log cmake --build $(BUILD) -j $(JOBS)
+	@scripts/link_programs $(VENV) $(BUILD)
 
 # Races need threads: of the tsan build only the conformance suite and the pool's test are run and built.
 .PHONY: build-sanitizers
@@ -158,7 +159,7 @@ $(STAMPS)/docs-tools: requirements/docs.txt | $(STAMPS)/system
 	@touch $@
 
 # Reconfigured when the options change; CMake itself follows changes to its own files.
-$(STAMPS)/options-release: force | $(STAMPS)/system
+$(STAMPS)/options-$(notdir $(BUILD)): force | $(STAMPS)/system
 	@scripts/remember $@ "$(RELEASE_OPTIONS)"
 $(STAMPS)/options-sanitizers: force | $(STAMPS)/system $(STAMPS)/system-test
 	@scripts/remember $@ "$(SANITIZER_OPTIONS)"
@@ -168,8 +169,8 @@ force:
 # A demo needs no test tools; whoever configures with tests needs them first.
 release_needs_demo := $(STAMPS)/venv-demo
 release_needs_all := $(STAMPS)/venv $(STAMPS)/system-test
-build/release/build.ninja: CMakePresets.json $(STAMPS)/system $(release_needs_$(PURPOSE)) $(STAMPS)/options-release
-	@$(STEP) "Configure (release)" $(LOGS)/configure-release.log cmake --preset release $(RELEASE_OPTIONS)
+$(BUILD)/build.ninja: CMakePresets.json $(STAMPS)/system $(release_needs_$(PURPOSE)) $(STAMPS)/options-$(notdir $(BUILD))
+	@$(STEP) "Configure ($(notdir $(BUILD)))" $(LOGS)/configure-$(notdir $(BUILD)).log cmake --preset release -B $(BUILD) $(RELEASE_OPTIONS)
 	@touch $@
 
 build/asan/build.ninja build/tsan/build.ninja: build/%/build.ninja: CMakePresets.json $(STAMPS)/system $(STAMPS)/options-sanitizers

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from moegemm.bench.plots import save
+from moegemm.bench.pages.plots import save
 
 from layer.contenders import HEADLINE
 

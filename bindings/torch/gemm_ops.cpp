@@ -80,6 +80,29 @@ Tensor gradient(const Tensor& first, const Tensor& second, const Tensor& m_sizes
   });
 }
 
+/// Forward or dX with a low-rank part (moegemm::GemmOptions): an operator apart, so that others
+/// have no more arguments to unpack.
+template <Op op>
+Tensor low_rank_product(const Tensor& first, const Tensor& w, const Tensor& m_sizes,
+                        const std::optional<Tensor>& gather_indices, const Tensor& low_rank_rows,
+                        const Tensor& low_rank_weights, std::int64_t topk, const std::string& words,
+                        const std::optional<Tensor>& bias, const std::string& activation) {
+  return raising([&] {
+    ProductOptions options = read_options(words);
+    if (!activation.empty()) options.gemm.activation = parse_activation(activation);
+    Product product(op,
+                    {.first = first.get(),
+                     .second = w.get(),
+                     .m_sizes = m_sizes.get(),
+                     .gather_indices = handle_of(gather_indices),
+                     .bias = handle_of(bias),
+                     .low_rank_rows = low_rank_rows.get(),
+                     .low_rank_weights = low_rank_weights.get()},
+                    topk, std::move(options));
+    return product.run().hand_over();
+  });
+}
+
 /// `forward` into `out`, without an activation.
 void forward_out(const Tensor& x, const Tensor& w, const Tensor& m_sizes,
                  const std::optional<Tensor>& gather_indices,
@@ -145,6 +168,14 @@ constexpr Operator kOperators[] = {
     {"dw(Tensor dy, Tensor x, Tensor m_sizes, Tensor? gather_indices=None, "
      "Tensor? router_weights=None, int topk=1, str options=\"\", int[]? config=None) -> Tensor",
      TORCH_BOX(&gradient<Op::kDw>)},
+    {"forward_low_rank(Tensor x, Tensor w, Tensor m_sizes, Tensor? gather_indices, "
+     "Tensor low_rank_rows, Tensor low_rank_weights, int topk=1, str options=\"\", "
+     "Tensor? bias=None, str activation=\"\") -> Tensor",
+     TORCH_BOX(&low_rank_product<Op::kForward>)},
+    {"dx_low_rank(Tensor dy, Tensor w, Tensor m_sizes, Tensor? gather_indices, "
+     "Tensor low_rank_rows, Tensor low_rank_weights, int topk=1, str options=\"\", "
+     "Tensor? bias=None, str activation=\"\") -> Tensor",
+     TORCH_BOX(&low_rank_product<Op::kDx>)},
     {"forward_out(Tensor x, Tensor w, Tensor m_sizes, Tensor? gather_indices, "
      "Tensor? router_weights, int topk, str options, int[]? config, Tensor(a!) out, "
      "Tensor? bias=None) -> ()",

@@ -82,6 +82,8 @@ Product::Product(Op op, const ProductTensors& tensors, std::int64_t topk, Produc
       m_sizes_("m_sizes", tensors.m_sizes),
       bias_("bias", tensors.bias),
       out_("out", tensors.out),
+      low_rank_rows_("low_rank_rows", tensors.low_rank_rows),
+      low_rank_weights_("low_rank_weights", tensors.low_rank_weights),
       topk_(topk),
       options_(std::move(options)) {
   GemmOptions& gemm = options_.gemm;
@@ -91,6 +93,8 @@ Product::Product(Op op, const ProductTensors& tensors, std::int64_t topk, Produc
   }
   if (gemm.multiply) router_weights_ = Argument("topk_weights", tensors.router_weights);
   gemm.bias = bias_.metadata();
+  gemm.low_rank_rows = low_rank_rows_.metadata();
+  gemm.low_rank_weights = low_rank_weights_.metadata();
   description_ =
       describe(op, first_.metadata(), second_.metadata(),
                routing(m_sizes_.metadata(), gather_indices_.metadata(), router_weights_.metadata()),
@@ -126,6 +130,8 @@ void Product::run(const TensorView& out) {
   const TensorView& first = first_.readable();
   const TensorView& second = second_.readable();
   options_.gemm.bias = bias_.readable();
+  options_.gemm.low_rank_rows = low_rank_rows_.readable();
+  options_.gemm.low_rank_weights = low_rank_weights_.readable();
   const Execution execution(description_.problem.device, description_.problem.flops());
   TorchMemory memory;
   TorchTuning tuning;

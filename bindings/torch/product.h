@@ -28,6 +28,8 @@ struct ProductTensors {
   AtenTensorHandle router_weights = nullptr;
   AtenTensorHandle bias = nullptr;
   AtenTensorHandle out = nullptr;
+  AtenTensorHandle low_rank_rows = nullptr;
+  AtenTensorHandle low_rank_weights = nullptr;
 };
 
 /// One product of the operators, described from metadata alone: a refused call has allocated and
@@ -51,6 +53,7 @@ class Product {
   RoutingView readable_routing();
 
   Argument first_, second_, m_sizes_, gather_indices_, router_weights_, bias_, out_;
+  Argument low_rank_rows_, low_rank_weights_;
   std::int64_t topk_;
   ProductOptions options_;
   Description description_;

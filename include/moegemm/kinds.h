@@ -54,7 +54,9 @@ constexpr bool is_floating(DType dtype) { return find_format(kFloatingFormats, d
 constexpr bool is_index(DType dtype) { return find_format(kIndexFormats, dtype) != nullptr; }
 constexpr const NumberFormat& format_of(DType dtype) {
   const NumberFormat* const floating = find_format(kFloatingFormats, dtype);
-  return floating != nullptr ? *floating : *find_format(kIndexFormats, dtype);
+  if (floating != nullptr) return *floating;
+  const NumberFormat* const index = find_format(kIndexFormats, dtype);
+  return index != nullptr ? *index : kIndexFormats[0];  // never the latter: all are in a table
 }
 constexpr std::int64_t size_bytes(DType dtype) { return format_of(dtype).bytes; }
 

@@ -42,7 +42,7 @@ struct RoutingView {
   std::int64_t topk = 1;
   TensorView starts = {};  ///< [E] of the dtype of m_sizes: the first row of each expert; not
                            ///< given: segments follow one another
-  bool ends = false;  ///< m_sizes holds where each expert's rows end, not how many there are
+  bool ends = false;       ///< m_sizes holds where each expert's rows end, not how many there are
   Tails tails = Tails::kZero;
   std::int64_t expected_rows = -1;  ///< inside segments, about: what to plan for; -1: all rows
 
@@ -69,21 +69,28 @@ struct GemmOptions {
   /// Forward and dX: [E, columns of the product] of X's dtype, or not given. Added to the fp32
   /// result before multiply scales it, also to that of a row which reads as zeros.
   TensorView bias = {};
+  /// Forward and dX: a low-rank part, both or neither. low_rank_rows [M, r], in expert order
+  /// whatever the indices say, times low_rank_weights, which is W with a contraction of r: [E, N,
+  /// r] for forward and [E, r, K] for dX, or [E, r, N] and [E, K, r] where W is [E, K, N]. It is
+  /// added to the fp32 sums of the product itself, before the bias: of X's dtype, with the one
+  /// rounding of the result.
+  TensorView low_rank_rows = {};
+  TensorView low_rank_weights = {};
   /// Forward and dX whose result stays in expert order: activated rows are all that is stored, half
   /// as many columns with a gate. Where no kernel applies it to its own results, a pass after the
   /// product does (StepKind::kActivate), which on a GPU needs context.memory.
   std::optional<Activation> activation;
 };
 
-/// Y_e = X_e W_e^T (+ bias_e, activated).  x [T, K] with permute_x, else [M, K]; w [E, N, K]; y [M,
-/// N], or [M, N / 2] after a gated activation. Here and below W may also be flattened to [E * N,
-/// K], and options.weight_layout may say that W and dW are [E, K, N].
+/// Y_e = X_e W_e^T (+ low-rank part, + bias_e, activated).  x [T, K] with permute_x, else [M, K]; w
+/// [E, N, K]; y [M, N], or [M, N / 2] after a gated activation. Here and below W may also be
+/// flattened to [E * N, K], and options.weight_layout may say that W and dW are [E, K, N].
 MOEGEMM_API Plan forward(const TensorView& x, const TensorView& w, const TensorView& y,
                          const RoutingView& routing, const GemmOptions& options = {},
                          const ExecutionContext& context = {});
 
-/// dX_e = dY_e W_e (+ bias_e, activated).  dy [M, N], or [T, N] with dy_per_token; w [E, N, K];
-/// dx [M, K], with permute_x [T * topk, K].
+/// dX_e = dY_e W_e (+ low-rank part, + bias_e, activated).  dy [M, N], or [T, N] with dy_per_token;
+/// w [E, N, K]; dx [M, K], with permute_x [T * topk, K].
 MOEGEMM_API Plan backward_dx(const TensorView& dy, const TensorView& w, const TensorView& dx,
                              const RoutingView& routing, const GemmOptions& options = {},
                              const ExecutionContext& context = {});

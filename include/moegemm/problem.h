@@ -60,6 +60,8 @@ struct Problem {
                            ///< only say which rows are absent
   bool far_rows = false;   ///< the gathered operand spans more than 64 GiB
   bool allow_tf32 = false;
+  std::int64_t low_rank =
+      0;              ///< forward and dX: depth of the part that is added to the sums; 0: none
   bool bias = false;  ///< forward and dX: adds its expert's bias to each row, before it is scaled
   std::optional<Activation> activation;   ///< forward and dX: what follows the product and its bias
   DType sizes_dtype = DType::kInt32;      ///< of m_sizes
@@ -103,8 +105,9 @@ struct Problem {
     return activation ? activation->activated_columns(features()) : features();
   }
   double flops() const {
-    return 2.0 * static_cast<double>(planned_rows()) * static_cast<double>(n) *
-           static_cast<double>(k);
+    const double low = static_cast<double>(features()) * static_cast<double>(low_rank);
+    return 2.0 * static_cast<double>(planned_rows()) *
+           (static_cast<double>(n) * static_cast<double>(k) + low);
   }
   bool operator==(const Problem&) const = default;
 };

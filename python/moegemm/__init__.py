@@ -16,7 +16,7 @@ from moegemm.autograd import GroupedGemm
 from moegemm.expert_layer.expert_major import experts_mlp
 from moegemm.interface import grouped_gemm, grouped_gemm_dW, grouped_gemm_dX, grouped_gemm_forward
 from moegemm.layer import moe_mlp
-from moegemm.lora import LoraAdapter, lora_moe_mlp
+from moegemm.lora import LoraAdapter, LowRank, lora_moe_mlp
 from moegemm.operators.early_loading import load_kernels
 from moegemm.operators.information import info
 from moegemm.operators.multiprocessors import max_multiprocessors, set_max_multiprocessors
@@ -59,6 +59,7 @@ __all__ = [
     "KernelConfigBackward_dX",
     "KernelConfigForward",
     "LoraAdapter",
+    "LowRank",
     "WeightGradients",
     "combine",
     "experts_mlp",

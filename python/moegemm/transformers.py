@@ -6,7 +6,8 @@ moegemm. For a model that is there already, `moegemm.patch(model)`. Routers and 
 
 from moegemm.integrations.experts import experts_forward
 from moegemm.integrations.patching import patch, unpatch
-from moegemm.integrations.registration import NAME, register
+from moegemm.integrations.peft_adapters import NAME
+from moegemm.integrations.registration import register
 from moegemm.integrations.reporting import report
 
 __all__ = ["NAME", "experts_forward", "patch", "register", "report", "unpatch"]

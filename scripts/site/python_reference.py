@@ -1,7 +1,7 @@
 """The reference of the Python package: which names stand in which section. mkdocstrings fills in their docstrings."""
 
 SECTIONS = {
-    "The layer": ("moe_mlp", "experts_mlp", "lora_moe_mlp", "LoraAdapter", "WeightGradients"),
+    "The layer": ("moe_mlp", "experts_mlp", "lora_moe_mlp", "LoraAdapter", "LowRank", "WeightGradients"),
     "Models": ("patch", "unpatch", "report"),
     "Routing": ("route", "combine"),
     "Products": ("grouped_gemm", "GroupedGemm", "grouped_gemm_forward", "grouped_gemm_dX", "grouped_gemm_dW"),

@@ -32,10 +32,21 @@ struct Operands {
   const void* router_weights = nullptr;  ///< [M], Problem::weights_dtype; null without multiply
   const void* bias = nullptr;            ///< [E, Problem::features()], dtype; null without bias
   std::int64_t bias_stride = 0;
+  const void* low_rows = nullptr;     ///< [M, Problem::low_rank]; null without a low-rank part
+  const void* low_weights = nullptr;  ///< W with a contraction of Problem::low_rank
+  std::int64_t low_rows_stride = 0;
+  std::int64_t low_weights_stride = 0;
+
+  /// Its low-rank part as the operands of a product of its own, of low_rank_part(problem).
+  Operands low_rank_part() const;
 };
 
 /// What the operands say about segments.
 RoutingView segments_view(const Problem& problem, const Operands& operands);
+
+/// The low-rank part as a product of its own, of rows in order: the same rows and features,
+/// contracted over the rank.
+Problem low_rank_part(const Problem& problem);
 
 /// One way to run the three products. A backend appears in the planner, in `moegemm info` and in
 /// the conformance suite by being listed in registry.cpp. It never decides policy beyond its own

@@ -37,6 +37,13 @@ DeviceProblem::DeviceProblem(Memory& memory, const HostProblem& host)
   }
   if (host.op != Op::kForward) dy_ = upload(host.dy);
   if (spec.bias) bias_ = upload(host.bias);
+  if (spec.low_rank > 0) {
+    low_rows_ = upload(host.low_rows);
+    low_weights_ = upload(host.low_weights);
+    low_weights_.view = TensorView::stack(
+        low_weights_.view.data, host.dtype, spec.experts(), host.low_weights.rows / spec.experts(),
+        host.low_weights.cols, host.low_weights.stride, memory.device());
+  }
   out_ = Buffer(memory, host.out.bytes.size(), true);
   out_view_ = view_of(host.out, out_.data());
   if (host.op == Op::kDw) {
@@ -104,6 +111,10 @@ GemmOptions DeviceProblem::options() const {
   options.accumulate = host_.spec.accumulate;
   options.dy_per_token = host_.spec.dy_per_token;
   if (host_.spec.bias) options.bias = bias_.view;
+  if (host_.spec.low_rank > 0) {
+    options.low_rank_rows = low_rows_.view;
+    options.low_rank_weights = low_weights_.view;
+  }
   options.activation = host_.spec.activation;
   return options;
 }
@@ -126,6 +137,11 @@ std::string DeviceProblem::trespass() const {
   if (w_.buffer.download() != host_.w.bytes) return "W was written to";
   if (dy_.buffer.download() != host_.dy.bytes) return "dY was written to";
   if (bias_.buffer.download() != host_.bias.bytes) return "the bias was written to";
+  if (low_rows_.buffer.download() != host_.low_rows.bytes)
+    return "the low-rank rows were written to";
+  if (low_weights_.buffer.download() != host_.low_weights.bytes) {
+    return "the low-rank weights were written to";
+  }
   return "";
 }
 

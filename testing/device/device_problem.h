@@ -37,7 +37,7 @@ class DeviceProblem {
 
   Memory& memory_;
   const HostProblem& host_;
-  DeviceTensor x_, w_, dy_, bias_;
+  DeviceTensor x_, w_, dy_, bias_, low_rows_, low_weights_;
   Buffer out_;
   TensorView out_view_;
   Buffer sizes_, starts_, indices_, weights_;

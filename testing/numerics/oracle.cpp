@@ -73,6 +73,25 @@ void dx_position(const HostProblem& p, std::int64_t position, ExpectedRow& expec
   }
 }
 
+/// What the low-rank part adds to a position of either.
+void add_low_rank(const HostProblem& p, std::int64_t position, ExpectedRow& expected) {
+  const std::int64_t expert = p.owners[position], rank = p.spec.low_rank;
+  if (expert < 0) return;
+  expected.length += rank;
+  const float* row = p.low_rows.row(position);
+  for (std::int64_t j = 0; p.op == Op::kDx && j < rank; ++j) {
+    add_scaled(row[j], p.low_weights.row(expert * rank + j), expected);
+  }
+  for (std::int64_t n = 0; p.op == Op::kForward && n < p.spec.n; ++n) {
+    const float* w = p.low_weights.row(expert * p.spec.n + n);
+    for (std::int64_t j = 0; j < rank; ++j) {
+      const double term = static_cast<double>(row[j]) * static_cast<double>(w[j]);
+      expected.value[n] += term;
+      expected.squares[n] += term * term;
+    }
+  }
+}
+
 /// Bias, router weight and activation of a position's product.
 void finish_position(const HostProblem& p, std::int64_t position, ExpectedRow& expected) {
   const std::int64_t expert = p.owners[position];
@@ -136,6 +155,7 @@ void expect_row(const HostProblem& p, std::int64_t row, ExpectedRow& expected, s
   } else {
     dx_position(p, position, expected);
   }
+  if (p.spec.low_rank > 0) add_low_rank(p, position, expected);
   finish_position(p, position, expected);
 }
 

@@ -95,6 +95,7 @@ void spoil(HostProblem& p) {
   for (const std::int64_t r : positions) {
     if (!p.x.values.empty()) spoil_row(p.x, p.x_row(r), kind);
     if (!p.dy.values.empty()) spoil_row(p.dy, p.dy_row(r), kind);
+    if (!p.low_rows.values.empty()) spoil_row(p.low_rows, r, kind);
     ++kind;
   }
   for (const std::int64_t e : p.spec.bad_experts) {
@@ -177,6 +178,12 @@ HostProblem build_problem(const ProblemCase& spec, Op op, DType dtype, std::uint
       spec.activation ? spec.activation->activated_columns(features) : features;
   if (spec.bias && op != Op::kDw) {
     p.bias = random_matrix(dtype, spec.experts(), features, spec.w_padding, offset, random);
+  }
+  if (spec.low_rank > 0) {
+    const bool forward = op == Op::kForward;
+    p.low_rows = random_matrix(dtype, spec.rows, spec.low_rank, spec.x_padding, offset, random);
+    p.low_weights = random_matrix(dtype, spec.experts() * (forward ? spec.n : spec.low_rank),
+                                  forward ? spec.low_rank : spec.k, spec.w_padding, offset, random);
   }
   for (std::int64_t r = 0; spec.product_scale != 1 && r < p.w.rows; ++r) {
     for (std::int64_t c = 0; c < p.w.cols; ++c) p.w.set(r, c, spec.product_scale * p.w.row(r)[c]);

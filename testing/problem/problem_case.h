@@ -29,6 +29,7 @@ struct ProblemCase {
   bool output_in_fp32 = false;                ///< else in X's dtype
   bool accumulate = false;                    ///< dW only; the output is fp32
   bool dy_per_token = false;                  ///< dX and dW with permute_y
+  std::int64_t low_rank = 0;                  ///< forward and dX; 0: none
   bool bias = false;                          ///< forward and dX
   std::int64_t slots = -1;                    ///< T * topk; -1: as many as rows
   std::optional<Activation> activation = {};  ///< forward and dX in expert order

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from moegemm.bench import report
 from moegemm.bench.cases import (
     CPU_HEADLINE_TOKENS,
     CPU_MODELS,
@@ -31,6 +30,7 @@ from moegemm.bench.cases import (
     read_catalogue,
     small_gradients,
 )
+from moegemm.bench.pages import report
 from moegemm.bench.progress import Progress
 from moegemm.bench.record import add_render_option, read_to_render, write_json
 
@@ -159,7 +159,7 @@ def render(record: report.Record, folder: Path, stem: str) -> None:
         return
     figures: list[tuple[str, str]] = []
     try:
-        from moegemm.bench import plots
+        from moegemm.bench.pages import plots
 
         figures = [(path.name, what) for path, what in plots.draw(record, folder, stem)]
     except ImportError as error:

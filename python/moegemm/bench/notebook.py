@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from moegemm.bench import report
+from moegemm.bench.pages import report
 
 
 class BenchRecord:
@@ -25,7 +25,7 @@ class BenchRecord:
 
     def _pictures(self) -> list[tuple[str, str]]:
         """Inside the page, as there is no file beside it; none where matplotlib is missing."""
-        from moegemm.bench import plots
+        from moegemm.bench.pages import plots
 
         with tempfile.TemporaryDirectory() as folder:
             try:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from moegemm.bench.cases import OPS, Case, Model
 from moegemm.bench.operands import SharedWeights, bytes_needed, make_operands
-from moegemm.bench.report import MISSING, by_model, geometric_mean, table, table_over_tokens
+from moegemm.bench.pages.report import MISSING, by_model, geometric_mean, table, table_over_tokens
 from moegemm.operators.loading import ops
 from moegemm.operators.options import AUTOTUNE, MULTIPLY, PERMUTE_X, PERMUTE_Y
 

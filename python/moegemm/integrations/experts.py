@@ -1,9 +1,7 @@
 """The forward of an experts module: the whole layer in one call, or moegemm's products around code of the module."""
 
-import contextlib
 import inspect
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -13,33 +11,14 @@ from moegemm.activations import Activation
 from moegemm.formats import FORMATS, NAMES
 from moegemm.integrations.expert_parallel import ids_of_others_remain, rows_needed
 from moegemm.integrations.gates import activation_of
+from moegemm.integrations.notices import say_once
+from moegemm.integrations.peft_adapters import adapters_of, added_by_peft
 from moegemm.layer import Routed, moe_mlp
+from moegemm.lora.layer import lora_moe_mlp
+from moegemm.lora.low_rank import LowRank
+from moegemm.lora.products import adapted_first, adapted_second
 from moegemm.operators.raw import torch_allows_tf32
-from moegemm.products import first_product, second_product
 from moegemm.routing import combine, route
-
-_said: set[str] = set()
-
-
-def say_once(reason: str) -> None:
-    if reason not in _said:
-        _said.add(reason)
-        warnings.warn(f"moegemm: {reason}", UserWarning, stacklevel=4)
-
-
-say_once._dynamo_marked_constant = True  # type: ignore[attr-defined]  # while tracing, not in the graph
-
-
-@contextlib.contextmanager
-def unsaid() -> Iterator[None]:
-    """Warnings raised inside are neither shown nor remembered as shown."""
-    before = set(_said)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        _said.intersection_update(before)
 
 
 class Stored(NamedTuple):
@@ -50,6 +29,15 @@ class Stored(NamedTuple):
     first_bias: Tensor | None  # [E, C]
     second_bias: Tensor | None  # [E, H]
     transposed: bool
+    first_adapters: tuple[LowRank, ...] = ()
+    second_adapters: tuple[LowRank, ...] = ()
+
+    def with_adapters(self, module: Any, first_name: str) -> "Stored":
+        """With those that are active on the module's two weights."""
+        return self._replace(
+            first_adapters=adapters_of(module, first_name, self.transposed),
+            second_adapters=adapters_of(module, "down_proj", self.transposed),
+        )
 
 
 def why_not(stored: Stored, placed_later: bool = False) -> str | None:
@@ -76,11 +64,12 @@ def run_with_own_activation(
     flat_ids = ids.reshape(-1)
     mine = ((flat_ids >= 0) & (flat_ids < experts)).unsqueeze(-1)
     known_ids = flat_ids.clamp(0, experts - 1)
-    h = first_product(x, stored.first, routed, stored.transposed, tf32)
+    h = adapted_first(x, stored.first, stored.first_adapters, routed, stored.transposed, tf32)
     if stored.first_bias is not None:
         h = h + stored.first_bias[known_ids[routed.gather_indices.long()]]
     h = gate(h)
-    y = second_product(h.to(stored.second.dtype), stored.second, routed, stored.transposed, tf32)
+    h = h.to(stored.second.dtype)
+    y = adapted_second(h, stored.second, stored.second_adapters, routed, stored.transposed, tf32)
     if stored.second_bias is not None:
         y = y + stored.second_bias[known_ids]
     if norm is not None:
@@ -98,6 +87,11 @@ def run_experts(
 ) -> Tensor:  # fmt: skip
     """The layer [T, H] -> [T, H] of the module called `name`; `gate` is its own code for an activation of None. With
     `split` most ids are those of other ranks' experts."""
+    if activation is not None and norm is None and (stored.first_adapters or stored.second_adapters):
+        return lora_moe_mlp(
+            x, stored.first, stored.second, ids, router_weights, stored.first_adapters, stored.second_adapters,
+            activation, transposed=stored.transposed, gate_up_bias=stored.first_bias, down_bias=stored.second_bias,
+        )  # fmt: skip
     if activation is not None and norm is None:
         return moe_mlp(
             x, stored.first, stored.second, ids, router_weights, activation, transposed=stored.transposed,
@@ -126,8 +120,10 @@ def experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top
     reason = why_not(stored)
     if reason is not None:
         say_once(f"{type(module).__name__} runs its own eager code: {reason}")
-        eager: Callable[..., Tensor] = inspect.unwrap(type(module).forward)
-        return eager(module, hidden_states, top_k_index, top_k_weights)
+        with added_by_peft(module):
+            eager: Callable[..., Tensor] = inspect.unwrap(type(module).forward)
+            return eager(module, hidden_states, top_k_index, top_k_weights)
+    stored = stored.with_adapters(module, "gate_up_proj" if gated else "up_proj")
     norm = module.post_expert_norm if getattr(module, "has_post_expert_norm", False) else None
     out = run_experts(
         type(module).__name__, hidden_states.to(stored.first.dtype), stored, top_k_index, top_k_weights,

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moegemm.integrations.experts import say_once, why_not
+from moegemm.integrations.experts import why_not
 from moegemm.integrations.forwards import OnMoegemm, give_forward, take_forward_back, why_not_replaceable
+from moegemm.integrations.notices import say_once
 from moegemm.integrations.own_modules import Form, run_as, stored_as
+from moegemm.integrations.peft_adapters import added_by_peft
 
 FORM = Form(transposed=True)  # act_fn(gate) * up, concatenated
 
@@ -24,7 +26,8 @@ class Llama4Experts(OnMoegemm):
     def forward(self: Any, hidden_states: Tensor, ids: Tensor | None = None, scores: Tensor | None = None) -> Tensor:
         """[T, H], [T, topk] and [T, topk] -> [T, H]. Without ids what the module's own forward makes of its rows."""
         if ids is None or scores is None:
-            return super().forward(hidden_states)  # type: ignore[misc,no-any-return]
+            with added_by_peft(self):
+                return super().forward(hidden_states)  # type: ignore[misc,no-any-return]
         reason = why_not(stored_as(self, FORM))
         hidden = hidden_states.size(-1)
         if reason is not None:
@@ -32,7 +35,9 @@ class Llama4Experts(OnMoegemm):
             experts = self.gate_up_proj.shape[0]
             dense = torch.zeros_like(scores[:, :1].expand(-1, experts)).scatter(1, ids, scores)  # [T, E]
             routed = hidden_states.repeat(experts, 1) * dense.transpose(0, 1).reshape(-1, 1)
-            return super().forward(routed).reshape(experts, -1, hidden).sum(dim=0)  # type: ignore[misc,no-any-return]
+            with added_by_peft(self):
+                own = super().forward(routed)  # type: ignore[misc]
+            return own.reshape(experts, -1, hidden).sum(dim=0)  # type: ignore[no-any-return]
         scaled = (hidden_states.unsqueeze(1) * scores.unsqueeze(2)).reshape(-1, hidden)  # [T * topk, H]
         rows = run_as(self, FORM, scaled, ids.reshape(-1, 1), None)
         return rows.view(-1, ids.size(1), hidden).sum(dim=1)

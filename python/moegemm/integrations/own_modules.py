@@ -16,9 +16,11 @@ from torch import Tensor
 
 from moegemm.activations import GATED_LAYOUTS, Activation
 from moegemm.formats import FORMATS, NAMES
-from moegemm.integrations.experts import Stored, run_experts, say_once, unsaid, why_not
+from moegemm.integrations.experts import Stored, run_experts, why_not
 from moegemm.integrations.forwards import OnMoegemm, give_forward, take_forward_back, why_not_replaceable
 from moegemm.integrations.gates import NUMBER_NAMES, activation_of, split_gate
+from moegemm.integrations.notices import say_once, unsaid
+from moegemm.integrations.peft_adapters import added_by_peft
 from moegemm.operators.raw import torch_allows_tf32
 
 _BIAS_NAMES = (("gate_up_proj_bias", "down_proj_bias"), ("gate_up_bias", "down_bias"))
@@ -64,7 +66,8 @@ def run_as(module: Any, form: Form, x: Tensor, ids: Tensor, router_weights: Tens
     """The layer of a module of this form."""
     own = module._apply_gate if hasattr(module, "_apply_gate") else functools.partial(form.gate, module.act_fn)
     activation = activation_in(module, form)
-    return run_experts(type(module).__name__, x, stored_as(module, form), ids, router_weights, activation, own)
+    stored = stored_as(module, form).with_adapters(module, "gate_up_proj")
+    return run_experts(type(module).__name__, x, stored, ids, router_weights, activation, own)
 
 
 class OwnExperts(OnMoegemm):
@@ -75,7 +78,8 @@ class OwnExperts(OnMoegemm):
         reason = why_not(stored_as(self, form))
         if reason is not None:
             say_once(f"{type(self).__name__} runs its own code: {reason}")
-            return super().forward(*args, **kwargs)  # type: ignore[misc,no-any-return]
+            with added_by_peft(self):
+                return super().forward(*args, **kwargs)  # type: ignore[misc,no-any-return]
         hidden_states, ids, weights = (*args, *(kwargs[name] for name in form.argument_names[len(args) :]))
         out = run_as(self, form, hidden_states.to(self.gate_up_proj.dtype), ids, weights)
         return out.to(hidden_states.dtype)

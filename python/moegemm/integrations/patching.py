@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from moegemm.integrations import llama4, own_modules
-from moegemm.integrations.experts import say_once
 from moegemm.integrations.forwards import OnMoegemm
-from moegemm.integrations.registration import NAME, register
+from moegemm.integrations.notices import say_once
+from moegemm.integrations.peft_adapters import NAME, follow_peft, is_dispatched
+from moegemm.integrations.registration import register
 
 _REFUSAL = "_moegemm_refusal"
 _BEFORE = "_moegemm_before"
@@ -27,11 +28,6 @@ def _before_again(implementation: str | None) -> Before:
     """Loading a pickled model registers the implementation that its config names."""
     register()
     return Before(implementation)
-
-
-def is_dispatched(module: Any) -> bool:
-    """Whether transformers asks its experts interface in this module's forward."""
-    return hasattr(module, "_apply_gate") and hasattr(module, "has_gate") and hasattr(module, "config")
 
 
 def _is_expert_mlp(module: Any) -> bool:
@@ -83,6 +79,7 @@ def patch(model: nn.Module) -> nn.Module:
     """
     if "transformers" in sys.modules:
         register()
+    follow_peft()
     modules: list[Any] = list(model.modules())
     dispatched = [module for module in modules if is_dispatched(module)]
     before = [module.config._experts_implementation for module in dispatched]

@@ -5,8 +5,8 @@ from typing import Any
 
 from moegemm.integrations import llama4
 from moegemm.integrations.experts import experts_forward
+from moegemm.integrations.peft_adapters import NAME, follow_peft
 
-NAME = "moegemm"
 # Before, transformers accepts the names on a list of its own and no others.
 MINIMUM = (5, 7)
 
@@ -36,3 +36,4 @@ def register() -> None:
     if NAME not in interface:
         interface.register(NAME, experts_forward)
         llama4.follow_config(NAME)
+        follow_peft()

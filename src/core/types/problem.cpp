@@ -62,6 +62,7 @@ std::string to_string(const Problem& problem) {
   if (problem.presorted) text += " presorted";
   if (problem.far_rows) text += " far_rows";
   if (problem.allow_tf32) text += " tf32";
+  if (problem.low_rank > 0) text += join(" low_rank=", problem.low_rank);
   if (problem.bias) text += " bias";
   if (problem.activation) text += join(" activation=", to_string(*problem.activation));
   if (problem.sizes_dtype != DType::kInt32) {
@@ -110,6 +111,7 @@ std::size_t hash_value(const Problem& problem) {
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.slots));
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.expected_rows));
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.max_multiprocessors));
+  hash = fold_hash(hash, static_cast<std::uint64_t>(problem.low_rank));
   if (!problem.activation) return hash;
   const Activation& activation = *problem.activation;
   hash = fold_hash(hash, static_cast<std::uint64_t>(activation.function) * 4 +

@@ -19,6 +19,8 @@ class Describer {
         indices_{"gather_indices", routing.gather_indices},
         weights_{words.router_weights, routing.router_weights},
         bias_{"bias", options.bias},
+        low_rows_{"low_rank_rows", options.low_rank_rows},
+        low_weights_{"low_rank_weights", options.low_rank_weights},
         out_{output_name(op, words), out},
         options_(options),
         words_(words) {
@@ -42,6 +44,7 @@ class Describer {
     if (problem_.bias) {
       require_like(bias_, lead_, {problem_.experts, problem_.features()}, "[E, columns]");
     }
+    if (problem_.low_rank > 0) check_low_rank();
     Description description{problem_, 0, {}, words_};
     shape_output(description);
     if (options_.config) validate(*options_.config, problem_);
@@ -67,6 +70,7 @@ class Describer {
     problem_.allow_tf32 = options_.allow_tf32;
     problem_.bias = options_.bias.given();
     problem_.activation = options_.activation;
+    take_low_rank();
     validate_flags(problem_, words_);
     if (problem_.permutation != Permutation::kNone && !indices_.view.given()) {
       refuse_value("gather_indices is ", words_.none, "; ", to_string(problem_.permutation), "=",
@@ -75,6 +79,37 @@ class Describer {
     if (problem_.multiply && !weights_.view.given()) {
       refuse_value(weights_.name, " is ", words_.none, "; ", words_.multiply, "=", words_.yes,
                    " needs it");
+    }
+  }
+
+  void take_low_rank() {
+    if (!low_rows_.view.given() && !low_weights_.view.given()) return;
+    for (const Argument* argument : {&low_rows_, &low_weights_}) {
+      if (argument->view.given()) continue;
+      refuse_value(argument->name, " is ", words_.none,
+                   "; a low-rank part is low_rank_rows and low_rank_weights");
+    }
+    require_form(low_rows_, {{2, "[M, r]"}});
+    problem_.low_rank = low_rows_.view.shape[1];
+    require_extent(low_rows_, problem_.low_rank, "r");
+  }
+
+  void check_low_rank() {
+    for (const Argument* argument : {&low_rows_, &low_weights_}) {
+      require_same_dtype(*argument, lead_);
+      require_same_device(*argument, lead_);
+    }
+    require_shape(low_rows_, {problem_.rows, problem_.low_rank}, "[M, r]");
+    const std::int64_t features = problem_.features();
+    const bool rank_last =
+        (problem_.op == Op::kForward) == (problem_.weight_layout == WeightLayout::kNk);
+    const char* letters = problem_.op == Op::kForward ? (rank_last ? "[E, N, r]" : "[E, r, N]")
+                                                      : (rank_last ? "[E, K, r]" : "[E, r, K]");
+    require_form(low_weights_, {{3, letters}});
+    if (rank_last) {
+      require_shape(low_weights_, {problem_.experts, features, problem_.low_rank}, letters);
+    } else {
+      require_shape(low_weights_, {problem_.experts, problem_.low_rank, features}, letters);
     }
   }
 
@@ -226,6 +261,8 @@ class Describer {
   const Argument indices_;
   const Argument weights_;
   const Argument bias_;
+  const Argument low_rows_;
+  const Argument low_weights_;
   const Argument out_;
   const GemmOptions& options_;
   const CallerWords& words_;

@@ -76,6 +76,17 @@ Call place(const Description& description, const TensorView& first_view,
     require_disjoint(out, bias);
     point_at(bias.view, operands.bias, operands.bias_stride);
   }
+  if (problem.low_rank > 0) {
+    const Argument rows{"low_rank_rows", options.low_rank_rows};
+    const Argument weights{"low_rank_weights", options.low_rank_weights};
+    for (const Argument* argument : {&rows, &weights}) {
+      require_memory(*argument);
+      require_disjoint(out, *argument);
+      problem.input_alignment = std::min(problem.input_alignment, alignment_bytes(argument->view));
+    }
+    point_at(rows.view, operands.low_rows, operands.low_rows_stride);
+    point_at(weights.view, operands.low_weights, operands.low_weights_stride);
+  }
   problem.far_rows = problem.gathers() && spans_beyond_64_gib(problem, operands);
   return call;
 }

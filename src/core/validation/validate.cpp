@@ -56,6 +56,9 @@ void validate_flags(const Problem& problem, const CallerWords& words) {
   if (problem.bias && problem.op == Op::kDw) {
     refuse_value("bias is given for dW; only forward and dX add one");
   }
+  if (problem.low_rank != 0 && problem.op == Op::kDw) {
+    refuse_value("a low-rank part is given for dW; only forward and dX add one");
+  }
   if (!problem.activation) return;
   if (problem.multiply) {
     refuse_value("activation is given with ", words.multiply,
@@ -76,6 +79,7 @@ void validate(const Problem& problem) {
   require_at_least("M", problem.rows, 0);
   require_at_least("expected_rows", problem.expected_rows, -1);
   require_at_least("max_multiprocessors", problem.max_multiprocessors, 0);
+  require_at_least("low_rank", problem.low_rank, 0);
   if (problem.slots >= 0 &&
       (problem.permutation == Permutation::kNone || problem.slots % problem.topk != 0)) {
     refuse_value("slots is ", problem.slots, " with ", to_string(problem.permutation),

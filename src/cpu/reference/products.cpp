@@ -64,24 +64,28 @@ void zero_rows(const Problem& problem, const Operands& operands, std::int64_t co
     store_row(problem, operands, r, zeros, 1.0);
 }
 
-/// y[n] = sum over k of x[k] W[n, k]. Sums of nothing, which an empty x gives, are zero.
+/// y[n] += sum over k of x[k] W[n, k]. An empty x adds nothing.
 template <typename T>
 void times_transposed(const std::vector<double>& x, const T* w, std::int64_t w_stride,
                       std::vector<double>& y) {
   for (std::size_t n = 0; n < y.size(); ++n) {
-    y[n] = 0;
     for (std::size_t k = 0; k < x.size(); ++k) y[n] += x[k] * to_float(w[n * w_stride + k]);
   }
 }
 
-/// dx[k] = sum over n of dy[n] W[n, k].
+/// dx[k] += sum over n of dy[n] W[n, k].
 template <typename T>
 void times(const std::vector<double>& dy, const T* w, std::int64_t w_stride,
            std::vector<double>& dx) {
-  std::fill(dx.begin(), dx.end(), 0.0);
   for (std::size_t n = 0; n < dy.size(); ++n) {
     for (std::size_t k = 0; k < dx.size(); ++k) dx[k] += dy[n] * to_float(w[n * w_stride + k]);
   }
+}
+
+template <typename T>
+const T* low_weights_of(const Problem& problem, const Operands& operands, std::int64_t expert) {
+  const std::int64_t rows = low_rank_part(problem).n;
+  return static_cast<const T*>(operands.low_weights) + expert * rows * operands.low_weights_stride;
 }
 
 template <typename T>
@@ -101,7 +105,13 @@ void row_gemm(const Problem& problem, const Operands& operands) {
       } else if (row.valid) {
         source = load_row<T>(operands.dy, row.source, operands.dy_stride, problem.n);
       }
-      (forward ? times_transposed<T> : times<T>)(source, w, operands.w_stride, product);
+      const auto multiply = forward ? times_transposed<T> : times<T>;
+      std::fill(product.begin(), product.end(), 0.0);
+      multiply(source, w, operands.w_stride, product);
+      if (problem.low_rank > 0) {
+        multiply(load_row<T>(operands.low_rows, r, operands.low_rows_stride, problem.low_rank),
+                 low_weights_of<T>(problem, operands, e), operands.low_weights_stride, product);
+      }
       store_row(problem, operands, row.destination, finished_row(problem, operands, e, product),
                 row.factor);
     }

@@ -62,6 +62,11 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
     return static_cast<const char*>(operands.w) +
            (block.expert * problem.n + block.first_col) * operands.w_stride * element;
   };
+  const auto low_weights_of = [&](const Block& block) {
+    return static_cast<const char*>(operands.low_weights) +
+           (block.expert * problem.n + block.first_col) * operands.low_weights_stride * element;
+  };
+  const std::vector<std::byte> zeros = zero_source(problem, problem.k);
   const std::int64_t parked = kParkedFloatsPerRow * rows_of_largest_block;
   const std::int64_t scratch_bytes =
       RowBlock::scratch_bytes(rows_of_largest_block, kMaxWeightRows) +
@@ -73,7 +78,9 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
     Scratch& scratch = Scratch::of_this_thread();
     scratch.reserve(scratch_bytes);
     std::byte* const packed = scratch.take<std::byte>(packed_bytes);
-    const RowBlock rows(locator, problem, operands, block, weights_of(block), scratch);
+    const void* stand_in =
+        zeros.empty() ? weights_of(block) : static_cast<const void*>(zeros.data());
+    const RowBlock rows(locator, problem, operands, block, stand_in, scratch);
     ForwardTask task;
     task.x = rows.sources();
     task.rows = block.rows;
@@ -81,6 +88,7 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
     task.w_stride = operands.w_stride;
     task.w_rows = block.cols;
     task.k = problem.k;
+    if (problem.low_rank > 0) task.low = rows.low_rank_part(low_weights_of(block));
     task.out = rows.output();
     if (packs && block.rows >= kMinPackedX) {
       task.packed_x = packed;

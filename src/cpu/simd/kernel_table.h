@@ -22,6 +22,15 @@ struct OutputRows {
                                 ///< whole vector; null: none
 };
 
+/// More of a task's contraction, after its own: rows and weights of their own, which lie as the
+/// task's do.
+struct LowRankPart {
+  const void* const* rows = nullptr;  ///< [rows of the task] pointers to `rank` elements
+  const void* w = nullptr;
+  std::int64_t w_stride = 0;
+  std::int64_t rank = 0;  ///< 0: none
+};
+
 /// Y[rows, w_rows] = X W^T for some rows of one expert and a block of its weight rows.
 struct ForwardTask {
   const void* const* x = nullptr;  ///< [rows] pointers to K elements
@@ -31,6 +40,7 @@ struct ForwardTask {
   std::int64_t w_stride = 0;
   std::int64_t w_rows = 0;
   std::int64_t k = 0;
+  LowRankPart low;  ///< its w at the first weight row of the block
   OutputRows out;
   const void* next_w = nullptr;  ///< the block this worker reads next; null: none
   std::int64_t next_w_rows = 0;
@@ -46,6 +56,7 @@ struct DxTask {
   std::int64_t w_stride = 0;
   std::int64_t cols = 0;
   std::int64_t n = 0;
+  LowRankPart low;  ///< its w at the first column of the block
   OutputRows out;
   const void* next_w = nullptr;  ///< the same of the block this worker packs next; null: none
   std::int64_t next_cols = 0;

@@ -26,7 +26,8 @@ std::string refuse_dtype(const Gemm& kernel, const Problem& problem) {
 std::string refuse_alignment(const Gemm& kernel, const Problem& problem) {
   if (kernel.loads == Loads::kElements) return {};
   const std::int64_t elements = kChunkBytes / size_bytes(problem.dtype);
-  for (const auto& [name, extent] : {std::pair("K", problem.k), std::pair("N", problem.n)}) {
+  for (const auto& [name, extent] : {std::pair("K", problem.k), std::pair("N", problem.n),
+                                     std::pair("low_rank", problem.low_rank)}) {
     if (extent % elements != 0) {
       return std::string(name) + " = " + std::to_string(extent) + " is not a multiple of " +
              std::to_string(elements);

@@ -13,6 +13,7 @@ std::vector<ProblemCase> segment_cases();    ///< how rows spread over experts, 
 std::vector<ProblemCase> shape_cases();      ///< N and K from 1 to large
 std::vector<ProblemCase> option_cases();     ///< permutation, multiply, dtypes, accumulation
 std::vector<ProblemCase> epilogue_cases();   ///< biases and activations
+std::vector<ProblemCase> low_rank_cases();   ///< more depth, with operands of its own
 std::vector<ProblemCase> stride_cases();     ///< strided and unaligned tensors
 std::vector<ProblemCase> capacity_cases();   ///< rows that are not T * topk
 std::vector<ProblemCase> placement_cases();  ///< segments with gaps, and tails

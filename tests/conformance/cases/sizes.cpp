@@ -131,8 +131,9 @@ std::vector<ProblemCase> shape_cases() {
 
 std::vector<ProblemCase> all_cases() {
   std::vector<ProblemCase> all;
-  for (auto* subject : {zero_size_cases, segment_cases, shape_cases, option_cases, epilogue_cases,
-                        stride_cases, capacity_cases, placement_cases, hazard_cases}) {
+  for (auto* subject :
+       {zero_size_cases, segment_cases, shape_cases, option_cases, epilogue_cases, low_rank_cases,
+        stride_cases, capacity_cases, placement_cases, hazard_cases}) {
     std::ranges::move(subject(), std::back_inserter(all));
   }
   return all;

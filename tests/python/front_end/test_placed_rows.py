@@ -178,21 +178,3 @@ def test_graph_replays_with_other_places():
     expected = moegemm.grouped_gemm_forward(other.packed_X, other.W, 1, other.sizes)
     assert torch.equal(out[other.inside], expected)
     assert not out[other.outside].any()
-
-
-@NO_CUDA
-def test_products_keep_to_some_multiprocessors_and_their_bits():
-    p = Placed("cuda", LAYOUTS["gapped"])
-    before = moegemm.grouped_gemm(p.packed_X, p.W, p.sizes, 1)
-    with moegemm.max_multiprocessors(5):
-        assert torch.equal(moegemm.grouped_gemm(p.packed_X, p.W, p.sizes, 1), before)
-
-
-def test_number_of_multiprocessors_is_checked_and_put_back():
-    assert moegemm.set_max_multiprocessors(7) == 0
-    assert moegemm.set_max_multiprocessors(0) == 7
-    with moegemm.max_multiprocessors(3):
-        assert moegemm.set_max_multiprocessors(3) == 3
-    assert moegemm.set_max_multiprocessors(0) == 0
-    with pytest.raises(ValueError, match="max_multiprocessors is -1; it must not be negative"):
-        moegemm.set_max_multiprocessors(-1)

@@ -120,7 +120,7 @@ def test_render_writes_tables_and_pictures_from_json_alone(tmp_path: Path) -> No
 
 
 def test_wrong_failed_and_skipped_results_are_named_and_not_counted() -> None:
-    report = importlib.import_module("moegemm.bench.report")
+    report = importlib.import_module("moegemm.bench.pages.report")
     record = made_up_record()
     find_entry(record, "qwen3-30b-a3b", "fwd1")["contenders"]["ours"] |= {"correct": False, "error": 0.5}
     find_entry(record, "mixtral-8x7b", "dw1")["contenders"]["torch"] = {"correct": False, "failure": "no memory"}
@@ -135,7 +135,7 @@ def test_wrong_failed_and_skipped_results_are_named_and_not_counted() -> None:
 
 
 def test_decode_ratio_is_against_reading_the_touched_weights_once() -> None:
-    report = importlib.import_module("moegemm.bench.report")
+    report = importlib.import_module("moegemm.bench.pages.report")
     entry = find_entry(made_up_record(), "qwen3-30b-a3b", "fwd1", tokens=64)
     floor_ms = entry["weight_bytes"] / 4.3e12 * 1e3
     entry["contenders"]["ours"]["ms"] = 1.08 * floor_ms
@@ -161,7 +161,7 @@ def test_a_forced_backend_has_its_own_record_and_targets(tmp_path: Path, run_pro
     assert "sm80 backend" in text.splitlines()[0]
     assert table_row(text, "mixtral-8x7b", "dw1").endswith("| 360 | yes |")
     assert table_row(text, "mixtral-8x7b", "dx1").endswith("| 400 | **no** |")
-    decode = importlib.import_module("moegemm.bench.report").meets_decode_target
+    decode = importlib.import_module("moegemm.bench.pages.report").meets_decode_target
     entry = find_entry(record, "qwen3-30b-a3b", "fwd1", tokens=64)
     entry["contenders"]["ours"]["ms"] = 1.2 * entry["weight_bytes"] / 4.3e12 * 1e3
     assert decode(entry)

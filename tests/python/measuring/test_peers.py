@@ -8,9 +8,10 @@ from typing import Any
 import moegemm
 import pytest
 import torch
-from moegemm.bench import contenders, peers, report
+from moegemm.bench import contenders, peers
 from moegemm.bench.cases import OPS, Case, Model
 from moegemm.bench.operands import Operands, make_operands, make_weights
+from moegemm.bench.pages import report
 
 MODEL = Model("tiny", experts=5, topk=2, hidden=48, intermediate=40)
 

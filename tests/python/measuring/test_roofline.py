@@ -5,9 +5,9 @@ from pathlib import Path
 
 import moegemm
 import pytest
-from moegemm.bench import roofline
 from moegemm.bench.cases import Model, read_catalogue
 from moegemm.bench.notebook import read_record
+from moegemm.bench.pages import roofline
 
 RECORD = Path(__file__).resolve().parents[3] / "docs" / "benchmarks" / "hopper" / "hopper.json"
 

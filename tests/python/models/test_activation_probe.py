@@ -7,7 +7,7 @@ import torch
 from tiny_models import build, experts_of, routing
 
 experts_forward = pytest.importorskip("moegemm.transformers").experts_forward
-experts_module = pytest.importorskip("moegemm.integrations.experts")
+notices = pytest.importorskip("moegemm.integrations.notices")
 gates = pytest.importorskip("moegemm.integrations.gates")
 
 X = torch.linspace(-60, 60, 40 * 32).view(40, 32)
@@ -154,7 +154,7 @@ def test_compiled_experts_run_a_gate_that_was_set_on_them():
     experts = experts_of(build("qwen3_moe", "moegemm"))
     experts._apply_gate = lambda h: torch.sin(h[..., :24]) * h[..., 24:]
     ids, weights = routing(6)
-    experts_module._said.clear()
+    notices._said.clear()
     with pytest.warns(UserWarning, match="runs its activation in torch"):
         expected = experts(X, ids, weights)
     got = torch.compile(experts, fullgraph=True, backend="aot_eager")(X, ids, weights)

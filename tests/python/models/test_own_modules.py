@@ -9,7 +9,7 @@ import torch
 from own_experts import KNOWN, REFUSED, Biased, Clamped, GatedByMethod, OwnExperts, Scaled, TanhGated
 from tiny_models import build, routing
 
-experts_module = pytest.importorskip("moegemm.integrations.experts")
+notices = pytest.importorskip("moegemm.integrations.notices")
 own_modules = pytest.importorskip("moegemm.integrations.own_modules")
 
 
@@ -24,7 +24,7 @@ def outputs(module: torch.nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
 
 @pytest.fixture(autouse=True)
 def nothing_said():
-    experts_module._said.clear()
+    notices._said.clear()
 
 
 @pytest.mark.filterwarnings("ignore:moegemm. TanhGated runs its activation in torch")

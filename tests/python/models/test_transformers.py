@@ -13,6 +13,7 @@ from tiny_models import DISPATCHED, FAMILIES, assert_same, build, experts_of, ou
 transformers = pytest.importorskip("transformers")
 integration = pytest.importorskip("moegemm.transformers")
 running = pytest.importorskip("moegemm.integrations.experts")
+notices = pytest.importorskip("moegemm.integrations.notices")
 
 
 def as_moegemm(model: torch.nn.Module) -> torch.nn.Module:
@@ -177,7 +178,7 @@ def test_an_unknown_activation_runs_in_torch_and_says_so():
     x = torch.randn(20, 32)
     weights, ids = torch.rand(20, 4).softmax(-1).topk(2)
     expected = experts(x, ids, weights)
-    running._said.clear()
+    notices._said.clear()
     with pytest.warns(UserWarning, match=r"GptOssExperts runs its activation in torch"):
         got = integration.experts_forward(experts, x, ids, weights)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
@@ -196,7 +197,7 @@ def test_an_unknown_activation_runs_in_torch_and_says_so():
 def test_weights_that_no_kernel_takes_fall_back_and_say_so():
     experts = experts_of(build("qwen3_moe", "grouped_mm")).double()
     weights, ids = torch.rand(20, 4).softmax(-1).topk(2)
-    running._said.clear()
+    notices._said.clear()
     with pytest.warns(UserWarning, match=r"runs its own eager code: .* torch.float64"):
         integration.experts_forward(experts, torch.randn(20, 32).double(), ids, weights)
 
@@ -237,7 +238,7 @@ def test_patch_refuses_experts_that_are_modules_of_their_own_with_the_reason(nam
 def test_patch_leaves_separate_experts_alone_beside_others_and_says_so():
     model = build("qwen3_moe", "eager")
     model.extra = SeparateExperts(("gate_proj", "up_proj", "down_proj"))
-    running._said.clear()
+    notices._said.clear()
     with pytest.warns(UserWarning, match="runs its own code: SeparateExperts.experts"):
         moegemm.patch(model)
 

@@ -104,9 +104,9 @@ class Machine:
         program(release / "src" / "cli" / "moegemm", f"echo 'build    gcc, Release, {words}'")
         (release / "CMakeCache.txt").write_text("".join(f"{name}:STRING={value}\n" for name, value in cached.items()))
 
-    def options(self, purpose: str, cuda: str = "", archs: str = "") -> str:
+    def options(self, purpose: str, cuda: str = "", archs: str = "", asked: str = "options") -> str:
         path = f"{self.bin}:/usr/bin:/bin"
-        done = run(self.root / "scripts" / "release_options", purpose, cuda, archs, PATH=path)
+        done = run(self.root / "scripts" / "release_options", purpose, cuda, archs, asked, PATH=path)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
@@ -138,13 +138,25 @@ def test_tests_are_complete(machine):
 
 
 def test_demo_takes_nothing_from_what_the_tests_built(machine):
+    machine.with_gpus("9.0")
     machine.built("CUDA 13.0 for sm_90a", MOEGEMM_CUDA="AUTO", MOEGEMM_BUILD_TESTS="ON")
     assert machine.options("demo") == machine.options("all")
+    assert machine.options("demo", asked="folder") == "build/release"
 
 
-def test_demo_does_not_finish_kernels_that_an_interrupted_build_began(machine):
+@pytest.mark.parametrize("built", ["CUDA 13.0 for sm_90a", "without CUDA"], ids=["whole", "interrupted"])
+def test_demo_without_a_gpu_stays_apart_from_kernels_that_tests_compile(machine, built):
+    program(machine.bin / "nvcc", "true")
+    machine.built(built, MOEGEMM_CUDA="AUTO", MOEGEMM_BUILD_TESTS="ON")
+    assert machine.options("demo") == "-DMOEGEMM_BUILD_TESTS=OFF -DMOEGEMM_CUDA=OFF"
+    assert machine.options("demo", asked="folder") == "build/cpu"
+    assert machine.options("all", asked="folder") == machine.options("demo", "ON", asked="folder") == "build/release"
+
+
+def test_without_nvcc_demo_and_tests_share_what_they_compile(machine):
     machine.built("without CUDA", MOEGEMM_CUDA="AUTO", MOEGEMM_BUILD_TESTS="ON")
     assert machine.options("demo") == "-DMOEGEMM_BUILD_TESTS=ON -DMOEGEMM_CUDA=OFF"
+    assert machine.options("demo", asked="folder") == "build/release"
 
 
 def test_caches_leave_a_home_that_cannot_be_written_to():

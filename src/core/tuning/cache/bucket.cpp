@@ -56,6 +56,7 @@ std::string problem_bucket(const Problem& problem) {
   if (problem.dy_per_token) text += " dy_per_token";
   if (problem.allow_tf32) text += " tf32";
   if (problem.max_multiprocessors > 0) text += join(" SMs<=", problem.max_multiprocessors);
+  if (problem.low_rank > 0) text += join(" low_rank=", problem.low_rank);
   if (problem.bias) text += " bias";
   if (problem.activation) text += join(" activation=", to_string(*problem.activation));
   return join(text, " align=", problem.input_alignment, "/", problem.output_alignment);

@@ -50,6 +50,9 @@ std::vector<Input> inputs_of(const Call& call, std::int64_t experts_in_use) {
   add(&Operands::w, weights);
   add(&Operands::dy, matrix(p.dy_per_token ? p.tokens() : p.rows, p.n, o.dy_stride, p.dtype));
   add(&Operands::bias, matrix(p.experts, p.features(), o.bias_stride, p.dtype));
+  add(&Operands::low_rows, matrix(p.rows, p.low_rank, o.low_rows_stride, p.dtype));
+  const Problem part = low_rank_part(p);
+  add(&Operands::low_weights, matrix(part.experts * part.n, part.k, o.low_weights_stride, p.dtype));
   add(&Operands::m_sizes, matrix(1, p.experts, p.experts, p.sizes_dtype));
   add(&Operands::gather_indices, matrix(1, p.rows, p.rows, p.index_dtype));
   add(&Operands::router_weights, matrix(1, p.flat_rows(), p.flat_rows(), p.weights_dtype));

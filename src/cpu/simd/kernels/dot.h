@@ -283,6 +283,18 @@ constexpr std::int64_t kWholePackedBytes = 5120;
 /// Lines of weights that are fetched at a time between tiles.
 constexpr std::int64_t kMaxLinesBetweenTiles = 12;
 
+/// The last part of the contraction: the low-rank one, of weight rows n to n + 3 of which `valid`
+/// exist.
+template <class T, std::int64_t Step>
+void begin_low_rank(const LowRankPart& low, std::int64_t n, std::int64_t valid, DotTile<T>& tile) {
+  tile.begin = 0;
+  tile.steps = low.rank / Step;
+  tile.tail = low.rank % Step;
+  for (std::int64_t j = 0; j < 4; ++j) {
+    tile.w[j] = static_cast<const T*>(low.w) + (n + (j < valid ? j : valid - 1)) * low.w_stride;
+  }
+}
+
 template <class Isa, class T>
 void forward_task(const ForwardTask& task) {
   using Dot = typename Isa::template Dot<T>;
@@ -322,23 +334,29 @@ void forward_task(const ForwardTask& task) {
                                    chunks.count * (parts > 0 ? parts : 1));
     const bool between_tiles = packed_x != nullptr && few_lines.share() <= kMaxLinesBetweenTiles;
 
-    for (std::int64_t part = 0; part < (parts > 0 ? parts : 1); ++part) {
+    const std::int64_t all_parts = (parts > 0 ? parts : 1) + (task.low.rank > 0 ? 1 : 0);
+    for (std::int64_t part = 0; part < all_parts; ++part) {
+      const bool low = task.low.rank > 0 && part + 1 == all_parts;
+      const bool ends_k = part + 1 >= parts;
+      const bool last = part + 1 == all_parts;
       tile.begin = part * part_steps * Dot::kStep;
-      const bool last = part + 1 >= parts;
-      tile.steps = last ? steps - part * part_steps : part_steps;
-      tile.tail = last ? task.k - steps * Dot::kStep : 0;
+      tile.steps = ends_k ? steps - part * part_steps : part_steps;
+      tile.tail = ends_k ? task.k - steps * Dot::kStep : 0;
       tile.resume = part > 0;
       tile.park = !last;
+      if (low) begin_low_rank<T, Dot::kStep>(task.low, n, valid, tile);
       std::int64_t row = 0;
       for (std::int64_t c = 0; c < chunks.count; ++c) {
         const std::int64_t rows = chunks.rows(c);
-        tile.x = x + row;
-        tile.packed_x = packed_x != nullptr ? packed_x + row * packed_k : nullptr;
+        const bool packed = packed_x != nullptr && !low;
+        tile.x = (low ? reinterpret_cast<const T* const*>(task.low.rows) : x) + row;
+        tile.packed_x = packed ? packed_x + row * packed_k : nullptr;
         tile.parked = task.parked + row * 4 * Isa::kLanes;
         // The rows ahead are shared out over the chunks.
         int prefetch = 0;
-        if (between_tiles) few_lines.fetch();
-        for (std::int64_t j = between_tiles ? ahead_rows : c; j < ahead_rows; j += chunks.count) {
+        if (between_tiles && !low) few_lines.fetch();
+        for (std::int64_t j = between_tiles || low ? ahead_rows : c; j < ahead_rows;
+             j += chunks.count) {
           tile.prefetch[prefetch++] = ahead[j];
         }
         if (prefetch == 3) prefetch = 2;
@@ -351,7 +369,7 @@ void forward_task(const ForwardTask& task) {
           finish_staged<Isa>(task, row, rows, n - kStagedCols, kStagedCols);
         }
         tile.sums = task.staged + row * kStagedCols + n % kStagedCols;
-        select_dot_tile<Isa, T>(rows, prefetch, packed_x != nullptr)(tile);
+        select_dot_tile<Isa, T>(rows, prefetch, packed)(tile);
         row += rows;
       }
     }

@@ -4,6 +4,7 @@
 
 #include "cpu/simd/kernel_table.h"
 #include "cpu/simd/kernels/broadcast.h"
+#include "cpu/simd/kernels/dx_spans.h"
 #include "cpu/simd/kernels/finish.h"
 
 /// dX rows = dY rows times W_e, for experts with few rows: reading the weights is what takes time.
@@ -97,45 +98,44 @@ template <class Math, class T, int Rows, bool Fetch>
   if (col < group.cols) in_place_columns<Math, T, Rows, Fetch, true>(group, col);
 }
 
+/// One span of the contraction into the totals.
 template <class Math, class T>
-void dx_in_place(const DxTask& task) {
+void dx_in_place_span(const DxTask& task, const DxSpan<T>& span, std::int64_t padded_cols) {
   using Isa = typename Math::Isa;
   using Word = typename Math::Word;
-  constexpr std::int64_t kCols = Isa::kTileVecs * Isa::kLanes;
   constexpr std::int64_t kFoldTerms = kFoldSteps * Math::kTerms;
   static_assert(kFoldTerms % kGroupTerms == 0);
-  const T* const* dy = reinterpret_cast<const T* const*>(task.dy);
-  const T* const w = static_cast<const T*>(task.w);
   Word* const words = reinterpret_cast<Word*>(task.words);
   const std::int64_t chunks = (task.rows + Isa::kTileRows - 1) / Isa::kTileRows;
 
   WeightGroup<Math, T> group;
-  group.stride = task.w_stride;
+  group.stride = span.w_stride;
   group.cols = task.cols;
-  group.padded_cols = (task.cols + kCols - 1) / kCols * kCols;
-  float* const sums = task.totals + task.rows * group.padded_cols;
-  for (std::int64_t term = 0; term < task.n; term += kGroupTerms) {
+  group.padded_cols = padded_cols;
+  float* const sums = task.totals + task.rows * padded_cols;
+  for (std::int64_t term = 0; term < span.terms; term += kGroupTerms) {
     const std::int64_t in_fold = term % kFoldTerms;
-    const std::int64_t left = task.n - term;
+    const std::int64_t left = span.terms - term;
     if (in_fold == 0) {
       const std::int64_t terms = left < kFoldTerms ? left : kFoldTerms;
       for (std::int64_t i = 0; i < task.rows; ++i) {
-        Math::copy_words(dy[i] + term, terms, words + i * kFoldSteps);
+        Math::copy_words(span.rows[i] + term, terms, words + i * kFoldSteps);
       }
     }
-    group.w = w + term * task.w_stride;
+    group.w = span.w + term * span.w_stride;
     group.terms = left < kGroupTerms ? left : kGroupTerms;
-    group.ahead = left > kGroupTerms ? group.w + kGroupTerms * task.w_stride
-                                     : static_cast<const T*>(task.next_w);
+    group.ahead = left > kGroupTerms ? group.w + kGroupTerms * span.w_stride
+                  : span.starts      ? static_cast<const T*>(task.next_w)
+                                     : nullptr;
     group.starts_fold = in_fold == 0;
     group.ends_fold = in_fold + kGroupTerms == kFoldTerms || left <= kGroupTerms;
-    group.first_fold = term < kFoldTerms;
+    group.first_fold = span.starts && term < kFoldTerms;
     for (std::int64_t c = 0; c < chunks; ++c) {
       const std::int64_t row = c * task.rows / chunks;
       const std::int64_t rows = (c + 1) * task.rows / chunks - row;
       group.words = words + row * kFoldSteps + in_fold / Math::kTerms;
-      group.sums = sums + row * group.padded_cols;
-      group.totals = task.totals + row * group.padded_cols;
+      group.sums = sums + row * padded_cols;
+      group.totals = task.totals + row * padded_cols;
       const bool fetch = c == 0 && group.ahead != nullptr;
       with_rows<Isa::kTileRows>(rows, [&](auto count) {
         fetch ? in_place_group<Math, T, count, true>(group)
@@ -143,13 +143,22 @@ void dx_in_place(const DxTask& task) {
       });
     }
   }
+}
+
+template <class Math, class T>
+void dx_in_place(const DxTask& task) {
+  using Isa = typename Math::Isa;
+  constexpr std::int64_t kCols = Isa::kTileVecs * Isa::kLanes;
+  const std::int64_t padded_cols = (task.cols + kCols - 1) / kCols * kCols;
+  for_each_span<T>(
+      task, [&](const DxSpan<T>& span) { dx_in_place_span<Math, T>(task, span, padded_cols); });
   for (std::int64_t i = 0; i < task.rows; ++i) {
     if (task.out.rows[i] == nullptr) continue;
-    float* const total = task.totals + i * group.padded_cols;
+    float* const total = task.totals + i * padded_cols;
     for (std::int64_t c = 0; c < task.cols; c += kCols) {
       Math::template restore_column_order<Isa::kTileVecs>(total + c);
     }
-    finish_rows<Isa>(task.out, i, 1, total, group.padded_cols, 0, task.cols);
+    finish_rows<Isa>(task.out, i, 1, total, padded_cols, 0, task.cols);
   }
 }
 

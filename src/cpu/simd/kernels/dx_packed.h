@@ -5,6 +5,7 @@
 
 #include "cpu/simd/kernel_table.h"
 #include "cpu/simd/kernels/broadcast.h"
+#include "cpu/simd/kernels/dx_spans.h"
 #include "cpu/simd/kernels/finish.h"
 #include "cpu/simd/kernels/pack.h"
 
@@ -67,31 +68,31 @@ template <class Math, int Rows>
 }
 
 template <class Math, class T>
-void dx_packed(const DxTask& task) {
+void dx_packed_span(const DxTask& task, const DxSpan<T>& span) {
   using Isa = typename Math::Isa;
   using Word = typename Math::Word;
   static_assert(sizeof(Word) == sizeof(std::uint32_t));
   constexpr std::int64_t kPanelCols = Isa::kTileVecs * Isa::kLanes;
   constexpr std::int64_t kRows = Isa::kTileRows;
   constexpr std::int64_t kTerms = kFoldSteps * Math::kTerms;
-  const T* const* dy = reinterpret_cast<const T* const*>(task.dy);
-  const T* w = static_cast<const T*>(task.w);
   Word* panels = reinterpret_cast<Word*>(task.panels);
   Word* words = reinterpret_cast<Word*>(task.words);
   const std::int64_t padded_cols = round_up(task.cols, kPanelCols);
   const std::int64_t tiles = (task.rows + kRows - 1) / kRows;
+  const T* next_w = span.starts ? static_cast<const T*>(task.next_w) : nullptr;
 
   // Weights are packed fold by fold: what was fetched ahead is used before the caches forget it.
-  for (std::int64_t term = 0; term < task.n; term += kTerms) {
-    const std::int64_t terms = smaller(kTerms, task.n - term);
+  for (std::int64_t term = 0; term < span.terms; term += kTerms) {
+    const std::int64_t terms = smaller(kTerms, span.terms - term);
     const std::int64_t steps = (terms + Math::kTerms - 1) / Math::kTerms;
-    const std::int64_t left = task.n - term - terms;
-    pack_panels<Math, T, Isa::kTileVecs>(StridedRows<T>{w + term * task.w_stride, task.w_stride},
-                                         terms, task.cols, nullptr, panels);
-    WeightPrefetch<T> prefetch(
-        left > 0 ? w + (term + terms) * task.w_stride : static_cast<const T*>(task.next_w),
-        left > 0 ? task.cols : task.next_cols, task.w_stride,
-        smaller(kTerms, left > 0 ? left : task.n), tiles * (padded_cols / kPanelCols));
+    const std::int64_t left = span.terms - term - terms;
+    pack_panels<Math, T, Isa::kTileVecs>(
+        StridedRows<T>{span.w + term * span.w_stride, span.w_stride}, terms, task.cols, nullptr,
+        panels);
+    WeightPrefetch<T> prefetch(left > 0 ? span.w + (term + terms) * span.w_stride : next_w,
+                               left > 0 ? task.cols : task.next_cols, span.w_stride,
+                               smaller(kTerms, left > 0 ? left : span.terms),
+                               tiles * (padded_cols / kPanelCols));
     // A word that would reach past the row, or that is not the stored number itself, is copied.
     const bool copies = !std::is_same_v<T, typename Math::Stored> || terms % Math::kTerms != 0;
     for (std::int64_t t = 0; t < tiles; ++t) {
@@ -100,21 +101,27 @@ void dx_packed(const DxTask& task) {
       const Word* a[kRows] = {};
       for (std::int64_t i = 0; i < rows; ++i) {
         if (copies) {
-          Math::copy_words(dy[row + i] + term, terms, words + i * kFoldSteps);
+          Math::copy_words(span.rows[row + i] + term, terms, words + i * kFoldSteps);
           a[i] = words + i * kFoldSteps;
         } else {
-          a[i] = reinterpret_cast<const Word*>(dy[row + i] + term);
+          a[i] = reinterpret_cast<const Word*>(span.rows[row + i] + term);
         }
       }
       const auto tile = with_rows<kRows>(rows, [](auto count) { return packed_tile<Math, count>; });
+      const bool first = span.starts && term == 0;
       float* totals = task.totals + row * padded_cols;
       for (std::int64_t c = 0; c < task.cols; c += kPanelCols) {
-        tile(a, panels + c * steps, steps, totals + c, padded_cols, term == 0, prefetch.next());
+        tile(a, panels + c * steps, steps, totals + c, padded_cols, first, prefetch.next());
       }
-      if (left > 0) continue;
+      if (left > 0 || !span.ends) continue;
       finish_rows<Isa>(task.out, row, rows, totals, padded_cols, 0, task.cols);
     }
   }
+}
+
+template <class Math, class T>
+void dx_packed(const DxTask& task) {
+  for_each_span<T>(task, [&](const DxSpan<T>& span) { dx_packed_span<Math, T>(task, span); });
 }
 
 }  // namespace

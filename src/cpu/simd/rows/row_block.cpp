@@ -12,9 +12,11 @@ RowBlock::RowBlock(const RowLocator& locator, const Problem& problem, const Oper
                    const Block& block, const void* stand_in, Scratch& scratch)
     : locator_(locator),
       problem_(problem),
+      operands_(operands),
       block_(block),
       first_position_(locator.begin(block.expert) + block.first_row),
       sources_(scratch.take<const void*>(block.rows)),
+      low_rows_(problem.low_rank > 0 ? scratch.take<const void*>(block.rows) : nullptr),
       destinations_(scratch.take<void*>(block.rows)),
       scales_(problem.multiply ? scratch.take<float>(block.rows) : nullptr),
       bias_(problem.bias ? scratch.take<float>(block.cols + kMaxLanes) : nullptr) {
@@ -29,8 +31,21 @@ RowBlock::RowBlock(const RowLocator& locator, const Problem& problem, const Oper
     sources_[i] = row.source != nullptr ? row.source : stand_in;
     destinations_[i] = row.destination;
     if (scales_ != nullptr) scales_[i] = row.scale;
-    has_zero_rows_ |= row.source == nullptr;
+    has_zero_rows_ |= row.source == nullptr && low_rows_ == nullptr;
   }
+  const std::int64_t pitch = operands.low_rows_stride * size_bytes(problem.dtype);
+  for (std::int64_t i = 0; low_rows_ != nullptr && i < block.rows; ++i) {
+    low_rows_[i] = static_cast<const char*>(operands.low_rows) + (first_position_ + i) * pitch;
+  }
+}
+
+LowRankPart RowBlock::low_rank_part(const void* w) const {
+  return {low_rows_, w, operands_.low_weights_stride, problem_.low_rank};
+}
+
+std::vector<std::byte> zero_source(const Problem& problem, std::int64_t depth) {
+  return std::vector<std::byte>(
+      problem.low_rank > 0 ? static_cast<std::size_t>(depth * size_bytes(problem.dtype)) : 0);
 }
 
 OutputRows RowBlock::output() const {

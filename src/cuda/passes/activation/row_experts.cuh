@@ -31,6 +31,8 @@ __device__ __forceinline__ FetchedSizes fetch_sizes(const IndexArray& m_sizes, i
 /// Fills row_prefix[0 .. experts] in shared memory: rows before each expert, as if segments
 /// followed one another, which `Placed` ones need not. Called by the whole block, of whole warps,
 /// and by all of it at work: blocks are many and short, and a single warp would take microseconds.
+/// Not scan_segments: its sizes are asked for where they are added, these before the block's rows,
+/// and signed_value in place of the lines below makes every kernel here longer.
 template <bool Placed = false>
 __device__ inline void share_row_prefix(const IndexArray& m_sizes, FetchedSizes fetched,
                                         int experts, int rows, int* row_prefix,
@@ -46,7 +48,9 @@ __device__ inline void share_row_prefix(const IndexArray& m_sizes, FetchedSizes 
     int ends[kEach];
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const long long value = signed_value(fetched.sizes[i], m_sizes);
+      const IndexArray::Fetched& size = fetched.sizes[i];
+      const long long value = m_sizes.is_64_bit ? static_cast<long long>(size.high) << 32 | size.low
+                                                : static_cast<int>(size.low);
       ends[i] = mine + i < experts ? clip_size(value, rows) : 0;
       if (Placed && placement.given() && mine + i < experts) {
         ends[i] = placement.size(mine + i, value);

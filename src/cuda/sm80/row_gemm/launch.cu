@@ -9,6 +9,19 @@
 namespace moegemm::cuda::sm80 {
 namespace {
 
+void add_low_rank(const KernelEntry& entry, const Problem& problem, const Operands& operands,
+                  RowGemmParams& params) {
+  const Operands low = operands.low_rank_part();
+  const std::int64_t element_bytes = size_bytes(problem.dtype);
+  params.low_rows = static_cast<const std::byte*>(low.x);
+  params.low_row_bytes = low.x_stride * element_bytes;
+  params.low_weights = static_cast<const std::byte*>(low.w);
+  params.low_weight_bytes = low.w_stride * element_bytes;
+  params.low_expert_bytes = low_rank_part(problem).n * params.low_weight_bytes;
+  params.low_rank = static_cast<int>(problem.low_rank);
+  params.low_blocks = (params.low_rank + entry.info.tile.depth - 1) / entry.info.tile.depth;
+}
+
 RowGemmParams make_params(const Step& step, const Problem& problem, const Operands& operands) {
   const std::int64_t element_bytes = size_bytes(problem.dtype);
   const bool forward = problem.op == Op::kForward;
@@ -36,6 +49,7 @@ void launch_rows(const KernelEntry& entry, const Step& step, const Problem& prob
                  const Operands& operands, cudaStream_t stream) {
   if (problem.rows == 0) return zero_unnamed_output(problem, operands, stream);
   RowGemmParams params = make_params(step, problem, operands);
+  if (problem.low_rank > 0) add_low_rank(entry, problem, operands, params);
   launch_kernel(entry, step, problem, params, entry.smem_bytes(problem), stream);
 }
 

@@ -128,37 +128,37 @@ class RowLoader {
 
   static __device__ __forceinline__ void prepare() {}
 
+  /// The tile stays where it is until its last block is loaded.
   __device__ __forceinline__ int start(const RowTile& tile) {
+    tile_ = &tile;
     const bool good_indices = locate_rows(tile);
-    const std::byte* expert = params_.weights + tile.expert * params_.expert_bytes;
-    if constexpr (kDepthMajor) {
-      const int feature = tile.feature + feature_at(own_row());
-      weights_ = expert + feature * params_.weight_bytes + own_chunk() * kChunkBytes;
-      cols_left_ = params_.out.cols - feature;
-    } else {
-      const int feature = tile.feature + own_col_chunk() * Traits::kChunkElements;
-      weights_ = expert + own_depth() * params_.weight_bytes +
-                 static_cast<std::int64_t>(feature) * Traits::kElementBytes;
-      cols_left_ = params_.out.cols - feature;
-    }
+    weights_ = first_weights(params_.weights + tile.expert * params_.expert_bytes,
+                             params_.weight_bytes, tile);
+    cols_left_ = params_.out.cols - own_feature(tile);
     const bool regular = Traits::kLoads == Loads::kVectors && good_indices &&
                          tile.feature + Shape::kCols <= params_.out.cols;
     granules_ = regular ? ceil_div(tile.rows, Shape::kGranule) : 0;
-    return blocks();
+    return depth_blocks() + params_.low_blocks;
   }
 
   /// Copies the next block of depth, the one before the tile's last `left`, all at once: spread
   /// over the multiplications of a block, the copies came too late (Mixtral-8x7B fwd1 388 TFLOP/s,
   /// not 393, on an H200).
   __device__ __forceinline__ void begin_load(std::uint32_t stage, int left) const {
-    const int granules = left > 0 || params_.depth % Traits::kDepth == 0 ? granules_ : 0;
+    left -= params_.low_blocks;  // of the depth itself
+    const bool whole = left > 0 || (left == 0 && params_.depth % Traits::kDepth == 0);
+    const int granules = whole ? granules_ : 0;
     if constexpr (Traits::kLoads == Loads::kVectors) load_regular(stage, granules);
       // A loop, not a branch, whose instructions would be predicated into every block.
 #pragma unroll 1
     for (int times = ptx::opaque(granules == 0); times > 0; --times) {
-      const int depth_left = params_.depth - (blocks() - 1 - left) * Traits::kDepth;
-      load_rows(stage, depth_left);
-      load_weights(stage, depth_left);
+      if (left < 0 && left + params_.low_blocks >= 0) {
+        load_low_rank(stage, -1 - left);
+      } else {
+        const int depth_left = params_.depth - (depth_blocks() - 1 - left) * Traits::kDepth;
+        load_rows(stage, depth_left);
+        load_weights(stage, depth_left, weights_, params_.weight_bytes);
+      }
     }
   }
   template <int Parts>
@@ -206,7 +206,9 @@ class RowLoader {
     }
   }
 
-  __device__ __forceinline__ int blocks() const { return ceil_div(params_.depth, Traits::kDepth); }
+  __device__ __forceinline__ int depth_blocks() const {
+    return ceil_div(params_.depth, Traits::kDepth);
+  }
 
   /// Without conditions but the tile's height, 0 for nothing at all.
   __device__ __forceinline__ void load_regular(std::uint32_t stage, int granules) const {
@@ -227,7 +229,7 @@ class RowLoader {
     }
 #pragma unroll
     for (int i = 0; i < kWeightPasses; ++i) {
-      ptx::cp_async_16_if(weight_target(stage, i), weight(i, weight_bytes), granules > 0);
+      ptx::cp_async_16_if(weight_target(stage, i), weight(i, weights_, weight_bytes), granules > 0);
     }
   }
 
@@ -236,11 +238,51 @@ class RowLoader {
     return base_ + std::uint64_t{rows_[i]} * params_.row_pitch.unit_bytes;
   }
 
-  /// This thread's chunk of the weights of pass i.
-  __device__ __forceinline__ const std::byte* weight(int i, std::int64_t weight_bytes) const {
-    if constexpr (kDepthMajor) return weights_ + feature_at(i * kWeightStep) * weight_bytes;
-    return weights_ + i / kColPasses * kWeightStep * weight_bytes +
+  /// This thread's chunk of the weights of pass i, the first of which is at `weights`.
+  static __device__ __forceinline__ const std::byte* weight(int i, const std::byte* weights,
+                                                            std::int64_t weight_bytes) {
+    if constexpr (kDepthMajor) return weights + feature_at(i * kWeightStep) * weight_bytes;
+    return weights + i / kColPasses * kWeightStep * weight_bytes +
            i % kColPasses * kColSpan * kChunkBytes;
+  }
+
+  /// The first feature that this thread loads.
+  static __device__ __forceinline__ int own_feature(const RowTile& tile) {
+    return tile.feature +
+           (kDepthMajor ? feature_at(own_row()) : own_col_chunk() * Traits::kChunkElements);
+  }
+  /// This thread's first chunk of an expert's weights, at depth 0.
+  static __device__ __forceinline__ const std::byte* first_weights(const std::byte* expert,
+                                                                   std::int64_t weight_bytes,
+                                                                   const RowTile& tile) {
+    const int feature = own_feature(tile);
+    if constexpr (kDepthMajor) return expert + feature * weight_bytes + own_chunk() * kChunkBytes;
+    return expert + own_depth() * weight_bytes +
+           static_cast<std::int64_t>(feature) * Traits::kElementBytes;
+  }
+
+  /// Block `block` of the low-rank part. Nothing of it waits in registers: all but the tile is
+  /// found anew.
+  __device__ __forceinline__ void load_low_rank(std::uint32_t stage, int block) const {
+    const RowTile& tile = *tile_;
+    const int depth_left = params_.low_rank - block * Traits::kDepth;
+    const int inside = depth_left - own_chunk() * Traits::kChunkElements;
+    const std::byte* rows =
+        params_.low_rows + block * Shape::kDepthBytes + own_chunk() * kChunkBytes;
+    const auto source = [&](int i) {
+      return rows +
+             (tile.row + min(own_row() + i * kRowStep, tile.rows - 1)) * params_.low_row_bytes;
+    };
+#pragma unroll 1
+    for (int i = 0; i < kRowPasses; ++i) {
+      copy_chunks<Traits, 1>([&](int) { return row_target(stage, i); },
+                             [&](int) { return source(i); }, [&](int) { return inside; });
+    }
+    const std::int64_t pitch = params_.low_weight_bytes;
+    const std::byte* weights =
+        first_weights(params_.low_weights + tile.expert * params_.low_expert_bytes, pitch, tile) +
+        block * (kDepthMajor ? Shape::kDepthBytes : Traits::kDepth * pitch);
+    load_weights(stage, depth_left, weights, pitch);
   }
 
   /// Whether all of them exist.
@@ -286,7 +328,9 @@ class RowLoader {
                                     [&](int i) { return rows_[i] != kNoRow ? inside : 0; });
   }
 
-  __device__ __forceinline__ void load_weights(std::uint32_t stage, int depth_left) const {
+  __device__ __forceinline__ void load_weights(std::uint32_t stage, int depth_left,
+                                               const std::byte* weights,
+                                               std::int64_t weight_bytes) const {
     // Vectors are copied one by one: this is rare, and short code without registers of its own.
     constexpr bool kVectors = Traits::kLoads == Loads::kVectors;
     const auto copy = [](const auto& target, const auto& source, const auto& valid) {
@@ -298,7 +342,7 @@ class RowLoader {
       if constexpr (!kVectors) copy_chunks<Traits, kWeightPasses>(target, source, valid);
     };
     const auto target = [&](int i) { return weight_target(stage, i); };
-    const auto source = [&](int i) { return weight(i, params_.weight_bytes); };
+    const auto source = [&](int i) { return weight(i, weights, weight_bytes); };
     if constexpr (kDepthMajor) {
       const int inside = depth_left - own_chunk() * Traits::kChunkElements;
       copy(target, source,
@@ -313,6 +357,7 @@ class RowLoader {
   }
 
   const RowGemmParams& params_;
+  const RowTile* tile_ = nullptr;
   const std::uint32_t row_target_;  ///< where a stage takes this thread's first chunk of the rows
   const std::uint32_t weight_target_;  ///< of the weights, if their features are contiguous
   const std::byte* base_;              ///< this thread's chunk of row 0, at the block to load

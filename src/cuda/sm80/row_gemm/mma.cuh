@@ -22,7 +22,8 @@ __device__ __forceinline__ void multiply_rows(const RowGemmParams& params, int r
       return;
     }
   }
-  multiply_tile<Traits, RowBlocks, false>(acc, feed, ceil_div(params.depth, Traits::kDepth));
+  multiply_tile<Traits, RowBlocks, false>(
+      acc, feed, ceil_div(params.depth, Traits::kDepth) + params.low_blocks);
 }
 
 }  // namespace moegemm::cuda::sm80

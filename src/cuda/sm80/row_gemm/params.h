@@ -19,7 +19,14 @@ struct RowGemmParams : RoutingParams {
   OutputView out;
   const void* bias;  ///< [experts, out.cols] of the input type; null: none
   std::int64_t bias_stride;
+  const std::byte* low_rows;  ///< [M, low_rank], in order; its weights lie as the others do
+  const std::byte* low_weights;
+  std::int64_t low_row_bytes;
+  std::int64_t low_weight_bytes;
+  std::int64_t low_expert_bytes;
   int depth;
+  int low_rank;     ///< more depth, after it: the low-rank part's; 0: none
+  int low_blocks;   ///< of the kernel's depth
   bool gather;      ///< rows are read through gather_indices
   bool scatter;     ///< result row r goes to flat row gather_indices[r]
   bool full_first;  ///< the order of tiles: traits.h

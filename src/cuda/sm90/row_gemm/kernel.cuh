@@ -38,7 +38,7 @@ __device__ __forceinline__ void accumulate_tile(const RowGemmParams& params,
   if constexpr (Traits::kPingpong) {
     ptx::bar_sync(barrier_id(NamedBarrier::kMainloop, consumer), kConsumers * kWarpgroupThreads);
   }
-  multiply_tile<Traits, N>(d, shared, consumer, depth_blocks(params), stage);
+  multiply_tile<Traits, N>(d, shared, consumer, params.blocks, stage);
   if constexpr (Traits::kPingpong) {
     ptx::bar_arrive(barrier_id(NamedBarrier::kMainloop, consumer ^ 1),
                     kConsumers * kWarpgroupThreads);
@@ -146,7 +146,7 @@ __device__ __forceinline__ void consume(const RowGemmParams& params,
   auto& ring = shared.rings().tile;
   PipelineState<Traits::kStages> stage;
   PipelineState<kTileSlots> slot;
-  const int blocks = depth_blocks(params);
+  const int blocks = params.blocks;
   if constexpr (Traits::kPingpong) {
     if (consumer == 1) {
       slot.advance();
@@ -211,6 +211,10 @@ template <typename Traits>
 __device__ __forceinline__ void prepare_copies(const RowGemmParams& params,
                                                const RowGemmShared<Traits>& shared, bool row_info) {
   ptx::prefetch_tensormap(&params.weights_map);
+  if (params.low_rank > 0) {
+    ptx::prefetch_tensormap(&params.low_weights_map);
+    ptx::prefetch_tensormap(&params.low_rows_map);
+  }
   if constexpr (!Traits::kGathered) {
     for (int i = 0; i < Traits::kBoxes; ++i) ptx::prefetch_tensormap(&params.rows_maps[i]);
   }

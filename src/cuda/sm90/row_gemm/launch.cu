@@ -106,6 +106,13 @@ RowGemmParams make_params(const RowGemm& kernel, const Step& step, const Problem
                              {params.row_bytes}, {kDepth, kernel.box_rows(box)}));
     }
   }
+  if (problem.low_rank > 0) {
+    const Operands low = operands.low_rank_part();
+    params.low_weights_map = encode(weights_spec(kernel, low_rank_part(problem), low));
+    params.low_rows_map =
+        encode(tensor_spec(low.x, problem.dtype, {problem.low_rank, problem.rows},
+                           {low.x_stride * size_bytes(problem.dtype)}, {kDepth, kernel.rows}));
+  }
   params.out = operands.out;
   params.out_stride = operands.out_stride;
   params.gather_indices = {operands.gather_indices, problem.index_dtype == DType::kInt64};
@@ -115,6 +122,8 @@ RowGemmParams make_params(const RowGemm& kernel, const Step& step, const Problem
   params.flat_rows = static_cast<int>(problem.flat_rows());
   params.features = static_cast<int>(rows.features);
   params.depth = static_cast<int>(rows.depth);
+  params.low_rank = static_cast<int>(problem.low_rank);
+  params.blocks = ceil_div(params.depth, kDepth) + ceil_div(params.low_rank, kDepth);
   params.divisor = make_fast_divisor(static_cast<std::uint32_t>(problem.gather_divisor()));
   params.scatter = problem.scatters();
   params.multiply = problem.multiply;

@@ -17,37 +17,44 @@ __device__ __forceinline__ int padded_rows(int rows) {
   return ceil_div(rows, Traits::kGranule) * Traits::kGranule;
 }
 
-__device__ __forceinline__ int depth_blocks(const RowGemmParams& params) {
-  return ceil_div(params.depth, kDepth);
-}
-
-/// Announces the stage's bytes and starts the copy of a weight panel. Boxes that reach past the
-/// tensor are filled with zeros and count in full.
+/// Starts the copy of a weight panel of `map`. Boxes that reach past the tensor are filled with
+/// zeros and count in full.
 template <typename Traits>
-__device__ __forceinline__ void load_weights(const RowGemmParams& params, const Tile& tile,
-                                             int depth, std::byte* shared, std::uint64_t* full) {
+__device__ __forceinline__ void load_weights(const RowGemmParams& params, const CUtensorMap* map,
+                                             const Tile& tile, int depth, std::byte* shared,
+                                             std::uint64_t* full) {
   if constexpr (Traits::kActivated) {  // gates, then as many ups; or kFeatures of N
     static_assert(Traits::kDepthMajor);
     const int column = params.activation.gated() ? tile.feature / 2 : tile.feature;
-    ptx::cp_async_bulk_tensor_4d(shared, &params.weights_map, depth, column, 0, tile.expert, full);
+    ptx::cp_async_bulk_tensor_4d(shared, map, depth, column, 0, tile.expert, full);
   } else if constexpr (Traits::kDepthMajor) {  // box {64 of K, kFeatures of N}
     if (params.weights_pass_through) {
-      ptx::cp_async_bulk_tensor_3d(shared, &params.weights_map, depth, tile.feature, tile.expert,
-                                   full, ptx::createpolicy_evict_first());
+      ptx::cp_async_bulk_tensor_3d(shared, map, depth, tile.feature, tile.expert, full,
+                                   ptx::createpolicy_evict_first());
     } else {
-      ptx::cp_async_bulk_tensor_3d(shared, &params.weights_map, depth, tile.feature, tile.expert,
-                                   full);
+      ptx::cp_async_bulk_tensor_3d(shared, map, depth, tile.feature, tile.expert, full);
     }
   } else if (!params.weights_in_slabs) {
-    ptx::cp_async_bulk_tensor_4d(shared, &params.weights_map, 0, depth, tile.feature / 64,
-                                 tile.expert, full);
+    ptx::cp_async_bulk_tensor_4d(shared, map, 0, depth, tile.feature / 64, tile.expert, full);
   } else {
 #pragma unroll
     for (int slab = 0; slab < Traits::kFeatures / 64; ++slab) {
-      ptx::cp_async_bulk_tensor_3d(shared + slab * 64 * kRowBytes, &params.weights_map,
-                                   tile.feature + slab * 64, depth, tile.expert, full);
+      ptx::cp_async_bulk_tensor_3d(shared + slab * 64 * kRowBytes, map, tile.feature + slab * 64,
+                                   depth, tile.expert, full);
     }
   }
+}
+
+/// The part of a low-rank stage that one thread starts: both operands by TMA. Its rows lie in order
+/// also where the others are gathered; a full box of them is more than the tile needs, but one map.
+template <typename Traits>
+__device__ __forceinline__ void load_low_rank(const RowGemmParams& params,
+                                              const RowGemmShared<Traits>& shared, const Tile& tile,
+                                              int depth, int slot) {
+  std::uint64_t* full = &shared.rings().stage.full[slot];
+  ptx::mbarrier_arrive_expect_tx(full, Traits::kStageBytes);
+  load_weights<Traits>(params, &params.low_weights_map, tile, depth, shared.weights(slot), full);
+  ptx::cp_async_bulk_tensor_2d(shared.rows(slot), &params.low_rows_map, depth, tile.row, full);
 }
 
 /// The scheduler warp publishes a decoded tile; rows == 0 ends the work.
@@ -95,10 +102,18 @@ __device__ __forceinline__ void load_in_order(const RowGemmParams& params,
       if (leader) {
         std::uint64_t* full = &ring.full[stage.slot];
         ptx::mbarrier_arrive_expect_tx(full, bytes);
-        load_weights<Traits>(params, tile, depth, shared.weights(stage.slot), full);
+        load_weights<Traits>(params, &params.weights_map, tile, depth, shared.weights(stage.slot),
+                             full);
         // Rows of the next segment may follow: they only reach columns that are never stored.
         ptx::cp_async_bulk_tensor_2d(shared.rows(stage.slot), rows_map, depth, tile.row, full);
       }
+      __syncwarp();
+      stage.advance();
+    }
+#pragma unroll 1
+    for (int depth = 0; depth < params.low_rank; depth += kDepth) {
+      ring.wait_empty(stage);
+      if (leader) load_low_rank(params, shared, tile, depth, stage.slot);
       __syncwarp();
       stage.advance();
     }
@@ -154,7 +169,8 @@ __device__ __forceinline__ void load_gathered_stage(const RowGemmParams& params,
   std::uint64_t* full = &ring.full[stage.slot];
   if (thread == 0) {
     ptx::mbarrier_arrive_expect_tx(full, Traits::kWeightBytes);
-    load_weights<Traits>(params, tile, depth, shared.weights(stage.slot), full);
+    load_weights<Traits>(params, &params.weights_map, tile, depth, shared.weights(stage.slot),
+                         full);
   }
   const std::uint32_t target =
       ptx::shared_address(shared.rows(stage.slot)) + swizzle_128b(thread / 8, thread % 8);
@@ -202,6 +218,14 @@ __device__ __forceinline__ void load_gathered_tile(const RowGemmParams& params,
   for (; depth < params.depth; depth += kDepth) {
     load_gathered_stage<Traits, true>(params, shared, tile, depth, rows, stage);
     rows.advance(1);
+  }
+#pragma unroll 1
+  for (depth = 0; depth < params.low_rank; depth += kDepth) {
+    auto& ring = shared.rings().stage;
+    ring.wait_empty(stage);
+    if (threadIdx.x == 0) load_low_rank(params, shared, tile, depth, stage.slot);
+    ptx::mbarrier_arrive(&ring.full[stage.slot]);  // for the copies that it has none of
+    stage.advance();
   }
 }
 

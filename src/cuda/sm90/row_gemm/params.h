@@ -25,6 +25,9 @@ struct RowGemmParams : SegmentParams {
   CUtensorMap weights_map;
   CUtensorMap rows_maps[kMaxBoxes];  ///< {depth, M}, box {64, box_rows(i)}; for rows in order
 
+  CUtensorMap low_weights_map;  ///< the low-rank part's, as weights_map
+  CUtensorMap low_rows_map;     ///< {low_rank, M}, box {64, rows of the tile}
+
   const std::byte* rows;   ///< gathered rows: base address
   std::int64_t row_bytes;  ///< and pitch
   void* out;
@@ -38,6 +41,8 @@ struct RowGemmParams : SegmentParams {
   int flat_rows;    ///< indices are below it; rows of a scattered output
   int features;
   int depth;
+  int low_rank;         ///< more depth, after it: the low-rank part's; 0: none
+  int blocks;           ///< of 64, of the depth and of the low rank
   FastDivisor divisor;  ///< a gathered flat index over this is the row to read
 
   bool weights_pass_through;  ///< plain forward tiles: L2 need not keep the weights

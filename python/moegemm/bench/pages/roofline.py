@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from moegemm.bench import plots
 from moegemm.bench.cases import Model
-from moegemm.bench.report import Entry, Record, tflops
-from moegemm.bench.targets import READ_BYTES_PER_S
+from moegemm.bench.pages import plots
+from moegemm.bench.pages.report import LABELS, Entry, Record, tflops
+from moegemm.bench.pages.targets import READ_BYTES_PER_S
 
 OPS_SHOWN = {"forward": ("fwd1", "fwd2"), "dX": ("dx1", "dx2"), "dW": ("dw1", "dw2")}
 
@@ -63,7 +63,7 @@ def draw_roofline(pyplot: Any, record: Record) -> Any:
 
 
 def _draw_cases(axis: Any, cases: list[Entry], models: dict[str, Model], element_bytes: int) -> None:
-    torch_style = ("torch", plots.RIVAL_COLORS[0], plots.LABELS["torch"])
+    torch_style = ("torch", plots.RIVAL_COLORS[0], LABELS["torch"])
     for who, color, label in (torch_style, ("ours", plots.OURS_COLOR, "moegemm")):
         points = [(intensity(c, models[c["model"]], element_bytes), rate) for c in cases if (rate := tflops(c, who))]
         if points:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from moegemm.bench.cases import DECODE_TOKENS, OPS
-from moegemm.bench.report import LABELS, Entry, Record, headline_of, milliseconds, rivals, tflops
-from moegemm.bench.targets import READ_BYTES_PER_S
+from moegemm.bench.pages.report import LABELS, Entry, Record, headline_of, milliseconds, rivals, tflops
+from moegemm.bench.pages.targets import READ_BYTES_PER_S
 
 OURS_COLOR, DENSE_COLOR, ROOF_COLOR = "#1f6feb", "#24292f", "#57606a"
 RIVAL_COLORS = ("#b9c0c9", "#e3b341", "#a371f7", "#f0883e", "#3fb950", "#db61a2", "#8c6d46")
@@ -30,7 +30,7 @@ def draw(record: Record, folder: Path, stem: str) -> list[tuple[Path, str]]:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    from moegemm.bench.roofline import draw_roofline  # which takes colours and axes from here
+    from moegemm.bench.pages.roofline import draw_roofline  # which takes colours and axes from here
 
     drawn: list[tuple[Path, str]] = []
     headline = headline_of(record)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from moegemm.bench.cases import DECODE_TOKENS, HEADLINE_TOKENS, OPS
-from moegemm.bench.targets import (
+from moegemm.bench.pages.targets import (
     AT_8192,
     COMBINE_OF_COPY,
     DECODE,

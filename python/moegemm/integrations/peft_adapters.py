@@ -1,0 +1,130 @@
+"""PEFT's adapters on expert parameters (`LoraConfig(target_parameters=...)`) as low-rank parts of the products.
+
+PEFT's wrapper adds scaling * B A to the whole parameter while the experts run. Where the experts run on moegemm, it
+leaves a note on the module instead, and the forward there reads the two factors. Everything else of the wrapper stays
+PEFT's: which adapters are active, merged or switched off, their files, their hooks.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from moegemm.integrations.forwards import OnMoegemm
+from moegemm.integrations.late_imports import when_imported
+from moegemm.integrations.notices import say_once
+from moegemm.lora.low_rank import LowRank
+
+NAME = "moegemm"  # in transformers' experts interface
+_MODULE = "peft.tuners.lora.layer"
+_WEIGHTS = ("gate_up_proj", "up_proj", "down_proj")
+_OWN_METHODS = ("get_delta_weight", "get_delta_factors", "forward", "get_param")
+
+
+def is_dispatched(module: Any) -> bool:
+    """Whether transformers asks its experts interface in this module's forward."""
+    return hasattr(module, "_apply_gate") and hasattr(module, "has_gate") and hasattr(module, "config")
+
+
+def _reads_notes(module: Any) -> bool:
+    """Whether the forward of this very module, not of one inside it, is moegemm's."""
+    if isinstance(module, OnMoegemm):
+        return True
+    dispatched = hasattr(type(module), "_apply_gate") and is_dispatched(module)
+    return dispatched and getattr(module.config, "_experts_implementation", None) == NAME
+
+
+def _why_not(wrapper: Any, names: list[str], wrapper_class: Any) -> str | None:
+    """Why PEFT has to add these adapters itself, or None."""
+    parameter, own = wrapper.parameter_name, type(wrapper)
+    changed = [name for name in _OWN_METHODS if getattr(own, name, None) is not getattr(wrapper_class, name, None)]
+    if changed:
+        return f"{own.__name__} has a {changed[0]} of its own"
+    if parameter not in _WEIGHTS or wrapper.get_param().dim() != 3:
+        return f"{parameter} is not the [E, ...] weights of a product"
+    for name in names:
+        variant = getattr(wrapper, "lora_variant", {}).get(name)
+        if variant is not None:
+            return f"adapter {name!r} is the variant {type(variant).__name__}"
+        if getattr(wrapper, "use_dora", {}).get(name):
+            return f"adapter {name!r} uses DoRA"
+        if wrapper.lora_B[name].bias is not None or wrapper.lora_A[name].bias is not None:
+            return f"adapter {name!r} has a bias"
+        if not isinstance(wrapper.lora_dropout[name], torch.nn.Identity):
+            return f"adapter {name!r} has a dropout, which no parameter can have"
+        for linear in (wrapper.lora_A[name], wrapper.lora_B[name]):
+            if type(linear) is not torch.nn.Linear or type(linear.weight) is not torch.nn.Parameter:
+                return f"adapter {name!r} has a {type(linear).__name__} with a {type(linear.weight).__name__}"
+    if wrapper.num_experts == 1 and not wrapper._did_swap_in_out_features:
+        return "one expert's transposed weights are those of a plain linear layer to PEFT"
+    return None
+
+
+def _low_rank(wrapper: Any, name: str, transposed: bool) -> LowRank:
+    """The factors of one adapter; `transposed` is how the experts read their weights."""
+    experts = wrapper.num_experts
+    a, b = wrapper.lora_A[name].weight, wrapper.lora_B[name].weight  # [E r, in], [out, r E]
+    a = a.reshape(experts, -1, a.size(-1))
+    b = b.reshape(b.size(0), -1, experts).permute(2, 0, 1)
+    if wrapper._did_swap_in_out_features == transposed:  # PEFT took the other dimension for the input
+        a, b = b.transpose(1, 2), a.transpose(1, 2)
+    if a.dtype != torch.float32:
+        dtype = wrapper.get_param().dtype
+        a, b = a.to(dtype), b.to(dtype)
+    return LowRank(a, b, wrapper.scaling[name])
+
+
+def adapters_of(module: Any, parameter: str, transposed: bool) -> tuple[LowRank, ...]:
+    """The adapters that are active on a parameter while the forward of this module runs."""
+    notes = getattr(module, "_moegemm_adapters", ())
+    return tuple(
+        _low_rank(wrapper, name, transposed)
+        for wrapper, names in notes
+        if wrapper.parameter_name == parameter
+        for name in names
+    )
+
+
+@contextlib.contextmanager
+def added_by_peft(module: Any) -> Iterator[None]:
+    """Inside, the module's parameters have their adapters added, as its own code needs them."""
+    with contextlib.ExitStack() as stack:
+        for wrapper, names in getattr(module, "_moegemm_adapters", ()):
+            stack.enter_context(type(wrapper)._activate_lora.peft_own(wrapper, names))
+        yield
+
+
+def _follow(layers: Any) -> None:
+    """Makes PEFT's wrapper leave a note where the experts below it read one."""
+    wrapper_class = getattr(layers, "ParamWrapper", None)  # a release before it has no parameters to target
+    if wrapper_class is None or hasattr(wrapper_class._activate_lora, "peft_own"):
+        return
+    add: Callable[..., Any] = wrapper_class._activate_lora
+
+    @contextlib.contextmanager
+    def activate(self: Any, active_adapters: list[str]) -> Iterator[None]:
+        module, names = self.get_base_layer(), [name for name in active_adapters if name in self.lora_A]
+        reason = None
+        if names and _reads_notes(module):
+            reason = _why_not(self, names, wrapper_class)
+            if reason is None:
+                before = getattr(module, "_moegemm_adapters", ())
+                module._moegemm_adapters = (*before, (self, tuple(names)))
+                try:
+                    yield
+                finally:
+                    module._moegemm_adapters = before
+                return
+            kind = type(module).__name__.removeprefix("Parametrized")  # by PEFT, for another parameter
+            say_once(f"PEFT adds its adapters to the weights of {kind} itself: {reason}")
+        with add(self, active_adapters):
+            yield
+
+    activate.peft_own = add  # type: ignore[attr-defined]
+    wrapper_class._activate_lora = activate
+
+
+def follow_peft() -> None:
+    """From now on PEFT's adapters on experts of moegemm run as parts of their products, whenever PEFT is imported."""
+    when_imported(_MODULE, _follow)

@@ -1,0 +1,72 @@
+"""The parameters of an adapter beside one stack of frozen experts."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from moegemm.lora.low_rank import LowRank
+
+
+class LoraAdapter(nn.Module):
+    """A [E, r, K] and B [E, N, r] beside one stack of frozen experts W [E, N, K].
+
+    B starts at zero, so that a new adapter changes nothing. `scaling` is alpha / r, with use_rslora alpha / sqrt(r).
+    The parameters are fp32 or have the experts' dtype. In training, dropout sets elements of the adapter's input to
+    zero: those of a token for the first product, so that all of its experts miss the same ones, those of an activated
+    row for the second. What remains is divided by 1 - dropout; the experts themselves see every element.
+
+    >>> import torch, moegemm
+    >>> adapter = moegemm.LoraAdapter(experts=4, in_features=16, out_features=32, rank=8, alpha=16)
+    >>> adapter.A.shape, adapter.B.shape, adapter.scaling
+    (torch.Size([4, 8, 16]), torch.Size([4, 32, 8]), 2.0)
+    """
+
+    def __init__(
+        self,
+        experts: int,
+        in_features: int,
+        out_features: int,
+        rank: int,
+        alpha: float = 16.0,
+        dropout: float = 0.0,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        use_rslora: bool = False,
+    ) -> None:
+        super().__init__()
+        if rank < 1:
+            raise ValueError(f"rank is {rank}; it must be at least 1")
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout is {dropout}; it must be in [0, 1)")
+        self.A = nn.Parameter(torch.empty(experts, rank, in_features, dtype=dtype, device=device))
+        self.B = nn.Parameter(torch.zeros(experts, out_features, rank, dtype=dtype, device=device))
+        self.scaling, self.dropout = alpha / (math.sqrt(rank) if use_rslora else rank), dropout
+        nn.init.kaiming_uniform_(self.A, a=math.sqrt(5))
+
+    def extra_repr(self) -> str:
+        experts, rank, k = self.A.shape
+        return f"experts={experts}, in={k}, out={self.B.size(1)}, rank={rank}, scaling={self.scaling}"
+
+    def low_rank(self) -> LowRank:
+        """What it adds to a product now: without dropout unless it is in training."""
+        return LowRank(self.A, self.B, self.scaling, self.dropout if self.training else 0.0)
+
+    def _added(self, w: Tensor, scaling: float, transposed: bool) -> Tensor:
+        """W plus scaling * B A in fp32, rounded once."""
+        a, b = self.A.float(), self.B.float()
+        left, right = (a.transpose(1, 2), b.transpose(1, 2)) if transposed else (b, a)
+        shape = (left.size(0), left.size(1), right.size(2))
+        if tuple(w.shape) != shape:
+            raise ValueError(
+                f"w is {list(w.shape)}; its shape must be {'[E, K, N]' if transposed else '[E, N, K]'} = {list(shape)}"
+            )
+        return torch.baddbmm(w.float(), left, right, alpha=scaling).to(w.dtype)
+
+    def merged(self, w: Tensor, transposed: bool = False) -> Tensor:
+        """W + scaling * B A, for serving without the adapter: exact but for fp32 sums and the rounding to W's dtype."""
+        return self._added(w, self.scaling, transposed)
+
+    def unmerged(self, w: Tensor, transposed: bool = False) -> Tensor:
+        """W - scaling * B A: what `merged` was given, but for those roundings."""
+        return self._added(w, -self.scaling, transposed)

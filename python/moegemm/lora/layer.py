@@ -1,0 +1,124 @@
+"""The expert layer with low-rank adapters beside its products."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import Unpack
+
+from moegemm.activations import Activation
+from moegemm.layer import Routed
+from moegemm.layer_arguments import LayerOptions, layer_arguments
+from moegemm.lora.adapter import LoraAdapter
+from moegemm.lora.low_rank import LowRank, require_fitting
+from moegemm.lora.products import adapted_first, adapted_second
+from moegemm.operators.derivatives import (
+    once_only,
+    refuse_forward_mode,
+    refuse_tangents_in_backward,
+    vmap_refusal,
+)
+from moegemm.operators.errors import shown
+from moegemm.operators.loading import ops
+from moegemm.operators.raw import torch_allows_tf32
+from moegemm.operators.shortcuts import apply_function
+from moegemm.routing import combine, route
+
+_ACTIVATION = "lora_moe_mlp's activation"  # in messages
+
+
+class _Activate(torch.autograd.Function):
+    """The activation on its own, for layers that need the rows on either side of it."""
+
+    @staticmethod
+    def forward(pre: Tensor, bias: Tensor | None, m_sizes: Tensor, activation: Activation) -> Tensor:
+        result: Tensor = ops.activate.default(pre, bias, m_sizes, activation.text())
+        return result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, activation = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.activation = activation
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        saved = ctx.saved_tensors
+        refuse_tangents_in_backward(_ACTIVATION, gradients[0], *saved)
+        pre, bias, m_sizes = saved
+        d_bias = None
+        with torch.no_grad():
+            order = torch.arange(pre.size(0), device=pre.device, dtype=torch.int32)
+            d_pre, _ = ops.activate_backward.default(
+                gradients[0].contiguous(), pre, bias, m_sizes, order, None, 1, None, None, ctx.activation.text(),
+                False, False,
+            )  # fmt: skip
+            if ctx.needs_input_grad[1]:
+                d_bias = ops.expert_sums.default(d_pre, m_sizes, None, None, 1)
+        return *once_only(_ACTIVATION, (d_pre, d_bias), (gradients[0], *saved)), None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        raise vmap_refusal(_ACTIVATION)
+
+
+Adapters = LoraAdapter | LowRank | Sequence[LoraAdapter | LowRank] | None
+
+
+def _listed(name: str, adapters: Any) -> list[LowRank]:
+    given = [] if adapters is None else [adapters] if isinstance(adapters, LoraAdapter | LowRank) else list(adapters)
+    for adapter in given:
+        if not isinstance(adapter, LoraAdapter | LowRank):
+            raise TypeError(
+                f"{name} is {shown(adapter)} of type {type(adapter).__name__}; a LoraAdapter, a LowRank, a sequence of "
+                "them or None is accepted"
+            )
+    return [adapter.low_rank() if isinstance(adapter, LoraAdapter) else adapter for adapter in given]
+
+
+def lora_moe_mlp(
+    x: Tensor,
+    w_gate_up: Tensor,
+    w_down: Tensor,
+    expert_ids: Tensor,
+    router_weights: Tensor | None,
+    gate_up: Adapters = None,
+    down: Adapters = None,
+    activation: str | Activation = "swiglu",
+    **options: Unpack[LayerOptions],
+) -> Tensor:
+    """moe_mlp with low-rank adapters beside one or both products. Differentiable in x, A, B and router_weights.
+
+    W and its adapter are never added: each adapter costs two products of rank r. Several adapters of one product, of
+    any ranks, count together. Frozen weights (requires_grad False) get no gradient and cost no dW. Shapes and options
+    as in moe_mlp; A [E, r, K] and B [E, N, r] also where W is transposed. A and B have x's dtype or fp32; the products
+    read them in x's dtype, and their gradients have their own.
+    Dropout acts on the adapters' inputs while the adapter is in training mode (see LoraAdapter).
+
+    >>> import torch, moegemm
+    >>> x, w1, w2 = torch.randn(6, 16), torch.randn(4, 2 * 24, 16), torch.randn(4, 16, 24)
+    >>> weights, ids = torch.randn(6, 4).softmax(-1).topk(2)
+    >>> adapter = moegemm.LoraAdapter(4, 16, 48, rank=4)
+    >>> same = moegemm.lora_moe_mlp(x, w1, w2, ids, weights, adapter)
+    >>> torch.allclose(same, moegemm.moe_mlp(x, w1, w2, ids, weights), atol=1e-5)
+    True
+    """
+    chosen, tensors = layer_arguments(x, w_gate_up, w_down, expert_ids, router_weights, activation, options)
+    tokens, w_gate_up, w_down, ids, router_weights, gate_up_bias, down_bias = tensors
+    transposed = options.get("transposed", False)
+    experts, hidden, topk = w_gate_up.size(0), tokens.size(1), ids.size(1)
+    inner, columns = w_down.size(1 if transposed else 2), w_gate_up.size(2 if transposed else 1)
+    first, second = _listed("gate_up", gate_up), _listed("down", down)
+    for low in first:
+        require_fitting("gate_up", low, tokens, experts, hidden, columns)
+    for low in second:
+        require_fitting("down", low, tokens, experts, inner, hidden)
+    refuse_forward_mode("lora_moe_mlp", *tensors, *(t for low in (*first, *second) for t in (low.A, low.B)))
+    tf32 = torch_allows_tf32(tokens)
+    m_sizes, gather_indices = route(ids, experts)
+    routed = Routed(m_sizes, gather_indices, topk)
+    pre = adapted_first(tokens, w_gate_up, first, routed, transposed, tf32)
+    act: Tensor = apply_function(_Activate, pre, gate_up_bias, m_sizes, chosen)
+    rows = adapted_second(act, w_down, second, routed, transposed, tf32, down_bias)
+    return combine(rows, router_weights, topk).view(x.shape)
