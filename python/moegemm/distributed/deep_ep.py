@@ -47,13 +47,13 @@ class _Combine(torch.autograd.Function):
 class DeepEP:
     """A Dispatcher over a `deep_ep.Buffer` or `deep_ep.ElasticBuffer` that you have made.
 
-    synchronise=False asks an ElasticBuffer not to wait for sizes: rows are a capacity, and how many are real is known to
-    the device alone. Rows past that are garbage which nothing reads. A Buffer always waits.
+    synchronise=False asks an ElasticBuffer not to wait for sizes: rows are a capacity, and how many are real is known
+    to the device alone. Rows past that are garbage which nothing reads. A Buffer always waits.
     """
 
     def __init__(self, buffer: Any, num_experts: int, *, synchronise: bool = True) -> None:
         self.buffer, self.num_experts, self.synchronise = buffer, num_experts, synchronise
-        self.ranks = int(buffer.group_size)
+        self.ranks = int(buffer.group_size if hasattr(buffer, "group_size") else buffer.num_ranks)
         if num_experts % self.ranks:
             raise ValueError(f"num_experts is {num_experts}; it must be a multiple of the {self.ranks} ranks")
         self.experts_here = num_experts // self.ranks

@@ -1,7 +1,7 @@
 """DeepSpeed AutoEP's experts on moegemm: `use_moegemm()` once, before or after the model is made.
 
-AutoEP hands its GroupedExperts rows that are sorted by expert and their counts; everything around them, its exchange and
-ZeRO stay what they are. For deepspeed 0.19, whose experts know the activations below.
+AutoEP hands its GroupedExperts rows that are sorted by expert and their counts; everything around them, its exchange
+and ZeRO stay what they are. For deepspeed 0.19, whose experts know the activations below.
 """
 
 import importlib
