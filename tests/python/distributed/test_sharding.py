@@ -99,6 +99,34 @@ def test_sharded_experts_keep_names_and_give_sharded_gradients(ranks, size):
     assert ranks(size).run(shapes_and_gradients) == [[]] * size
 
 
+def adapters() -> list[str]:
+    """LoraAdapters that were sharded with their experts."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    experts = Experts()
+    experts.first, experts.second = moegemm.LoraAdapter(8, 16, 24, rank=2), moegemm.LoraAdapter(8, 12, 16, rank=2)
+    with torch.no_grad():
+        experts.first.B.normal_(), experts.second.B.normal_()
+    whole = copy.deepcopy(experts)
+    shard_experts(experts, mesh)
+    x = batch(0)
+    ids = torch.randint(8, (len(x), 2), generator=torch.Generator().manual_seed(1))
+    moegemm.lora_moe_mlp(x, whole.gate_up_proj, whole.down_proj, ids, None, whole.first, whole.second).sum().backward()
+    out = expert_parallel_mlp(
+        part_of(x), experts.gate_up_proj, experts.down_proj, part_of(ids), None, gate_up=experts.first,
+        down=experts.second,
+    )  # fmt: skip
+    out.sum().backward()
+    return [
+        name
+        for (name, a), b in zip(experts.named_parameters(), whole.parameters(), strict=True)
+        if not torch.equal(bits(whole_of(a.grad)), bits(b.grad))
+    ]
+
+
+def test_sharded_adapters_get_the_gradients_of_one_process(ranks):
+    assert ranks(2).run(adapters) == [[], []]
+
+
 def refusals() -> dict[str, str]:
     size = dist.get_world_size()
     mesh = init_device_mesh("cpu", (size,))
