@@ -155,6 +155,24 @@ def test_unsupported_placements_and_meshes_are_refused_with_a_sentence(ranks):
         assert "gate_up_proj is a DTensor already" in told["again"]
 
 
+def sharded_product() -> bool:
+    """grouped_gemm with a DTensor of experts: this rank's product, and a gradient that is sharded as the weight is."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    layer = build(BY_NAME["random"], dist.get_world_size(), torch.float32)
+    w = distribute_tensor(layer.w_gate_up, mesh, [Shard(0)]).requires_grad_()
+    mine = layer.w_gate_up[layer.experts_of(dist.get_rank())].clone().requires_grad_()
+    rows, sizes = layer.x[:8], torch.full((mine.size(0),), 8 // mine.size(0))
+    out, expected = moegemm.grouped_gemm(rows, w, sizes, 1), moegemm.grouped_gemm(rows, mine, sizes, 1)
+    out.sum().backward()
+    expected.sum().backward()
+    same = torch.equal(out, expected) and torch.equal(w.grad.to_local(), mine.grad)
+    return same and w.grad.placements == (Shard(0),)
+
+
+def test_a_product_takes_sharded_experts(ranks):
+    assert ranks(2).run(sharded_product) == [True, True]
+
+
 def replicated() -> bool:
     """A weight that every rank has whole: its gradient is the sum over the ranks."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
