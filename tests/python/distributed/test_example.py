@@ -22,3 +22,14 @@ def test_experts_on_ranks_learn_as_in_one_process(size, tmp_path):
     assert f"on {size} ranks" in done.stdout
     assert "(same within 1e-05)" in done.stdout
     assert f"experts take {12 / size:.1f} MiB on each rank, 12.0 on one" in done.stdout
+
+
+def test_the_benchmark_of_what_surrounds_an_exchange_runs():
+    program = EXAMPLE.parents[1] / "benchmarks" / "expert_parallel.py"
+    sizes = ["--tokens", "16", "--experts", "8", "--ranks", "2", "--topk", "2", "--hidden", "16", "--rounds", "1"]
+    done = subprocess.run(
+        [sys.executable, str(program), *sizes, "--device", "cpu"],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "around the exchange:" in done.stdout
