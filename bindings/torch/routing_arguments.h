@@ -39,9 +39,10 @@ class RoutingArguments {
         router_weights_("router_weights", router_weights),
         topk_(topk) {}
 
-  RoutingView readable() {
-    return with_segments(m_sizes_.readable(),
-                         {{}, gather_indices_.readable(), router_weights_.readable_dense(), topk_});
+  RoutingView readable(bool undefined_tails = false) {
+    RoutingView routing{{}, gather_indices_.readable(), router_weights_.readable_dense(), topk_};
+    if (undefined_tails) routing.tails = Tails::kUndefined;
+    return with_segments(m_sizes_.readable(), routing);
   }
 
  private:

@@ -21,7 +21,8 @@ __all__ = ["Routed", "moe_mlp"]
 _route: Callable[..., tuple[Tensor, Tensor, Tensor]] = ops.route.default
 
 
-def _route_rows(ids: Tensor, experts: int, capacity: Capacity | None) -> Routed:
+def route_rows(ids: Tensor, experts: int, capacity: Capacity | None) -> Routed:
+    """Which rows the slots of ids [T, topk] become."""
     if capacity is None:
         m_sizes, gather_indices, _ = _route(ids, experts, False, False)
         return Routed(m_sizes, gather_indices, ids.size(1))
@@ -99,7 +100,7 @@ def moe_mlp(
     buffers = checked_buffers(LayerBuffers(out, grad_x_out, ("out", "grad_x_out")), x, tokens.dtype, inputs)
     call = LayerCall("moe_mlp", chosen, *stored[3:], weight_gradients, None, *buffers)
     try:
-        result = run_layer(call, _route_rows(ids, down.size(0), capacity), tensors)
+        result = run_layer(call, route_rows(ids, down.size(0), capacity), tensors)
     except RuntimeError as error:
         raise explain(error, given._asdict()) from None
     return result.view(x.shape) if out is None or result is not buffers[0] else out

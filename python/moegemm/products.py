@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,13 +25,26 @@ from moegemm.operators.shortcuts import apply_function
 _forward: Callable[..., Tensor] = ops.forward.default
 _dx: Callable[..., Tensor] = ops.dx.default
 _dw: Callable[..., Tensor] = ops.dw.default
+_forward_low_rank: Callable[..., Tensor] = ops.forward_low_rank.default
 _expert_sums: Callable[..., Tensor] = ops.expert_sums.default
 
 FIRST, SECOND, WITHIN = 0, 1, 2
 _NAME = "a product of an expert layer"  # in messages
 
 
-def _run(role: int, weights: Weights, x: Tensor, w: Tensor, routed: Routed, bias: Tensor | None) -> Tensor:
+class LowRankPart(NamedTuple):
+    """What is added to a product inside it: rows in expert order times weights in the layout of W."""
+
+    rows: Tensor  # [M, r]
+    weights: Tensor  # [E, N, r], or [E, r, N] with transposed
+
+
+def _run(
+    role: int, weights: Weights, x: Tensor, w: Tensor, routed: Routed, bias: Tensor | None, low: LowRankPart | None
+) -> Tensor:
+    if low is not None:
+        words = (routed.reads_tokens() if role == FIRST else PERMUTE_Y) + weights.options
+        return _forward_low_rank(x, w, *routed[:2], *low, routed.topk, words, bias)
     if role == FIRST:
         return weights.from_tokens(x, w, routed)
     if role == SECOND:
@@ -55,21 +68,32 @@ def _weight_gradient(role: int, weights: Weights, dy: Tensor, x: Tensor, routed:
     return _dw(dy, x, routed.m_sizes, None, None, 1, weights.options)
 
 
+def _low_rank_gradients(
+    role: int, weights: Weights, dy: Tensor, low: LowRankPart, routed: Routed
+) -> tuple[Tensor, Tensor | None]:
+    """Those of its rows and its weights."""
+    within = SECOND if role == SECOND else WITHIN
+    rows = _input_gradient(within, weights, dy, low.weights, routed)
+    return rows, _weight_gradient(within, weights, dy, low.rows, routed)
+
+
 class _Product(torch.autograd.Function):
-    """`bias` is the second product's; the others have none."""
+    """`bias` is the second product's; `low_rows` and `low_weights` make a LowRankPart of the first or second."""
 
     @staticmethod
     def forward(
         role: int, weights: Weights, x: Tensor, w: Tensor, bias: Tensor | None,
-        m_sizes: Tensor, gather_indices: Tensor, topk: int,
+        m_sizes: Tensor, gather_indices: Tensor, topk: int, low_rows: Tensor | None = None,
+        low_weights: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        return _run(role, weights, x, w, Routed(m_sizes, gather_indices, topk), bias)
+        low = None if low_rows is None or low_weights is None else LowRankPart(low_rows, low_weights)
+        return _run(role, weights, x, w, Routed(m_sizes, gather_indices, topk), bias, low)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        role, weights, x, w, _, m_sizes, gather_indices, topk = inputs
+        role, weights, x, w, _, m_sizes, gather_indices, topk, *low = inputs
         _, _, need_x, need_w, *_ = ctx.needs_input_grad
-        ctx.save_for_backward(x if need_w else None, w if need_x else None, m_sizes, gather_indices)
+        ctx.save_for_backward(x if need_w else None, w if need_x else None, m_sizes, gather_indices, *low)
         ctx.call = role, weights, topk
 
     @staticmethod
@@ -81,7 +105,8 @@ class _Product(torch.autograd.Function):
                 found = _gradients(ctx, gradients[0].contiguous(), *saved)
         except RuntimeError as error:
             raise explain(error, {}) from None
-        return None, None, *once_only(_NAME, found, (gradients[0], *saved)), None, None, None
+        d_x, d_w, d_bias, *low = once_only(_NAME, found, (gradients[0], *saved))
+        return None, None, d_x, d_w, d_bias, None, None, None, *low  # torch drops None for what was not given
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
@@ -89,9 +114,16 @@ class _Product(torch.autograd.Function):
 
 
 def _gradients(
-    ctx: Any, dy: Tensor, x: Any, w: Any, m_sizes: Tensor, gather_indices: Tensor
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Those of x, w and the bias, each if needed; w and x are None where they are not."""
+    ctx: Any,
+    dy: Tensor,
+    x: Any,
+    w: Any,
+    m_sizes: Tensor,
+    gather_indices: Tensor,
+    low_rows: Tensor | None = None,
+    low_weights: Tensor | None = None,
+) -> tuple[Tensor | None, ...]:
+    """Those of x, w, the bias and the low-rank part, each if needed; w and x are None where they are not."""
     role, weights, topk = ctx.call
     routed = Routed(m_sizes, gather_indices, topk)
     _, _, need_x, need_w, need_bias, *_ = ctx.needs_input_grad
@@ -99,32 +131,38 @@ def _gradients(
     dw = _weight_gradient(role, weights, dy, x, routed) if need_w else None
     # dY has one row per slot: every slot is a token of its own.
     db = _expert_sums(dy, m_sizes, gather_indices, None, 1) if need_bias else None
-    return dx, dw, db
+    if low_rows is None or low_weights is None:
+        return dx, dw, db, None, None
+    return dx, dw, db, *_low_rank_gradients(role, weights, dy, LowRankPart(low_rows, low_weights), routed)
 
 
 def _product(
-    role: int, x: Tensor, w: Tensor, routed: Routed, transposed: bool, allow_tf32: bool, bias: Tensor | None = None
-) -> Tensor:
+    role: int, x: Tensor, w: Tensor, routed: Routed, transposed: bool, allow_tf32: bool, bias: Tensor | None = None,
+    low: LowRankPart | None = None,
+) -> Tensor:  # fmt: skip
     refuse_forward_mode(_NAME, x, w, bias)
     weights = Weights((TRANSPOSED if transposed else "") + (ALLOW_TF32 if allow_tf32 else ""))
     try:
-        result: Tensor = apply_function(_Product, role, weights, x, w, bias, *routed[:3])
+        result: Tensor = apply_function(_Product, role, weights, x, w, bias, *routed[:3], *(low or ()))
     except RuntimeError as error:
         raise explain(error, {"X": x, "W": w}) from None
     return result
 
 
-def first_product(x: Tensor, w: Tensor, routed: Routed, transposed: bool = False, allow_tf32: bool = False) -> Tensor:
+def first_product(
+    x: Tensor, w: Tensor, routed: Routed, transposed: bool = False, allow_tf32: bool = False,
+    low: LowRankPart | None = None,
+) -> Tensor:  # fmt: skip
     """x [T, K] -> [M, N] in expert order."""
-    return _product(FIRST, x, w, routed, transposed, allow_tf32)
+    return _product(FIRST, x, w, routed, transposed, allow_tf32, None, low)
 
 
 def second_product(
     rows: Tensor, w: Tensor, routed: Routed, transposed: bool = False, allow_tf32: bool = False,
-    bias: Tensor | None = None,
+    bias: Tensor | None = None, low: LowRankPart | None = None,
 ) -> Tensor:  # fmt: skip
     """rows [M, K] in expert order -> [M, N] in flat order, plus the expert's bias [E, N]."""
-    return _product(SECOND, rows, w, routed, transposed, allow_tf32, bias)
+    return _product(SECOND, rows, w, routed, transposed, allow_tf32, bias, low)
 
 
 def expert_product(

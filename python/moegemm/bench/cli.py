@@ -62,12 +62,14 @@ def choice_of(accepted: tuple[str, ...]) -> Any:
 
 
 def place_of(kind: str, records: Path | None) -> tuple[Path, str]:
-    """Folder and file name of a record: "planner", or device and forced backend as in "cuda-sm80". A checkout puts
-    each record in a folder of `records`."""
+    """Folder and file name of a record: "planner", "lora", or device and forced backend as in "cuda-sm80". A checkout
+    puts each record in a folder of `records`."""
     if records is None:
         return Path("moegemm-bench"), kind
     if kind == "planner":
         return records / "planner", "planner"
+    if kind == "lora":
+        return records / "layer", "lora"
     device, _, backend = kind.partition("-")
     if device == "cpu":
         return records / "cpu", "products"
@@ -101,6 +103,7 @@ def read_options(arguments: Sequence[str] | None, records: Path | None) -> argpa
     add("--untuned-peers", action="store_true", help="other libraries use their heuristics: tuning takes some minutes")
     add("--no-passes", action="store_true", help="leave out route and combine")
     add("--planner", action="store_true", help="compare the planner's choice with every compiled kernel instead")
+    add("--lora", action="store_true", help="time LoRA on one expert layer through PEFT instead")
     add("--budget", type=float, default=2.0, metavar="SECONDS", help="--planner: per problem (default: %(default)s)")
     add("--held-out", type=int, metavar="COUNT", help="--planner: layers drawn at random beside the catalogue's")
     add("--seed", type=int, help="--planner: of those layers")
@@ -126,7 +129,8 @@ def complete(options: argparse.Namespace, catalogue: dict[str, Any], records: Pa
     if options.render:
         kind = kind_of(json.loads(options.render.read_text()))
     else:
-        kind = "planner" if options.planner else options.device + (f"-{options.backend}" if options.backend else "")
+        kind = options.device + (f"-{options.backend}" if options.backend else "")
+        kind = "planner" if options.planner else "lora" if options.lora else kind
     folder, stem = place_of(kind, records)
     options.out = options.out or folder
     options.stem = options.stem or stem
@@ -137,6 +141,11 @@ def complete(options: argparse.Namespace, catalogue: dict[str, Any], records: Pa
         options.seed = HELD_OUT_SEED if options.seed is None else options.seed
         options.models = options.models or [name for name in catalogue if name != SMALLEST]
         options.tokens = options.tokens or list(TOKENS)
+    if options.lora:
+        from moegemm.bench import lora
+
+        options.models = options.models or (None if on_cpu else list(lora.MODELS))
+        options.tokens = options.tokens or list(lora.CPU_TOKENS if on_cpu else lora.TOKENS)
     options.models = options.models or list(CPU_MODELS if on_cpu else DEFAULT_MODELS)
     options.tokens = options.tokens or list(CPU_TOKENS if on_cpu else DEFAULT_TOKENS)
     # Who names gradients and small batches alone wants just these.
@@ -156,6 +165,11 @@ def render(record: report.Record, folder: Path, stem: str) -> None:
         from moegemm.bench import planner
 
         (folder / f"{stem}.md").write_text(planner.to_markdown(record))
+        return
+    if record.get("kind") == "lora":
+        from moegemm.bench import lora
+
+        (folder / f"{stem}.md").write_text(lora.to_markdown(record))
         return
     figures: list[tuple[str, str]] = []
     try:
@@ -322,6 +336,30 @@ def measure_planner(options: argparse.Namespace, root: Path) -> int:
     return 0
 
 
+def measure_lora(options: argparse.Namespace, root: Path) -> int:
+    from moegemm.bench import lora
+    from moegemm.bench.measure import DTYPES
+    from moegemm.bench.timing import Clock
+
+    begin = time.monotonic()
+    record = begin_record(options, root) | {"kind": "lora"}
+    done = {(case["model"], case["tokens"]) for case in record["cases"]}
+    clock = Clock(options.device)
+    clock.heat(options.heat)
+    with Progress(len(options.models) * len(set(options.tokens)), len(done)) as progress:
+
+        def keep(entry: dict[str, Any]) -> None:
+            record["cases"].append(entry)
+            write_json(record, options.out, options.stem)
+            progress.step(lora.words_of(entry))
+
+        with ending_early():
+            given = (options.models, options.tokens, options.device, DTYPES[options.dtype], options.rounds)
+            lora.measure(*given, clock, done, keep)
+    finish_record(options, record, [lora.words_of(entry) for entry in record["cases"]], begin)
+    return 0
+
+
 def planner_keeper(entries: list[dict[str, Any]], progress: Progress, write: Callable[[], None]) -> Callable[..., None]:
     """Takes entries, tells how far it is, and writes the record now and then."""
 
@@ -343,6 +381,8 @@ def main(arguments: Sequence[str] | None = None, *, records: Path | None = None)
     if options.render:
         render(read_to_render(options.render, options.out, options.stem), options.out, options.stem)
         return 0
+    if options.lora:
+        return measure_lora(options, root)
     return measure_planner(options, root) if options.planner else measure(options, root)
 
 

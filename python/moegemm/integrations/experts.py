@@ -66,9 +66,8 @@ def run_with_own_activation(
     known_ids = flat_ids.clamp(0, experts - 1)
     h = adapted_first(x, stored.first, stored.first_adapters, routed, stored.transposed, tf32)
     if stored.first_bias is not None:
-        h = h + stored.first_bias[known_ids[routed.gather_indices.long()]]
-    h = gate(h)
-    h = h.to(stored.second.dtype)
+        h = h + stored.first_bias[known_ids[gather_indices.long()]]
+    h = gate(h).to(stored.second.dtype)
     y = adapted_second(h, stored.second, stored.second_adapters, routed, stored.transposed, tf32)
     if stored.second_bias is not None:
         y = y + stored.second_bias[known_ids]
@@ -91,6 +90,7 @@ def run_experts(
         return lora_moe_mlp(
             x, stored.first, stored.second, ids, router_weights, stored.first_adapters, stored.second_adapters,
             activation, transposed=stored.transposed, gate_up_bias=stored.first_bias, down_bias=stored.second_bias,
+            max_rows=rows_needed(ids, stored.first.size(0)) if split else None,
         )  # fmt: skip
     if activation is not None and norm is None:
         return moe_mlp(

@@ -27,6 +27,20 @@ def is_dispatched(module: Any) -> bool:
     return hasattr(module, "_apply_gate") and hasattr(module, "has_gate") and hasattr(module, "config")
 
 
+_ours = True  # else PEFT adds every adapter itself
+
+
+@contextlib.contextmanager
+def left_to_peft() -> Iterator[None]:
+    """Inside, PEFT adds every adapter itself, as it does without moegemm: for comparisons."""
+    global _ours
+    before, _ours = _ours, False
+    try:
+        yield
+    finally:
+        _ours = before
+
+
 def _reads_notes(module: Any) -> bool:
     """Whether the forward of this very module, not of one inside it, is moegemm's."""
     if isinstance(module, OnMoegemm):
@@ -106,7 +120,7 @@ def _follow(layers: Any) -> None:
     def activate(self: Any, active_adapters: list[str]) -> Iterator[None]:
         module, names = self.get_base_layer(), [name for name in active_adapters if name in self.lora_A]
         reason = None
-        if names and _reads_notes(module):
+        if names and _ours and _reads_notes(module):
             reason = _why_not(self, names, wrapper_class)
             if reason is None:
                 before = getattr(module, "_moegemm_adapters", ())

@@ -8,9 +8,12 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from moegemm.activations import Activation
-from moegemm.layer import Routed
+from moegemm.capacity import capacity_of
+from moegemm.expert_layer.weights import stored_weights
+from moegemm.layer import route_rows
 from moegemm.layer_arguments import LayerOptions, layer_arguments
 from moegemm.lora.adapter import LoraAdapter
+from moegemm.lora.function import LoraCall, LoraTensors, run_lora_layer
 from moegemm.lora.low_rank import LowRank, require_fitting
 from moegemm.lora.products import adapted_first, adapted_second
 from moegemm.operators.derivatives import (
@@ -19,11 +22,11 @@ from moegemm.operators.derivatives import (
     refuse_tangents_in_backward,
     vmap_refusal,
 )
-from moegemm.operators.errors import shown
+from moegemm.operators.errors import explain, shown
 from moegemm.operators.loading import ops
 from moegemm.operators.raw import torch_allows_tf32
 from moegemm.operators.shortcuts import apply_function
-from moegemm.routing import combine, route
+from moegemm.routing import combine
 
 _ACTIVATION = "lora_moe_mlp's activation"  # in messages
 
@@ -86,15 +89,19 @@ def lora_moe_mlp(
     gate_up: Adapters = None,
     down: Adapters = None,
     activation: str | Activation = "swiglu",
+    *,
+    max_rows: int | None = None,
     **options: Unpack[LayerOptions],
 ) -> Tensor:
     """moe_mlp with low-rank adapters beside one or both products. Differentiable in x, A, B and router_weights.
 
-    W and its adapter are never added: each adapter costs two products of rank r. Several adapters of one product, of
-    any ranks, count together. Frozen weights (requires_grad False) get no gradient and cost no dW. Shapes and options
+    W and its adapter are never added: the product contracts [X | X A^T] with [W | scaling * B] in fp32 and rounds once.
+    X A^T and scaling * B are rounded to x's dtype before. Several adapters of one product, of any ranks, count
+    together. Frozen weights (requires_grad False) get no gradient and cost no dW. Shapes and options
     as in moe_mlp; A [E, r, K] and B [E, N, r] also where W is transposed. A and B have x's dtype or fp32; the products
     read them in x's dtype, and their gradients have their own.
-    Dropout acts on the adapters' inputs while the adapter is in training mode (see LoraAdapter).
+    Dropout acts on the adapters' inputs while the adapter is in training mode (see LoraAdapter). max_rows is that of
+    moe_mlp.
 
     >>> import torch, moegemm
     >>> x, w1, w2 = torch.randn(6, 16), torch.randn(4, 2 * 24, 16), torch.randn(4, 16, 24)
@@ -116,9 +123,20 @@ def lora_moe_mlp(
         require_fitting("down", low, tokens, experts, inner, hidden)
     refuse_forward_mode("lora_moe_mlp", *tensors, *(t for low in (*first, *second) for t in (low.A, low.B)))
     tf32 = torch_allows_tf32(tokens)
-    m_sizes, gather_indices = route(ids, experts)
-    routed = Routed(m_sizes, gather_indices, topk)
-    pre = adapted_first(tokens, w_gate_up, first, routed, transposed, tf32)
-    act: Tensor = apply_function(_Activate, pre, gate_up_bias, m_sizes, chosen)
-    rows = adapted_second(act, w_down, second, routed, transposed, tf32, down_bias)
+    dropping = any(low.dropout > 0.0 for low in (*first, *second))
+    if dropping and max_rows is not None:
+        raise NotImplementedError(f"max_rows is {max_rows} with an adapter that drops; only None is accepted then")
+    routed = route_rows(ids, experts, capacity_of(ids, max_rows, None, None))
+    try:
+        if not dropping:
+            stored = stored_weights((w_gate_up, None, w_down), (w_gate_up, w_down), transposed, tf32, False)
+            scalings = (tuple(low.scaling for low in first), tuple(low.scaling for low in second))
+            call = LoraCall(chosen, stored.first, stored.second, *scalings)
+            layer = LoraTensors(tokens, stored.w_gate_up, stored.w_down, router_weights, gate_up_bias, down_bias)
+            return run_lora_layer(call, routed, layer, (*first, *second)).view(x.shape)
+        pre = adapted_first(tokens, w_gate_up, first, routed, transposed, tf32)
+        act: Tensor = apply_function(_Activate, pre, gate_up_bias, routed.m_sizes, chosen)
+        rows = adapted_second(act, w_down, second, routed, transposed, tf32, down_bias)
+    except RuntimeError as error:
+        raise explain(error, tensors._asdict()) from None
     return combine(rows, router_weights, topk).view(x.shape)

@@ -1,6 +1,6 @@
 """A low-rank pair beside one stack of experts, and the form in which the products take it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -21,12 +21,11 @@ class LowRank(NamedTuple):
     dropout: float = 0.0  # the probability that an element of x does not count; 0 after training
 
 
-class Stacked(NamedTuple):
-    """Adapters of one dropout as one pair, in the dtype of the rows. The scaling is in `b`."""
+class Pair(NamedTuple):
+    """Adapters as one pair of weights, in the layout of W and the dtype of its rows. The scaling is in `b`."""
 
-    a: Tensor  # [E, r, K]
-    b: Tensor  # [E, N, r]
-    dropout: float
+    a: Tensor  # [E, r, K]; [E, K, r] where W is [E, K, N]
+    b: Tensor  # [E, N, r]; [E, r, N]
 
 
 def require_fitting(name: str, low: LowRank, x: Tensor, experts: int, k: int, n: int) -> None:
@@ -46,29 +45,54 @@ def require_fitting(name: str, low: LowRank, x: Tensor, experts: int, k: int, n:
         raise TypeError(f"{name}.A has dtype {a.dtype}; it must have {x.dtype}, the dtype of x, or torch.float32")
 
 
-def _scaled(low: LowRank, dtype: torch.dtype) -> Tensor:
-    """scaling * B, rounded once."""
-    if low.scaling == 1.0:
-        return low.B.to(dtype)
-    return (low.B.float() * low.scaling).to(dtype)
+def _places(lows: Sequence[LowRank]) -> Iterator[tuple[LowRank, int, int]]:
+    """Each pair with its first place in the joined rank, and its own rank."""
+    first = 0
+    for low in lows:
+        rank = low.A.size(1)
+        yield low, first, rank
+        first += rank
 
 
-def _joined(lows: Sequence[LowRank], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Several pairs are one whose rank is the sum of theirs; zeros fill it up to a multiple of RANK_STEP."""
-    all_a, all_b = [low.A.to(dtype) for low in lows], [_scaled(low, dtype) for low in lows]
-    rank = sum(a.size(1) for a in all_a)
-    missing = -rank % RANK_STEP
-    if missing:
-        a, b = all_a[0], all_b[0]
-        all_a.append(a.new_zeros((a.size(0), missing, a.size(2))))
-        all_b.append(b.new_zeros((b.size(0), b.size(1), missing)))
-    a = all_a[0] if len(all_a) == 1 else torch.cat(all_a, dim=1)
-    b = all_b[0] if len(all_b) == 1 else torch.cat(all_b, dim=2)
-    return a.contiguous(), b.contiguous()
+def _put(source: Tensor, scaling: float, target: Tensor) -> None:
+    """scaling * source in the target's dtype, rounded once."""
+    if scaling == 1.0:
+        target.copy_(source)
+    elif torch.compiler.is_compiling():
+        target.copy_(source.float() * scaling)
+    else:
+        torch.mul(source, scaling, out=target)
 
 
-def stacked(lows: Sequence[LowRank], dtype: torch.dtype) -> list[Stacked]:
-    """One pair of all that drop nothing, and each of the others by itself: it sees rows of its own."""
-    plain = [low for low in lows if low.dropout == 0.0]
-    groups = ([plain] if plain else []) + [[low] for low in lows if low.dropout > 0.0]
-    return [Stacked(*_joined(group, dtype), group[0].dropout) for group in groups]
+def _joined(parts: list[tuple[Tensor, float]], rank_dim: int, dtype: torch.dtype) -> Tensor:
+    """The parts one after another along the rank, zeros up to a multiple of RANK_STEP."""
+    first, scaling = parts[0]
+    rank = sum(part.size(rank_dim) for part, _ in parts)
+    padded = rank + -rank % RANK_STEP
+    if len(parts) == 1 and padded == rank and scaling == 1.0 and first.dtype == dtype and first.is_contiguous():
+        return first
+    shape = [padded if dim == rank_dim else first.size(dim) for dim in range(3)]
+    joined = first.new_empty(shape, dtype=dtype)
+    at = 0
+    for part, factor in parts:
+        _put(part, factor, joined.narrow(rank_dim, at, part.size(rank_dim)))
+        at += part.size(rank_dim)
+    if padded > rank:
+        joined.narrow(rank_dim, rank, padded - rank).zero_()
+    return joined
+
+
+def pair_of(lows: Sequence[LowRank], dtype: torch.dtype, transposed: bool) -> Pair:
+    """Several pairs are one whose rank is the sum of theirs. Not differentiable: see split_gradients."""
+    all_a = [(low.A.detach().transpose(1, 2) if transposed else low.A.detach(), 1.0) for low in lows]
+    all_b = [(low.B.detach().transpose(1, 2) if transposed else low.B.detach(), low.scaling) for low in lows]
+    return Pair(_joined(all_a, 2 if transposed else 1, dtype), _joined(all_b, 1 if transposed else 2, dtype))
+
+
+def split_gradients(lows: Sequence[LowRank], d_a: Tensor | None, d_b: Tensor | None) -> list[Tensor | None]:
+    """The gradients of A and B of each pair, from d_a [E, r, K] and d_b [E, N, r] of the joined one."""
+    found: list[Tensor | None] = []
+    for low, first, rank in _places(lows):
+        found.append(None if d_a is None else d_a.narrow(1, first, rank).to(low.A.dtype))
+        found.append(None if d_b is None else (d_b.narrow(2, first, rank) * low.scaling).to(low.B.dtype))
+    return found

@@ -50,12 +50,21 @@ def _dw(
     return 2 * _rows(dy, gather_indices, options, DY_PER_TOKEN) * dy[1] * x[1]
 
 
+def _low_rank(
+    first: Shape, w: Shape, m_sizes: Shape, gather_indices: Shape | None, low_rank_rows: Shape, low_rank_weights: Shape,
+    topk: int = 1, options: str = "", *args: Any, **kwargs: Any,
+) -> int:  # fmt: skip
+    """Of forward or dX: the low-rank part is one more product, of the same rows."""
+    return 2 * low_rank_rows[0] * ((_weights(w) + _weights(low_rank_weights)) // m_sizes[0])
+
+
 def register() -> None:
     """Tells torch; once per process."""
     formulas: dict[Callable[..., int], list[Any]] = {
         _forward: [ops.forward, ops.forward_plain, ops.forward_out],
         _dx: [ops.dx, ops.dx_out],
         _dw: [ops.dw, ops.dw_out],
+        _low_rank: [ops.forward_low_rank, ops.dx_low_rank],
     }
     for formula, operators in formulas.items():
         teach: Callable[[Callable[..., int]], object] = register_flop_formula(operators)

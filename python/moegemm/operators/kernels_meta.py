@@ -66,6 +66,26 @@ def _dx(
     return dy.new_empty((rows, k), dtype=_dtype(dy, options))
 
 
+def _forward_low_rank(
+    x: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, low_rank_rows: Tensor,
+    low_rank_weights: Tensor, topk: int = 1, options: str = "", bias: Tensor | None = None, activation: str = "",
+) -> Tensor:  # fmt: skip
+    require_same_dtype("low_rank_rows", low_rank_rows, "X", x)
+    require_same_dtype("low_rank_weights", low_rank_weights, "X", x)
+    return _forward(x, w, m_sizes, gather_indices, None, topk, options, None, bias, activation)
+
+
+def _dx_low_rank(
+    dy: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, low_rank_rows: Tensor,
+    low_rank_weights: Tensor, topk: int = 1, options: str = "", bias: Tensor | None = None, activation: str = "",
+) -> Tensor:  # fmt: skip
+    require_same_dtype("low_rank_rows", low_rank_rows, "dY", dy)
+    require_same_dtype("low_rank_weights", low_rank_weights, "dY", dy)
+    product = _dx(dy, w, m_sizes, gather_indices, None, topk, options)
+    gated = activation and is_gated(activation)
+    return product.new_empty((product.size(0), product.size(1) // 2)) if gated else product
+
+
 def _dw(
     dy: Tensor, x: Tensor, m_sizes: Tensor, gather_indices: Tensor | None = None, router_weights: Tensor | None = None,
     topk: int = 1, options: str = "", config: Config = None,
@@ -133,20 +153,27 @@ def _require_dtypes(name: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor, w_u
         require_same_dtype(other, tensor, name, x)
 
 
-def _add_weighted_bias(rows: Tensor, bias: Tensor, m_sizes: Tensor, row_weights: Tensor, out: Tensor) -> None:
+def _add_weighted_bias(
+    rows: Tensor, bias: Tensor, m_sizes: Tensor, row_weights: Tensor, out: Tensor, undefined_tails: bool = False
+) -> None:
+    """Nothing to create."""
+
+
+def _add_rows(a: Tensor, b: Tensor, m_sizes: Tensor, out: Tensor, undefined_tails: bool = False) -> None:
     """Nothing to create."""
 
 
 def _activate(
-    pre: Tensor, bias: Tensor | None, m_sizes: Tensor, activation: str, row_weights: Tensor | None = None
-) -> Tensor:
+    pre: Tensor, bias: Tensor | None, m_sizes: Tensor, activation: str, row_weights: Tensor | None = None,
+    undefined_tails: bool = False,
+) -> Tensor:  # fmt: skip
     return pre.new_empty((pre.size(0), pre.size(1) // 2 if is_gated(activation) else pre.size(1)))
 
 
 def _activate_backward(
     d_act: Tensor, pre: Tensor, bias: Tensor | None, m_sizes: Tensor, gather_indices: Tensor | None,
     router_weights: Tensor | None, topk: int, d_out: Tensor | None, down_bias: Tensor | None, activation: str,
-    need_weighted_act: bool, need_d_weights: bool,
+    need_weighted_act: bool, need_d_weights: bool, undefined_tails: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     slots = pre.size(0) if router_weights is None else router_weights.numel()
     return pre.new_empty(pre.shape), pre.new_empty((slots if need_d_weights else 0,), dtype=torch.float32)
@@ -161,7 +188,9 @@ def _expert_sums(
 _FAKES: dict[str, Callable[..., Any]] = {
     "forward": _forward,
     "forward_plain": _forward,
+    "forward_low_rank": _forward_low_rank,
     "dx": _dx,
+    "dx_low_rank": _dx_low_rank,
     "dw": _dw,
     "route": _route,
     "combine": _combine,
@@ -170,6 +199,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "check_layer": _check_layer,
     "check_expert_rows": _check_expert_rows,
     "add_weighted_bias": _add_weighted_bias,
+    "add_rows": _add_rows,
     "activate": _activate,
     "activate_backward": _activate_backward,
     "expert_sums": _expert_sums,

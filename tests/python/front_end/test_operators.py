@@ -66,6 +66,58 @@ def test_products_with_epilogues(device, transposed):
     torch.library.opcheck(OPS.dw.default, (dY, rows, *routing, None, case.topk, options))
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_products_with_a_low_rank_part(device, transposed):
+    case = make_case(device, "permute_x", torch.bfloat16)
+    w = case.W.transpose(1, 2).contiguous() if transposed else case.W
+    options, rank = TRANSPOSED * transposed, 6
+    thin = torch.randn(case.rows, rank, device=device).bfloat16()
+    of_forward, of_dx = (torch.randn(5, n, rank, device=device).bfloat16() for n in (24, 40))
+    b = of_forward.transpose(1, 2).contiguous() if transposed else of_forward
+    a = of_dx if transposed else of_dx.transpose(1, 2).contiguous()
+    routing = (case.m_sizes, case.gather_indices)
+    bias = torch.randn(5, 24, device=device).bfloat16()
+    forward = (case.X, w, *routing, thin, b, case.topk, options + PERMUTE_X, bias)
+    torch.library.opcheck(OPS.forward_low_rank.default, forward)
+    torch.library.opcheck(OPS.forward_low_rank.default, (*forward, "silu/concatenated limit=7"))
+    dY = torch.randn(case.rows, 24, device=device).bfloat16()
+    for order in ("", PERMUTE_X):
+        torch.library.opcheck(OPS.dx_low_rank.default, (dY, w, *routing, thin, a, case.topk, options + order))
+
+
+def test_a_low_rank_part_is_rounded_with_its_product(device):
+    """In float64 the result is off by one rounding, not by that of a sum of two rounded products."""
+    case = make_case(device, "plain", torch.bfloat16, n=64, k=128)
+    thin, b = torch.randn(case.rows, 16, device=device).bfloat16(), torch.randn(5, 64, 16, device=device).bfloat16()
+    got = OPS.forward_low_rank(case.X, case.W, case.m_sizes, None, thin, b).double()
+    expert = torch.repeat_interleave(torch.arange(5, device=device), case.m_sizes.long())
+    rows = expert.size(0)
+    exact = torch.einsum("rk,rnk->rn", case.X[:rows].double(), case.W[expert].double())
+    exact += torch.einsum("rk,rnk->rn", thin[:rows].double(), b[expert].double())
+    assert ((got[:rows] - exact).abs() <= 2**-8 * exact.abs() + 1e-4).all()
+    assert not got[rows:].any()
+
+
+@pytest.mark.parametrize(
+    ("rows", "weights", "message"),
+    [
+        ((8, 4), (5, 24, 4), r"low_rank_rows is .*; its shape must be \[M, r\]"),
+        ((None, 4), (5, 24, 5), r"low_rank_weights is .*\[5, 24, 5\].*; its shape must be \[E, N, r\] = \[5, 24, 4\]"),
+        ((None, 4), (4, 24, 4), r"low_rank_weights is .*\[E, N, r\] = \[5, 24, 4\]"),
+        ((None, 0), (5, 24, 0), r"low_rank_rows .*r must be at least 1"),
+    ],
+)
+def test_a_low_rank_part_that_does_not_fit_is_refused(rows, weights, message):
+    case = make_case("cpu", "plain", torch.float32)
+    thin = torch.zeros(rows[0] or case.rows, rows[1])
+    with pytest.raises(RuntimeError, match=message):
+        OPS.forward_low_rank(case.X, case.W, case.m_sizes, None, thin, torch.zeros(weights))
+    with pytest.raises(RuntimeError, match="has dtype bf16; it must have fp32"):
+        OPS.forward_low_rank(
+            case.X, case.W, case.m_sizes, None, torch.zeros(case.rows, 2).bfloat16(), torch.zeros(5, 24, 2)
+        )
+
+
 def test_check_layer(device):
     x, ids = torch.randn(6, 8, device=device), torch.randint(3, (6, 2), device=device)
     weights = (torch.randn(3, 20, 8, device=device), torch.randn(3, 8, 10, device=device))

@@ -108,29 +108,239 @@ def test_only_the_adapters_get_weight_gradients(device):
     assert len(counted.shapes) == 4
 
 
+def plain_layer(layer: Layer, lows: dict[str, list], dropped: dict[str, list]) -> torch.Tensor:
+    """The definition in float64, expert by expert: `dropped` are the masks of each adapter's input, scaled."""
+    t = {name: tensor.double() for name, tensor in layer.given().items()}
+    x, ids = t["x"], layer.expert_ids
+    out = torch.zeros_like(x)
+    position = dict(zip(sorted_slots(layer), range(ids.numel()), strict=False))
+    for token in range(ids.size(0)):
+        for slot in range(ids.size(1)):
+            e = int(ids[token, slot])
+            if not 0 <= e < EXPERTS:
+                continue
+            pre = t["w_gate_up"][e] @ x[token]
+            for low, mask in zip(lows["gate_up"], dropped["gate_up"], strict=True):
+                pre = pre + low.scaling * low.B[e].double() @ (low.A[e].double() @ (mask[token] * x[token]))
+            act = torch.nn.functional.silu(pre[:INNER]) * pre[INNER:]
+            y = t["w_down"][e] @ act
+            row = position[(token, slot)]
+            for low, mask in zip(lows["down"], dropped["down"], strict=True):
+                y = y + low.scaling * low.B[e].double() @ (low.A[e].double() @ (mask[row] * act))
+            out[token] += t["router_weights"][token, slot] * y
+    return out
+
+
+def sorted_slots(layer: Layer) -> list[tuple[int, int]]:
+    """(token, slot) of each row in expert order."""
+    ids = layer.expert_ids.cpu()
+    slots = [(t, s) for t in range(ids.size(0)) for s in range(ids.size(1)) if 0 <= ids[t, s] < EXPERTS]
+    return sorted(slots, key=lambda at: (int(ids[at]), at))
+
+
+def mask_of(shape: tuple[int, ...], p: float, device: str) -> torch.Tensor:
+    return torch.nn.functional.dropout(torch.ones(shape, device=device), p, True).double()
+
+
 def test_dropout_acts_on_the_adapters_input_in_training_only(device):
+    """The first product's adapters drop elements of tokens, the second's of activated rows, each its own."""
     layer = make_layer(device)
-    gate_up, _ = adapters(layer, dropout=0.5)
+    chosen = {"gate_up": [0.5, 0.25], "down": [0.3, 0.0]}
+    lows = {name: [adapters(layer, p)[name == "down"] for p in dropouts] for name, dropouts in chosen.items()}
+    whole = {name: [torch.ones(1000, 1, device=device)] * 2 for name in chosen}
+    for adapter in (*lows["gate_up"], *lows["down"]):
+        adapter.eval()
+    expected = plain_layer(layer, lows, whole)
+    assert relative_error(run(layer, lows["gate_up"], lows["down"]).detach(), expected) <= 2e-5
+    for adapter in (*lows["gate_up"], *lows["down"]):
+        adapter.train()
+    torch.manual_seed(3)
+    got = run(layer, lows["gate_up"], lows["down"])
+    torch.manual_seed(3)
+    shapes = {"gate_up": (13, HIDDEN), "down": (layer.expert_ids.numel(), INNER)}
+    masks = {
+        name: [mask_of(shapes[name], p, device) if p else whole[name][0] for p in dropouts]
+        for name, dropouts in chosen.items()
+    }
+    assert relative_error(got.detach(), plain_layer(layer, lows, masks)) <= 2e-5
+    assert relative_error(got.detach(), expected) > 1e-2
+
+
+def test_gradients_with_dropout_are_those_of_the_same_mask(device):
+    layer = make_layer(device)
+    gate_up, down = adapters(layer, 0.4)
+    x = layer.tensors["x"].clone().requires_grad_()
+    layer.tensors["x"] = x
+
+    def loss():
+        torch.manual_seed(5)
+        return run(layer, gate_up, down).square().sum()
+
+    leaves = [x, gate_up.A, gate_up.B, down.A, down.B]
+    gradients = torch.autograd.grad(loss(), leaves)
+    for leaf, gradient in zip(leaves, gradients, strict=True):
+        direction = torch.randn_like(leaf)
+        step = 1e-3
+        with torch.no_grad():
+            leaf.add_(direction, alpha=step)
+            above = loss()
+            leaf.sub_(direction, alpha=2 * step)
+            below = loss()
+            leaf.add_(direction, alpha=step)
+        slope = ((above - below) / (2 * step)).item()
+        assert slope == pytest.approx((gradient * direction).sum().item(), rel=2e-2, abs=1e-2)
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["EnK", "EKn"])
+def test_several_adapters_of_different_ranks_count_together(device, transposed):
+    """Ranks 1, 5 and 16 with scalings of their own, of alpha / r and of rsLoRA."""
+    layer = make_layer(device, transposed=transposed)
+    made = {"gate_up": [], "down": []}
+    for name, (k, n) in {"gate_up": (HIDDEN, 2 * INNER), "down": (INNER, HIDDEN)}.items():
+        for rank, rslora in ((1, False), (5, True), (16, False)):
+            adapter = moegemm.LoraAdapter(EXPERTS, k, n, rank, alpha=3.0, device=device, use_rslora=rslora)
+            torch.nn.init.normal_(adapter.B, std=0.3)
+            made[name].append(adapter)
+    assert made["down"][1].scaling == pytest.approx(3.0 / 5**0.5)
+    leaves = [p for adapters_ in made.values() for a in adapters_ for p in (a.A, a.B)]
+    d_out = torch.randn_like(layer.tensors["x"])
+    out = run(layer, made["gate_up"], made["down"])
+    gradients = torch.autograd.grad(out, leaves, d_out)
+    whole = layer
+    for i in range(3):
+        whole = dense(whole, made["gate_up"][i], made["down"][i])
+    exact = reference_gradients(whole, d_out)
+    assert relative_error(out.detach(), exact["out"]) <= 2e-5
+    found = iter(gradients)
+    for name, w in (("gate_up", "w_gate_up"), ("down", "w_down")):
+        d_w = exact[w].transpose(1, 2) if transposed else exact[w]
+        for adapter in made[name]:
+            a, b = adapter.A.detach().double(), adapter.B.detach().double()
+            assert relative_error(next(found), adapter.scaling * b.transpose(1, 2) @ d_w) <= 2e-5
+            assert relative_error(next(found), adapter.scaling * d_w @ a.transpose(1, 2)) <= 2e-5
+
+
+def test_fp32_adapters_beside_16_bit_experts_keep_their_gradients_in_fp32(device):
+    """The products read the parameters in the experts' dtype, and round no gradient."""
+    layer = make_layer(device, torch.bfloat16)
+    gate_up, down = adapters(layer)
+    wide = [copy.deepcopy(adapter).float() for adapter in (gate_up, down)]
+    d_out = torch.randn_like(layer.tensors["x"])
+    found = []
+    for pair in ((gate_up, down), wide):
+        out = run(layer, *pair)
+        found.append((out, torch.autograd.grad(out, [p for a in pair for p in (a.A, a.B)], d_out)))
+    assert torch.equal(found[0][0], found[1][0])
+    for narrow, exact in zip(found[0][1], found[1][1], strict=True):
+        assert exact.dtype == torch.float32
+        assert narrow.dtype == torch.bfloat16
+        assert relative_error(narrow, exact.double()) <= 2**-8
+        assert not torch.equal(exact, exact.bfloat16().float())
+
+
+@pytest.mark.parametrize("frozen", [True, False], ids=["frozen", "trained"])
+def test_router_and_experts_get_gradients_where_they_train(device, frozen):
+    layer = make_layer(device, bias=True)
+    gate_up, down = adapters(layer)
+    leaves = layer.leaves()
+    for tensor in leaves.given().values():
+        tensor.requires_grad_(not frozen)
+    d_out = torch.randn_like(layer.tensors["x"])
+    run(leaves, gate_up, down).backward(d_out)
+    assert gate_up.A.grad is not None
+    assert down.B.grad is not None
+    exact = reference_gradients(dense(layer, gate_up, down), d_out)
+    for name, tensor in leaves.given().items():
+        if frozen:
+            assert tensor.grad is None
+        else:
+            assert relative_error(tensor.grad, exact[name]) <= 2e-5, name
+
+
+def kept_bytes(layer: Layer, gate_up, down) -> int:
+    """Everything saved that is not an argument."""
+    arguments = {t.data_ptr() for t in (*layer.given().values(), *gate_up.parameters(), *down.parameters())}
+    kept: dict[int, int] = {}
+
+    def pack(tensor):
+        if tensor.data_ptr() not in arguments:
+            kept[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        run(layer, gate_up, down)
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("tokens", [64, 512, 4096])
+@pytest.mark.parametrize("wide", [False, True], ids=["16-bit", "fp32"])
+def test_what_is_kept_is_that_of_the_frozen_layer_and_a_little(device, tokens, wide):
+    """The first product, two thin ones and the routing; weights of fp32 adapters in 16 bits only beside many rows."""
+    layer = make_layer(device, torch.bfloat16, tokens=tokens)
+    gate_up, down = adapters(layer)
+    if wide:
+        gate_up, down = gate_up.float(), down.float()
+    layer.tensors["x"].requires_grad_()
+    rows = layer.expert_ids.numel()
+    frozen = 2 * rows * 2 * INNER + 4 * (rows + EXPERTS)
+    thin = 2 * rows * 2 * RANK
+    pairs = 2 * sum(p.numel() for adapter in (gate_up, down) for p in adapter.parameters())
+    kept = kept_bytes(layer, gate_up, down)
+    assert kept in (frozen + thin, frozen + thin + pairs)
+    if kept > frozen + thin:
+        assert wide
+        assert thin + pairs <= 0.15 * (frozen + 2 * layer.tensors["x"].numel())
+
+
+class FullWidth(torch.utils._python_dispatch.TorchDispatchMode):
+    """What torch does to rows as wide as a product, besides moegemm's operators."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.rows, self.seen = rows, []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if not function._schema.name.startswith("moegemm::") and isinstance(result, torch.Tensor):
+            wide = result.dim() == 2 and result.size(0) == self.rows and result.size(1) > RANK
+            if wide and function._schema.name not in ("aten::detach", "aten::view", "aten::alias"):
+                self.seen.append(function._schema.name)
+        return result
+
+
+def test_no_rows_are_added_scaled_or_copied_between_the_products(device):
+    layer = make_layer(device, torch.bfloat16)
+    gate_up, down = adapters(layer)
+    layer.tensors["x"].requires_grad_()
+    with FullWidth(layer.expert_ids.numel()) as mode:
+        run(layer, gate_up, down).sum().backward()
+    assert mode.seen == []
+
+
+def test_a_capacity_gives_the_same(device):
+    layer = make_layer(device)
+    gate_up, down = adapters(layer)
+    leaves = [gate_up.A, gate_up.B, down.A, down.B]
     t = layer.tensors
-    gate_up.eval()
-    assert relative_error(run(layer, gate_up, None).detach(), reference_gradients(
-        dense(layer, gate_up, None), torch.ones_like(t["x"])
-    )["out"]) <= 2e-5  # fmt: skip
-    gate_up.train()
-    torch.manual_seed(3)
-    got = run(layer, gate_up, None)
-    torch.manual_seed(3)
-    dropped = torch.nn.functional.dropout(t["x"], 0.5, True)
-    # By linearity of the first product: the adapter alone, on the dropped tokens, added to the frozen expert's.
-    no_dropout = copy.deepcopy(gate_up).eval()
-    both = torch.cat([t["x"], dropped], dim=1)
-    zero = torch.zeros_like(t["w_gate_up"])
-    delta = no_dropout.scaling * torch.bmm(no_dropout.B, no_dropout.A).detach()
-    stacked = torch.cat([t["w_gate_up"], delta + zero], dim=2)
-    # out = down(act(x W^T + dropped delta^T)): a layer with twice the columns, of which only the first leave it.
-    wide_down = torch.cat([t["w_down"], torch.zeros_like(t["w_down"])], dim=1)
-    wide = moegemm.moe_mlp(both, stacked, wide_down, layer.expert_ids, t["router_weights"])
-    assert relative_error(got.detach(), wide[:, :HIDDEN].double()) <= 2e-5
+    t["x"].requires_grad_()
+    valid = int(((layer.expert_ids >= 0) & (layer.expert_ids < EXPERTS)).sum())
+    found = []
+    for max_rows in (None, valid):
+        out = moegemm.lora_moe_mlp(
+            t["x"], t["w_gate_up"], t["w_down"], layer.expert_ids, t["router_weights"], gate_up, down,
+            max_rows=max_rows, **layer.options,
+        )  # fmt: skip
+        found.append((out, *torch.autograd.grad(out.square().sum(), [t["x"], *leaves])))
+    for whole, compact in zip(*found, strict=True):
+        torch.testing.assert_close(compact, whole, rtol=1e-5, atol=1e-6)
+
+
+def test_inference_gives_the_bits_of_training(device):
+    layer = make_layer(device, torch.bfloat16)
+    gate_up, down = adapters(layer)
+    trained = run(layer, gate_up, down)
+    with torch.no_grad():
+        assert torch.equal(run(layer, gate_up, down), trained)
 
 
 @pytest.mark.smoke
@@ -153,6 +363,23 @@ def test_merged_weights_serve_alone(device):
     torch.testing.assert_close(run(layer, gate_up, down), merged, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("transposed", [False, True], ids=["EnK", "EKn"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_unmerging_undoes_merging_but_for_roundings(device, dtype, transposed):
+    layer = make_layer(device, dtype, transposed=transposed)
+    adapter, _ = adapters(layer)
+    w = layer.tensors["w_gate_up"]
+    merged = adapter.merged(w, transposed)
+    delta = adapter.scaling * torch.bmm(adapter.B.double(), adapter.A.double())
+    exact = w.double() + (delta.transpose(1, 2) if transposed else delta)
+    roundoff = torch.finfo(dtype).eps / 2
+    assert ((merged.double() - exact).abs() <= roundoff * exact.abs() + 1e-6).all()  # fp32 sums of numbers around 1
+    error = (adapter.unmerged(merged, transposed).double() - w.double()).abs()
+    assert (error <= 2.1 * roundoff * torch.maximum(exact.abs(), w.double().abs()) + 1e-5).all()
+    with pytest.raises(ValueError, match=r"w is .*; its shape must be \[E, "):
+        adapter.merged(w[:, :, 1:], transposed)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -160,6 +387,11 @@ def test_merged_weights_serve_alone(device):
         (lambda: moegemm.LoraAdapter(4, 8, 8, rank=2, dropout=1.0), "dropout is 1.0"),
         (lambda: run(make_layer(), moegemm.LoraAdapter(EXPERTS, 7, 80, 4), None), r"gate_up has A \[6, 4, 7\]"),
         (lambda: run(make_layer(), None, moegemm.LoraAdapter(EXPERTS, INNER, 7, 4)), r"down has B \[6, 7, 4\]"),
+        (lambda: run(make_layer(), moegemm.LoraAdapter(5, HIDDEN, 80, 4), None), r"gate_up has A \[5, 4, 24\].*\[6, r"),
+        (
+            lambda: run(make_layer(), moegemm.LowRank(torch.zeros(6, 0, 24), torch.zeros(6, 80, 0), 1.0), None),
+            r"gate_up has A \[6, 0, 24\]; its rank r must be at least 1",
+        ),
     ],
 )
 def test_refusals_name_the_argument(make, message):
@@ -174,27 +406,10 @@ def test_an_adapter_of_another_kind_is_named():
         TypeError, match=r"gate_up\.B has dtype torch.float16; it must have .*, the dtype of gate_up\.A"
     ):
         run(layer, adapter, None)
+    adapter.A.data = adapter.A.data.half()
+    with pytest.raises(TypeError, match=r"gate_up\.A has dtype torch.float16; it must have torch.float32"):
+        run(layer, adapter, None)
+    with pytest.raises(TypeError, match=r"gate_up is 3 of type int; a LoraAdapter, a LowRank"):
+        run(layer, [3], None)
     with pytest.raises(TypeError, match=r"down\.A is on meta; it must be on cpu, where x is"):
         run(layer, None, moegemm.LoraAdapter(EXPERTS, INNER, 24, 4, device="meta"))
-
-
-def test_peft_adapters_on_expert_parameters():
-    """peft adds its low-rank product to the parameter before the experts read it: any implementation works."""
-    peft = pytest.importorskip("peft")
-    from tiny_models import build, outputs_and_gradients, token_ids
-
-    if "target_parameters" not in peft.LoraConfig.__dataclass_fields__:
-        pytest.skip(f"peft {peft.__version__} cannot target parameters")
-    names = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
-    found = {}
-    for implementation in ("eager", "moegemm"):
-        config = peft.LoraConfig(r=4, lora_alpha=8, target_parameters=names, init_lora_weights=False, lora_dropout=0.0)
-        if implementation == "moegemm":
-            import moegemm.transformers  # noqa: F401 - registers the implementation
-        torch.manual_seed(5)
-        model = peft.get_peft_model(build("qwen3_moe", implementation), config)
-        found[implementation] = outputs_and_gradients(model, token_ids())
-    assert any("lora_A" in name for name in found["eager"])
-    assert found["eager"].keys() == found["moegemm"].keys()
-    for name, expected in found["eager"].items():
-        torch.testing.assert_close(found["moegemm"][name], expected, rtol=1e-3, atol=1e-5, msg=name)

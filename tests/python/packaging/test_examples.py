@@ -29,6 +29,24 @@ def test_finetuning_lowers_the_loss(options, monkeypatch, capsys):
     assert "in 24 steps" in capsys.readouterr().out
 
 
+def test_lora_lowers_the_loss_and_compares_itself_with_peft(monkeypatch, capsys):
+    pytest.importorskip("accelerate")
+    pytest.importorskip("peft")
+    monkeypatch.setattr(sys, "argv", ["finetune_lora.py", "--steps", "30"])
+    runpy.run_path(str(EXAMPLES / "finetune_lora.py"), run_name="__main__")
+    shown = capsys.readouterr().out
+    lines = {
+        line.split("  ")[0]: line.split()
+        for line in shown.splitlines()
+        if line.startswith(("moegemm  ", "PEFT's own path  "))
+    }
+    assert set(lines) == {"moegemm", "PEFT's own path"}
+    kept = [float(lines[way][-3]) for way in lines]
+    assert kept[0] < kept[1]
+    assert float(lines["moegemm"][-1]) == pytest.approx(float(lines["PEFT's own path"][-1]), abs=0.1)
+    assert shown.count("|") >= 8  # the curve
+
+
 def test_generation_counts_its_tokens():
     assert "tokens per second" in run("generate_moe.py", "--eager", "--tokens", "8")
 

@@ -74,10 +74,19 @@ def test_a_layer_and_its_gradients(device, where, transposed, bias):
     assert counted(lambda: layer().sum().backward()) == 3 * forward
 
 
+def test_a_low_rank_part_counts_with_its_product():
+    rows, experts, n, k, rank = 12, 3, 16, 24, 8
+    x, w, sizes = torch.randn(rows, k), torch.randn(experts, n, k), torch.full((experts,), 4, dtype=torch.int32)
+    thin, b, a = torch.randn(rows, rank), torch.randn(experts, n, rank), torch.randn(experts, rank, k)
+    low_rank = torch.ops.moegemm.forward_low_rank, torch.ops.moegemm.dx_low_rank
+    assert counted(lambda: low_rank[0](x, w, sizes, None, thin, b)) == 2 * rows * n * (k + rank)
+    assert counted(lambda: low_rank[1](torch.randn(rows, n), w, sizes, None, thin, a)) == 2 * rows * k * (n + rank)
+
+
 def test_every_operator_with_a_product_has_a_formula():
     from torch.utils.flop_counter import flop_registry
 
     names = {str(op).removeprefix("moegemm.") for op in flop_registry if str(op).startswith("moegemm.")}
     products = {"forward", "dx", "dw"}
     expected = products | {f"{name}_out" for name in products}
-    assert names == expected | {"forward_plain"}
+    assert names == expected | {"forward_plain", "forward_low_rank", "dx_low_rank"}

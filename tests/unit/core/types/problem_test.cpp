@@ -77,6 +77,7 @@ std::vector<Problem> each_field_changed() {
       [](Problem& p) { p.device.type = DeviceType::kCuda; },
       [](Problem& p) { p.device.index = 1; },
       [](Problem& p) { p.bias = true; },
+      [](Problem& p) { p.low_rank = 16; },
       [](Problem& p) { p.activation = Activation{}; },
       [](Problem& p) { p.activation = Activation{.function = ActivationFunction::kGelu}; },
       [](Problem& p) { p.activation = Activation{.layout = GateLayout::kInterleaved}; },

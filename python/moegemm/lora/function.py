@@ -1,0 +1,279 @@
+"""The expert layer with low-rank parts inside its products, and all gradients, as one differentiable function."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from moegemm.activations import Activation
+from moegemm.expert_layer.weights import Routed, Weights
+from moegemm.lora.low_rank import LowRank, Pair, pair_of, split_gradients
+from moegemm.operators.derivatives import once_only, refuse_tangents_in_backward, vmap_refusal
+from moegemm.operators.errors import explain
+from moegemm.operators.loading import ops
+from moegemm.operators.options import ALLOW_TF32, FLOAT32_OUTPUT, MULTIPLY, PERMUTE_X, PERMUTE_Y, TRANSPOSED
+from moegemm.operators.shortcuts import apply_function
+
+_forward_low_rank: Callable[..., Tensor] = ops.forward_low_rank.default
+_dx_low_rank: Callable[..., Tensor] = ops.dx_low_rank.default
+_dx: Callable[..., Tensor] = ops.dx.default
+_dw: Callable[..., Tensor] = ops.dw.default
+_activate: Callable[..., Tensor] = ops.activate.default
+_activate_backward: Callable[..., tuple[Tensor, Tensor]] = ops.activate_backward.default
+_expert_sums: Callable[..., Tensor] = ops.expert_sums.default
+
+NAME = "lora_moe_mlp"  # in messages
+
+
+class LoraCall(NamedTuple):
+    """What a call asks for besides its tensors."""
+
+    activation: Activation
+    first: Weights
+    second: Weights
+    first_scalings: tuple[float, ...]  # of each adapter
+    second_scalings: tuple[float, ...]
+
+
+class LoraTensors(NamedTuple):
+    """The tensors of a call that may have gradients, besides those of its adapters."""
+
+    x: Tensor  # [T, H]
+    w_gate_up: Tensor
+    w_down: Tensor
+    router_weights: Tensor | None  # [T, topk]
+    gate_up_bias: Tensor | None
+    down_bias: Tensor | None
+
+
+TENSORS = len(LoraTensors._fields)
+BEFORE = 5  # arguments of the function before them
+
+
+def _adapters(call: LoraCall, factors: Sequence[Tensor]) -> tuple[list[LowRank], list[LowRank]]:
+    """Those of the first product and those of the second, from A, B, A, B, ..."""
+    scalings = call.first_scalings + call.second_scalings
+    lows = [LowRank(factors[2 * i], factors[2 * i + 1], scaling) for i, scaling in enumerate(scalings)]
+    return lows[: len(call.first_scalings)], lows[len(call.first_scalings) :]
+
+
+def _pair(lows: list[LowRank], weights: Weights, dtype: torch.dtype) -> Pair | None:
+    return pair_of(lows, dtype, TRANSPOSED in weights.options) if lows else None
+
+
+def _keeps_pairs(call: LoraCall, rows: int, t: LoraTensors, factors: Sequence[Tensor]) -> bool:
+    """Whether the backward gets the pairs of the forward instead of making them again: where they are copies, and with
+    the thin products at most an eighth of the first product, x and the output."""
+    if torch.compiler.is_compiling() or any(factor.dtype == t.x.dtype for factor in factors):
+        return False
+    ranks = sum(a.size(1) for a in factors[::2])
+    kept = sum(factor.numel() for factor in factors) + rows * ranks
+    return 8 * kept <= rows * call.first.columns(t.w_gate_up) + 2 * t.x.numel()
+
+
+def _first(
+    weights: Weights, x: Tensor, w: Tensor, pair: Pair | None, routed: Routed, bias: Tensor | None = None,
+    activation: Activation | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """The first product, activated where an activation is given, and the thin product that it read."""
+    if pair is None:
+        if activation is None:
+            return weights.from_tokens(x, w, routed), None
+        return weights.activated_from_tokens(x, w, bias, activation, routed), None
+    thin = weights.from_tokens(x, pair.a, routed)
+    words, text = routed.reads_tokens() + weights.options, "" if activation is None else activation.text()
+    return _forward_low_rank(x, w, *routed[:2], thin, pair.b, routed.topk, words, bias, text), thin
+
+
+def _second(
+    weights: Weights, act: Tensor, w: Tensor, pair: Pair | None, routed: Routed, bias: Tensor | None,
+    router_weights: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """The layer's output, and the thin product that it read."""
+    if pair is None:
+        return weights.to_output(act, w, routed, bias, router_weights), None
+    thin = weights.in_order(act, pair.a, routed)
+    if routed.positions is None:
+        words, order = PERMUTE_Y + weights.options, (*routed[:2], thin, pair.b, routed.topk)
+    else:
+        words, order = weights.options, (routed.m_sizes, None, thin, pair.b, 1)
+    return routed.summed(_forward_low_rank(act, w, *order, words, bias), router_weights, None), thin
+
+
+def _run(call: LoraCall, routed: Routed, t: LoraTensors, factors: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """The layer's output, and what its backward needs: the first product, the thin ones, and pairs that it keeps."""
+    first, second = _adapters(call, factors)
+    first_pair, second_pair = _pair(first, call.first, t.x.dtype), _pair(second, call.second, t.x.dtype)
+    pre, first_thin = _first(call.first, t.x, t.w_gate_up, first_pair, routed)
+    act = _activate(pre, t.gate_up_bias, routed.m_sizes, call.activation.text())
+    out, second_thin = _second(call.second, act, t.w_down, second_pair, routed, t.down_bias, t.router_weights)
+    kept: list[Tensor] = []
+    if _keeps_pairs(call, routed.rows(t.x), t, factors):
+        kept = [weights for pair in (first_pair, second_pair) if pair is not None for weights in pair]
+    return out, pre, first_thin, second_thin, *kept
+
+
+def _run_inference(call: LoraCall, routed: Routed, t: LoraTensors, factors: Sequence[Tensor]) -> Tensor:
+    """The same output where no backward needs the first product: the GPU may store activated rows only."""
+    first, second = _adapters(call, factors)
+    pair = _pair(first, call.first, t.x.dtype)
+    act, _ = _first(call.first, t.x, t.w_gate_up, pair, routed, t.gate_up_bias, call.activation)
+    pair = _pair(second, call.second, t.x.dtype)
+    return _second(call.second, act, t.w_down, pair, routed, t.down_bias, t.router_weights)[0]
+
+
+class LoraLayer(torch.autograd.Function):
+    """Saved for the backward are x, the first product, the routing and the thin products [M, r]. The adapters' weights
+    as the products read them are made again from the parameters, unless they are small beside the rows.
+
+    With P = X A^T and Q = dY B: Y = [X | P] [W | B]^T and dX = [dY | Q] [W ; A] are one contraction each, dA = Q^T X,
+    dB = dY^T P. The second product's rows have router weights: its Q is that of the tokens' gradient without them, dA
+    takes the weighted activation, which the pass over the rows leaves, and dB weighs the rows of P.
+    """
+
+    @staticmethod
+    def forward(
+        call: LoraCall, topk: int, m_sizes: Tensor, gather_indices: Tensor, positions: Tensor | None,
+        *arguments: Tensor,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        """`arguments` are those of LoraTensors, then A and B of each adapter."""
+        routed = Routed(m_sizes, gather_indices, topk, positions)
+        results = _run(call, routed, LoraTensors(*arguments[:TENSORS]), arguments[TENSORS:])
+        return tuple(result for result in results if result is not None)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        call, topk, m_sizes, gather_indices, positions, *arguments = inputs
+        t, factors = LoraTensors(*arguments[:TENSORS]), arguments[TENSORS:]
+        ctx.mark_non_differentiable(*output[1:])
+        if not torch.compiler.is_compiling():
+            ctx.set_materialize_grads(False)  # or the others would get gradients of zeros; Dynamo makes none
+        thin = list(output[2:])
+        first_thin = thin.pop(0) if call.first_scalings else None
+        second_thin = thin.pop(0) if call.second_scalings else None
+        rows = (*t, output[1], m_sizes, gather_indices, positions, first_thin, second_thin)
+        ctx.save_for_backward(*rows, *factors, *thin)  # what is left of the outputs are pairs
+        ctx.call, ctx.topk = call, topk
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        if gradients[0] is None:
+            return (None,) * len(ctx.needs_input_grad)
+        saved = ctx.saved_tensors
+        refuse_tangents_in_backward(NAME, gradients[0], *saved)
+        try:
+            with torch.no_grad():
+                backward = _Backward(ctx, gradients[0].contiguous(), saved)
+                found = backward.run()
+        except RuntimeError as error:
+            raise explain(error, {}) from None
+        return *(None,) * BEFORE, *once_only(NAME, found, (gradients[0], *saved))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        raise vmap_refusal(NAME)
+
+
+class _Backward:
+    """The gradients of one call, each if needed."""
+
+    def __init__(self, ctx: Any, d_out: Tensor, saved: tuple[Any, ...]) -> None:
+        self.call, self.d_out = ctx.call, d_out
+        self.t = LoraTensors(*saved[:TENSORS])
+        self.pre, m_sizes, gather_indices, positions, self.first_thin, self.second_thin, *factors = saved[TENSORS:]
+        self.routed = Routed(m_sizes, gather_indices, ctx.topk, positions)
+        count = 2 * (len(ctx.call.first_scalings) + len(ctx.call.second_scalings))
+        self.first, self.second = _adapters(ctx.call, factors[:count])
+        self.kept = [Pair(*factors[at : at + 2]) for at in range(count, len(factors), 2)]
+        self.need = LoraTensors(*ctx.needs_input_grad[BEFORE : BEFORE + TENSORS])
+        needs = ctx.needs_input_grad[BEFORE + TENSORS :]
+        middle = 2 * len(self.first)
+        self.need_first, self.need_second = any(needs[:middle]), any(needs[middle:])
+        self.tf32 = ALLOW_TF32 if ALLOW_TF32 in ctx.call.first.options else ""
+
+    def run(self) -> tuple[Tensor | None, ...]:
+        need, t, m_sizes = self.need, self.t, self.routed.m_sizes
+        d_down, d_weights, d_pre, second = self._through_second()
+        d_gate_up = d_gate_up_bias = d_down_bias = None
+        if need.gate_up_bias:
+            d_gate_up_bias = _expert_sums(d_pre, m_sizes, None, None, 1)
+        if need.down_bias:
+            d_down_bias = _expert_sums(self.d_out, *self.routed[:2], t.router_weights, self.routed.topk)
+        if need.w_gate_up:
+            d_gate_up = self.call.first.gradient_of_first(d_pre, t.x, self.routed).compute()
+        d_x, first = self._through_first(d_pre)
+        return d_x, d_gate_up, d_down, d_weights, d_gate_up_bias, d_down_bias, *first, *second
+
+    def _pair(self, lows: list[LowRank], weights: Weights) -> Pair | None:
+        if lows and self.kept:
+            return self.kept[0 if lows is self.first else -1]
+        return _pair(lows, weights, self.t.x.dtype)
+
+    def _words(self, lows: list[LowRank]) -> str:
+        """Gradients in fp32 where a parameter is."""
+        wide = self.t.x.dtype != torch.float32 and any(low.A.dtype == torch.float32 for low in lows)
+        return self.tf32 + (FLOAT32_OUTPUT if wide else "")
+
+    def _through_second(self) -> tuple[Tensor | None, Tensor | None, Tensor, list[Tensor | None]]:
+        """The gradients of w_down, the router weights, the first product, and the second's adapters."""
+        t, routed, weights, d_out = self.t, self.routed, self.call.second, self.d_out
+        words, pair, thin = routed.reads_d_out() + weights.options, self._pair(self.second, weights), None
+        if pair is None:
+            rows = weights.from_output_gradient(d_out, t.w_down, routed)  # [M, I]
+        else:
+            thin = _dx(d_out, pair.b, *routed[:2], None, routed.topk, words)  # [M, r]
+            rows = _dx_low_rank(d_out, t.w_down, *routed[:2], thin, pair.a, routed.topk, words)
+        biased = self.need.router_weights and t.down_bias is not None
+        # Which indices are in range only the weights of slots say; without them a capacity's rows need none.
+        indices = None if routed.positions is not None and t.router_weights is None else routed.gather_indices
+        d_pre, dots = _activate_backward(
+            rows, self.pre, t.gate_up_bias, routed.m_sizes, indices, t.router_weights, routed.topk,
+            d_out if biased else None, t.down_bias if biased else None, self.call.activation.text(),
+            bool(self.need.w_down or self.need_second), bool(self.need.router_weights),
+        )  # fmt: skip
+        d_weights = d_down = None
+        if self.need.router_weights:
+            assert t.router_weights is not None
+            d_weights = dots.view(t.router_weights.shape).to(t.router_weights.dtype)
+        if self.need.w_down:  # `rows` now holds the weighted activation
+            d_down = weights.gradient_of_second(d_out, rows, routed).compute()
+        d_a = d_b = None
+        if self.need_second:
+            more = self._words(self.second)
+            d_a = _dw(thin, rows, routed.m_sizes, None, None, 1, more)
+            words = routed.reads_d_out() + more + ("" if t.router_weights is None else MULTIPLY)
+            d_b = _dw(d_out, self.second_thin, *routed[:2], t.router_weights, routed.topk, words)
+        return d_down, d_weights, d_pre, split_gradients(self.second, d_a, d_b)
+
+    def _through_first(self, d_pre: Tensor) -> tuple[Tensor | None, list[Tensor | None]]:
+        """The gradients of x and of the first product's adapters."""
+        t, routed, weights = self.t, self.routed, self.call.first
+        pair = self._pair(self.first, weights)
+        if pair is None:
+            return weights.tokens_gradient(d_pre, t.w_gate_up, routed) if self.need.x else None, []
+        thin = _dx(d_pre, pair.b, routed.m_sizes, None, None, 1, weights.options)  # [M, r]
+        d_a = d_b = d_x = None
+        if self.need_first:
+            more = self._words(self.first)
+            d_a = _dw(thin, t.x, *routed[:2], None, routed.topk, PERMUTE_X + more)
+            d_b = _dw(d_pre, self.first_thin, routed.m_sizes, None, None, 1, more)
+        if self.need.x:
+            compact = routed.positions is not None
+            words = weights.options if compact else PERMUTE_X + weights.options
+            indices, topk = (None, 1) if compact else (routed.gather_indices, routed.topk)
+            d_x = _dx_low_rank(d_pre, t.w_gate_up, routed.m_sizes, indices, thin, pair.a, topk, words)
+            if compact or topk > 1:
+                d_x = routed.summed(d_x, None, None)
+        return d_x, split_gradients(self.first, d_a, d_b)
+
+
+def run_lora_layer(call: LoraCall, routed: Routed, tensors: LoraTensors, lows: Sequence[LowRank]) -> Tensor:
+    """The layer's output, with its gradients where they are wanted. `lows` are the adapters of both products."""
+    factors = [factor for low in lows for factor in (low.A, low.B)]
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*tensors, *factors)):
+        m_sizes, gather_indices, topk, positions = routed
+        arguments = (call, topk, m_sizes, gather_indices, positions, *tensors, *factors)
+        out: Tensor = apply_function(LoraLayer, *arguments)[0]
+        return out
+    return _run_inference(call, routed, tensors, factors)
