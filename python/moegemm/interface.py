@@ -316,6 +316,8 @@ def _settings(
     """What a call asks for beyond options, and the W that its product reads. `parameter` is W as the caller gave it,
     `later` the queue that dW is left to."""
     require_queue(later)
+    if later is not None:
+        W = local_weight("W", W)  # the queue hands dW to this rank's part of a DTensor
     settings = Settings(
         _numbers("kernel_config_fwd", configs[0], KernelConfigForward, options),
         _numbers("kernel_config_bwd_dX", configs[1], KernelConfigBackward_dX, options),
