@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from moegemm.expert_layer.expert_major import experts_mlp
-from moegemm.integrations.experts import say_once
+from moegemm.integrations.notices import say_once
 from moegemm.operators.weight_gradients import WeightGradients
 
 _GATED = {F.silu: "swiglu", F.gelu: "geglu"}
@@ -73,7 +73,7 @@ class MoegemmExperts(SequentialMLP):
 
     def _bias(self, layer: str) -> Tensor | None:
         found = self._parameters_of(layer, "bias")
-        return None if found[0] is None else torch.stack(found)
+        return None if found[0] is None else torch.stack(list[Tensor](found))
 
     def forward(
         self, permuted_local_hidden_states: Tensor, tokens_per_expert: Tensor, permuted_probs: Tensor
