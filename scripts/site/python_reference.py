@@ -20,7 +20,7 @@ SECTIONS = {
     "Products": ("grouped_gemm", "GroupedGemm", "grouped_gemm_forward", "grouped_gemm_dX", "grouped_gemm_dW"),
     "Kernel configs": ("KernelConfigForward", "KernelConfigBackward_dX", "KernelConfigBackward_dW"),
     "Plans and tuning": ("plan", "tune", "tuning_cache"),
-    "This installation": ("info", "load_kernels"),
+    "This installation": ("info", "load_kernels", "max_multiprocessors", "set_max_multiprocessors"),
 }
 
 

@@ -174,9 +174,12 @@ class AllToAll:
         return Dispatched(rows, ids, row_weights, state=_State(splits, order, kept_weights, m_sizes, gather_indices))
 
     def _sending(self, expert_ids: Tensor) -> Sending:
-        sort = once_per_rank if self.unique else once_per_slot
-        sending = sort(expert_ids, self.num_experts, self.ranks)
-        return sending if self.rows_per_peer is None else with_room(sending, self.rows_per_peer)
+        room = self.rows_per_peer
+        if self.unique:
+            sending = once_per_rank(expert_ids, self.num_experts, self.ranks)
+        else:
+            sending = once_per_slot(expert_ids, self.num_experts, self.ranks, room is not None)
+        return sending if room is None else with_room(sending, room)
 
     def _exchange(self, counts: Tensor, note: Tensor, number: int) -> Tensor:
         """[ranks, counts, note and number]: what each rank tells every other before rows travel."""

@@ -8,14 +8,16 @@ from typing_extensions import Unpack
 
 from moegemm.activations import Activation
 from moegemm.distributed.all_to_all import AllToAll, process_group
-from moegemm.distributed.dispatcher import Dispatcher
+from moegemm.distributed.dispatcher import Dispatched, Dispatcher
 from moegemm.distributed.gradient_scale import scaled_gradient
 from moegemm.expert_layer.function import LayerCall, run_layer
 from moegemm.expert_layer.function import LayerTensors as RowTensors
 from moegemm.expert_layer.weights import Routed, stored_weights
 from moegemm.layer import moe_mlp
 from moegemm.layer_arguments import LayerOptions, LayerTensors, Pair, token_arguments
-from moegemm.lora import LoraAdapter, lora_moe_mlp
+from moegemm.lora.function import LoraCall, LoraTensors, run_lora_layer
+from moegemm.lora.layer import Adapters, checked_adapters, lora_moe_mlp
+from moegemm.lora.low_rank import LowRank
 from moegemm.operators.derivatives import refuse_forward_mode
 from moegemm.operators.errors import explain, no_tensor, shown
 from moegemm.operators.raw import torch_allows_tf32
@@ -74,31 +76,53 @@ class _Given(NamedTuple):
     w_up: Tensor | None  # where w_gate_up is a pair
     options: ExpertParallelOptions
     parameters: tuple[Tensor | Pair, Tensor]  # the weights as they were given
+    first: list[LowRank]  # adapters of the first product
+    second: list[LowRank]
+
+    @property
+    def adapted(self) -> bool:
+        return bool(self.first or self.second)
+
+    @property
+    def drops(self) -> bool:
+        return any(low.dropout > 0.0 for low in (*self.first, *self.second))
+
+
+def _run_rows(given: _Given, sent: Dispatched) -> Tensor:
+    """What the experts make of the received rows, in their order and without the weights."""
+    _, gate_up, down, _, _, first_bias, second_bias = given.tensors
+    options, rows = given.options, sent.rows
+    tf32 = torch_allows_tf32(rows) if options.get("allow_tf32") is None else bool(options["allow_tf32"])
+    stored = stored_weights(
+        (gate_up, given.w_up, down), given.parameters, options.get("transposed", False), tf32,
+        options.get("accumulate", False),
+    )  # fmt: skip
+    routed = Routed(sent.state.m_sizes, sent.state.gather_indices, 1)
+    if given.adapted:
+        scalings = (tuple(low.scaling for low in given.first), tuple(low.scaling for low in given.second))
+        call = LoraCall(given.chosen, stored.first, stored.second, *scalings, weighted=False)
+        layer = LoraTensors(rows, stored.w_gate_up, stored.w_down, sent.row_weights, first_bias, second_bias)
+        return run_lora_layer(call, routed, layer, (*given.first, *given.second))
+    later = options.get("weight_gradients")
+    plain = LayerCall("expert_parallel_mlp", given.chosen, *stored[3:], later, weighted=False)
+    return run_layer(plain, routed, RowTensors(rows, *stored[:3], sent.row_weights, first_bias, second_bias))
 
 
 def _exactly(dispatcher: AllToAll, given: _Given) -> Tensor:
     """A row for every slot. Sums and gradients have the bits of one process with all tokens: its router weights are
     multiplied where that process would, on the way home and in the experts' backward."""
-    x, gate_up, down, ids, router_weights, first_bias, second_bias = given.tensors
-    options = given.options
-    experts = (gate_up, given.w_up, down, first_bias, second_bias)
+    x, gate_up, down, ids, router_weights, *biases = given.tensors
+    factors = [factor for low in (*given.first, *given.second) for factor in (low.A, low.B)]
+    experts = (gate_up, given.w_up, down, *biases, *factors)
     trains = any(t is not None and t.requires_grad for t in experts)
     records = torch.is_grad_enabled() and (
         trains or any(t is not None and t.requires_grad for t in (x, router_weights))
     )
     sent = dispatcher.send(x, ids, router_weights, weights_travel=records, experts_train=trains)
-    tf32 = torch_allows_tf32(x) if options.get("allow_tf32") is None else bool(options["allow_tf32"])
-    stored = stored_weights(
-        (gate_up, given.w_up, down), given.parameters, options.get("transposed", False), tf32,
-        options.get("accumulate", False),
-    )  # fmt: skip
-    call = LayerCall("expert_parallel_mlp", given.chosen, *stored[3:], options.get("weight_gradients"), weighted=False)
-    received = RowTensors(sent.rows, *stored[:3], sent.row_weights, first_bias, second_bias)
-    rows = run_layer(call, Routed(sent.state.m_sizes, sent.state.gather_indices, 1), received)
-    return dispatcher.combine_weighted_rows(rows, sent, router_weights)
+    return dispatcher.combine_weighted_rows(_run_rows(given, sent), sent, router_weights)
 
 
-def _by_parts(dispatcher: Dispatcher, given: _Given, adapters: tuple[LoraAdapter | None, LoraAdapter | None]) -> Tensor:
+def _by_parts(dispatcher: Dispatcher, given: _Given) -> Tensor:
     """Dispatch, the layer of one GPU, combine: for any dispatcher."""
     x, gate_up, down, ids, router_weights, first_bias, second_bias = given.tensors
     options = given.options
@@ -106,10 +130,11 @@ def _by_parts(dispatcher: Dispatcher, given: _Given, adapters: tuple[LoraAdapter
     described: LayerOptions = {
         "transposed": options.get("transposed", False), "gate_up_bias": first_bias, "down_bias": second_bias,
     }  # fmt: skip
-    if adapters != (None, None):
+    if given.adapted:
         rows = lora_moe_mlp(
-            sent.rows, gate_up, down, sent.expert_ids, sent.row_weights, *adapters, given.chosen, **described
-        )
+            sent.rows, gate_up, down, sent.expert_ids, sent.row_weights, given.first, given.second, given.chosen,
+            **described,
+        )  # fmt: skip
     else:
         rows = moe_mlp(
             sent.rows, gate_up if given.w_up is None else (gate_up, given.w_up), down, sent.expert_ids,
@@ -129,8 +154,8 @@ def expert_parallel_mlp(
     *,
     mesh: Any = None,
     dispatcher: Dispatcher | None = None,
-    gate_up: LoraAdapter | None = None,
-    down: LoraAdapter | None = None,
+    gate_up: Adapters = None,
+    down: Adapters = None,
     gradient_scale: float | None = None,
     **options: Unpack[ExpertParallelOptions],
 ) -> Tensor:
@@ -152,11 +177,9 @@ def expert_parallel_mlp(
     Arguments that one rank refuses, and calls that do not fit each other, raise on every rank.
     """
     chosen = _chosen_dispatcher(mesh, dispatcher, w_down)
-    adapters = gate_up, down
     try:
         given = _checked(x, w_gate_up, w_down, expert_ids, router_weights, activation, options, chosen)
-        if adapters != (None, None) and given.w_up is not None:
-            raise ValueError("w_gate_up is a pair; with adapters one tensor is accepted")
+        given = _with_adapters(given, gate_up, down, gradient_scale)
     except Exception as error:
         if hasattr(chosen, "refuse"):  # the others are waiting
             chosen.refuse(error, x)
@@ -164,10 +187,8 @@ def expert_parallel_mlp(
     if gradient_scale is not None:
         given = _scaled(given, gradient_scale)
     try:
-        if isinstance(chosen, AllToAll) and not chosen.unique and adapters == (None, None):
-            out = _exactly(chosen, given)
-        else:
-            out = _by_parts(chosen, given, adapters)
+        exact = isinstance(chosen, AllToAll) and not chosen.unique and not given.drops
+        out = _exactly(chosen, given) if exact else _by_parts(chosen, given)
     except RuntimeError as error:
         raise explain(error, given.tensors._asdict()) from None
     return out.view(x.shape)
@@ -178,7 +199,25 @@ def _scaled(given: _Given, factor: float) -> _Given:
     tensors = given.tensors
     names = ("w_gate_up", "w_down", "gate_up_bias", "down_bias")
     changed = {name: scaled_gradient(getattr(tensors, name), factor) for name in names}
-    return given._replace(tensors=tensors._replace(**changed), w_up=scaled_gradient(given.w_up, factor))
+    first, second = (
+        [low._replace(A=scaled_gradient(low.A, factor), B=scaled_gradient(low.B, factor)) for low in lows]
+        for lows in (given.first, given.second)
+    )
+    scaled = given._replace(tensors=tensors._replace(**changed), w_up=scaled_gradient(given.w_up, factor))
+    return scaled._replace(first=first, second=second)
+
+
+def _with_adapters(given: _Given, gate_up: Adapters, down: Adapters, gradient_scale: float | None) -> _Given:
+    options = given.options
+    first, second = checked_adapters(gate_up, down, given.tensors, options.get("transposed", False))
+    added = bool(options.get("accumulate") or options.get("weight_gradients"))
+    if (first or second) and (given.w_up is not None or added):
+        raise ValueError(
+            "adapters are given; with them w_gate_up is one tensor, without accumulate or weight_gradients"
+        )
+    if gradient_scale is not None and added:
+        raise ValueError("gradient_scale is given; what goes to main_grad or is computed later is not scaled")
+    return given._replace(first=first, second=second)
 
 
 def _checked(
@@ -188,6 +227,9 @@ def _checked(
     """Everything that can be refused is refused before the first collective."""
     if is_distributed(x):
         raise TypeError("x is a DTensor; the tokens of this rank are accepted: give x.to_local()")
+    unknown = [name for name in options if name not in ExpertParallelOptions.__annotations__]
+    if unknown:
+        raise TypeError(f"expert_parallel_mlp() got an unexpected keyword argument {unknown[0]!r}")
     described: Any = {name: value for name, value in options.items() if name in LayerOptions.__annotations__}
     chosen, tensors, w_up = token_arguments(x, w_gate_up, w_down, expert_ids, router_weights, activation, described)
     refuse_forward_mode("expert_parallel_mlp", *tensors)
@@ -199,4 +241,4 @@ def _checked(
     for name in ("accumulate", "weight_gradients"):
         if options.get(name) and not exact:
             raise ValueError(f"{name} is given; it needs an AllToAll dispatcher with unique=False")
-    return _Given(chosen, tensors, w_up, options, (w_gate_up, w_down))
+    return _Given(chosen, tensors, w_up, options, (w_gate_up, w_down), [], [])

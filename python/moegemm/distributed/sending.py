@@ -15,16 +15,16 @@ class Sending(NamedTuple):
     counts: Tensor  # [ranks, E of each] int64: rows for each expert; [ranks, 1] where a row goes to a rank
     gather_indices: Tensor  # [max rows]: the flat slot of each sent row
     positions: Tensor  # [T, topk]: the sent row of each slot, -1 for none
-    ranks_of_slots: Tensor  # [T, topk]: the rank of its expert; of slots without a position nobody reads it
+    ranks_of_slots: Tensor | None  # [T, topk]: of slots without a position nobody reads it; None: nobody does
     note: Tensor  # [ranks] int64: (row, expert) pairs for each rank, or rows that were left out
 
 
-def once_per_slot(expert_ids: Tensor, num_experts: int, ranks: int) -> Sending:
-    """A row for every slot, sorted by expert, which is by rank too."""
+def once_per_slot(expert_ids: Tensor, num_experts: int, ranks: int, room: bool = False) -> Sending:
+    """A row for every slot, sorted by expert, which is by rank too. With `room` it goes on to `with_room`."""
     capacity = Capacity(expert_ids.numel(), None, None)
     m_sizes, gather_indices, positions = route_within(capacity, expert_ids, num_experts)
     counts = m_sizes.view(ranks, -1).long()
-    owners = expert_ids.div(num_experts // ranks, rounding_mode="floor")
+    owners = expert_ids.div(num_experts // ranks, rounding_mode="floor") if room else None
     return Sending(counts, gather_indices, positions, owners, counts.new_zeros(ranks))
 
 
@@ -43,6 +43,7 @@ def once_per_rank(expert_ids: Tensor, num_experts: int, ranks: int) -> Sending:
 def with_room(sending: Sending, room: int) -> Sending:
     """The same with `room` places for every rank; `note` becomes how many rows this rank has left out at most."""
     counts, gather_indices, positions, owners, _ = sending
+    assert owners is not None
     ranks = counts.size(0)
     ends = counts.cumsum(1)  # within each rank
     of_ranks = ends[:, -1]
@@ -71,11 +72,13 @@ def order_of(sending: Sending, rows: int, per_slot: bool, gaps: bool) -> Order:
 
 def ids_at_target(expert_ids: Tensor, sending: Sending, order: Order, experts_of_rank: int) -> Tensor:
     """[sent rows, topk]: each row's experts as its target counts them, -1 for those of other ranks."""
+    owners = sending.ranks_of_slots
+    assert owners is not None
     tokens = order.tokens.clamp(min=0)
     slots = sending.gather_indices[: tokens.size(0)].clamp(min=0)
     if expert_ids.size(0) == 0:
         return expert_ids.new_full((tokens.size(0), expert_ids.size(1)), -1)
-    target = sending.ranks_of_slots.reshape(-1).index_select(0, slots).unsqueeze(1)
-    mine = sending.ranks_of_slots.index_select(0, tokens) == target
+    target = owners.reshape(-1).index_select(0, slots).unsqueeze(1)
+    mine = owners.index_select(0, tokens) == target
     mine &= (order.tokens >= 0).unsqueeze(1)
     return torch.where(mine, expert_ids.index_select(0, tokens) - target * experts_of_rank, -1)

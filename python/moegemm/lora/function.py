@@ -34,6 +34,7 @@ class LoraCall(NamedTuple):
     second: Weights
     first_scalings: tuple[float, ...]  # of each adapter
     second_scalings: tuple[float, ...]
+    weighted: bool = True  # as in LayerCall
 
 
 class LoraTensors(NamedTuple):
@@ -87,10 +88,13 @@ def _first(
 
 
 def _second(
-    weights: Weights, act: Tensor, w: Tensor, pair: Pair | None, routed: Routed, bias: Tensor | None,
+    call: LoraCall, act: Tensor, w: Tensor, pair: Pair | None, routed: Routed, bias: Tensor | None,
     router_weights: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The layer's output, and the thin product that it read."""
+    weights = call.second
+    if pair is None and not call.weighted:
+        return weights.to_flat(act, w, routed, bias), None
     if pair is None:
         return weights.to_output(act, w, routed, bias, router_weights), None
     thin = weights.in_order(act, pair.a, routed)
@@ -98,7 +102,8 @@ def _second(
         words, order = PERMUTE_Y + weights.options, (*routed[:2], thin, pair.b, routed.topk)
     else:
         words, order = weights.options, (routed.m_sizes, None, thin, pair.b, 1)
-    return routed.summed(_forward_low_rank(act, w, *order, words, bias), router_weights, None), thin
+    rows = _forward_low_rank(act, w, *order, words, bias)
+    return (routed.summed(rows, router_weights, None) if call.weighted else rows), thin
 
 
 def _run(call: LoraCall, routed: Routed, t: LoraTensors, factors: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
@@ -107,7 +112,7 @@ def _run(call: LoraCall, routed: Routed, t: LoraTensors, factors: Sequence[Tenso
     first_pair, second_pair = _pair(first, call.first, t.x.dtype), _pair(second, call.second, t.x.dtype)
     pre, first_thin = _first(call.first, t.x, t.w_gate_up, first_pair, routed)
     act = _activate(pre, t.gate_up_bias, routed.m_sizes, call.activation.text())
-    out, second_thin = _second(call.second, act, t.w_down, second_pair, routed, t.down_bias, t.router_weights)
+    out, second_thin = _second(call, act, t.w_down, second_pair, routed, t.down_bias, t.router_weights)
     kept: list[Tensor] = []
     if _keeps_pairs(call, routed.rows(t.x), t, factors):
         kept = [weights for pair in (first_pair, second_pair) if pair is not None for weights in pair]
@@ -120,7 +125,7 @@ def _run_inference(call: LoraCall, routed: Routed, t: LoraTensors, factors: Sequ
     pair = _pair(first, call.first, t.x.dtype)
     act, _ = _first(call.first, t.x, t.w_gate_up, pair, routed, t.gate_up_bias, call.activation)
     pair = _pair(second, call.second, t.x.dtype)
-    return _second(call.second, act, t.w_down, pair, routed, t.down_bias, t.router_weights)[0]
+    return _second(call, act, t.w_down, pair, routed, t.down_bias, t.router_weights)[0]
 
 
 class LoraLayer(torch.autograd.Function):

@@ -11,7 +11,7 @@ from moegemm.activations import Activation
 from moegemm.capacity import capacity_of
 from moegemm.expert_layer.weights import stored_weights
 from moegemm.layer import route_rows
-from moegemm.layer_arguments import LayerOptions, layer_arguments
+from moegemm.layer_arguments import LayerOptions, LayerTensors, layer_arguments
 from moegemm.lora.adapter import LoraAdapter
 from moegemm.lora.function import LoraCall, LoraTensors, run_lora_layer
 from moegemm.lora.low_rank import LowRank, require_fitting
@@ -80,6 +80,20 @@ def _listed(name: str, adapters: Any) -> list[LowRank]:
     return [adapter.low_rank() if isinstance(adapter, LoraAdapter) else adapter for adapter in given]
 
 
+def checked_adapters(
+    gate_up: Adapters, down: Adapters, tensors: LayerTensors, transposed: bool
+) -> tuple[list[LowRank], list[LowRank]]:
+    """Those of the first product and those of the second, which fit the layer's weights."""
+    experts, hidden = tensors.w_gate_up.size(0), tensors.x.size(1)
+    inner, columns = tensors.w_down.size(1 if transposed else 2), tensors.w_gate_up.size(2 if transposed else 1)
+    first, second = _listed("gate_up", gate_up), _listed("down", down)
+    for low in first:
+        require_fitting("gate_up", low, tensors.x, experts, hidden, columns)
+    for low in second:
+        require_fitting("down", low, tensors.x, experts, inner, hidden)
+    return first, second
+
+
 def lora_moe_mlp(
     x: Tensor,
     w_gate_up: Tensor,
@@ -114,13 +128,8 @@ def lora_moe_mlp(
     chosen, tensors = layer_arguments(x, w_gate_up, w_down, expert_ids, router_weights, activation, options)
     tokens, w_gate_up, w_down, ids, router_weights, gate_up_bias, down_bias = tensors
     transposed = options.get("transposed", False)
-    experts, hidden, topk = w_gate_up.size(0), tokens.size(1), ids.size(1)
-    inner, columns = w_down.size(1 if transposed else 2), w_gate_up.size(2 if transposed else 1)
-    first, second = _listed("gate_up", gate_up), _listed("down", down)
-    for low in first:
-        require_fitting("gate_up", low, tokens, experts, hidden, columns)
-    for low in second:
-        require_fitting("down", low, tokens, experts, inner, hidden)
+    experts, topk = w_gate_up.size(0), ids.size(1)
+    first, second = checked_adapters(gate_up, down, tensors, transposed)
     refuse_forward_mode("lora_moe_mlp", *tensors, *(t for low in (*first, *second) for t in (low.A, low.B)))
     tf32 = torch_allows_tf32(tokens)
     dropping = any(low.dropout > 0.0 for low in (*first, *second))

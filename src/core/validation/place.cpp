@@ -36,11 +36,10 @@ Call place(const Description& description, const TensorView& first_view,
   const Argument m_sizes{"m_sizes", routing.m_sizes};
   const Argument out{output_name(problem.op, words), out_view};
   const Argument starts{"starts", routing.starts};
+  const Argument* const inputs[] = {&first, &second, &m_sizes, &starts};
+  for (const Argument* input : inputs) require_memory(*input);
   require_memory(out);
-  for (const Argument* input : {&first, &second, &m_sizes, &starts}) {
-    require_memory(*input);
-    require_disjoint(out, *input);
-  }
+  for (const Argument* input : inputs) require_disjoint(out, *input);
 
   forward ? point_at(first_view, operands.x, operands.x_stride)
           : point_at(first_view, operands.dy, operands.dy_stride);

@@ -43,10 +43,7 @@ void run_dx(const KernelTable& kernels, DxPath path, const Problem& problem,
            (path == DxPath::kAdaptive && expert_rows <= kMaxRowsInPlace);
   };
 
-  std::int64_t active = 0;
-  for (std::int64_t e = 0; e < problem.experts; ++e) active += locator.size(e) > 0 ? 1 : 0;
-  // A block of few rows still costs the reading of its weights, about six rows of arithmetic.
-  const std::int64_t cost = locator.rows() + active * 6;
+  const std::int64_t cost = locator.cost();
   const std::int64_t share = balanced_share(cost * problem.k, workers);
   const std::int64_t packed_rows =
       std::clamp(share / kMaxPackedCols, kMinPackedRows, RowBlock::kMaxRows);

@@ -18,6 +18,13 @@ constexpr std::int64_t kMinRowBlock = 48;
 constexpr std::int64_t kMinWeightRows = 64;
 constexpr std::int64_t kMaxWeightRows = 256;
 
+/// In whole tiles: one of five rows takes nearly as long as one of six.
+std::int64_t most_rows_of_block(std::int64_t row_bytes, std::int64_t tile_rows) {
+  const std::int64_t rows =
+      std::clamp(kRowBlockBytes / row_bytes, kMinRowBlock, RowBlock::kMaxRows - tile_rows + 1);
+  return (rows + tile_rows - 1) / tile_rows * tile_rows;
+}
+
 }  // namespace
 
 void run_forward(const KernelTable& kernels, const Problem& problem, const Operands& operands,
@@ -27,17 +34,9 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
   // Nobody needs memory under a tail that is left alone.
   if (problem.tails == Tails::kZero) prepare_output_pages(output_span(problem, operands), context);
   const RowLocator locator(problem, operands);
-  // In whole tiles: one of five rows takes nearly as long as one of six.
   const std::int64_t tile_rows = kernels.dot_rows;
-  const std::int64_t max_rows = (std::clamp(kRowBlockBytes / (problem.k * element), kMinRowBlock,
-                                            RowBlock::kMaxRows - tile_rows + 1) +
-                                 tile_rows - 1) /
-                                tile_rows * tile_rows;
-  // A block of few rows still costs the reading of its weights, about six rows of arithmetic.
-  std::int64_t cost = 0;
-  for (std::int64_t e = 0; e < problem.experts; ++e) {
-    if (locator.size(e) > 0) cost += locator.size(e) + 6;
-  }
+  const std::int64_t max_rows = most_rows_of_block(problem.k * element, tile_rows);
+  const std::int64_t cost = locator.cost();
   const double operations = static_cast<double>(cost) * problem.n * problem.k;
   const int workers = worthwhile_workers(context, operations);
   const std::int64_t share =

@@ -74,8 +74,7 @@ def test_output_and_gradients_have_the_bits_of_one_process(ranks, size, dtype, o
 
 
 def lora_differences(dtype_name: str, of_dispatcher: dict) -> list[str]:
-    """The same for adapters beside frozen experts. A token's gradient comes back as one sum over base and adapters, so
-    that it is rounded once less than in one process."""
+    """The same for adapters beside frozen experts."""
     rank, size = dist.get_rank(), dist.get_world_size()
     dtype = DTYPES[dtype_name]
     layer = build(BY_NAME["biases"], size, dtype)
@@ -102,11 +101,10 @@ def lora_differences(dtype_name: str, of_dispatcher: dict) -> list[str]:
 
     expected = called(moegemm.lora_moe_mlp, slice(None), slice(None), whole)
     found = called(expert_parallel_mlp, tokens, experts, mine, dispatcher=AllToAll(None, 8, **of_dispatcher))
-    wrong = [name for name, a, b in zip(("out", "d weights"), found, expected, strict=False) if not same(a, b[tokens])]
+    named = zip(("out", "d weights", "d x"), found, expected, strict=False)
+    wrong = [name for name, a, b in named if not same(a, b[tokens])]
     pairs = zip(found[3], expected[3], strict=True)
-    wrong += [f"adapter {i}" for i, (a, b) in enumerate(pairs) if not same(a, b[experts])]
-    error = (found[2].double() - expected[2][tokens].double()).norm() / expected[2].double().norm()
-    return wrong if error < (1e-6 if dtype_name == "fp32" else 1e-2) else [*wrong, f"d x: {error}"]
+    return wrong + [f"adapter {i}" for i, (a, b) in enumerate(pairs) if not same(a, b[experts])]
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -1,11 +1,14 @@
 """DeepSpeed AutoEP's experts on moegemm beside their own code, ZeRO around the layer, and axolotl's entry."""
 
 import gc
+import os
+import socket
 import weakref
 
 import moegemm
 import pytest
 import torch
+from distributed.test_sharding import batch, model, part_of, train
 from moegemm.integrations import axolotl, deepspeed
 from tiny_models import build, experts_of, routing
 
@@ -88,6 +91,39 @@ def saved_tensors(out: torch.Tensor) -> list[torch.Tensor]:
         found += [t for t in getattr(node, "saved_tensors", ()) if t is not None]
         waiting += [following for following, _ in node.next_functions]
     return found
+
+
+def with_zero(stage: int, port: int) -> list[float]:
+    """Losses of this rank in three clipped steps of DeepSpeed's engine around our layer."""
+    os.environ.update(DS_ACCELERATOR="cpu", MASTER_PORT=str(port))
+    import deepspeed as engine_of
+
+    layers = model()
+    configuration = {
+        "train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0.5, "zero_allow_untested_optimizer": True,
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
+    }  # fmt: skip
+    optimizer = torch.optim.AdamW(layers.parameters(), lr=1e-2)
+    engine, *_ = engine_of.initialize(model=layers, optimizer=optimizer, config=configuration, dist_init_required=False)
+    losses = []
+    for step in range(3):
+        loss = engine(part_of(batch(step))).square().mean()
+        engine.backward(loss)
+        engine.step()
+        losses.append(float(loss))
+    return losses
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_zero_around_the_layer_trains_as_one_process(ranks, stage):
+    pytest.importorskip("deepspeed", reason="deepspeed is not installed")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    first, second = ranks(2).run(with_zero, stage, port)
+    expected = [float(loss) for loss in train(model(), 3, lambda x: x)]
+    found = [(a + b) / 2 for a, b in zip(first, second, strict=True)]
+    assert found == pytest.approx(expected, rel=1e-4)
 
 
 def test_axolotls_entry_sums_the_experts_of_this_rank():

@@ -128,6 +128,8 @@ def disagreements() -> dict[str, str]:
             lambda call=call: call(ids=ids[:, :1], weights=weights[:, :1]) if odd else call()
         )
         told[f"after {room}"] = str(call().shape == x.shape)
+    stacks = w_gate_up, w_down
+    told["keyword"] = refusal(lambda: expert_parallel_mlp(x, *stacks, ids, weights, dispatcher=dispatcher, max_rows=3))
     sent = dispatcher.dispatch(x, ids, weights)
     dispatcher.combine(sent.rows, sent)
     told["twice"] = refusal(lambda: dispatcher.combine(sent.rows, sent))
@@ -149,6 +151,7 @@ def test_every_rank_is_told_what_is_wrong_with_one(ranks):
             assert "w_down is fp32[4, 5, 20]" in of_rank[f"refused {room}"]
             assert ("rank 1 of the expert-parallel group refused" in of_rank[f"refused {room}"]) == (rank == 0)
             assert of_rank[f"after {room}"] == "True"
+        assert "unexpected keyword argument 'max_rows'" in of_rank["keyword"]
         assert "one combine per dispatch" in of_rank["twice"]
         assert "the rows that were dispatched" in of_rank["other rows"]
         assert "mesh and dispatcher are None" in of_rank["nobody"]

@@ -327,7 +327,6 @@ void forward_task(const ForwardTask& task) {
       const T* row = weight_row_ahead<T>(task, n + 8 + j);
       if (row != nullptr) ahead[ahead_rows++] = row;
     }
-
     // Many tiles: a few lines before each. Inside the loops of the first tiles alone they would
     // queue for the memory before the lines that those tiles need from L2.
     LinePrefetch<Isa, T> few_lines(ahead, ahead_rows, task.k,

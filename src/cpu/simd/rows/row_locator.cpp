@@ -1,5 +1,7 @@
 #include "cpu/simd/rows/row_locator.h"
 
+#include <algorithm>
+
 #include "cpu/element_type.h"
 
 namespace moegemm::cpu::simd {
@@ -18,6 +20,12 @@ RowLocator::RowLocator(const Problem& problem, const Operands& operands)
       for (std::int64_t row = gap.begin; row < gap.end; ++row) unwritten_.push_back(row);
     }
   }
+}
+
+std::int64_t RowLocator::cost() const {
+  return rows() + 6 * std::ranges::count_if(segments_.segments, [](const SegmentList::Segment& s) {
+                    return s.size() > 0;
+                  });
 }
 
 /// -1: none.

@@ -18,6 +18,9 @@ class RowLocator {
   std::int64_t size(std::int64_t expert) const { return segments_[expert].size(); }
   /// In all segments together.
   std::int64_t rows() const { return segments_.routed; }
+  /// Of a row GEMM, in rows of arithmetic: a block of few rows still costs the reading of its
+  /// weights, about six of them.
+  std::int64_t cost() const;
 
   struct Row {
     const char* source = nullptr;  ///< X (forward, dW) or dY (dX); null: zeros

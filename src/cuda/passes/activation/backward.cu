@@ -6,15 +6,11 @@
 #include "cuda/backend/launch.h"
 #include "cuda/backend/loading.h"
 #include "cuda/backend/segment_params.h"
-#include "cuda/device/activation_math.cuh"
-#include "cuda/passes/activation/gate_packs.cuh"
+#include "cuda/passes/activation/backward_rows.cuh"
 #include "cuda/passes/activation/kernel_choice.h"
 #include "cuda/passes/activation/limits.h"
-#include "cuda/passes/activation/row_experts.cuh"
 #include "cuda/passes/alignment.h"
-#include "cuda/passes/block_sums.cuh"
 #include "cuda/passes/passes.h"
-#include "cuda/passes/thread_ring.cuh"
 
 /// The gradient of an activation, its weighted value and the gradient of the weight, in one pass. A
 /// block has a few consecutive rows, whose strips of 256 columns its warps share. Dot products are
@@ -24,221 +20,7 @@
 namespace moegemm::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
-/// Of 64 registers each. Older GPUs take a few more, and three blocks fit; fp32 takes some 100.
-constexpr int kBlocksPerMultiprocessor = 4;
-template <typename T>
-constexpr int least_resident_blocks() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-  return 3;
-#else
-  return sizeof(T) == 2 ? kBlocksPerMultiprocessor : 2;
-#endif
-}
-/// The same for segments anywhere, whose loop keeps more.
-template <typename T>
-constexpr int least_resident_segment_blocks() {
-  return sizeof(T) == 2 ? least_resident_blocks<T>() - 1 : 1;
-}
-/// 144 bytes in flight for each of 1024 threads on a multiprocessor: five times what hides the
-/// latency of HBM (4.2 TB/s * 0.9 us over 132 of them: 29 KB each), so that warps may compute. With
-/// more, what a block looks up before its first row waits longer in line.
-constexpr int kStages = 3;
-/// Strips of a block, unless one row has more. Blocks look up their rows and add m_sizes before the
-/// first of them, and with a bias a warp should meet its columns in some rows; but with few strips
-/// what all blocks work on at one time lies close together, and the last of them end together. Over
-/// six models an H200 reached 0.92 to 0.96 of its copy bandwidth with 48, 0.89 to 0.96 with 96 and
-/// 0.64 to 0.96 with 16.
-constexpr int kStripsOfBlock = 48;
-constexpr int kMostRows = kStripsOfBlock;
-static_assert(kMostRows <= kThreads);  // each is looked up by a thread of its own
-constexpr int kMostStrips = 4096;      // of a row: dot products are kept in shared memory
-
-struct BackwardArguments {
-  Floats pre;
-  Floats bias;  // of pre's dtype, as d_out and down_bias
-  Floats d_act;
-  Floats d_out;
-  Floats down_bias;
-  Floats d_pre;
-  Floats weighted_act;
-  Floats d_weights;           // [flat_rows]
-  Floats weights;             // [flat_rows]
-  IndexArray gather_indices;  // [rows], or null
-  SegmentParams segments;
-  int rows;
-  int flat_rows;  // indices are below it
-  int topk;
-  int activated;
-  int hidden;
-  int hidden_strips;  // of d_out and down_bias by 16-byte accesses; 0: none, or element by element
-  int group_rows;     // consecutive rows of a block
-  int strips;         // in a row
-  Activation activation;
-  GateColumns columns;
-};
-
-/// What a block knows of one of its rows.
-struct Row {
-  int flat;   // -1: zero in every output
-  int token;  // of d_out
-  int expert;
-  float weight;
-};
-
-/// The index of a row, as it was loaded.
-__device__ __forceinline__ IndexArray::Fetched fetch_index(const BackwardArguments& a,
-                                                           int position) {
-  if (a.gather_indices.data) return a.gather_indices.fetch(position);
-  return {.low = static_cast<unsigned>(position), .high = 0};
-}
-
-/// The parts of a row that do not depend on m_sizes.
-__device__ __forceinline__ Row look_up(const BackwardArguments& a, int flat) {
-  Row row = {flat, flat / a.topk, 0, 1.0f};
-  if (row.flat >= 0 && a.weights.data) row.weight = a.weights.load(row.flat);
-  return row;
-}
-
-/// The rest of it.
-__device__ __forceinline__ void place(const BackwardArguments& a, const int* row_prefix,
-                                      int position, Row& row) {
-  if (position >= row_prefix[a.segments.experts]) {
-    row.flat = -1;
-  } else if (a.bias.data || a.down_bias.data) {
-    row.expert = expert_of(row_prefix, a.segments.experts, position);
-  }
-}
-
-/// Where a row starts. In 32 bits a stride is one instruction.
-__device__ __forceinline__ std::int64_t start_of(int row, const Floats& matrix) {
-  return std::int64_t{row} * static_cast<int>(matrix.stride);
-}
-
-/// This lane's part of <d_out[token], down_bias[expert]>, element by element.
-__device__ float bias_share(const BackwardArguments& a, const Row& row) {
-  const std::int64_t d_out = row.token * a.d_out.stride;
-  const std::int64_t bias = row.expert * a.down_bias.stride;
-  float sum = 0.0f;
-  for (int c = threadIdx.x % 32; c < a.hidden; c += 32) {
-    sum = fmaf(a.d_out.load(d_out + c), a.down_bias.load(bias + c), sum);
-  }
-  return sum;
-}
-
-/// A lane's place in its warp's share of the strips of a block's rows: down the rows of one strip,
-/// then of the next. What depends on the column is at hand for the next row then, as the bias is.
-struct Cursor {
-  int row;
-  int column;
-
-  __device__ __forceinline__ void advance(int rows) {
-    if (++row == rows) {
-      row = 0;
-      column += kStripColumns;
-    }
-  }
-};
-
-/// <d_out[token], down_bias[expert]> of each strip of 256 columns and each of a block's rows. A
-/// warp goes down the rows of a strip, whose experts are the same for the most part: the bias then
-/// comes from L1.
-template <typename T>
-__device__ __forceinline__ void dot_biases(const BackwardArguments& a, const Row* rows, int count,
-                                           float* dots) {
-  constexpr int kTogether = 3;  // in flight
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int tasks = count * a.hidden_strips;
-  const int begin = tasks * warp / kWarps, end = tasks * (warp + 1) / kWarps;
-  Cursor at = {begin % count, begin / count * kStripColumns + lane * kPackElems};
-  for (int task = begin; task < end; task += kTogether) {
-    Pack<T> gradients[kTogether] = {}, biases[kTogether] = {};
-#pragma unroll
-    for (int j = 0; j < kTogether; ++j, at.advance(count)) {
-      const Row row = rows[at.row];
-      if (task + j < end && row.flat >= 0 && at.column < a.hidden) {
-        gradients[j] = load_shared_pack(static_cast<const T*>(a.d_out.data) +
-                                        start_of(row.token, a.d_out) + at.column);
-        biases[j] = load_shared_pack(static_cast<const T*>(a.down_bias.data) +
-                                     start_of(row.expert, a.down_bias) + at.column);
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kTogether; ++j) {
-      float gradient[kPackElems], value[kPackElems], sum = 0.0f;
-      unpack(gradients[j], gradient);
-      unpack(biases[j], value);
-#pragma unroll
-      for (int i = 0; i < kPackElems; ++i) {
-        sum = fmaf(gradient[i], value[i], sum);
-      }
-      sum = warp_sum(sum);
-      if (lane == 0 && task + j < end) dots[task + j] = sum;
-    }
-  }
-}
-
-template <typename T, GateLayout L>
-using Ring = ThreadRing<T, GatePacks<T, L>::kPacks + 1, kThreads, kStages>;
-
-/// The elements of a lane in one part of its strip, from its first column on: makes and stores
-/// their gradients and weighted values, and returns `sum` + <d_act, act>.
-template <ActivationFunction F, typename T, GateLayout L>
-__device__ __forceinline__ float backward_part(const BackwardArguments& a, const Row& row,
-                                               int position, int part, int column,
-                                               const GatePacks<T, L>& packs,
-                                               const GatePacks<T, L>& bias,
-                                               const Pack<T>& gradients, float sum) {
-  using Packs = GatePacks<T, L>;
-  float gate[Packs::kElems] = {}, up[Packs::kElems] = {}, gradient[Packs::kElems] = {};
-  if (row.flat >= 0) {
-    packs.split(part, gate, up);
-    Packs::split_activated(gradients, part, gradient);
-    if (a.bias.data) bias.add_to(part, gate, up);
-#pragma unroll
-    for (int i = 0; i < Packs::kElems; ++i) {
-      const Activated value =
-          evaluate<F, Packs::kGated>(a.activation, gate[i], Packs::kGated ? up[i] : 0.0f);
-      sum = fmaf(gradient[i], value.act, sum);
-      const float weighted = row.weight * gradient[i];
-      gate[i] = weighted * value.d_gate;
-      if constexpr (Packs::kGated) up[i] = weighted * value.d_up;
-      gradient[i] = row.weight * value.act;
-    }
-  }
-  Packs::store(a.d_pre.data, a.d_pre.dtype == DType::kFloat32, start_of(position, a.d_pre), column,
-               a.activated, gate, up);
-  if (a.weighted_act.data) {
-    Packs::store_activated(a.weighted_act.data, a.weighted_act.dtype == DType::kFloat32,
-                           start_of(position, a.weighted_act), column, gradient);
-  }
-  return sum;
-}
-
-/// The weights' gradients of a block's rows, from the dot products of their strips.
-__device__ __forceinline__ void store_d_weights(const BackwardArguments& a, const Row* rows,
-                                                int count, const float* dots) {
-  const auto dot = [&](int r) {
-    float sum = 0.0f;
-    for (int strip = 0; strip < a.strips + a.hidden_strips; ++strip) {
-      sum += dots[strip * count + r];
-    }
-    return sum;
-  };
-  if (!a.down_bias.data || a.hidden_strips > 0) {
-    const int r = static_cast<int>(threadIdx.x);
-    if (r < count && rows[r].flat >= 0) a.d_weights.store(rows[r].flat, dot(r));
-    return;
-  }
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  for (int r = warp; r < count; r += kWarps) {
-    const Row row = rows[r];
-    if (row.flat < 0) continue;
-    const float share = warp_sum(bias_share(a, row));
-    if (lane == 0) a.d_weights.store(row.flat, dot(r) + share);
-  }
-}
+using namespace activation_gradient;
 
 /// Segments that follow one another, and zeros after them. Shared memory: the ring, the rows, the
 /// dot products of their strips and of those of their biases, the experts' prefix sums.
@@ -341,8 +123,7 @@ struct BackwardShared {
         places(row_prefix + a.segments.experts + 1) {}
 };
 
-/// Positions [first, first + count) of segments anywhere. Out of line: what the loop around it
-/// keeps would take the registers of what it keeps in flight.
+/// Positions [first, first + count) of segments anywhere.
 template <ActivationFunction F, typename T, GateLayout L>
 __device__ __forceinline__ void backward_group(const BackwardArguments& a, uint4* memory, int first,
                                                int count) {
@@ -513,6 +294,56 @@ std::int64_t rows_of_block(std::int64_t rows, std::int64_t strips, std::int64_t 
       std::min<std::int64_t>(kMostRows, (rows + resident_blocks - 1) / resident_blocks);
   return std::clamp<std::int64_t>(kStripsOfBlock / strips, 1, most);
 }
+/// The same where blocks stay: as many as end together.
+std::int64_t rows_of_turn(std::int64_t rows, std::int64_t strips, std::int64_t resident_blocks) {
+  const std::int64_t most = std::clamp<std::int64_t>(kStripsOfBlock / strips, 1, kMostRows);
+  const std::int64_t turns = (rows + most * resident_blocks - 1) / (most * resident_blocks);
+  return (rows + turns * resident_blocks - 1) / (turns * resident_blocks);
+}
+
+/// How a launch cuts its rows.
+struct BackwardShape {
+  bool packed;            ///< by 16-byte accesses
+  bool simple;            ///< segments that follow one another, and zeros after them
+  std::int64_t planned;   ///< rows that blocks are made for
+  std::int64_t resident;  ///< blocks on the GPU at one time
+  std::int64_t strips;    ///< of a row
+  std::int64_t hidden_strips;
+  std::int64_t group;  ///< rows of a block at a time
+  int shared_bytes;
+};
+
+BackwardShape shape_of(const ActivationGradientInputs& in, const RoutingView& routing,
+                       const Activation& activation, const ActivationGradientOutputs& out) {
+  const std::int64_t rows = in.pre.shape[0], activated = in.d_act.shape[1];
+  const std::int64_t hidden = in.d_out.given() ? in.d_out.shape[1] : 0;
+  const int multiprocessors = device_facts(in.pre.device.index)->multiprocessors;
+  BackwardShape shape = {};
+  shape.strips = (activated + kStripColumns - 1) / kStripColumns;
+  shape.packed = activated % kPackElems == 0 && in.d_act.dtype == in.pre.dtype &&
+                 is_packed(in.pre) && is_packed(in.d_act) && packed_if_given(in.bias) &&
+                 is_packed(out.d_pre) && packed_if_given(out.weighted_act) && shape.strips > 0 &&
+                 shape.strips <= kMostStrips;
+  shape.simple = shape.packed && is_packed_with_zeros(routing);
+  shape.resident = (kBlocksPerMultiprocessor - (shape.packed && !shape.simple)) * multiprocessors;
+  shape.planned = std::max<std::int64_t>(planned_rows(routing, rows), 1);
+  shape.group = !shape.packed  ? 1
+                : shape.simple ? rows_of_block(rows, shape.strips, shape.resident)
+                               : rows_of_turn(shape.planned, shape.strips, shape.resident);
+  const std::int64_t hidden_strips = (hidden + kStripColumns - 1) / kStripColumns;
+  const bool packed_hidden = shape.packed && hidden % kPackElems == 0 &&
+                             packed_if_given(in.d_out) && packed_if_given(in.down_bias) &&
+                             hidden_strips <= kMostStrips;
+  shape.hidden_strips = packed_hidden ? hidden_strips : 0;
+  const std::int64_t dots = shape.strips + shape.hidden_strips;
+  const std::int64_t of_row = sizeof(Row) + dots * sizeof(float);
+  if (shape.packed) {
+    shape.shared_bytes =
+        ring_bytes(kStages, size_bytes(in.pre.dtype), activation.gated() ? 3 : 2, kThreads) +
+        static_cast<int>(shape.group * of_row);
+  }
+  return shape;
+}
 
 }  // namespace
 
@@ -523,39 +354,19 @@ void CudaPasses::activate_backward(const ActivationGradientInputs& in, const Rou
   const PassLaunch on(in.pre.device, context);
   const std::int64_t rows = in.pre.shape[0], activated = in.d_act.shape[1];
   const std::int64_t flat_rows = flat_rows_of(routing, out, rows);
-  const auto clear_d_weights = [&] {
-    if (!out.d_weights.given()) return;
-    // All zero bits are zero in every floating dtype.
+  if (out.d_weights.given()) {  // all zero bits are zero in every floating dtype
     cuda::check(
         cudaMemsetAsync(out.d_weights.data, 0,
                         static_cast<std::size_t>(flat_rows * size_bytes(out.d_weights.dtype)),
                         on.stream),
         "clear d_weights for activate_backward");
-  };
-  if (rows == 0) return clear_d_weights();
+  }
+  if (rows == 0) return;
   const std::int64_t experts = routing.m_sizes.shape[0];
   const std::int64_t hidden = in.d_out.given() ? in.d_out.shape[1] : 0;
-  const std::int64_t strips = (activated + kStripColumns - 1) / kStripColumns;
-  const bool packed = activated % kPackElems == 0 && in.d_act.dtype == in.pre.dtype &&
-                      is_packed(in.pre) && is_packed(in.d_act) && packed_if_given(in.bias) &&
-                      is_packed(out.d_pre) && packed_if_given(out.weighted_act) && strips > 0 &&
-                      strips <= kMostStrips;
-  const DeviceFacts* facts = device_facts(in.pre.device.index);
-  const std::int64_t resident = kBlocksPerMultiprocessor * facts->multiprocessors;
-  const std::int64_t planned = std::max<std::int64_t>(planned_rows(routing, rows), 1);
-  const std::int64_t group = packed ? rows_of_block(planned, strips, resident) : 1;
-  const std::int64_t all_hidden_strips = (hidden + kStripColumns - 1) / kStripColumns;
-  const bool packed_hidden = packed && hidden % kPackElems == 0 && packed_if_given(in.d_out) &&
-                             packed_if_given(in.down_bias) && all_hidden_strips <= kMostStrips;
-  const std::int64_t hidden_strips = packed_hidden ? all_hidden_strips : 0;
-  const std::int64_t dots = strips + hidden_strips;
-  const int shared_bytes =
-      packed ? ring_bytes(kStages, size_bytes(in.pre.dtype), activation.gated() ? 3 : 2, kThreads) +
-                   static_cast<int>(group *
-                                    static_cast<std::int64_t>(sizeof(Row) + dots * sizeof(float)))
-             : 0;
+  const BackwardShape shape = shape_of(in, routing, activation, out);
   require_activation_limits(std::max(rows, flat_rows), std::max(in.pre.shape[1], hidden), experts,
-                            shared_bytes, in.pre.device);
+                            shape.shared_bytes, in.pre.device);
   BackwardArguments arguments = {
       .pre = floats_of(in.pre),
       .bias = floats_of(in.bias),
@@ -573,21 +384,20 @@ void CudaPasses::activate_backward(const ActivationGradientInputs& in, const Rou
       .topk = static_cast<int>(routing.topk),
       .activated = static_cast<int>(activated),
       .hidden = static_cast<int>(hidden),
-      .hidden_strips = static_cast<int>(hidden_strips),
-      .group_rows = static_cast<int>(group),
-      .strips = static_cast<int>(strips),
+      .hidden_strips = static_cast<int>(shape.hidden_strips),
+      .group_rows = static_cast<int>(shape.group),
+      .strips = static_cast<int>(shape.strips),
       .activation = activation,
       .columns = gate_columns(activation, activated),
   };
-  clear_d_weights();
   void* parameters[] = {&arguments};
   const auto blocks_for = [&](std::int64_t count) {
-    return dim3(static_cast<unsigned>((count + group - 1) / group));
+    return dim3(static_cast<unsigned>((count + shape.group - 1) / shape.group));
   };
-  if (packed && is_packed_with_zeros(routing)) {
+  const int shared_bytes = shape.shared_bytes + row_prefix_bytes(experts);
+  if (shape.simple) {
     launch({for_dtype_and_layout(in.pre.dtype, activation.layout, PackedKernel()),
-            "activate_backward (packs)", blocks_for(rows), dim3(kThreads),
-            shared_bytes + row_prefix_bytes(experts)},
+            "activate_backward (packs)", blocks_for(rows), dim3(kThreads), shared_bytes},
            parameters, on.stream);
     return;
   }
@@ -595,16 +405,16 @@ void CudaPasses::activate_backward(const ActivationGradientInputs& in, const Rou
     zero_gaps(out.d_pre, routing, context);
     if (out.weighted_act.given()) zero_gaps(out.weighted_act, routing, context);
   }
-  if (!packed) {
-    const std::int64_t blocks = std::min((planned + kWarps - 1) / kWarps, resident);
+  if (!shape.packed) {
+    const std::int64_t blocks = std::min((shape.planned + kWarps - 1) / kWarps, shape.resident);
     launch({reinterpret_cast<const void*>(&backward_elements), "activate_backward (elements)",
-            dim3(static_cast<unsigned>(blocks)), dim3(kThreads), row_prefix_bytes(experts)},
+            dim3(static_cast<unsigned>(blocks)), dim3(kThreads), shared_bytes},
            parameters, on.stream);
     return;
   }
   launch({for_dtype_and_layout(in.pre.dtype, activation.layout, SegmentKernel()),
-          "activate_backward (segments)", blocks_for(planned), dim3(kThreads),
-          shared_bytes + row_prefix_bytes(experts) + static_cast<int>(group * sizeof(int))},
+          "activate_backward (segments)", blocks_for(shape.planned), dim3(kThreads),
+          shared_bytes + static_cast<int>(shape.group * static_cast<std::int64_t>(sizeof(int)))},
          parameters, on.stream);
 }
 

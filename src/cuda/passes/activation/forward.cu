@@ -231,6 +231,19 @@ __global__ void __launch_bounds__(kThreads) activate_elements(const ActivateArgu
   }
 }
 
+/// Rows of a warp's strip, where all warps together have so many strips of rows.
+std::int64_t rows_of_warp(std::int64_t strips, std::int64_t resident_warps, bool bias) {
+  const std::int64_t warps = resident_warps * kWaves;
+  return std::clamp<std::int64_t>((strips + warps - 1) / warps, 1, most_rows(bias));
+}
+/// The same where warps stay: as many as end together.
+std::int64_t rows_of_turn(std::int64_t strips, std::int64_t resident_warps) {
+  const std::int64_t most = most_rows(true) * resident_warps;
+  const std::int64_t turns = std::max<std::int64_t>((strips + most - 1) / most, 1);
+  const std::int64_t warps = turns * resident_warps;
+  return std::max<std::int64_t>((strips + warps - 1) / warps, 1);
+}
+
 struct PackedKernel {
   template <typename T, GateLayout L>
   const void* operator()() const {
@@ -262,9 +275,9 @@ void CudaPasses::activate(const TensorView& pre, const TensorView& bias, const R
   const std::int64_t resident =
       kBlocksPerMultiprocessor * device_facts(pre.device.index)->multiprocessors;
   const std::int64_t strips = (activated + kStripColumns - 1) / kStripColumns;
-  const std::int64_t warps_at_most = resident * kWaves * kWarps;
-  const std::int64_t group = std::clamp<std::int64_t>(
-      (planned * strips + warps_at_most - 1) / warps_at_most, 1, most_rows(bias.given()));
+  const bool simple = is_packed_with_zeros(routing) && !routing.router_weights.given();
+  const std::int64_t group = simple ? rows_of_warp(rows * strips, resident * kWarps, bias.given())
+                                    : rows_of_turn(planned * strips, resident * kWarps);
   const std::int64_t tasks = (rows + group - 1) / group * strips;
   const bool packed = activated % kPackElems == 0 && is_16_byte_aligned(pre) &&
                       is_16_byte_aligned(act) && (!bias.given() || is_16_byte_aligned(bias)) &&
@@ -288,7 +301,6 @@ void CudaPasses::activate(const TensorView& pre, const TensorView& bias, const R
       .weights = floats_of(routing.router_weights),
   };
   void* parameters[] = {&arguments};
-  const bool simple = is_packed_with_zeros(routing) && !routing.router_weights.given();
   if (packed && simple) {
     launch({for_dtype_and_layout(pre.dtype, activation.layout, PackedKernel()), "activate_packs",
             dim3(static_cast<unsigned>((tasks + kWarps - 1) / kWarps)), dim3(kThreads),
@@ -305,7 +317,8 @@ void CudaPasses::activate(const TensorView& pre, const TensorView& bias, const R
            parameters, on.stream);
     return;
   }
-  const std::int64_t blocks = ((planned + group - 1) / group * strips + kWarps - 1) / kWarps;
+  const std::int64_t blocks =
+      std::min(((planned + group - 1) / group * strips + kWarps - 1) / kWarps, resident);
   launch({for_dtype_and_layout(pre.dtype, activation.layout, SegmentKernel()), "activate_segments",
           dim3(static_cast<unsigned>(std::max<std::int64_t>(blocks, 1))), dim3(kThreads),
           shared_bytes + row_prefix_bytes(experts)},
