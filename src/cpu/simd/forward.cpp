@@ -18,6 +18,13 @@ constexpr std::int64_t kMinRowBlock = 48;
 constexpr std::int64_t kMinWeightRows = 64;
 constexpr std::int64_t kMaxWeightRows = 256;
 
+/// In whole tiles: one of five rows takes nearly as long as one of six.
+std::int64_t most_rows_of_block(std::int64_t row_bytes, std::int64_t tile_rows) {
+  const std::int64_t rows =
+      std::clamp(kRowBlockBytes / row_bytes, kMinRowBlock, RowBlock::kMaxRows - tile_rows + 1);
+  return (rows + tile_rows - 1) / tile_rows * tile_rows;
+}
+
 }  // namespace
 
 void run_forward(const KernelTable& kernels, const Problem& problem, const Operands& operands,
@@ -27,12 +34,8 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
   // Nobody needs memory under a tail that is left alone.
   if (problem.tails == Tails::kZero) prepare_output_pages(output_span(problem, operands), context);
   const RowLocator locator(problem, operands);
-  // In whole tiles: one of five rows takes nearly as long as one of six.
   const std::int64_t tile_rows = kernels.dot_rows;
-  const std::int64_t max_rows = (std::clamp(kRowBlockBytes / (problem.k * element), kMinRowBlock,
-                                            RowBlock::kMaxRows - tile_rows + 1) +
-                                 tile_rows - 1) /
-                                tile_rows * tile_rows;
+  const std::int64_t max_rows = most_rows_of_block(problem.k * element, tile_rows);
   // A block of few rows still costs the reading of its weights, about six rows of arithmetic.
   std::int64_t cost = 0;
   for (std::int64_t e = 0; e < problem.experts; ++e) {
@@ -62,11 +65,7 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
     return static_cast<const char*>(operands.w) +
            (block.expert * problem.n + block.first_col) * operands.w_stride * element;
   };
-  const auto low_weights_of = [&](const Block& block) {
-    return static_cast<const char*>(operands.low_weights) +
-           (block.expert * problem.n + block.first_col) * operands.low_weights_stride * element;
-  };
-  const std::vector<std::byte> zeros = zero_source(problem, problem.k);
+  const std::vector<char> zeros = zero_source(problem, problem.k);
   const std::int64_t parked = kParkedFloatsPerRow * rows_of_largest_block;
   const std::int64_t scratch_bytes =
       RowBlock::scratch_bytes(rows_of_largest_block, kMaxWeightRows) +
@@ -78,8 +77,7 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
     Scratch& scratch = Scratch::of_this_thread();
     scratch.reserve(scratch_bytes);
     std::byte* const packed = scratch.take<std::byte>(packed_bytes);
-    const void* stand_in =
-        zeros.empty() ? weights_of(block) : static_cast<const void*>(zeros.data());
+    const void* stand_in = zeros.empty() ? weights_of(block) : zeros.data();
     const RowBlock rows(locator, problem, operands, block, stand_in, scratch);
     ForwardTask task;
     task.x = rows.sources();
@@ -88,7 +86,7 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
     task.w_stride = operands.w_stride;
     task.w_rows = block.cols;
     task.k = problem.k;
-    if (problem.low_rank > 0) task.low = rows.low_rank_part(low_weights_of(block));
+    task.low = rows.low_rank_part();
     task.out = rows.output();
     if (packs && block.rows >= kMinPackedX) {
       task.packed_x = packed;
