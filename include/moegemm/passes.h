@@ -104,4 +104,12 @@ MOEGEMM_API void add_weighted_bias(const TensorView& rows, const TensorView& bia
                                    const RoutingView& routing, const TensorView& out,
                                    const ExecutionContext& context = {});
 
+/// out[r] = a[r] + b[r] for the rows r of every segment, in fp32, rounded once: the sum of two
+/// products.
+///   a, b     [M, C] fp32; a may be the memory of out
+///   routing  only the segments count
+///   out      [M, C] of any floating dtype
+MOEGEMM_API void add_rows(const TensorView& a, const TensorView& b, const RoutingView& routing,
+                          const TensorView& out, const ExecutionContext& context = {});
+
 }  // namespace moegemm

@@ -20,6 +20,7 @@ from moegemm.operators.rules import require_no_fuse_mul_pre, require_valid_role
 from moegemm.operators.segments import ZERO, placed, tail_options
 from moegemm.operators.shortcuts import apply_eagerly, eager_product, forward_plain, may_autocast
 from moegemm.operators.weight_gradients import WeightGradients, apart, require_queue
+from moegemm.sharded import is_distributed, local_weight
 from moegemm.tuning import (
     DEFAULT_BLOCK,
     DEFAULT_STAGES,
@@ -121,11 +122,25 @@ def grouped_gemm(
             return forward_plain(X, W, m_sizes)
         Y = eager_product(X, W, m_sizes, gather_indices, topk_weights, call)
     except (RuntimeError, AttributeError, ValueError) as error:  # ValueError: an array has no truth value
+        if is_distributed(W) and not is_distributed(X):  # asked here: every other call would pay for it
+            return _of_this_rank(X, W, m_sizes, gather_indices, topk_weights, call)
         arguments = RawArguments(X, W, m_sizes, gather_indices, topk_weights, topk)
         raise explain(error, arguments.tensors(), topk) from None
     if by_hand or autotune:
         _warn(call, autotune, stacklevel=3)
     return Y
+
+
+def _of_this_rank(
+    X: Tensor, W: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, topk_weights: Tensor | None, call: Call
+) -> Tensor:
+    """The product with this rank's experts of a DTensor."""
+    mine = local_weight("W", W)
+    try:
+        return eager_product(X, mine, m_sizes, gather_indices, topk_weights, call)
+    except (RuntimeError, AttributeError) as error:
+        arguments = RawArguments(X, mine, m_sizes, gather_indices, topk_weights, call[0])
+        raise explain(error, arguments.tensors(), call[0]) from None
 
 
 def grouped_gemm_forward(

@@ -26,6 +26,7 @@ PAGES = {
 }
 SOURCES = {
     "examples/train_moe.py": "examples/train_moe.md",
+    "examples/train_expert_parallel.py": "examples/train_expert_parallel.md",
     "examples/finetune_moe.py": "examples/finetune_moe.md",
     "examples/finetune_lora.py": "examples/finetune_lora.md",
     "examples/generate_moe.py": "examples/generate_moe.md",

@@ -4,6 +4,19 @@ SECTIONS = {
     "The layer": ("moe_mlp", "experts_mlp", "lora_moe_mlp", "LoraAdapter", "LowRank", "WeightGradients"),
     "Models": ("patch", "unpatch", "report"),
     "Routing": ("route", "combine"),
+    "Experts on many ranks": tuple(
+        f"distributed.{name}"
+        for name in (
+            "expert_parallel_mlp",
+            "AllToAll",
+            "DeepEP",
+            "Dispatcher",
+            "Dispatched",
+            "shard_experts",
+            "checkpoint_ops",
+            "clip_grad_norm_",
+        )
+    ),
     "Products": ("grouped_gemm", "GroupedGemm", "grouped_gemm_forward", "grouped_gemm_dX", "grouped_gemm_dW"),
     "Kernel configs": ("KernelConfigForward", "KernelConfigBackward_dX", "KernelConfigBackward_dW"),
     "Plans and tuning": ("plan", "tune", "tuning_cache"),
@@ -12,7 +25,7 @@ SECTIONS = {
 
 
 def to_markdown() -> str:
-    lines = ["# Python API", "", "Everything here is imported from `moegemm`."]
+    lines = ["# Python API", "", "Everything here is imported from `moegemm`, or from the module that its name has."]
     for title, names in SECTIONS.items():
         lines += ["", f"## {title}"]
         for name in names:

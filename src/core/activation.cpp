@@ -124,7 +124,29 @@ void add_weighted_bias(const TensorView& rows_view, const TensorView& bias_view,
   require_router_weights(weights, out, out_view.shape[0], 1);
   require_apart({&out}, {&rows, &bias, &m_sizes, &starts, &weights}, {&out, &rows});
   require_dense(weights);
-  passes_for(out_view.device).add_weighted_bias(rows_view, bias_view, routing, out_view, context);
+  passes_for(out_view.device).add_to_rows(rows_view, bias_view, routing, out_view, context);
+}
+
+void add_rows(const TensorView& a_view, const TensorView& b_view, const RoutingView& routing,
+              const TensorView& out_view, const ExecutionContext& context) {
+  const Argument a{"a", a_view};
+  const Argument b{"b", b_view};
+  const Argument m_sizes{"m_sizes", routing.m_sizes};
+  const Argument starts{"starts", routing.starts};
+  const Argument out{"out", out_view};
+  require_form(out, {{2, "[M, C]"}});
+  require_floating(out);
+  for (const Argument* term : {&a, &b}) {
+    require_like_or_float32(*term, out, {out_view.shape[0], out_view.shape[1]}, "[M, C]");
+    if (term->view.dtype != DType::kFloat32) {
+      refuse_type(term->name, " has dtype ", to_string(term->view.dtype), "; it must have fp32");
+    }
+  }
+  require_segments(routing, out);
+  require_apart({&out}, {&a, &b, &m_sizes, &starts}, {&out, &a});
+  RoutingView segments = routing;
+  segments.router_weights = {};
+  passes_for(out_view.device).add_to_rows(a_view, b_view, segments, out_view, context);
 }
 
 void expert_sums(const TensorView& rows_view, const RoutingView& routing,

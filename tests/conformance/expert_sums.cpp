@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <string>
 
 #include "conformance/row_checks.h"
@@ -120,6 +122,77 @@ void expect_sums(const RowTarget& target, const SumCase& c, DType dtype) {
   EXPECT_TRUE(sums.guards_intact());
 }
 
+/// What is added to rows.
+enum class Addend { kWeightedBias, kRows };
+
+/// A case of sums of rows in order, as rows that something is added to. fp32_output: the rows are
+/// in fp32, as a product before its rounding.
+void expect_added(const RowTarget& target, const SumCase& c, Addend what, Tails tails,
+                  DType dtype) {
+  Memory& memory = *target.memory;
+  ProblemCase spec;
+  spec.name = c.name;
+  spec.m_sizes = c.m_sizes;
+  spec.starts = c.starts;
+  spec.rows = c.rows;
+  spec.n = spec.k = 1;
+  const HostProblem p = build_problem(spec, Op::kForward, dtype, seed_from(c.name) + run_seed());
+  Random random(seed_from(c.name) + run_seed());
+  const bool by_row = what == Addend::kRows;
+  const DType rows_dtype = c.fp32_output || by_row ? DType::kFloat32 : dtype;
+  HostMatrix rows = random_matrix(rows_dtype, c.rows, c.cols, c.padding, 0, random);
+  const HostMatrix added =
+      random_matrix(by_row ? DType::kFloat32 : dtype, by_row ? c.rows : spec.experts(), c.cols,
+                    c.padding, 0, random);
+  const HostMatrix weights = random_matrix(DType::kFloat32, 1, c.rows, 0, 0, random);
+  for (std::int64_t r = 0; c.nan_tail && r < c.rows; ++r) {
+    if (p.owners[r] < 0) rows.set(r, 0, kNan);
+  }
+  const HostMatrix blank = poisoned_matrix(dtype, c.rows, c.cols, c.padding, 0);
+  const DeviceMatrix device_rows(memory, rows), device_added(memory, added), out(memory, blank);
+  const DeviceMatrix device_weights(memory, weights);
+  const DeviceVector sizes(memory, DType::kInt32, c.m_sizes);
+  const TensorView of_rows = TensorView::vector(device_weights.view().data, DType::kFloat32, c.rows,
+                                                device_weights.view().device);
+  const DeviceVector starts(memory, DType::kInt32, c.starts);
+  RoutingView routing{sizes.view(), {}, of_rows, 1};
+  if (!c.starts.empty()) routing.starts = starts.view();
+  routing.tails = tails;
+  const bool in_place = rows_dtype == dtype && c.padding > 0;
+  const DeviceMatrix& result = in_place ? device_rows : out;
+  if (by_row) {
+    add_rows(device_rows.view(), device_added.view(), routing, result.view(), memory.context());
+  } else {
+    add_weighted_bias(device_rows.view(), device_added.view(), routing, result.view(),
+                      memory.context());
+  }
+  memory.synchronize();
+
+  const std::vector<unsigned char> bytes = result.download();
+  const std::vector<unsigned char> before = (in_place ? rows : blank).bytes;
+  for (std::int64_t r = 0; r < c.rows; ++r) {
+    for (std::int64_t col = 0; col < c.cols; ++col) {
+      double want = 0, bound = 0;
+      if (p.owners[r] < 0 && tails == Tails::kUndefined) {
+        const std::int64_t at = blank.position(r, col) * size_bytes(dtype);
+        EXPECT_EQ(std::memcmp(&bytes[at], &before[at], size_bytes(dtype)), 0) << r << ", " << col;
+        continue;
+      }
+      if (p.owners[r] >= 0) {
+        const double term = by_row ? static_cast<double>(added.row(r)[col])
+                                   : static_cast<double>(weights.row(0)[r]) *
+                                         static_cast<double>(added.row(p.owners[r])[col]);
+        want = static_cast<double>(rows.row(r)[col]) + term;
+        bound = kFp32Roundoff * (std::fabs(want) + 2 * std::fabs(term));
+        bound += half_ulp(dtype, std::fabs(want) + bound);
+      }
+      if (!expect_close(dtype, bytes, blank.position(r, col), want, bound, {"out", r, col})) return;
+    }
+  }
+  expect_untouched_padding(in_place ? rows : blank, bytes);
+  EXPECT_TRUE(result.guards_intact());
+}
+
 }  // namespace
 
 void add_expert_sum_tests() {
@@ -133,6 +206,17 @@ void add_expert_sum_tests() {
         if (!kept(i, d, c.rows * c.cols)) continue;
         add_test(target.name + "/ExpertSums", c.name + "_" + to_string(dtype),
                  [&target, &c, dtype] { expect_sums(target, c, dtype); });
+        if (c.gathers) continue;
+        for (const Tails tails : {Tails::kZero, Tails::kUndefined}) {
+          const std::string name =
+              c.name + (tails == Tails::kZero ? "" : "_tails_left") + "_" + to_string(dtype);
+          add_test(target.name + "/WeightedBias", name, [&target, &c, tails, dtype] {
+            expect_added(target, c, Addend::kWeightedBias, tails, dtype);
+          });
+          add_test(target.name + "/AddRows", name, [&target, &c, tails, dtype] {
+            expect_added(target, c, Addend::kRows, tails, dtype);
+          });
+        }
       }
     }
   }

@@ -149,9 +149,12 @@ def _rows_layer(grad: bool, pair: bool = False) -> Callable[[str], Step]:
         tensors = _layer_tensors(device, False, grad)
         rows, weights = tensors.pop("x"), tensors.pop("router_weights").detach()[:, 0].clone().requires_grad_(grad)
         sizes = torch.tensor([7, 0, 12, 3, 9, 5]).to(device)
-        leaves = [rows, weights, *tensors.values()]
         if pair:
-            tensors["w_gate_up"] = tuple(tensors["w_gate_up"].chunk(2, 1))
+            halves = tensors["w_gate_up"].detach().chunk(2, 1)
+            tensors["w_gate_up"] = tuple(half.requires_grad_(grad) for half in halves)
+        pair_of_gates = tensors["w_gate_up"] if pair else (tensors["w_gate_up"],)
+        others = [tensor for name, tensor in tensors.items() if name != "w_gate_up"]
+        leaves = [rows, weights, *pair_of_gates, *others]
         out, grad_rows = torch.empty_like(rows, requires_grad=False), torch.empty_like(rows, requires_grad=False)
 
         def step() -> list[Tensor]:

@@ -17,9 +17,16 @@ REFUSED = -1  # in place of a number: the rank's own arguments were refused
 Settings = Mapping[str, object]
 
 
+def _number_of_text(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
+
+
+_number_of_text._dynamo_marked_constant = True  # type: ignore[attr-defined]  # while tracing, not in the graph
+
+
 def number_of(settings: Settings) -> int:
     """The same for the same settings, in every process."""
-    return int.from_bytes(hashlib.blake2b(repr(sorted(settings.items())).encode(), digest_size=7).digest(), "big")
+    return _number_of_text(";".join([f"{name}={value}" for name, value in settings.items()]))
 
 
 def _everyone(group: dist.ProcessGroup, mine: object) -> list[object]:

@@ -247,9 +247,9 @@ def _settings(
     records = torch.is_grad_enabled()
     weights_train = router_weights is not None and router_weights.requires_grad
     return {
-        "the width of x": x.size(1),
+        "the width of x": int(x.size(1)),
         "the dtype of x": str(x.dtype),
-        "topk": expert_ids.size(1),
+        "topk": int(expert_ids.size(1)),
         "the dtype of expert_ids": str(expert_ids.dtype),
         "the dtype of router_weights": None if router_weights is None else str(router_weights.dtype),
         "requires_grad of x": records and x.requires_grad,

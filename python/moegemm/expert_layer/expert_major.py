@@ -1,6 +1,7 @@
 """The expert layer of rows that come and go in expert order, as dispatchers of expert parallelism hand them over."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,15 +15,63 @@ from moegemm.operators.derivatives import refuse_forward_mode
 from moegemm.operators.errors import explain
 from moegemm.operators.loading import ops
 from moegemm.operators.raw import autocast_dtype, torch_allows_tf32
+from moegemm.operators.segments import ZERO, placed, tail_options
 from moegemm.operators.weight_gradients import WeightGradients, require_queue
 
 _check_expert_rows: Callable[..., None] = ops.check_expert_rows.default
 
 
-def _checked_rows(
-    rows: Tensor, sizes: Tensor, row_weights: Tensor | None, experts: ExpertTensors, activation: str, transposed: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Rows and their weights, cast as autocast asks and checked against the experts."""
+class _Rows(NamedTuple):
+    """Rows as a matrix, and where those of each expert are."""
+
+    rows: Tensor  # [R, H]
+    sizes: Tensor  # [E]
+    starts: Tensor | None
+    ends: bool  # sizes are cumulative ends
+    row_weights: Tensor | None  # [R]
+
+    def segments(self) -> Tensor:
+        """In the operators' one argument."""
+        return self.sizes.view(1, -1) if self.ends else placed(self.sizes, self.starts, "sizes")
+
+
+def _masked(rows: Tensor, sizes: Tensor, starts: Tensor | None, row_weights: Tensor | None) -> _Rows:
+    """[E, capacity, H]: the rows of expert e begin at e * capacity, and are no more than that."""
+    experts, capacity, _ = rows.shape
+    if starts is not None:
+        raise ValueError(
+            f"starts is given with rows {list(rows.shape)}; those of [E, capacity, H] begin at e * capacity"
+        )
+    if sizes.dim() != 1 or sizes.size(0) != experts:
+        raise ValueError(f"sizes is {list(sizes.shape)}; with rows {list(rows.shape)} its shape must be [{experts}]")
+    if row_weights is not None:
+        if row_weights.shape != rows.shape[:2]:
+            raise ValueError(
+                f"row_weights is {list(row_weights.shape)}; with rows {list(rows.shape)} its shape must be "
+                f"{list(rows.shape[:2])}"
+            )
+        row_weights = row_weights.flatten()
+    begins = torch.arange(experts, device=sizes.device, dtype=sizes.dtype) * capacity
+    return _Rows(rows.flatten(0, 1), sizes.clamp(max=capacity), begins, False, row_weights)
+
+
+def _laid_out(rows: Tensor, sizes: Tensor, starts: Tensor | None, row_weights: Tensor | None) -> _Rows:
+    require_tensors({"rows": rows, "sizes": sizes}, {"starts": starts, "row_weights": row_weights})
+    if rows.dim() == 3:
+        return _masked(rows, sizes, starts, row_weights)
+    if sizes.dim() != 2:
+        return _Rows(rows, sizes, starts, False, row_weights)
+    if sizes.size(0) != 1 or starts is not None:
+        given = "" if starts is None else " and starts given"
+        raise ValueError(
+            f"sizes is {list(sizes.shape)}{given}; its shape must be [E], or [1, E] for ends without starts"
+        )
+    return _Rows(rows, sizes[0], None, True, row_weights)
+
+
+def _checked(laid_out: _Rows, experts: ExpertTensors, activation: str, transposed: bool) -> _Rows:
+    """Cast as autocast asks and checked against the experts."""
+    rows, sizes, _, _, row_weights = laid_out
     dtype = autocast_dtype(rows.device)
     if dtype is not None:
         rows = rows.to(dtype)
@@ -34,7 +83,7 @@ def _checked_rows(
         _check_expert_rows(*given, activation, transposed, w_up)
     except RuntimeError as error:
         raise explain(error, {"rows": rows, "sizes": sizes, "row_weights": row_weights, **experts._asdict()}) from None
-    return rows, row_weights
+    return laid_out._replace(rows=rows, row_weights=row_weights)
 
 
 def experts_mlp(
@@ -43,6 +92,7 @@ def experts_mlp(
     w_down: Tensor,
     sizes: Tensor,
     *,
+    starts: Tensor | None = None,
     row_weights: Tensor | None = None,
     activation: str | Activation = "swiglu",
     layout: str = "concatenated",
@@ -52,6 +102,8 @@ def experts_mlp(
     alpha: float | None = None,
     limit: float | None = None,
     up_offset: float | None = None,
+    tails: str = ZERO,
+    expected_rows: int | None = None,
     accumulate: bool = False,
     allow_tf32: bool | None = None,
     weight_gradients: WeightGradients | None = None,
@@ -61,19 +113,22 @@ def experts_mlp(
     """The experts alone: out[r] = row_weights[r] * expert(e, rows[r]) for the rows r of each expert e. Differentiable.
 
     Shapes, with C = 2 I for a gated activation and C = I for one without:
-        rows: [R, H]; bf16, fp16 or fp32. sizes: [E], int32 or int64, on the device of rows. Returns [R, H].
-        row_weights: [R], fp32 or the rows' dtype; None for none.
+        rows: [R, H], or [E, capacity, H] with sizes[e] rows of expert e; bf16, fp16 or fp32. Returns the same shape.
+        sizes: [E], or [1, E] for cumulative ends; starts: [E]. int32 or int64, both alike, on the device of rows.
+        row_weights: the shape of rows without H; fp32 or the rows' dtype; None for none.
         w_gate_up: [E, C, H], w_down: [E, H, I]; with transposed [E, H, C] and [E, I, H]. No layout is copied.
         gate_up_bias: [E, C], down_bias: [E, H]; None for none. w_gate_up and gate_up_bias may be pairs (gate, up).
 
-    Expert e has the sizes[e] rows that follow those of expert e - 1. Rows past the last are zero in the result and get
-    no gradient, whatever they hold. Nothing synchronises: sizes may change while a CUDA graph is replayed.
-    A row is multiplied by its weight where it is activated, and the down bias likewise: before anything is rounded.
+    Expert e has sizes[e] rows from starts[e] on; without starts those that follow the rows of expert e - 1. Rows of no
+    expert become zero in the result and in the gradient, whatever they hold; tails="undefined" neither reads nor writes
+    them. expected_rows is how many rows the experts have together, about: kernels are chosen for that many, not for R.
+    Nothing synchronises: sizes and starts may change while a CUDA graph is replayed.
+    A row is multiplied by its weight in fp32 where it is activated, and so is its down bias where that is added.
 
     activation, layout, alpha, limit, up_offset, accumulate, allow_tf32 and weight_gradients are those of moe_mlp.
     Gradients for rows, row_weights, weights and biases, each computed only if needed. out and grad_rows_out are memory
     for the result and for the rows' gradient, for instance that of an exchange; with gradients on, the result is
-    another tensor with that memory.
+    another tensor with that memory, or inside torch.compile a copy of it.
 
     >>> import torch, moegemm
     >>> rows, gate_up, down = torch.randn(6, 16), torch.randn(4, 2 * 24, 16), torch.randn(4, 16, 24)
@@ -84,20 +139,22 @@ def experts_mlp(
         "layout": layout, "transposed": transposed, "gate_up_bias": gate_up_bias, "down_bias": down_bias,
         "alpha": alpha, "limit": limit, "up_offset": up_offset,
     }  # fmt: skip
-    require_tensors({"rows": rows, "sizes": sizes}, {"row_weights": row_weights})
+    laid_out = _laid_out(rows, sizes, starts, row_weights)
     chosen, experts = expert_arguments(w_gate_up, w_down, activation, options, rows.device)
-    used, weights = _checked_rows(rows, sizes, row_weights, experts, chosen.text(), transposed)
+    used = _checked(laid_out, experts, chosen.text(), transposed)
     require_queue(weight_gradients)
-    tf32 = torch_allows_tf32(used) if allow_tf32 is None else allow_tf32
-    stored = stored_weights(experts[:3], (w_gate_up, w_down), transposed, tf32, accumulate)
-    tensors = LayerTensors(used, *stored[:3], weights, *experts[3:])
+    tf32 = torch_allows_tf32(used.rows) if allow_tf32 is None else allow_tf32
+    words = tail_options(tails, expected_rows)
+    stored = stored_weights(experts[:3], (w_gate_up, w_down), transposed, tf32, accumulate, words)
+    tensors = LayerTensors(used.rows, *stored[:3], used.row_weights, *experts[3:])
     refuse_forward_mode("experts_mlp", *tensors)
-    inputs = {"rows": used, "row_weights": weights, "sizes": sizes, **experts._asdict()}
-    names = "out", "grad_rows_out"
-    buffers = checked_buffers(LayerBuffers(out, grad_rows_out, names), rows, used.dtype, inputs)
-    call = LayerCall("experts_mlp", chosen, *stored[3:], weight_gradients, None, *buffers)
+    inputs = {"rows": used.rows, "row_weights": used.row_weights, "sizes": sizes, "starts": starts, **experts._asdict()}
+    buffers = LayerBuffers(out, grad_rows_out, ("out", "grad_rows_out"))
+    memory = checked_buffers(buffers, rows, used.rows.dtype, inputs)
+    call = LayerCall("experts_mlp", chosen, *stored[3:], weight_gradients, None, *memory)
+    routed = Routed(used.segments(), None, tails=words)
     try:
-        result = run_layer(call, Routed(sizes, None), tensors)
+        result = run_layer(call, routed, tensors)
     except RuntimeError as error:
         raise explain(error, inputs) from None
-    return result if out is None or result is not buffers[0] else out
+    return result.view(rows.shape) if out is None or result is not memory[0] else out

@@ -67,7 +67,7 @@ def _run_second(call: LayerCall, routed: Routed, act: Tensor, tensors: LayerTens
         return call.second.to_output(act, tensors.w_down, routed, bias, tensors.weights, call.out)
     exact = call.second.in_order(act, tensors.w_down, routed, float32=True)
     out = tensors.x.new_empty(tensors.x.shape) if call.out is None else call.out
-    _add_weighted_bias(exact, bias, routed.m_sizes, weights, out)
+    _add_weighted_bias(exact, bias, routed.m_sizes, weights, out, routed.tails)
     if call.out is not None:
         count_write(out)
     return out
@@ -77,7 +77,8 @@ def _run_forward(call: LayerCall, routed: Routed, tensors: LayerTensors) -> tupl
     """The layer's output, and the first product, which the backward needs."""
     pre = first_product((call.first, call.up), tensors.x, tensors.w_gate_up, tensors.w_up, routed)
     weights = _row_weights(routed, tensors.weights)
-    act = _activate(pre, tensors.gate_up_bias, routed.m_sizes, call.activation.text(), weights)
+    text = call.activation.text()
+    act = _activate(pre, tensors.gate_up_bias, routed.m_sizes, text, weights, routed.tails)
     return _run_second(call, routed, act, tensors), pre
 
 
@@ -100,18 +101,22 @@ class ExpertLayer(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        call: LayerCall, topk: int, m_sizes: Tensor, gather_indices: Tensor | None, positions: Tensor | None,
-        *arguments: Tensor,
+        call: LayerCall, rest: tuple[int, bool], m_sizes: Tensor, gather_indices: Tensor | None,
+        positions: Tensor | None, *arguments: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """`arguments` are those of LayerTensors, one by one: autograd looks for tensors at the top only."""
-        routed = Routed(m_sizes, gather_indices, topk, positions)
+        """`rest` is what else Routed has, `arguments` are those of LayerTensors, one by one: autograd looks for tensors
+        at the top only."""
+        routed = Routed(m_sizes, gather_indices, rest[0], positions, rest[1])
         out, pre = _run_forward(call, routed, LayerTensors(*arguments))
-        # Of the caller's memory another tensor is returned: one that has a gradient stays the next call's to write to.
-        return (out if call.out is None else out.detach()), pre
+        if call.out is None:
+            return out, pre
+        # Another tensor of the caller's memory: that which was given takes part in no graph and serves the next call.
+        # Compiled code gets a copy: it would take such a tensor for its input, which has no gradient.
+        return out.clone() if torch.compiler.is_compiling() else out.detach(), pre
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        call, topk, m_sizes, gather_indices, positions, *arguments = inputs
+        call, rest, m_sizes, gather_indices, positions, *arguments = inputs
         tensors = LayerTensors(*arguments)
         pre = output[1]
         ctx.mark_non_differentiable(pre)
@@ -133,7 +138,7 @@ class ExpertLayer(torch.autograd.Function):
         )
         ctx.compact = positions is not None
         ctx.call = call
-        ctx.topk = topk
+        ctx.rest = rest
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
@@ -195,8 +200,9 @@ def _gradients(
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Those of LayerTensors, each if needed."""
     need_x, need_gate_up, need_up, need_down, need_weights, need_gate_up_bias, need_down_bias = ctx.needs_input_grad[5:]
-    call, topk = ctx.call, ctx.topk
-    routed = Routed(m_sizes, gather_indices, topk, positions)
+    call: LayerCall = ctx.call
+    topk, tails = ctx.rest
+    routed = Routed(m_sizes, gather_indices, topk, positions, tails)
     dw = _Computed(ctx)
     d_x = d_gate_up = d_up = d_down = d_weights = d_gate_up_bias = d_down_bias = None
     if need_x or need_gate_up or need_up or need_down or need_weights or need_gate_up_bias:
@@ -207,7 +213,7 @@ def _gradients(
         d_pre, dots = _activate_backward(
             rows, pre, t.gate_up_bias, m_sizes, indices, t.weights, topk,
             d_out if biased else None, t.down_bias if biased else None,
-            call.activation.text(), need_down, need_weights,
+            call.activation.text(), need_down, need_weights, tails,
         )  # fmt: skip
         if need_weights:
             assert t.weights is not None
@@ -222,6 +228,7 @@ def _gradients(
             d_x = call.first.tokens_gradient(d_pre, t.w_gate_up, routed, call.grad_out)
         elif need_x:
             assert t.w_up is not None
+            assert call.up is not None
             pair = (call.first, call.up)
             d_x = tokens_gradient_of_pair(pair, d_pre, t.w_gate_up, t.w_up, routed, call.grad_out)
     if need_down_bias:
@@ -241,11 +248,14 @@ def run_layer(call: LayerCall, routed: Routed, tensors: LayerTensors) -> Tensor:
     """The layer's output, with its gradients where they are wanted."""
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
         if call.later is not None:
-            given = tensors.w_gate_up, tensors.w_up, tensors.w_down
-            w_gate_up, w_up, w_down = (None if w is None else apart(w) for w in given)
-            call = call._replace(later_w=given)
-            tensors = tensors._replace(w_gate_up=w_gate_up, w_up=w_up, w_down=w_down)
-        m_sizes, gather_indices, topk, positions = routed
-        out: Tensor = apply_function(ExpertLayer, call, topk, m_sizes, gather_indices, positions, *tensors)[0]
+            call = call._replace(later_w=(tensors.w_gate_up, tensors.w_up, tensors.w_down))
+            tensors = tensors._replace(
+                w_gate_up=apart(tensors.w_gate_up),
+                w_up=None if tensors.w_up is None else apart(tensors.w_up),
+                w_down=apart(tensors.w_down),
+            )
+        m_sizes, gather_indices, topk, positions, tails = routed
+        routing = (topk, tails), m_sizes, gather_indices, positions
+        out: Tensor = apply_function(ExpertLayer, call, *routing, *tensors)[0]
         return out
     return _run_inference(call, routed, tensors)

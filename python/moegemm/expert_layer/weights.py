@@ -19,16 +19,18 @@ _dx_out: Callable[..., None] = ops.dx_out.default
 _combine: Callable[..., Tensor] = ops.combine.default
 _combine_out: Callable[..., None] = ops.combine_out.default
 _combine_rows: Callable[..., Tensor] = ops.combine_rows.default
+_add_rows: Callable[..., None] = ops.add_rows.default
 _combine_rows_out: Callable[..., None] = ops.combine_rows_out.default
 
 
 class Routed(NamedTuple):
     """Which row belongs to which expert, and where the rows are: those of tokens, or in expert order as they come."""
 
-    m_sizes: Tensor  # [E]
+    m_sizes: Tensor  # [E], or what else operators/segments.py has
     gather_indices: Tensor | None  # [M]; None: rows come and go in expert order
     topk: int = 1
     positions: Tensor | None = None  # [T, topk]: M is a capacity, and only slots with a position have a row
+    tails: str = ""  # the words of tail_options: what passes do outside the segments, and how many rows they expect
 
     def rows(self, x: Tensor) -> int:
         """M of a first product that reads x."""
@@ -59,7 +61,7 @@ class Routed(NamedTuple):
 class Weights(NamedTuple):
     """How one product's W is stored: [E, N, K], or [E, K, N] with transposed. Neither is ever copied."""
 
-    options: str  # TRANSPOSED and ALLOW_TF32, each or not
+    options: str  # TRANSPOSED and ALLOW_TF32, each or not, and the words of tail_options
     accumulated: MainGrad | None = None
 
     def columns(self, w: Tensor) -> int:
@@ -127,10 +129,10 @@ class Weights(NamedTuple):
     ) -> Tensor:
         """The gradient of each row that from_tokens read: in flat order, or where rows have positions or no indices in
         expert order."""
-        if routed.gather_indices is None or routed.positions is not None:
-            arguments = (d_rows, w, routed.m_sizes, None, None, 1, self.options + words)
-        else:
-            arguments = (d_rows, w, *routed[:2], None, routed.topk, PERMUTE_X + self.options + words)
+        order: tuple[Tensor | None, None, int] = (None, None, 1)
+        if routed.gather_indices is not None and routed.positions is None:
+            order, words = (routed.gather_indices, None, routed.topk), PERMUTE_X + words
+        arguments = (d_rows, w, routed.m_sizes, *order, self.options + words)
         if out is None:
             return _dx(*arguments)
         _dx_out(*arguments, None, out)
@@ -156,20 +158,26 @@ def tokens_gradient_of_pair(
     token's rows takes them rounded, as where one product makes them: rows may come back from other ranks."""
     middle = pair[0].columns(w_gate)
     gate = pair[0].unsummed_tokens_gradient(d_pre[:, :middle], w_gate, routed, FLOAT32_OUTPUT)
-    gate.add_(pair[1].unsummed_tokens_gradient(d_pre[:, middle:], w_up, routed, FLOAT32_OUTPUT))
-    rows = gate.to(d_pre.dtype)
+    up = pair[1].unsummed_tokens_gradient(d_pre[:, middle:], w_up, routed, FLOAT32_OUTPUT)
+    if routed.gather_indices is None:
+        result = torch.empty_like(gate, dtype=d_pre.dtype) if out is None else out
+        _add_rows(gate, up, routed.m_sizes, result, routed.tails)
+        if out is not None:
+            count_write(out)
+        return result
+    rows = gate.add_(up).to(d_pre.dtype)
     if _is_summed(routed):
         return routed.summed(rows, None, out)
     return rows if out is None else out.copy_(rows)
 
 
-def _as_stored(w: Tensor, transposed: bool, allow_tf32: bool, accumulated: MainGrad | None) -> tuple[Tensor, Weights]:
+def _as_stored(w: Tensor, transposed: bool, words: str, accumulated: MainGrad | None) -> tuple[Tensor, Weights]:
     """The same W as its memory lies: a transposed view is the other layout, not a reason to copy."""
     if w.dim() == 3 and w.stride(-1) != 1 and w.stride(-2) == 1:
         w, transposed = w.transpose(-1, -2), not transposed
         if accumulated is not None:
             accumulated = accumulated._replace(transposed=True)
-    return w, Weights((TRANSPOSED if transposed else "") + (ALLOW_TF32 if allow_tf32 else ""), accumulated)
+    return w, Weights((TRANSPOSED if transposed else "") + words, accumulated)
 
 
 class StoredWeights(NamedTuple):
@@ -185,10 +193,11 @@ class StoredWeights(NamedTuple):
 
 def stored_weights(
     used: tuple[Tensor, Tensor | None, Tensor], given: tuple[Tensor | tuple[Tensor, Tensor], Tensor],
-    transposed: bool, allow_tf32: bool, accumulate: bool,
+    transposed: bool, allow_tf32: bool, accumulate: bool, tails: str = "",
 ) -> StoredWeights:  # fmt: skip
     """`used` are w_gate_up, w_up and w_down as the products read them, `given` w_gate_up and w_down as the caller gave
-    them: autocast makes others of them, and a main_grad hangs on the latter."""
+    them: autocast makes others of them, and a main_grad hangs on the latter. `tails`: the words of tail_options."""
+    words = (ALLOW_TF32 if allow_tf32 else "") + tails
     w_gate_up, w_up, w_down = used
     first_given, down_given = given
     of_gate, of_up = first_given if isinstance(first_given, (tuple, list)) else (first_given, None)
@@ -197,11 +206,11 @@ def stored_weights(
         goals[0] = main_grad_of(of_gate, "w_gate_up" if of_up is None else "w_gate_up[0]")
         goals[1] = None if of_up is None else main_grad_of(of_up, "w_gate_up[1]")
         goals[2] = main_grad_of(down_given, "w_down")
-    w_gate_up, first = _as_stored(w_gate_up, transposed, allow_tf32, goals[0])
+    w_gate_up, first = _as_stored(w_gate_up, transposed, words, goals[0])
     up = None
     if w_up is not None:
-        w_up, up = _as_stored(w_up, transposed, allow_tf32, goals[1])
-    w_down, second = _as_stored(w_down, transposed, allow_tf32, goals[2])
+        w_up, up = _as_stored(w_up, transposed, words, goals[1])
+    w_down, second = _as_stored(w_down, transposed, words, goals[2])
     return StoredWeights(w_gate_up, w_up, w_down, first, up, second)
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from moegemm.lora.low_rank import LowRank
+from moegemm.sharded import local_weight
 
 
 class LoraAdapter(nn.Module):
@@ -50,7 +51,8 @@ class LoraAdapter(nn.Module):
 
     def low_rank(self) -> LowRank:
         """What it adds to a product now: without dropout unless it is in training."""
-        return LowRank(self.A, self.B, self.scaling, self.dropout if self.training else 0.0)
+        a, b = local_weight("A", self.A), local_weight("B", self.B)
+        return LowRank(a, b, self.scaling, self.dropout if self.training else 0.0)
 
     def _added(self, w: Tensor, scaling: float, transposed: bool) -> Tensor:
         """W plus scaling * B A in fp32, rounded once."""

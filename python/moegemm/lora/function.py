@@ -272,7 +272,7 @@ def run_lora_layer(call: LoraCall, routed: Routed, tensors: LoraTensors, lows: S
     """The layer's output, with its gradients where they are wanted. `lows` are the adapters of both products."""
     factors = [factor for low in lows for factor in (low.A, low.B)]
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*tensors, *factors)):
-        m_sizes, gather_indices, topk, positions = routed
+        m_sizes, gather_indices, topk, positions = routed[:4]
         arguments = (call, topk, m_sizes, gather_indices, positions, *tensors, *factors)
         out: Tensor = apply_function(LoraLayer, *arguments)[0]
         return out

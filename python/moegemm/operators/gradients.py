@@ -133,13 +133,14 @@ def _gradients(
     if need_w and settings.main_grad is None and settings.later is None:
         dW = _dw(dY, X, m_sizes, gather_indices, router_weights, topk, options, settings.config_dw)
     elif need_w or settings.later is not None:
-        dW = _weight_gradient(need_w, settings, (dY, X, m_sizes, gather_indices, router_weights, topk, options))
+        given = dY, X, m_sizes, gather_indices, router_weights, topk, options, settings.config_dw, settings.main_grad
+        dW = _weight_gradient(need_w, settings, given)
     return dX, dW, d_weights
 
 
 def _weight_gradient(need_w: bool, settings: Settings, arguments: tuple[Any, ...]) -> Tensor | None:
     """dW of a call that says where it goes, or when it is computed."""
-    gradient = WeightGradient(*arguments, settings.config_dw, settings.main_grad)
+    gradient = WeightGradient(*arguments)
     if settings.later is None:
         return gradient.compute()
     assert settings.later_w is not None

@@ -153,20 +153,27 @@ def _require_dtypes(name: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor, w_u
         require_same_dtype(other, tensor, name, x)
 
 
-def _add_weighted_bias(rows: Tensor, bias: Tensor, m_sizes: Tensor, row_weights: Tensor, out: Tensor) -> None:
+def _add_weighted_bias(
+    rows: Tensor, bias: Tensor, m_sizes: Tensor, row_weights: Tensor, out: Tensor, options: str = ""
+) -> None:
+    """Nothing to create."""
+
+
+def _add_rows(a: Tensor, b: Tensor, m_sizes: Tensor, out: Tensor, options: str = "") -> None:
     """Nothing to create."""
 
 
 def _activate(
-    pre: Tensor, bias: Tensor | None, m_sizes: Tensor, activation: str, row_weights: Tensor | None = None
-) -> Tensor:
+    pre: Tensor, bias: Tensor | None, m_sizes: Tensor, activation: str, row_weights: Tensor | None = None,
+    options: str = "",
+) -> Tensor:  # fmt: skip
     return pre.new_empty((pre.size(0), pre.size(1) // 2 if is_gated(activation) else pre.size(1)))
 
 
 def _activate_backward(
     d_act: Tensor, pre: Tensor, bias: Tensor | None, m_sizes: Tensor, gather_indices: Tensor | None,
     router_weights: Tensor | None, topk: int, d_out: Tensor | None, down_bias: Tensor | None, activation: str,
-    need_weighted_act: bool, need_d_weights: bool,
+    need_weighted_act: bool, need_d_weights: bool, options: str = "",
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     slots = pre.size(0) if router_weights is None else router_weights.numel()
     return pre.new_empty(pre.shape), pre.new_empty((slots if need_d_weights else 0,), dtype=torch.float32)
@@ -192,6 +199,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "check_layer": _check_layer,
     "check_expert_rows": _check_expert_rows,
     "add_weighted_bias": _add_weighted_bias,
+    "add_rows": _add_rows,
     "activate": _activate,
     "activate_backward": _activate_backward,
     "expert_sums": _expert_sums,

@@ -9,6 +9,8 @@ block size, warps or stages.
 import operator
 from dataclasses import dataclass, fields
 
+import torch
+
 from moegemm.operators.errors import shown
 from moegemm.operators.options import MULTIPLY, PERMUTE_X, PERMUTE_Y
 from moegemm.operators.rules import require_feasible_tma
@@ -52,6 +54,8 @@ class KernelConfig:
 
     def untouched(self) -> bool:
         """Whether every field is its default. Asked first, since the checks take 4 us of a raw call."""
+        if torch.compiler.is_compiling():  # Dynamo of torch 2.11 traces no vars()
+            return False
         defaults = _DEFAULTS.get(type(self))
         return defaults is not None and all(map(operator.is_, vars(self).values(), defaults))
 

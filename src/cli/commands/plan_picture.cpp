@@ -7,6 +7,7 @@
 #include <cmath>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "report.h"
 
@@ -83,19 +84,44 @@ class Svg {
   std::string body_;
 };
 
-/// A logarithmic axis over whole decades, from `from` to `to` in the picture.
+/// A logarithmic axis from `from` to `to` in the picture. It ends at round numbers: 1, 2 and 5
+/// times powers of ten.
 struct LogAxis {
   double from = 0;
   double to = 0;
-  int first = 0;  ///< decades
-  int last = 1;
+  double low = 1;
+  double high = 10;
 
-  void cover(double low, double high) {
-    first = static_cast<int>(std::floor(std::log10(low)));
-    last = std::max(first + 1, static_cast<int>(std::ceil(std::log10(high))));
+  void cover(double least, double most) {
+    low = round_below(least);
+    high = low;
+    while (high < most) high = round_above(high);
   }
   double place(double value) const {
-    return from + (std::log10(value) - first) / (last - first) * (to - from);
+    return from + std::log(value / low) / std::log(high / low) * (to - from);
+  }
+  /// The round numbers on it, or of many only the powers of ten.
+  std::vector<double> ticks() const {
+    const bool many = high / low > 500;
+    std::vector<double> found;
+    for (double tick = low; tick < high * 1.001; tick = round_above(tick)) {
+      const double power = power_below(tick);
+      if (!many || tick < 1.5 * power) found.push_back(tick);
+    }
+    return found;
+  }
+
+ private:
+  static double power_below(double value) {
+    return std::pow(10.0, std::floor(std::log10(value * 1.001)));
+  }
+  static double round_below(double value) {
+    const double power = power_below(value);
+    return (value >= 5 * power ? 5 : value >= 2 * power ? 2 : 1) * power;
+  }
+  static double round_above(double value) {
+    const double power = power_below(value);
+    return (value < 1.5 * power ? 2 : value < 4 * power ? 5 : 10) * power;
   }
 };
 
@@ -105,11 +131,6 @@ bool is_predicted(const PlannedProduct& product) {
 }
 
 double flops_per_second(const CostEstimate& cost) { return cost.flops / cost.total_us * 1e6; }
-
-std::string power_text(int decade) {
-  return decade < 0 ? fmt::format("{:.{}f}", std::pow(10.0, decade), -decade)
-                    : fmt::format("{:.0f}", std::pow(10.0, decade));
-}
 
 struct RooflinePanel {
   LogAxis x{60, 430};
@@ -128,27 +149,27 @@ RooflinePanel panel_for(const std::vector<PlannedProduct>& products) {
     const auto& [plan, limits, cost, candidates, missing] = product.explained;
     const double intensity = cost.flops / cost.bytes;
     const double ridge = limits.flops_per_second / limits.bytes_per_second;
-    least_x = std::min({least_x, intensity, ridge});
-    most_x = std::max({most_x, intensity, ridge * 2});
-    least_y = std::min(least_y, flops_per_second(cost));
+    least_x = std::min({least_x, intensity / 1.2, ridge / 4});  // room for the roof's words
+    most_x = std::max({most_x, intensity * 1.2, ridge * 2});
+    least_y = std::min({least_y, flops_per_second(cost) / 1.2, limits.flops_per_second / 4});
     most_y = std::max(most_y, limits.flops_per_second);
   }
   panel.unit = most_y >= 1e12 ? 1e12 : 1e9;
   panel.x.cover(least_x, most_x);
-  panel.y.cover(least_y / panel.unit, most_y * 1.05 / panel.unit);
+  panel.y.cover(least_y / panel.unit, most_y * 1.2 / panel.unit);
   return panel;
 }
 
 void draw_axes(Svg& svg, const RooflinePanel& panel) {
-  for (int decade = panel.x.first; decade <= panel.x.last; ++decade) {
-    const double x = panel.x.place(std::pow(10.0, decade));
+  for (const double tick : panel.x.ticks()) {
+    const double x = panel.x.place(tick);
     svg.line(x, panel.y.from, x, panel.y.to, kGridColor, 0.5);
-    svg.text(x, panel.y.from + 16, power_text(decade), "middle");
+    svg.text(x, panel.y.from + 16, fmt::format("{:g}", tick), "middle");
   }
-  for (int decade = panel.y.first; decade <= panel.y.last; ++decade) {
-    const double y = panel.y.place(std::pow(10.0, decade));
+  for (const double tick : panel.y.ticks()) {
+    const double y = panel.y.place(tick);
     svg.line(panel.x.from, y, panel.x.to, y, kGridColor, 0.5);
-    svg.text(panel.x.from - 6, y + 4, power_text(decade), "end");
+    svg.text(panel.x.from - 6, y + 4, fmt::format("{:g}", tick), "end");
   }
   svg.line(panel.x.from, panel.y.from, panel.x.to, panel.y.from, kTextColor, 1);
   svg.line(panel.x.from, panel.y.from, panel.x.from, panel.y.to, kTextColor, 1);
@@ -162,9 +183,7 @@ void draw_roof(Svg& svg, const RooflinePanel& panel, const MachineLimits& limits
   const double peak = limits.flops_per_second / panel.unit;
   const double slope = limits.bytes_per_second / panel.unit;
   const double ridge = peak / slope;
-  const double left =
-      std::max(std::pow(10.0, panel.x.first), std::pow(10.0, panel.y.first) / slope);
-  const double right = std::pow(10.0, panel.x.last);
+  const double left = std::max(panel.x.low, panel.y.low / slope);
   svg.line(panel.x.place(left), panel.y.place(left * slope), panel.x.place(ridge),
            panel.y.place(peak), kRoofColor, 1.3);
   svg.line(panel.x.place(ridge), panel.y.place(peak), panel.x.to, panel.y.place(peak), kRoofColor,
@@ -172,9 +191,9 @@ void draw_roof(Svg& svg, const RooflinePanel& panel, const MachineLimits& limits
   svg.text(panel.x.to, panel.y.place(peak) - 5,
            fmt::format("{:.3g} {}", peak, panel.unit == 1e12 ? "TFLOP/s" : "GFLOP/s"), "end",
            kRoofColor, 10);
-  const double middle = std::sqrt(left * std::min(ridge, right));
   const double bytes = limits.bytes_per_second;
-  svg.text(panel.x.place(middle) - 8, panel.y.place(middle * slope) - 4,
+  // Above the slope, where no product can be.
+  svg.text(panel.x.place(ridge) - 20, panel.y.place(peak) + 10,
            bytes >= 1e12 ? fmt::format("{:.3g} TB/s", bytes / 1e12)
                          : fmt::format("{:.3g} GB/s", bytes / 1e9),
            "end", kRoofColor, 10);

@@ -195,9 +195,10 @@ void CpuPasses::activate_backward(const ActivationGradientInputs& in, const Rout
   });
 }
 
-void CpuPasses::add_weighted_bias(const TensorView& rows, const TensorView& bias,
-                                  const RoutingView& routing, const TensorView& out,
-                                  const ExecutionContext& context) const {
+void CpuPasses::add_to_rows(const TensorView& rows, const TensorView& added,
+                            const RoutingView& routing, const TensorView& out,
+                            const ExecutionContext& context) const {
+  const bool per_row = !routing.router_weights.given();
   const std::int64_t columns = out.shape[1];
   const std::vector<std::int32_t> expert_of = experts_of(routing, out.shape[0]);
   with_element_type(rows.dtype, [&]<typename In>(In*) {
@@ -212,10 +213,11 @@ void CpuPasses::add_weighted_bias(const TensorView& rows, const TensorView& bias
                          }
                          const float weight = router_weight(routing, r);
                          const In* from = row_of<const In>(rows, r);
-                         const Out* biases = row_of<const Out>(bias, expert);
+                         const std::int64_t first = (per_row ? r : expert) * added.row_stride;
                          Out* to = row_of<Out>(out, r);
                          for (std::int64_t c = 0; c < columns; ++c) {
-                           store(to_float(from[c]) + weight * to_float(biases[c]), to[c]);
+                           const float term = read_float(added.data, added.dtype, first + c);
+                           store(to_float(from[c]) + weight * term, to[c]);
                          }
                        }
                      });

@@ -71,3 +71,49 @@ def all_differences(names: list[str], dtype_name: str, device: str, of_dispatche
 def test_output_and_gradients_have_the_bits_of_one_process(ranks, size, dtype, of_dispatcher):
     names = [case.name for case in CASES]
     assert ranks(size).run(all_differences, names, dtype, "cpu", of_dispatcher) == [{}] * size
+
+
+def lora_differences(dtype_name: str, of_dispatcher: dict) -> list[str]:
+    """The same for adapters beside frozen experts. A token's gradient comes back as one sum over base and adapters, so
+    that it is rounded once less than in one process."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    dtype = DTYPES[dtype_name]
+    layer = build(BY_NAME["biases"], size, dtype)
+    experts, tokens = layer.experts_of(rank), layer.tokens_of(rank)
+    whole = [moegemm.LoraAdapter(8, 24, 40, rank=4, dtype=dtype), moegemm.LoraAdapter(8, 20, 24, rank=4, dtype=dtype)]
+    here = 8 // size
+    mine = [
+        moegemm.LoraAdapter(here, 24, 40, rank=4, dtype=dtype), moegemm.LoraAdapter(here, 20, 24, rank=4, dtype=dtype)
+    ]  # fmt: skip
+    random = torch.Generator().manual_seed(9)
+    for of_all, of_rank in zip(whole, mine, strict=True):
+        with torch.no_grad():
+            for a, b in zip(of_all.parameters(), of_rank.parameters(), strict=True):
+                a.copy_(torch.randn(a.shape, generator=random) * 0.3)
+                b.copy_(a[experts])
+
+    def called(call, where, part, adapters, **options):
+        x, weights = leaf(layer.x[where]), leaf(layer.router_weights[where])
+        biases = {"gate_up_bias": layer.gate_up_bias[part], "down_bias": layer.down_bias[part]}
+        stacks = layer.w_gate_up[part], layer.w_down[part]
+        out = call(x, *stacks, layer.ids[where], weights, gate_up=adapters[0], down=adapters[1], **biases, **options)
+        out.backward(layer.d_out[where])
+        return out.detach(), weights.grad, x.grad, [p.grad for adapter in adapters for p in adapter.parameters()]
+
+    expected = called(moegemm.lora_moe_mlp, slice(None), slice(None), whole)
+    found = called(expert_parallel_mlp, tokens, experts, mine, dispatcher=AllToAll(None, 8, **of_dispatcher))
+    wrong = [name for name, a, b in zip(("out", "d weights"), found, expected, strict=False) if not same(a, b[tokens])]
+    pairs = zip(found[3], expected[3], strict=True)
+    wrong += [f"adapter {i}" for i, (a, b) in enumerate(pairs) if not same(a, b[experts])]
+    error = (found[2].double() - expected[2][tokens].double()).norm() / expected[2].double().norm()
+    return wrong if error < (1e-6 if dtype_name == "fp32" else 1e-2) else [*wrong, f"d x: {error}"]
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(bits(a), bits(b))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("of_dispatcher", [{}, {"rows_per_peer": 100}], ids=["exact splits", "room for all"])
+def test_adapters_have_the_bits_of_one_process(ranks, dtype, of_dispatcher):
+    assert ranks(2).run(lora_differences, dtype, of_dispatcher) == [[], []]

@@ -99,6 +99,34 @@ def test_sharded_experts_keep_names_and_give_sharded_gradients(ranks, size):
     assert ranks(size).run(shapes_and_gradients) == [[]] * size
 
 
+def adapters() -> list[str]:
+    """LoraAdapters that were sharded with their experts."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    experts = Experts()
+    experts.first, experts.second = moegemm.LoraAdapter(8, 16, 24, rank=2), moegemm.LoraAdapter(8, 12, 16, rank=2)
+    with torch.no_grad():
+        experts.first.B.normal_(), experts.second.B.normal_()
+    whole = copy.deepcopy(experts)
+    shard_experts(experts, mesh)
+    x = batch(0)
+    ids = torch.randint(8, (len(x), 2), generator=torch.Generator().manual_seed(1))
+    moegemm.lora_moe_mlp(x, whole.gate_up_proj, whole.down_proj, ids, None, whole.first, whole.second).sum().backward()
+    out = expert_parallel_mlp(
+        part_of(x), experts.gate_up_proj, experts.down_proj, part_of(ids), None, gate_up=experts.first,
+        down=experts.second,
+    )  # fmt: skip
+    out.sum().backward()
+    return [
+        name
+        for (name, a), b in zip(experts.named_parameters(), whole.parameters(), strict=True)
+        if not torch.equal(bits(whole_of(a.grad)), bits(b.grad))
+    ]
+
+
+def test_sharded_adapters_get_the_gradients_of_one_process(ranks):
+    assert ranks(2).run(adapters) == [[], []]
+
+
 def refusals() -> dict[str, str]:
     size = dist.get_world_size()
     mesh = init_device_mesh("cpu", (size,))
@@ -125,6 +153,24 @@ def test_unsupported_placements_and_meshes_are_refused_with_a_sentence(ranks):
         assert "its 7 experts must be a multiple of the 2 ranks" in told["experts"]
         assert "Linear has no parameter called gate_up_proj" in told["nothing"]
         assert "gate_up_proj is a DTensor already" in told["again"]
+
+
+def sharded_product() -> bool:
+    """grouped_gemm with a DTensor of experts: this rank's product, and a gradient that is sharded as the weight is."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    layer = build(BY_NAME["random"], dist.get_world_size(), torch.float32)
+    w = distribute_tensor(layer.w_gate_up, mesh, [Shard(0)]).requires_grad_()
+    mine = layer.w_gate_up[layer.experts_of(dist.get_rank())].clone().requires_grad_()
+    rows, sizes = layer.x[:8], torch.full((mine.size(0),), 8 // mine.size(0))
+    out, expected = moegemm.grouped_gemm(rows, w, sizes, 1), moegemm.grouped_gemm(rows, mine, sizes, 1)
+    out.sum().backward()
+    expected.sum().backward()
+    same = torch.equal(out, expected) and torch.equal(w.grad.to_local(), mine.grad)
+    return same and w.grad.placements == (Shard(0),)
+
+
+def test_a_product_takes_sharded_experts(ranks):
+    assert ranks(2).run(sharded_product) == [True, True]
 
 
 def replicated() -> bool:

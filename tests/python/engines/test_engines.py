@@ -13,7 +13,7 @@ def make_batch(device: str, routing: str, bias: bool, activation: str = "swiglu"
     columns = 2 * INNER if activation in GATED else INNER
     ids = torch.rand(tokens, EXPERTS).topk(TOPK).indices
     if routing == "empty experts":  # of the rank's experts only one has rows
-        ids[(ids >= FIRST) & (ids < FIRST + LOCAL)] = FIRST + 2
+        ids[(ids >= FIRST) & (ids < FIRST + LOCAL) & (ids != FIRST + 2)] = 0
     elif routing == "one expert":
         ids[:, 0] = FIRST + 1
     elif routing == "no rows":

@@ -209,20 +209,17 @@ def distribute():
 def test_distributed_tensors_are_told_what_to_do(distribute, everything):
     ids, x, w1, w2 = torch.randint(3, (5, 2)), torch.randn(5, 8), torch.randn(3, 12, 8), torch.randn(3, 8, 6)
     m_sizes, rows = torch.tensor([5, 3, 2]), torch.randn(10, 8)
-    calls = [
+    products = [  # their weights may be DTensors
         lambda d, o: moegemm.grouped_gemm(o(rows), d(w1), o(m_sizes), 1),
         lambda d, o: moegemm.grouped_gemm(o(rows), d(w1).requires_grad_(), o(m_sizes), 2),
         lambda d, o: moegemm.grouped_gemm_forward(o(rows), d(w1), 1, o(m_sizes)),
-        lambda d, o: moegemm.route(d(ids), 3),
-        lambda d, o: moegemm.combine(d(rows), topk=2),
         lambda d, o: moegemm.moe_mlp(o(x), d(w1), d(w2), o(ids), None),
         lambda d, o: moegemm.moe_mlp(o(x), d(w1).requires_grad_(), d(w2), o(ids), None),
         lambda d, o: moegemm.lora_moe_mlp(o(x), d(w1), d(w2), o(ids), None),
     ]
-    other = distribute if everything else lambda t: t
-    layers = calls[-3:]  # their weights may be DTensors
-    for call in calls if everything else calls[:-3]:
+    others = [lambda d, o: moegemm.route(d(ids), 3), lambda d, o: moegemm.combine(d(rows), topk=2)]
+    for call in [*others, *products] if everything else others:
         with pytest.raises(TypeError, match=r"(\w+) is a DTensor; .*: give \1\.to_local\(\)"):
-            call(distribute, other)
-    for call in layers:
+            call(distribute, distribute)
+    for call in products:
         assert torch.equal(call(distribute, lambda t: t), call(lambda t: t, lambda t: t))

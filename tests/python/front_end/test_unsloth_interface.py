@@ -8,7 +8,10 @@ from conftest import make_case
 from moegemm.interface import grouped_gemm, grouped_gemm_dW, grouped_gemm_dX, grouped_gemm_forward
 from moegemm.tuning import KernelConfigBackward_dW, KernelConfigBackward_dX, KernelConfigForward
 
-OUR_OWN = {"check", "out", "out_dtype", "accumulate", "allow_tf32", "topk_weights", "weight_gradients"}
+OUR_OWN = {
+    "check", "out", "out_dtype", "accumulate", "allow_tf32", "topk_weights", "weight_gradients", "starts", "tails",
+    "expected_rows",
+}  # fmt: skip
 SIGNATURES = {
     grouped_gemm: "X, W, m_sizes, topk, gather_indices=None, permute_x=False, permute_y=False, topk_weights=None, "
     "fuse_mul_post=False, kernel_config_fwd=None, kernel_config_bwd_dX=None, kernel_config_bwd_dW=None, "

@@ -4,59 +4,9 @@ import moegemm
 import pytest
 import torch
 from conftest import NO_CUDA
+from expert_rows import SIZES, as_pairs, leaves_of, make_rows, results
 from layer_reference import GATED, UNGATED, Layer, reference_gradients, relative_error
 from torch.utils.checkpoint import checkpoint
-
-SIZES = (5, 0, 3, 9, 1)
-
-
-def make_rows(
-    device: str = "cpu",
-    dtype: torch.dtype = torch.float32,
-    sizes: tuple[int, ...] = SIZES,
-    tail: int = 4,
-    hidden: int = 24,
-    inner: int = 40,
-    activation: str = "swiglu",
-    layout: str = "concatenated",
-    transposed: bool = False,
-    bias: bool = False,
-    weighted: bool = True,
-    weights_dtype: torch.dtype = torch.float32,
-    index_dtype: torch.dtype = torch.int64,
-) -> tuple[dict[str, torch.Tensor | None], dict]:
-    """Tensors by argument name, and options. The last `tail` rows belong to nobody and hold NaN."""
-    experts, count = len(sizes), sum(sizes) + tail
-    columns = 2 * inner if activation in GATED else inner
-    gate_up = torch.randn(experts, columns, hidden) * 2 * hidden**-0.5
-    down = torch.randn(experts, hidden, inner) * inner**-0.5
-    if transposed:
-        gate_up, down = gate_up.transpose(1, 2).contiguous(), down.transpose(1, 2).contiguous()
-    rows, row_weights = torch.randn(count, hidden), torch.rand(count) + 0.5
-    rows[count - tail :], row_weights[count - tail :] = torch.nan, torch.nan
-    tensors = {
-        "rows": rows.to(device, dtype),
-        "w_gate_up": gate_up.to(device, dtype),
-        "w_down": down.to(device, dtype),
-        "row_weights": row_weights.to(device, weights_dtype) if weighted else None,
-        "gate_up_bias": torch.randn(experts, columns).to(device, dtype) if bias else None,
-        "down_bias": torch.randn(experts, hidden).to(device, dtype) if bias else None,
-    }
-    options = {"activation": activation, "layout": layout, "transposed": transposed}
-    return tensors, {"sizes": torch.tensor(sizes, device=device, dtype=index_dtype), **options}
-
-
-def leaves_of(tensors: dict) -> dict:
-    return {name: None if t is None else t.detach().clone().requires_grad_() for name, t in tensors.items()}
-
-
-def results(tensors: dict, options: dict, d_out: torch.Tensor, **more) -> dict[str, torch.Tensor]:
-    """The output and every gradient, by argument name."""
-    mine = leaves_of(tensors)
-    out = moegemm.experts_mlp(**mine, **options, **more)
-    given = {name: t for name, t in mine.items() if t is not None}
-    gradients = torch.autograd.grad(out, list(given.values()), d_out)
-    return {"out": out.detach(), **dict(zip(given, gradients, strict=True))}
 
 
 def expected_results(tensors: dict, options: dict, d_out: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -102,7 +52,8 @@ def check(tensors: dict, options: dict, **more) -> None:
 @pytest.mark.parametrize("transposed", [False, True], ids=["EnK", "EKn"])
 @pytest.mark.parametrize("activation", [*GATED, *UNGATED])
 def test_every_activation(device, activation, transposed, bias, weighted):
-    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    # A gate that a rounding moves across zero has another slope there: in fp32 none of these is so near.
+    dtype = torch.float32 if device == "cpu" or "relu" in activation or activation == "reglu" else torch.bfloat16
     check(*make_rows(device, dtype, activation=activation, transposed=transposed, bias=bias, weighted=weighted))
 
 
@@ -153,18 +104,6 @@ def test_the_bits_of_the_layer_of_tokens(device):
     gradients = dict(zip(given, torch.autograd.grad(out, list(given.values()), d_out), strict=True))
     assert torch.equal(got["out"], out)
     assert all(torch.equal(got[name], value) for name, value in gradients.items())
-
-
-def as_pairs(tensors: dict, options: dict) -> dict:
-    """The same tensors with gate and up apart."""
-    inner = tensors["w_gate_up"].size(2 if options["transposed"] else 1) // 2
-    pairs = dict(tensors)
-    pairs["w_gate_up"] = tuple(
-        t.contiguous() for t in tensors["w_gate_up"].split(inner, 2 if options["transposed"] else 1)
-    )
-    if tensors["gate_up_bias"] is not None:
-        pairs["gate_up_bias"] = tuple(t.contiguous() for t in tensors["gate_up_bias"].split(inner, 1))
-    return pairs
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -144,6 +144,9 @@ def modules() -> list[str]:
 def test_docstrings_of_a_module_run(name: str):
     if name == "moegemm.transformers" or ".integrations" in name:
         pytest.importorskip("transformers")
+    engine = name.rpartition(".")[2]
+    if engine in ("torchtitan", "megatron"):
+        pytest.importorskip(name, reason=f"{engine} is not installed", exc_type=ImportError)
     module = importlib.import_module(name)
     assert "+SKIP" not in Path(str(module.__file__)).read_text(), "say it in words, where it cannot run"
     result = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE)

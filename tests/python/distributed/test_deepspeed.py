@@ -1,0 +1,101 @@
+"""DeepSpeed AutoEP's experts on moegemm beside their own code, ZeRO around the layer, and axolotl's entry."""
+
+import gc
+import weakref
+
+import moegemm
+import pytest
+import torch
+from moegemm.integrations import axolotl, deepspeed
+from tiny_models import build, experts_of, routing
+
+
+@pytest.fixture
+def experts_module():
+    pytest.importorskip("deepspeed", reason="deepspeed is not installed")
+    module = pytest.importorskip("deepspeed.moe.ep_experts", reason="this deepspeed has no AutoEP")
+    yield module
+    deepspeed.use_own()
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "geglu_tanh", "swiglu_clamped", "swiglu_oai"])
+def test_experts_of_autoep_are_deepspeeds(experts_module, activation):
+    experts = experts_module.GroupedExperts(16, 24, 4, use_grouped_mm=False, activation=activation)
+    with torch.no_grad():
+        for parameter in experts.parameters():
+            parameter.copy_(torch.randn(parameter.shape) * 0.3)
+    x, counts = torch.randn(11, 16) * 3, torch.tensor([4, 0, 5, 2])
+
+    def run() -> list[torch.Tensor]:
+        rows = x.clone().requires_grad_()
+        experts.zero_grad()
+        out = experts(rows, counts)
+        out.square().sum().backward()
+        return [out.detach(), rows.grad, *(p.grad.clone() for p in experts.parameters())]
+
+    expected = run()
+    deepspeed.use_moegemm()
+    for found, want in zip(run(), expected, strict=True):
+        assert (found - want).norm() < 1e-5 * want.norm()
+
+
+def test_an_activation_of_others_runs_deepspeeds_own_code(experts_module):
+    name = "of_this_test"
+    if name not in experts_module.EXPERT_ACTIVATIONS:
+        experts_module.register_expert_activation(name, lambda gate, up, alpha, limit: gate.sin() * up)
+    experts = experts_module.GroupedExperts(8, 8, 2, use_grouped_mm=False, activation=name)
+    with torch.no_grad():
+        for parameter in experts.parameters():
+            parameter.normal_()
+    x, counts = torch.randn(5, 8), torch.tensor([2, 3])
+    expected = experts(x, counts)
+    deepspeed.use_moegemm()
+    assert torch.equal(experts(x, counts), expected)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_no_gathered_weight_is_kept_for_the_backward(transposed):
+    """ZeRO-3 gathers a parameter for the forward, swaps its data for nothing, and gathers it again for the backward."""
+    shapes = ((4, 8, 12), (4, 6, 8)) if transposed else ((4, 12, 8), (4, 8, 6))
+    values = [torch.randn(shape) for shape in shapes]
+    parameters = [torch.nn.Parameter(torch.empty(0)) for _ in shapes]
+    x, ids = torch.randn(9, 8, requires_grad=True), torch.randint(4, (9, 2))
+    storages = []
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.data = value.clone()
+        storages.append(weakref.ref(parameter.untyped_storage()))
+    out = moegemm.moe_mlp(x, *parameters, ids, torch.rand(9, 2), transposed=transposed)
+    before = [parameter.data_ptr() for parameter in parameters]
+    for parameter in parameters:
+        parameter.data = torch.empty(0)
+    gc.collect()
+    saved = [t for t in saved_tensors(out) if t.data_ptr() in before]
+    assert not saved, [list(t.shape) for t in saved]
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.data = value.clone()
+    out.sum().backward()
+    assert all(parameter.grad.shape == value.shape for parameter, value in zip(parameters, values, strict=True))
+
+
+def saved_tensors(out: torch.Tensor) -> list[torch.Tensor]:
+    """What the graph of a result keeps."""
+    found, waiting, seen = [], [out.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        found += [t for t in getattr(node, "saved_tensors", ()) if t is not None]
+        waiting += [following for following, _ in node.next_functions]
+    return found
+
+
+def test_axolotls_entry_sums_the_experts_of_this_rank():
+    experts = experts_of(build("qwen3_moe", "eager"))
+    ids, weights = routing(6)
+    x = torch.randn(40, 32)
+    table: dict = {}
+    axolotl.register(table)
+    found = table["moegemm"](experts, x, torch.where(ids < 4, ids, -1), weights)
+    expected = moegemm.moe_mlp(x, experts.gate_up_proj, experts.down_proj, torch.where(ids < 4, ids, -1), weights)
+    assert torch.allclose(found, expected, atol=1e-6)
