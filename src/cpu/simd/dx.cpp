@@ -63,12 +63,7 @@ void run_dx(const KernelTable& kernels, DxPath path, const Problem& problem,
     return static_cast<const char*>(operands.w) +
            (block.expert * problem.n * operands.w_stride + block.first_col) * element;
   };
-  const auto low_weights_of = [&](const Block& block) {
-    const std::int64_t row = block.expert * problem.low_rank;
-    return static_cast<const char*>(operands.low_weights) +
-           (row * operands.low_weights_stride + block.first_col) * element;
-  };
-  const std::vector<std::byte> zeros = zero_source(problem, problem.n);
+  const std::vector<char> zeros = zero_source(problem, problem.n);
   const std::int64_t words = kDxWordRows * kFoldSteps;
   const std::int64_t totals = std::max(std::max(kKeptSums, packed_rows * kMinPackedCols),
                                        kMaxRowsInPlace * 2 * kMaxInPlaceCols);
@@ -86,7 +81,7 @@ void run_dx(const KernelTable& kernels, DxPath path, const Problem& problem,
     const void* stand_in = zeros.empty()
                                ? static_cast<const char*>(operands.w) +
                                      block.expert * problem.n * operands.w_stride * element
-                               : static_cast<const void*>(zeros.data());
+                               : zeros.data();
     const RowBlock rows(locator, problem, operands, block, stand_in, scratch);
     DxTask task;
     task.dy = rows.sources();
@@ -95,7 +90,7 @@ void run_dx(const KernelTable& kernels, DxPath path, const Problem& problem,
     task.w_stride = operands.w_stride;
     task.cols = block.cols;
     task.n = problem.n;
-    if (problem.low_rank > 0) task.low = rows.low_rank_part(low_weights_of(block));
+    task.low = rows.low_rank_part();
     task.out = rows.output();
     if (next.expert >= 0) {
       task.next_w = weights_of(next);

@@ -61,11 +61,7 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
     return static_cast<const char*>(operands.w) +
            (block.expert * problem.n + block.first_col) * operands.w_stride * element;
   };
-  const auto low_weights_of = [&](const Block& block) {
-    return static_cast<const char*>(operands.low_weights) +
-           (block.expert * problem.n + block.first_col) * operands.low_weights_stride * element;
-  };
-  const std::vector<std::byte> zeros = zero_source(problem, problem.k);
+  const std::vector<char> zeros = zero_source(problem, problem.k);
   const std::int64_t parked = kParkedFloatsPerRow * rows_of_largest_block;
   const std::int64_t scratch_bytes =
       RowBlock::scratch_bytes(rows_of_largest_block, kMaxWeightRows) +
@@ -77,8 +73,7 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
     Scratch& scratch = Scratch::of_this_thread();
     scratch.reserve(scratch_bytes);
     std::byte* const packed = scratch.take<std::byte>(packed_bytes);
-    const void* stand_in =
-        zeros.empty() ? weights_of(block) : static_cast<const void*>(zeros.data());
+    const void* stand_in = zeros.empty() ? weights_of(block) : zeros.data();
     const RowBlock rows(locator, problem, operands, block, stand_in, scratch);
     ForwardTask task;
     task.x = rows.sources();
@@ -87,7 +82,7 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
     task.w_stride = operands.w_stride;
     task.w_rows = block.cols;
     task.k = problem.k;
-    if (problem.low_rank > 0) task.low = rows.low_rank_part(low_weights_of(block));
+    task.low = rows.low_rank_part();
     task.out = rows.output();
     if (packs && block.rows >= kMinPackedX) {
       task.packed_x = packed;

@@ -335,9 +335,8 @@ void forward_task(const ForwardTask& task) {
 
     const std::int64_t all_parts = (parts > 0 ? parts : 1) + (task.low.rank > 0 ? 1 : 0);
     for (std::int64_t part = 0; part < all_parts; ++part) {
-      const bool low = task.low.rank > 0 && part + 1 == all_parts;
-      const bool ends_k = part + 1 >= parts;
-      const bool last = part + 1 == all_parts;
+      const bool ends_k = part + 1 >= parts, last = part + 1 == all_parts;
+      const bool low = last && task.low.rank > 0;
       tile.begin = part * part_steps * Dot::kStep;
       tile.steps = ends_k ? steps - part * part_steps : part_steps;
       tile.tail = ends_k ? task.k - steps * Dot::kStep : 0;

@@ -39,12 +39,19 @@ RowBlock::RowBlock(const RowLocator& locator, const Problem& problem, const Oper
   }
 }
 
-LowRankPart RowBlock::low_rank_part(const void* w) const {
-  return {low_rows_, w, operands_.low_weights_stride, problem_.low_rank};
+LowRankPart RowBlock::low_rank_part() const {
+  if (low_rows_ == nullptr) return {};
+  const bool forward = problem_.op == Op::kForward;
+  const std::int64_t row =
+      forward ? block_.expert * problem_.n + block_.first_col : block_.expert * problem_.low_rank;
+  const std::int64_t at = row * operands_.low_weights_stride + (forward ? 0 : block_.first_col);
+  return {low_rows_,
+          static_cast<const char*>(operands_.low_weights) + at * size_bytes(problem_.dtype),
+          operands_.low_weights_stride, problem_.low_rank};
 }
 
-std::vector<std::byte> zero_source(const Problem& problem, std::int64_t depth) {
-  return std::vector<std::byte>(
+std::vector<char> zero_source(const Problem& problem, std::int64_t depth) {
+  return std::vector<char>(
       problem.low_rank > 0 ? static_cast<std::size_t>(depth * size_bytes(problem.dtype)) : 0);
 }
 

@@ -29,8 +29,8 @@ class RowBlock {
            const Block& block, const void* stand_in, Scratch& scratch);
 
   const void* const* sources() const { return sources_; }
-  /// The block's low-rank part, with `w` where its weights begin.
-  LowRankPart low_rank_part(const void* w) const;
+  /// The block's low-rank part; empty where there is none.
+  LowRankPart low_rank_part() const;
   OutputRows output() const;
 
   /// Rewrites the block's columns of the rows that read as zeros: zero, or the bias. Call it after
@@ -53,7 +53,7 @@ class RowBlock {
 
 /// What a row that reads as zeros is computed from where it has a low-rank part: `depth` zeros,
 /// else nothing.
-std::vector<std::byte> zero_source(const Problem& problem, std::int64_t depth);
+std::vector<char> zero_source(const Problem& problem, std::int64_t depth);
 
 /// Rows of Y or dX that nothing stores become zero, in parallel.
 void clear_unwritten_rows(const RowLocator& locator, const Problem& problem,
