@@ -92,7 +92,6 @@ __device__ inline void scan_segments(const SegmentParams& params, const Starts& 
         }
       }
     }
-
 #pragma unroll
     for (int i = 1; i < kEach; ++i) rows[i] = add_saturating(rows[i - 1], rows[i], row_limit);
     const int warp_rows = inclusive_scan_saturating(rows[kEach - 1], row_limit, lane);
@@ -109,7 +108,6 @@ __device__ inline void scan_segments(const SegmentParams& params, const Starts& 
       if (w < warp) row = add_saturating(row, total, row_limit);
       before.row = add_saturating(before.row, total, row_limit);
     }
-
     int tiles[kEach];
     int end = row;
 #pragma unroll
