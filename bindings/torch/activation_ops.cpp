@@ -43,13 +43,13 @@ void check_expert_rows(Tensor rows, Tensor w_gate_up, Tensor w_down, Tensor size
 }
 
 Tensor activate(Tensor pre, std::optional<Tensor> bias, Tensor m_sizes, std::string activation,
-                std::optional<Tensor> row_weights, bool undefined_tails) {
+                std::optional<Tensor> row_weights, std::string options) {
   return raising([&] {
     const Activation parsed = parse_activation(activation);
     Argument input("pre", pre), biases("bias", bias);
     RoutingArguments routing(m_sizes, std::nullopt, row_weights, 1);
     const TensorView pre_view = input.readable(), bias_view = biases.readable();
-    const RoutingView routing_view = routing.readable(undefined_tails);
+    const RoutingView routing_view = routing.readable(options);
     const Execution execution(input.device(), kElementFlops * static_cast<double>(input.numel()));
     Output act = allocate(input.size(0), parsed.activated_columns(input.columns()), input.dtype(),
                           input.device());
@@ -66,12 +66,12 @@ std::tuple<Tensor, Tensor> activate_backward(Tensor d_act, Tensor pre, std::opti
                                              std::int64_t topk, std::optional<Tensor> d_out,
                                              std::optional<Tensor> down_bias,
                                              std::string activation, bool need_weighted_act,
-                                             bool need_d_weights, bool undefined_tails) {
+                                             bool need_d_weights, std::string options) {
   return raising([&] {
     Argument gradient("d_act", d_act), input("pre", pre), biases("bias", bias);
     Argument d_outs("d_out", d_out), down_biases("down_bias", down_bias);
     RoutingArguments routing(m_sizes, gather_indices, router_weights, topk);
-    const RoutingView routing_view = routing.readable(undefined_tails);
+    const RoutingView routing_view = routing.readable(options);
     ActivationGradientInputs inputs;
     inputs.d_act = need_weighted_act ? gradient.writable() : gradient.readable();
     inputs.pre = input.readable();
@@ -95,11 +95,11 @@ std::tuple<Tensor, Tensor> activate_backward(Tensor d_act, Tensor pre, std::opti
 
 /// See moegemm::add_weighted_bias.
 void add_weighted_bias(Tensor rows, Tensor bias, Tensor m_sizes, Tensor row_weights, Tensor out,
-                       bool undefined_tails) {
+                       std::string options) {
   raising([&] {
     Argument input("rows", rows), biases("bias", bias), target("out", out);
     RoutingArguments routing(m_sizes, std::nullopt, row_weights, 1);
-    const RoutingView routing_view = routing.readable(undefined_tails);
+    const RoutingView routing_view = routing.readable(options);
     const TensorView rows_view = input.readable(), bias_view = biases.readable();
     const Execution execution(target.device(), 2.0 * static_cast<double>(target.numel()));
     moegemm::add_weighted_bias(rows_view, bias_view, routing_view, target.writable(),
@@ -108,11 +108,11 @@ void add_weighted_bias(Tensor rows, Tensor bias, Tensor m_sizes, Tensor row_weig
 }
 
 /// See moegemm::add_rows.
-void add_rows(Tensor a, Tensor b, Tensor m_sizes, Tensor out, bool undefined_tails) {
+void add_rows(Tensor a, Tensor b, Tensor m_sizes, Tensor out, std::string options) {
   raising([&] {
     Argument first("a", a), second("b", b), target("out", out);
     RoutingArguments routing(m_sizes, std::nullopt, std::nullopt, 1);
-    const RoutingView routing_view = routing.readable(undefined_tails);
+    const RoutingView routing_view = routing.readable(options);
     const TensorView a_view = first.readable(), b_view = second.readable();
     const Execution execution(target.device(), static_cast<double>(target.numel()));
     moegemm::add_rows(a_view, b_view, routing_view, target.writable(), execution.context());
@@ -144,17 +144,17 @@ constexpr Operator kOperators[] = {
      "bool transposed, Tensor? w_up=None) -> ()",
      TORCH_BOX(&check_expert_rows)},
     {"activate(Tensor pre, Tensor? bias, Tensor m_sizes, str activation, "
-     "Tensor? row_weights=None, bool undefined_tails=False) -> Tensor",
+     "Tensor? row_weights=None, str options=\"\") -> Tensor",
      TORCH_BOX(&activate)},
     {"add_weighted_bias(Tensor rows, Tensor bias, Tensor m_sizes, Tensor row_weights, "
-     "Tensor(a!) out, bool undefined_tails=False) -> ()",
+     "Tensor(a!) out, str options=\"\") -> ()",
      TORCH_BOX(&add_weighted_bias)},
-    {"add_rows(Tensor a, Tensor b, Tensor m_sizes, Tensor(a!) out, bool undefined_tails=False) -> "
+    {"add_rows(Tensor a, Tensor b, Tensor m_sizes, Tensor(a!) out, str options=\"\") -> "
      "()",
      TORCH_BOX(&add_rows)},
     {"activate_backward(Tensor(a!) d_act, Tensor pre, Tensor? bias, Tensor m_sizes, "
      "Tensor? gather_indices, Tensor? router_weights, int topk, Tensor? d_out, Tensor? down_bias, "
-     "str activation, bool need_weighted_act, bool need_d_weights, bool undefined_tails=False) -> "
+     "str activation, bool need_weighted_act, bool need_d_weights, str options=\"\") -> "
      "(Tensor, Tensor)",
      TORCH_BOX(&activate_backward)},
     {"expert_sums(Tensor rows, Tensor m_sizes, Tensor? gather_indices, Tensor? router_weights, "

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "arguments.h"
 #include "moegemm/ops.h"
+#include "product.h"
 
 namespace moegemm::torch_ops {
 
@@ -39,9 +41,12 @@ class RoutingArguments {
         router_weights_("router_weights", router_weights),
         topk_(topk) {}
 
-  RoutingView readable(bool undefined_tails = false) {
+  /// `words` are those of a product's options that say what is outside the segments, if any.
+  RoutingView readable(const std::string& words = "") {
     RoutingView routing{{}, gather_indices_.readable(), router_weights_.readable_dense(), topk_};
-    if (undefined_tails) routing.tails = Tails::kUndefined;
+    const ProductOptions options = read_options(words);
+    routing.tails = options.tails;
+    routing.expected_rows = options.expected_rows;
     return with_segments(m_sizes_.readable(), routing);
   }
 

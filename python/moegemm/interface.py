@@ -69,20 +69,15 @@ def grouped_gemm(
     Shapes:
         X: [T, K] with permute_x, else [M, K]; bf16, fp16 or fp32. W: [E, N, K] or [E * N, K], same dtype.
         m_sizes: [E]; gather_indices: [M]; int32 or int64. topk_weights: [M] or [T, topk], fp32 or X's dtype.
-        Returns [M, N]: expert order, or flat order with permute_y.
 
-    permute_x reads X in flat order (first GEMM of a layer), permute_y stores Y in flat order (second GEMM), and
-    fuse_mul_post multiplies row r by topk_weights[gather_indices[r]] before the one rounding.
+    Returns Y [M, N] in expert order. permute_x reads X in flat order (first GEMM of a layer), permute_y stores Y so
+    (second GEMM), and fuse_mul_post multiplies row r by topk_weights[gather_indices[r]] before the one rounding.
     dX_only and dW_only skip the other gradients (dW_only also that of topk_weights, which needs dX's product).
-    autotune takes the kernels that were fastest when measured, here or in an earlier process. The first call with a new
-    problem measures them, for at most two seconds each, forward here and the gradients in backward; see moegemm.tune.
+    autotune takes the kernels that were fastest when measured, which a first call does: see moegemm.tune.
     check validates m_sizes and gather_indices on the device first, which synchronises.
-    accumulate adds dW to `W.main_grad` (or `W.get_main_grad()`), fp32 or bf16, or writes it there where
-    `W.overwrite_main_grad` is true; W.grad is left alone. weight_gradients, a WeightGradients, computes dW later.
+    accumulate adds dW to `W.main_grad`, fp32 or bf16; weight_gradients computes it later: docs/how-to/engines.md.
     allow_tf32 permits TF32 for fp32 tensors on CUDA; None means torch.backends.cuda.matmul decides.
-    starts [E], of m_sizes' dtype, says where each expert's rows begin, which may leave gaps; m_sizes of shape [1, E]
-    are cumulative ends. Rows outside every segment become zero; with tails="undefined" they are left alone.
-    expected_rows is how many rows the segments have together, about: what kernels are chosen for.
+    starts [E], tails and expected_rows say where the experts' rows are, and m_sizes [1, E] are ends, as in experts_mlp.
 
     >>> import torch, moegemm
     >>> X, W = torch.randn(6, 16), torch.randn(4, 8, 16)
@@ -95,25 +90,22 @@ def grouped_gemm(
         transformed = _is_tracing() or dual or inside_torch_func()
         if (transformed or may_autocast()) and torch.is_autocast_enabled("cuda" if X.is_cuda else "cpu"):
             X, W = _autocast(X), _autocast(W)
-        if allow_tf32 is None:
-            allow_tf32 = X.is_cuda and torch_allows_tf32(X)
+        allow_tf32 = X.is_cuda and torch_allows_tf32(X) if allow_tf32 is None else allow_tf32
         by_hand = kernel_config_fwd is not None or kernel_config_bwd_dX is not None or kernel_config_bwd_dW is not None
         has_settings = by_hand or dX_only or dW_only or accumulate or weight_gradients is not None
         if (
-            has_settings or permute_x or permute_y or fuse_mul_post or autotune or check or allow_tf32
-            or not is_first_gemm or topk_weights is not None or topk != 1
-            or starts is not None or tails is not ZERO or expected_rows is not None
+            has_settings or permute_x or permute_y or fuse_mul_post or autotune or check or allow_tf32 or topk != 1
+            or not is_first_gemm or topk_weights is not None or starts is not None or tails is not ZERO
+            or expected_rows is not None
         ):  # fmt: skip
             require_valid_role(permute_x, permute_y, is_first_gemm, dX_only, dW_only)
             options = raw_options(X, permute_x, permute_y, fuse_mul_post, check, allow_tf32, autotune)
             options += tail_options(tails, expected_rows)
-            m_sizes = placed(m_sizes, starts)
-            settings = DEFAULTS
+            m_sizes, settings = placed(m_sizes, starts), DEFAULTS
             if has_settings:
                 configs = (kernel_config_fwd, kernel_config_bwd_dX, kernel_config_bwd_dW)
                 settings, W = _settings(configs, options, dX_only, dW_only, accumulate, parameter, weight_gradients, W)
-                options += WARN_AT_ONCE if transformed else ""
-            call = (topk, options, settings)
+            call = (topk, options + (WARN_AT_ONCE if transformed and has_settings else ""), settings)
         if transformed:
             return transformed_product(X, W, m_sizes, gather_indices, topk_weights, call, dual)
         if call is PLAIN and _is_grad_enabled() and (X.requires_grad or W.requires_grad):
@@ -122,19 +114,21 @@ def grouped_gemm(
             return forward_plain(X, W, m_sizes)
         Y = eager_product(X, W, m_sizes, gather_indices, topk_weights, call)
     except (RuntimeError, AttributeError, ValueError) as error:  # ValueError: an array has no truth value
-        if is_distributed(W) and not is_distributed(X):  # asked here: every other call would pay for it
-            return _of_this_rank(X, W, m_sizes, gather_indices, topk_weights, call)
-        arguments = RawArguments(X, W, m_sizes, gather_indices, topk_weights, topk)
-        raise explain(error, arguments.tensors(), topk) from None
+        return _after_error(error, X, W, m_sizes, gather_indices, topk_weights, call, topk)
     if by_hand or autotune:
         _warn(call, autotune, stacklevel=3)
     return Y
 
 
-def _of_this_rank(
-    X: Tensor, W: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, topk_weights: Tensor | None, call: Call
-) -> Tensor:
-    """The product with this rank's experts of a DTensor."""
+def _after_error(
+    error: Exception, X: Tensor, W: Tensor, m_sizes: Tensor, gather_indices: Tensor | None,
+    topk_weights: Tensor | None, call: Call, topk: int,
+) -> Tensor:  # fmt: skip
+    """The product with this rank's experts of a DTensor, or `error` in our words. Whether W is one is asked here: every
+    other call would pay for it."""
+    if not is_distributed(W) or is_distributed(X):
+        arguments = RawArguments(X, W, m_sizes, gather_indices, topk_weights, topk)
+        raise explain(error, arguments.tensors(), topk) from None
     mine = local_weight("W", W)
     try:
         return eager_product(X, mine, m_sizes, gather_indices, topk_weights, call)
@@ -322,6 +316,8 @@ def _settings(
     """What a call asks for beyond options, and the W that its product reads. `parameter` is W as the caller gave it,
     `later` the queue that dW is left to."""
     require_queue(later)
+    if later is not None:
+        W = local_weight("W", W)  # the queue hands dW to this rank's part of a DTensor
     settings = Settings(
         _numbers("kernel_config_fwd", configs[0], KernelConfigForward, options),
         _numbers("kernel_config_bwd_dX", configs[1], KernelConfigBackward_dX, options),

@@ -15,7 +15,7 @@ from moegemm.operators.derivatives import refuse_forward_mode
 from moegemm.operators.errors import explain
 from moegemm.operators.loading import ops
 from moegemm.operators.raw import autocast_dtype, torch_allows_tf32
-from moegemm.operators.segments import UNDEFINED, ZERO, placed, tail_options
+from moegemm.operators.segments import ZERO, placed, tail_options
 from moegemm.operators.weight_gradients import WeightGradients, require_queue
 
 _check_expert_rows: Callable[..., None] = ops.check_expert_rows.default
@@ -152,7 +152,7 @@ def experts_mlp(
     buffers = LayerBuffers(out, grad_rows_out, ("out", "grad_rows_out"))
     memory = checked_buffers(buffers, rows, used.rows.dtype, inputs)
     call = LayerCall("experts_mlp", chosen, *stored[3:], weight_gradients, None, *memory)
-    routed = Routed(used.segments(), None, undefined_tails=tails == UNDEFINED)
+    routed = Routed(used.segments(), None, tails=words)
     try:
         result = run_layer(call, routed, tensors)
     except RuntimeError as error:

@@ -67,7 +67,7 @@ def _run_second(call: LayerCall, routed: Routed, act: Tensor, tensors: LayerTens
         return call.second.to_output(act, tensors.w_down, routed, bias, tensors.weights, call.out)
     exact = call.second.in_order(act, tensors.w_down, routed, float32=True)
     out = tensors.x.new_empty(tensors.x.shape) if call.out is None else call.out
-    _add_weighted_bias(exact, bias, routed.m_sizes, weights, out, routed.undefined_tails)
+    _add_weighted_bias(exact, bias, routed.m_sizes, weights, out, routed.tails)
     if call.out is not None:
         count_write(out)
     return out
@@ -78,7 +78,7 @@ def _run_forward(call: LayerCall, routed: Routed, tensors: LayerTensors) -> tupl
     pre = first_product((call.first, call.up), tensors.x, tensors.w_gate_up, tensors.w_up, routed)
     weights = _row_weights(routed, tensors.weights)
     text = call.activation.text()
-    act = _activate(pre, tensors.gate_up_bias, routed.m_sizes, text, weights, routed.undefined_tails)
+    act = _activate(pre, tensors.gate_up_bias, routed.m_sizes, text, weights, routed.tails)
     return _run_second(call, routed, act, tensors), pre
 
 
@@ -201,8 +201,8 @@ def _gradients(
     """Those of LayerTensors, each if needed."""
     need_x, need_gate_up, need_up, need_down, need_weights, need_gate_up_bias, need_down_bias = ctx.needs_input_grad[5:]
     call: LayerCall = ctx.call
-    topk, undefined_tails = ctx.rest
-    routed = Routed(m_sizes, gather_indices, topk, positions, undefined_tails)
+    topk, tails = ctx.rest
+    routed = Routed(m_sizes, gather_indices, topk, positions, tails)
     dw = _Computed(ctx)
     d_x = d_gate_up = d_up = d_down = d_weights = d_gate_up_bias = d_down_bias = None
     if need_x or need_gate_up or need_up or need_down or need_weights or need_gate_up_bias:
@@ -213,7 +213,7 @@ def _gradients(
         d_pre, dots = _activate_backward(
             rows, pre, t.gate_up_bias, m_sizes, indices, t.weights, topk,
             d_out if biased else None, t.down_bias if biased else None,
-            call.activation.text(), need_down, need_weights, undefined_tails,
+            call.activation.text(), need_down, need_weights, tails,
         )  # fmt: skip
         if need_weights:
             assert t.weights is not None
@@ -254,8 +254,8 @@ def run_layer(call: LayerCall, routed: Routed, tensors: LayerTensors) -> Tensor:
                 w_up=None if tensors.w_up is None else apart(tensors.w_up),
                 w_down=apart(tensors.w_down),
             )
-        m_sizes, gather_indices, topk, positions, undefined_tails = routed
-        routing = (topk, undefined_tails), m_sizes, gather_indices, positions
+        m_sizes, gather_indices, topk, positions, tails = routed
+        routing = (topk, tails), m_sizes, gather_indices, positions
         out: Tensor = apply_function(ExpertLayer, call, *routing, *tensors)[0]
         return out
     return _run_inference(call, routed, tensors)

@@ -30,7 +30,7 @@ class Routed(NamedTuple):
     gather_indices: Tensor | None  # [M]; None: rows come and go in expert order
     topk: int = 1
     positions: Tensor | None = None  # [T, topk]: M is a capacity, and only slots with a position have a row
-    undefined_tails: bool = False  # in expert order: rows outside the segments are left alone
+    tails: str = ""  # the words of tail_options: what passes do outside the segments, and how many rows they expect
 
     def rows(self, x: Tensor) -> int:
         """M of a first product that reads x."""
@@ -161,7 +161,7 @@ def tokens_gradient_of_pair(
     up = pair[1].unsummed_tokens_gradient(d_pre[:, middle:], w_up, routed, FLOAT32_OUTPUT)
     if routed.gather_indices is None:
         result = torch.empty_like(gate, dtype=d_pre.dtype) if out is None else out
-        _add_rows(gate, up, routed.m_sizes, result, routed.undefined_tails)
+        _add_rows(gate, up, routed.m_sizes, result, routed.tails)
         if out is not None:
             count_write(out)
         return result

@@ -154,18 +154,18 @@ def _require_dtypes(name: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor, w_u
 
 
 def _add_weighted_bias(
-    rows: Tensor, bias: Tensor, m_sizes: Tensor, row_weights: Tensor, out: Tensor, undefined_tails: bool = False
+    rows: Tensor, bias: Tensor, m_sizes: Tensor, row_weights: Tensor, out: Tensor, options: str = ""
 ) -> None:
     """Nothing to create."""
 
 
-def _add_rows(a: Tensor, b: Tensor, m_sizes: Tensor, out: Tensor, undefined_tails: bool = False) -> None:
+def _add_rows(a: Tensor, b: Tensor, m_sizes: Tensor, out: Tensor, options: str = "") -> None:
     """Nothing to create."""
 
 
 def _activate(
     pre: Tensor, bias: Tensor | None, m_sizes: Tensor, activation: str, row_weights: Tensor | None = None,
-    undefined_tails: bool = False,
+    options: str = "",
 ) -> Tensor:  # fmt: skip
     return pre.new_empty((pre.size(0), pre.size(1) // 2 if is_gated(activation) else pre.size(1)))
 
@@ -173,7 +173,7 @@ def _activate(
 def _activate_backward(
     d_act: Tensor, pre: Tensor, bias: Tensor | None, m_sizes: Tensor, gather_indices: Tensor | None,
     router_weights: Tensor | None, topk: int, d_out: Tensor | None, down_bias: Tensor | None, activation: str,
-    need_weighted_act: bool, need_d_weights: bool, undefined_tails: bool = False,
+    need_weighted_act: bool, need_d_weights: bool, options: str = "",
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     slots = pre.size(0) if router_weights is None else router_weights.numel()
     return pre.new_empty(pre.shape), pre.new_empty((slots if need_d_weights else 0,), dtype=torch.float32)

@@ -142,6 +142,24 @@ def test_views_and_casts_of_a_parameter_hand_it_on(device):
         W.grad = None
 
 
+def test_a_sharded_parameter_gets_its_part():
+    from torch.distributed.tensor import DeviceMesh, Shard, distribute_tensor
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        X, sizes = torch.randn(9, 8), torch.tensor([4, 0, 5])
+        W = nn.Parameter(distribute_tensor(torch.randn(3, 12, 8), DeviceMesh("cpu", [0]), [Shard(0)]))
+        moegemm.grouped_gemm(X, W, sizes, 1).sum().backward()
+        expected, W.grad = W.grad, None
+        queue = moegemm.WeightGradients()
+        moegemm.grouped_gemm(X, W, sizes, 1, weight_gradients=queue).sum().backward()
+        assert W.grad is None
+        queue.run()
+        assert torch.equal(W.grad.to_local(), expected.to_local())
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_autocast_hands_it_to_the_fp32_parameter(device):
     call, leaves, _weights = layer_call(device, bias=False)
     queue = moegemm.WeightGradients()
