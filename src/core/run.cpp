@@ -78,7 +78,7 @@ class Walk {
         matrix(operands_.x, problem_.dtype, problem_.rows, problem_.k, operands_.x_stride);
     const TensorView scaled = rows_in_workspace(step.kind, step.workspace_offset);
     const TensorView dots = vector(place(step.workspace_offset + row_bytes(step.kind, problem_)),
-                                   DType::kFloat32, problem_.rows);
+                                   DType::kFloat32, problem_.flat_rows());
     RoutingView weighted = routing();
     weighted.gather_indices = gather_indices();
     weighted.router_weights =

@@ -72,8 +72,9 @@ std::int64_t row_bytes(StepKind pass, const Problem& problem) {
 }
 
 std::int64_t workspace_bytes(StepKind pass, const Problem& problem) {
-  const std::int64_t dots =
-      pass == StepKind::kScaleX ? workspace_part(problem.rows * size_bytes(DType::kFloat32)) : 0;
+  const std::int64_t dots = pass == StepKind::kScaleX
+                                ? workspace_part(problem.flat_rows() * size_bytes(DType::kFloat32))
+                                : 0;
   return row_bytes(pass, problem) + dots;
 }
 

@@ -91,13 +91,14 @@ void CpuPasses::scale_rows(const TensorView& product, const TensorView& x,
                            const ExecutionContext& context) const {
   const std::int64_t rows = x.shape[0];
   const std::int64_t used = segments_of(routing, rows).routed;
+  const std::int64_t flat_rows = routing.router_weights.numel();
   // Slots of `dot` are written by index: what no row names stays zero.
-  for (std::int64_t r = 0; r < rows; ++r) write_float(dot.data, dot.dtype, r, 0.0f);
+  for (std::int64_t i = 0; i < flat_rows; ++i) write_float(dot.data, dot.dtype, i, 0.0f);
   for_each_range(context, rows, grain_rows(kGrainElems, x.shape[1]),
                  [&](std::int64_t begin, std::int64_t end) {
                    for (std::int64_t r = begin; r < end; ++r) {
                      if (r >= used && routing.tails == Tails::kUndefined) return;
-                     const std::int64_t flat = r < used ? flat_row(routing, r, rows) : -1;
+                     const std::int64_t flat = r < used ? flat_row(routing, r, flat_rows) : -1;
                      if (flat < 0) {
                        zero_row(scaled, r);
                        zero_row(scaled_x, r);

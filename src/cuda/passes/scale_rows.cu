@@ -30,11 +30,12 @@ struct ScaleArguments {
   std::int64_t experts;
   const void* gather_indices;
   bool indices_64_bit;
-  const void* weights;  // [rows], flat order
+  const void* weights;  // [flat_rows]
   DType weights_dtype;
-  void* dot;  // [rows], flat order
+  void* dot;  // [flat_rows]
   DType dot_dtype;
   std::int64_t rows;
+  std::int64_t flat_rows;  // indices are below it
   int columns;
   bool zero_tail;  // else rows past the segments are left alone
   int group_rows;  // consecutive rows that a warp takes at a time, at most 32
@@ -130,7 +131,7 @@ __global__ void __launch_bounds__(kThreads, 3) scale_kernel(const ScaleArguments
     if (lane < count && first + lane < routed) {
       lane_flat = load_index(a.gather_indices, a.indices_64_bit, first + lane);
     }
-    const bool lane_named = lane_flat >= 0 && lane_flat < a.rows;
+    const bool lane_named = lane_flat >= 0 && lane_flat < a.flat_rows;
     const float lane_weight = lane_named ? load_float(a.weights, a.weights_dtype, lane_flat) : 0.0f;
     const unsigned named = __ballot_sync(kFullMask, lane_named);
     for (int i = 0; i < count; ++i) {
@@ -198,6 +199,7 @@ void CudaPasses::scale_rows(const TensorView& product, const TensorView& x,
       .dot = dot.data,
       .dot_dtype = dot.dtype,
       .rows = rows,
+      .flat_rows = routing.router_weights.numel(),
       .columns = static_cast<int>(product.shape[1]),
       .zero_tail = routing.tails == Tails::kZero,
       .group_rows = 1,
@@ -214,8 +216,8 @@ void CudaPasses::scale_rows(const TensorView& product, const TensorView& x,
   const std::int64_t groups = (rows + group - 1) / group;
   const std::int64_t blocks = std::min((groups + kWarps - 1) / kWarps, resident);
   // All zero bits are zero in every floating dtype.
-  cuda::check(cudaMemsetAsync(dot.data, 0, static_cast<std::size_t>(rows * size_bytes(dot.dtype)),
-                              on.stream),
+  const std::int64_t dot_bytes = arguments.flat_rows * size_bytes(dot.dtype);
+  cuda::check(cudaMemsetAsync(dot.data, 0, static_cast<std::size_t>(dot_bytes), on.stream),
               "clear dot for scale_rows");
   void* parameters[] = {&arguments};
   launch({packed ? packed : reinterpret_cast<const void*>(&scale_kernel<false, float, float>),

@@ -43,6 +43,10 @@ std::vector<ProblemCase> capacity_cases() {
     ProblemCase* wide = add("CapacityOfAWideDw", 100, 400);
     wide->n = per_token ? 64 : 4096;
     wide->k = per_token ? 4096 : 64;
+    if (per_token) {
+      add("CapacityMultiplied", 150, 800)->multiply = true;
+      add("MoreRowsThanSlotsMultiplied", 200, 80)->multiply = true;
+    }
     ProblemCase* activated = add("CapacityWithBiasAndActivation", 150, 400);
     activated->bias = true;
     activated->activation = Activation{};
