@@ -229,7 +229,7 @@ def to_markdown(record: dict[str, Any]) -> str:
     lines = [
         "# LoRA on experts",
         "",
-        f"{run['gpu']}, {run['dtype']}, torch {run['torch']}, commit {run['commit']}, {run['date']}.",
+        f"{run['gpu']}, {run['dtype']}, torch {run['torch']}, {run['date']}.",
         f"{run['rounds']} rounds, in which all contenders take turns. One expert layer (SwiGLU, no biases) of each",
         "model's sizes on moegemm, random routing, adapters on both weights through PEFT with fp32 parameters,",
         "gradients for x and the adapters. Milliseconds / MiB that the forward leaves allocated, each also as a",
