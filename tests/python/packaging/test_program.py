@@ -46,8 +46,8 @@ def test_make_puts_the_programs_of_the_checkout_on_the_path_of_its_environment(t
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     for _ in range(2):  # each build does it again
-        subprocess.run([ROOT / "scripts" / "link_programs", tmp_path], check=True)
+        subprocess.run([ROOT / "scripts" / "link_programs", tmp_path, "build/release"], check=True)
     assert (tmp_path / "bin" / "moegemm").readlink() == ROOT / "build" / "release" / "src" / "cli" / "moegemm"
     assert run(str(tmp_path / "bin" / "moegemm-bench"), "--help").stdout.startswith("usage: moegemm-bench")
     makefile = (ROOT / "Makefile").read_text()
-    assert "@scripts/link_programs $(VENV)" in makefile.split("\nbuild: ")[1].split("\n\n")[0]
+    assert "@scripts/link_programs $(VENV) $(BUILD)" in makefile.split("\nbuild: ")[1].split("\n\n")[0]
