@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from layer.layer_reference import GATED, Layer, reference_gradients, relative_error
+from layer_reference import GATED, Layer, reference_gradients, relative_error
 from receive_buffers import ALIGNMENTS, ENGINES, EXPERT_MAJOR, EXPERTS, FIRST, LOCAL, Batch
 
 HIDDEN, INNER, RANKS, TOPK = 24, 40, 3, 3

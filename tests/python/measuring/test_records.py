@@ -24,6 +24,8 @@ PROGRAMS = {
     "sm80/paths": ("sm80_paths.py",),
     "layer/moe_layer": ("moe_layer.py",),
     "layer/fused_activation": ("fused_activation.py",),
+    "layer/lora": ("grouped_gemm.py", "--stem", "lora"),
+    "rows/row_layouts": ("row_layouts.py",),
     "cpu/cpu": ("cpu_vs_torch.py",),
 }
 
