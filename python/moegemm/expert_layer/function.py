@@ -101,7 +101,7 @@ class ExpertLayer(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        call: LayerCall, rest: tuple[int, bool], m_sizes: Tensor, gather_indices: Tensor | None,
+        call: LayerCall, rest: tuple[int, str], m_sizes: Tensor, gather_indices: Tensor | None,
         positions: Tensor | None, *arguments: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """`rest` is what else Routed has, `arguments` are those of LayerTensors, one by one: autograd looks for tensors
