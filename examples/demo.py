@@ -257,8 +257,8 @@ def main() -> int:
         print("\nSOMETHING IS WRONG above: please report it with the output of `moegemm info`.")
         return 1
     print(
-        "\nTry next: `. .venv/bin/activate`, then `moegemm plan qwen3-30b-a3b --gpu h200`: what each product of a "
-        "model would run, and why. README.md has the lines for your own model."
+        "\nTry next: `. .venv/bin/activate`, then `moegemm plan qwen3-30b-a3b --tokens 64`: what each product of a "
+        "model runs here, and why. README.md has the lines for your own model."
     )
     return 0
 

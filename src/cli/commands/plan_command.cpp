@@ -114,8 +114,11 @@ LayerSpec layer_to_plan(const PlanOptions& options) {
     const std::vector<KernelInfo> compiled = kernels();
     if (std::none_of(compiled.begin(), compiled.end(),
                      [](const KernelInfo& k) { return k.backend == BackendKind::kSm80; })) {
-      throw Error(ErrorKind::kNotImplemented,
-                  fmt::format("--gpu {}: no CUDA kernels are compiled in", options.gpu));
+      throw Error(
+          ErrorKind::kNotImplemented,
+          fmt::format(
+              "--gpu {}: no CUDA kernels are compiled in; `make build CUDA=ON` compiles them",
+              options.gpu));
     }
   } else if (spec.device.type == DeviceType::kCuda && gpus(&why_none).empty()) {
     throw Error(ErrorKind::kRuntime,

@@ -28,7 +28,10 @@ def test_demo_shows_operations_curves_and_what_to_try_next(tmp_path):
         assert f"\n{operation}" in done.stdout
     assert f"loss curves: {tmp_path / 'training.png'}" in done.stdout
     assert (tmp_path / "training.png").stat().st_size > 10_000
-    assert done.stdout.splitlines()[-1].startswith("Try next: ")
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("Try next: ")
+    suggested = next(part for part in last.split("`") if part.startswith("moegemm "))
+    subprocess.run([sys.executable, "-m", *suggested.split()], check=True, capture_output=True, timeout=60)
     assert "WRONG" not in done.stdout
 
 
