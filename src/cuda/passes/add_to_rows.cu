@@ -63,10 +63,7 @@ template <bool Packs, typename In, typename Added, typename Out>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     add_kernel(const AddArguments a) {
   extern __shared__ int row_prefix[];
-  share_row_prefix<true>(a.segments.m_sizes, fetch_sizes(a.segments.m_sizes, a.segments.experts),
-                         a.segments.experts, a.segments.row_limit, row_prefix,
-                         a.segments.placement);
-  const int routed = row_prefix[a.segments.experts];
+  const int routed = share_positions(a.segments, row_prefix);
   const int step = static_cast<int>(gridDim.x) * kWarps;
   SegmentCursor at(a.segments, row_prefix);
   for (int position = static_cast<int>(blockIdx.x * kWarps + threadIdx.x / 32); position < routed;

@@ -196,10 +196,7 @@ __global__ void __launch_bounds__(kThreads, least_resident_segment_blocks<T>())
     backward_segments(const __grid_constant__ BackwardArguments a) {
   extern __shared__ uint4 memory[];
   int* const row_prefix = BackwardShared<T, L>(a, memory).row_prefix;
-  share_row_prefix<true>(a.segments.m_sizes, fetch_sizes(a.segments.m_sizes, a.segments.experts),
-                         a.segments.experts, a.segments.row_limit, row_prefix,
-                         a.segments.placement);
-  const int routed = row_prefix[a.segments.experts];
+  const int routed = share_positions(a.segments, row_prefix);
   with_function(a.activation.function, [&]<ActivationFunction F>() {
 #pragma unroll 1
     for (int first = static_cast<int>(blockIdx.x) * a.group_rows; first < routed;
@@ -238,10 +235,7 @@ __device__ float backward_row(const BackwardArguments& a, int position, const Ro
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     backward_elements(const BackwardArguments a) {
   extern __shared__ int row_prefix[];
-  share_row_prefix<true>(a.segments.m_sizes, fetch_sizes(a.segments.m_sizes, a.segments.experts),
-                         a.segments.experts, a.segments.row_limit, row_prefix,
-                         a.segments.placement);
-  const int routed = row_prefix[a.segments.experts];
+  const int routed = share_positions(a.segments, row_prefix);
   const int step = static_cast<int>(gridDim.x) * kWarps;
   SegmentCursor cursor(a.segments, row_prefix);
   for (int position = static_cast<int>(blockIdx.x * kWarps + threadIdx.x / 32); position < routed;

@@ -152,10 +152,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? kBlocksPerMultiproc
   using Packs = GatePacks<T, L>;
   extern __shared__ uint4 memory[];
   auto* const row_prefix = reinterpret_cast<int*>(memory) + Ring<T, L>::kBytes / sizeof(int);
-  share_row_prefix<true>(a.segments.m_sizes, fetch_sizes(a.segments.m_sizes, a.segments.experts),
-                         a.segments.experts, a.segments.row_limit, row_prefix,
-                         a.segments.placement);
-  const int routed = row_prefix[a.segments.experts];
+  const int routed = share_positions(a.segments, row_prefix);
   Ring<T, L> ring(memory);
   const bool fp32 = a.act.dtype == DType::kFloat32;
   with_function(a.activation.function, [&]<ActivationFunction F>() {
@@ -205,12 +202,9 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? kBlocksPerMultiproc
 /// Element by element, of any dtype, segment and weight; nothing outside the segments.
 __global__ void __launch_bounds__(kThreads) activate_elements(const ActivateArguments a) {
   extern __shared__ int row_prefix[];
-  share_row_prefix<true>(a.segments.m_sizes, fetch_sizes(a.segments.m_sizes, a.segments.experts),
-                         a.segments.experts, a.segments.row_limit, row_prefix,
-                         a.segments.placement);
+  const std::int64_t routed = share_positions(a.segments, row_prefix);
   const bool gated = a.activation.gated();
-  const std::int64_t elements =
-      static_cast<std::int64_t>(row_prefix[a.segments.experts]) * a.activated;
+  const std::int64_t elements = routed * a.activated;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
   SegmentCursor at(a.segments, row_prefix);
   for (std::int64_t i =

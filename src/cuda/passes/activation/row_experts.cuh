@@ -90,6 +90,13 @@ __device__ __forceinline__ int expert_of(const int* row_prefix, int experts, int
   return low;
 }
 
+/// The same of segments anywhere, all at once; returns how many rows they have together.
+__device__ __forceinline__ int share_positions(const SegmentParams& segments, int* row_prefix) {
+  share_row_prefix<true>(segments.m_sizes, fetch_sizes(segments.m_sizes, segments.experts),
+                         segments.experts, segments.row_limit, row_prefix, segments.placement);
+  return row_prefix[segments.experts];
+}
+
 /// Finds rows by their positions, which count the rows of all segments, expert after expert.
 /// Positions may only grow.
 class SegmentCursor {
