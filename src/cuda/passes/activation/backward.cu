@@ -123,7 +123,8 @@ struct BackwardShared {
         places(row_prefix + a.segments.experts + 1) {}
 };
 
-/// Positions [first, first + count) of segments anywhere.
+/// Positions [first, first + count) of segments anywhere. Its loop is that of backward_packs,
+/// written again: as one function for both, two of these kernels spill registers.
 template <ActivationFunction F, typename T, GateLayout L>
 __device__ __forceinline__ void backward_group(const BackwardArguments& a, uint4* memory, int first,
                                                int count) {
