@@ -15,9 +15,9 @@
 #define MOEGEMM_UNROLL
 #endif
 
-/// Two 16-bit numbers in a register, the first in the low half: one instruction each on the GPU, the
-/// same bits on the host, where the maths of kernels is tested. The last argument says which type
-/// they have.
+/// Two 16-bit numbers in a register, the first in the low half: one instruction each on the GPU,
+/// the same bits on the host, where the maths of kernels is tested. The last argument says which
+/// type they have.
 namespace moegemm::cuda {
 
 /// prmt: byte i of the result is the byte of {a, b} that nibble i of the selector names; with 8
@@ -37,6 +37,17 @@ MOEGEMM_HOST_DEVICE std::uint32_t permute_bytes(std::uint32_t a, std::uint32_t b
     result |= (nibble < 8 ? byte : (byte >> 7) * 0xff) << 8 * i;
   }
   return result;
+#endif
+}
+
+/// (a & b) | c in one instruction, whatever is constant.
+MOEGEMM_HOST_DEVICE std::uint32_t and_or(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+#if defined(__CUDA_ARCH__)
+  std::uint32_t result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  return result;
+#else
+  return (a & b) | c;
 #endif
 }
 

@@ -9,12 +9,12 @@
 /// type: where fewer instructions give the same bits, those. A decoder is made from a scale and
 /// serves the columns that share it. Words are little endian, as they lie in memory.
 ///
-/// | decoder      | packed word                           | weights of a word | scale              |
+/// | decoder      | packed word                           | weights of a word | scale |
 /// |--------------|---------------------------------------|-------------------|--------------------|
-/// | Mxfp4Decoder | eight e2m1, column i at bit 4 i       | 8                 | e8m0               |
-/// | Int4Decoder  | eight q + 8, column i at bit 4 i      | 8                 | bf16 or fp16       |
-/// | Nf4Decoder   | eight, even columns in high nibbles   | 8                 | fp32               |
-/// | Fp8Decoder   | four e4m3fn                           | 4                 | any, as fp32       |
+/// | Mxfp4Decoder | eight e2m1, column i at bit 4 i       | 8                 | e8m0 | |
+/// Int4Decoder  | eight q + 8, column i at bit 4 i      | 8                 | bf16 or fp16       |
+/// | Nf4Decoder   | eight, even columns in high nibbles   | 8                 | fp32 | | Fp8Decoder
+/// | four e4m3fn                           | 4                 | any, as fp32       |
 namespace moegemm::cuda {
 
 /// Scales as fp32, exactly.
@@ -52,7 +52,7 @@ class Mxfp4Decoder {
   template <bool Usual>
   MOEGEMM_HOST_DEVICE void decode(std::uint32_t word, std::uint32_t (&pairs)[4]) const {
     const std::uint32_t low_nibbles = word << 4;
-MOEGEMM_UNROLL
+    MOEGEMM_UNROLL
     for (int t = 0; t < 4; ++t) {
       const std::uint32_t small = small_values(word, low_nibbles, selector_of(t));
       pairs[t] = Usual ? multiply_pairs(small, factor_, Element{})
@@ -107,7 +107,7 @@ class Int4Decoder {
 
   MOEGEMM_HOST_DEVICE void decode(std::uint32_t word, std::uint32_t (&pairs)[4]) const {
     const std::uint32_t high_nibbles = word >> 4;
-MOEGEMM_UNROLL
+    MOEGEMM_UNROLL
     for (int t = 0; t < 4; ++t) {
       const std::uint32_t exact = values(word, high_nibbles, selector_of(t));
       // A product of two such numbers is exact in fp32.
@@ -120,9 +120,9 @@ MOEGEMM_UNROLL
   static MOEGEMM_HOST_DEVICE std::uint32_t values(std::uint32_t word, std::uint32_t high_nibbles,
                                                   std::uint32_t selector) {
     // The nibbles become the last bits of 128 + q (fp16: 1024 + q), less 136 (1032).
-    const std::uint32_t nibbles = permute_bytes(word, high_nibbles, selector) & 0x000f000fu;
-    return kBf16 ? add_pairs(nibbles | 0x43004300u, 0xc308c308u, Element{})
-                 : add_pairs(nibbles | 0x64006400u, 0xe408e408u, Element{});
+    const std::uint32_t bytes = permute_bytes(word, high_nibbles, selector);
+    return kBf16 ? add_pairs(and_or(bytes, 0x000f000fu, 0x43004300u), 0xc308c308u, Element{})
+                 : add_pairs(and_or(bytes, 0x000f000fu, 0x64006400u), 0xe408e408u, Element{});
   }
   static MOEGEMM_HOST_DEVICE constexpr std::uint32_t selector_of(int t) {
     return static_cast<std::uint32_t>(t * 0x11 + (4 + t) * 0x1100);
@@ -158,7 +158,7 @@ class Nf4Decoder {
         0.7229568362236023f,
         1.0f,
     };
-MOEGEMM_UNROLL
+    MOEGEMM_UNROLL
     for (int i = 0; i < 4; ++i) {
       const auto products = [&](int first) {
         return pair_of({kValues[first] * absmax, kValues[first + 1] * absmax}, Element{});
@@ -172,12 +172,12 @@ MOEGEMM_UNROLL
   MOEGEMM_HOST_DEVICE void decode(std::uint32_t word, std::uint32_t (&pairs)[4]) const {
     const std::uint32_t low_nibbles = word << 4;
     const std::uint32_t entries = word & 0x77777777u;
-MOEGEMM_UNROLL
+    MOEGEMM_UNROLL
     for (int half = 0; half < 2; ++half) {  // of the word: four nibbles
       const std::uint32_t selector = entries >> 16 * half;
       // All ones where a nibble is 8 or more.
       const std::uint32_t upper = permute_bytes(low_nibbles, word, half == 0 ? 0xd9c8 : 0xfbea);
-      const auto look_up = [&](const std::uint32_t (&table)[4]) {
+      const auto look_up = [&](const std::uint32_t(&table)[4]) {
         return (permute_bytes(table[0], table[1], selector) & ~upper) |
                (permute_bytes(table[2], table[3], selector) & upper);
       };
