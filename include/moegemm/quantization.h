@@ -7,8 +7,8 @@
 #include "moegemm/kinds.h"
 #include "moegemm/tensor.h"
 
-/// Weights as checkpoints store them: packed values, and a scale for each block of them. A quantised
-/// W is frozen: forward and dX read it, nothing writes it.
+/// Weights as checkpoints store them: packed values, and a scale for each block of them. A
+/// quantised W is frozen: forward and dX read it, nothing writes it.
 namespace moegemm {
 
 enum class WeightFormat : std::uint8_t {

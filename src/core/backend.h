@@ -18,13 +18,13 @@ namespace moegemm {
 /// The pointers of one validated call; the shapes are in its Problem. Strides are in elements,
 /// between rows; the experts of W and dW are `n * stride` elements apart.
 struct Operands {
-  const void* x = nullptr;   ///< [T or M, K]; not for dX
-  const void* w = nullptr;   ///< [E, N, K]; not for dW. Packed values of a quantised W, dense:
-                             ///< expert e begins at byte e * Quantization::expert_bytes, its row n
-                             ///< n * K values on
+  const void* x = nullptr;  ///< [T or M, K]; not for dX
+  const void* w = nullptr;  ///< [E, N, K]; not for dW. Packed values of a quantised W, dense:
+                            ///< expert e begins at byte e * Quantization::expert_bytes, its row n
+                            ///< n * K values on
   const void* w_scales = nullptr;  ///< of a quantised W, dense; else null
-  const void* dy = nullptr;  ///< [M, N]; not for forward
-  void* out = nullptr;       ///< Y [M, N], dX [M, K] or dW [E, N, K]
+  const void* dy = nullptr;        ///< [M, N]; not for forward
+  void* out = nullptr;             ///< Y [M, N], dX [M, K] or dW [E, N, K]
   std::int64_t x_stride = 0;
   std::int64_t w_stride = 0;
   std::int64_t dy_stride = 0;
@@ -51,8 +51,8 @@ RoutingView segments_view(const Problem& problem, const Operands& operands);
 /// contracted over the rank.
 Problem low_rank_part(const Problem& problem);
 
-/// The part of every feasibility predicate that concerns W and the order of sums: a kernel reads the
-/// format that KernelInfo::weights names. Empty if `kernel` can run `problem`, else the reason.
+/// The part of every feasibility predicate that concerns W and the order of sums: a kernel reads
+/// the format that KernelInfo::weights names. Empty if `kernel` can run `problem`, else the reason.
 std::string refuse_weights(const Problem& problem, const KernelInfo& kernel);
 
 /// One way to run the three products. A backend appears in the planner, in `moegemm info` and in

@@ -38,10 +38,10 @@ TileWork row_work(const Problem& problem, const TileShape& tile) {
   const double mean = static_cast<double>(problem.planned_rows()) / std::max(touched, 1.0);
   const double column_tiles = std::ceil(columns / tile.columns);
   // Packed values take less than the elements that they are decoded to.
-  const double packed = problem.quantization.plain()
-                            ? 1
-                            : problem.quantization.bits() /
-                                  (8.0 * static_cast<double>(size_bytes(problem.dtype)));
+  const double packed =
+      problem.quantization.plain()
+          ? 1
+          : problem.quantization.bits() / (8.0 * static_cast<double>(size_bytes(problem.dtype)));
   TileWork work;
   for (const double deviation : kSpread) {
     const double rows = std::max(1.0, mean + deviation * std::sqrt(mean));

@@ -78,19 +78,15 @@ Forms forms_of(const Draft& whole, const Backend& backend, WorkspaceUse workspac
   if (problem.activation) {
     // Both have the same bits.
     const bool fused_first = workspace != WorkspaceUse::kFree || backend.fusing_is_faster(problem);
-    const Draft apart =
-        Draft(whole)
-            .add(StepKind::kActivate, fused_first
-                                          ? "the kernel does not activate its own results"
-                                          : "faster than a kernel that activates its own results");
+    const Draft apart = Draft(whole).add(
+        StepKind::kActivate, fused_first ? "the kernel does not activate its own results"
+                                         : "faster than a kernel that activates its own results");
     return fused_first ? Forms{whole, apart} : Forms{apart, whole};
   }
   if (problem.op == Op::kDw && problem.multiply) {
     const bool scaled_first = workspace != WorkspaceUse::kAvoid && backend.scales_first(problem);
-    const Draft scaled =
-        Draft(whole)
-            .add(StepKind::kScaleX, scaled_first
-                                        ? "tensor cores read their operands as memory has them"
+    const Draft scaled = Draft(whole).add(
+        StepKind::kScaleX, scaled_first ? "tensor cores read their operands as memory has them"
                                         : "the kernel multiplies no rows by router weights");
     return scaled_first ? Forms{scaled, whole} : Forms{whole, scaled};
   }

@@ -76,8 +76,7 @@ std::int64_t workspace_columns(StepKind pass, const Problem& problem) {
 std::int64_t row_bytes(StepKind pass, const Problem& problem) {
   const std::int64_t rows =
       pass == StepKind::kDequantise ? problem.experts * problem.n : problem.rows;
-  return workspace_part(rows * workspace_columns(pass, problem) *
-                        size_bytes(problem.dtype));
+  return workspace_part(rows * workspace_columns(pass, problem) * size_bytes(problem.dtype));
 }
 
 std::int64_t workspace_bytes(StepKind pass, const Problem& problem) {

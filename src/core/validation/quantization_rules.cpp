@@ -16,7 +16,8 @@ void require_scale_type(const Quantization& quantization,
     return;
   }
   std::string names;
-  for (const ScaleType type : accepted) names += join(names.empty() ? "" : " and ", to_string(type));
+  for (const ScaleType type : accepted)
+    names += join(names.empty() ? "" : " and ", to_string(type));
   refuse_type("w_scales are ", to_string(quantization.scale_type), "; accepted are ", names,
               " with ", to_string(quantization.format));
 }
@@ -91,10 +92,10 @@ void require_blocks(const Quantization& quantization, const char* name, std::int
       require_scale_type(quantization, {ScaleType::kE8m0});
       return require_whole_groups(quantization, name, k);
     case WeightFormat::kFp8:
-      return require_block(quantization,
-                           (block_n == 128 && block_k == 128) ||
-                               ((block_n == 1 || block_n == n) && block_k == k),
-                           "128 x 128, 1 x K and N x K");
+      return require_block(
+          quantization,
+          (block_n == 128 && block_k == 128) || ((block_n == 1 || block_n == n) && block_k == k),
+          "128 x 128, 1 x K and N x K");
     case WeightFormat::kInt4:
       require_block(quantization,
                     block_n == 1 && (block_k == 32 || block_k == 64 || block_k == 128),

@@ -8,8 +8,8 @@
 #include "cuda/passes/elements.cuh"
 #include "cuda/passes/passes.h"
 
-/// W = value * scale in fp32, rounded once. One warp per row of W, eight values at a time where rows
-/// of packed values and of the result allow it, else one at a time.
+/// W = value * scale in fp32, rounded once. One warp per row of W, eight values at a time where
+/// rows of packed values and of the result allow it, else one at a time.
 namespace moegemm::cuda {
 namespace {
 
