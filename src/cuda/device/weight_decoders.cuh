@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "cuda/device/packed_pairs.cuh"
+#include "moegemm/quantization.h"
 
 /// From a checkpoint's packed weights to pairs of bf16 or fp16, neighbouring columns, the first in
 /// the low half. Every weight is its value times its scale in fp32, rounded once to the element
@@ -27,6 +28,21 @@ MOEGEMM_HOST_DEVICE float scale_of_bf16(std::uint32_t bits) {
 }
 MOEGEMM_HOST_DEVICE float scale_of_fp16(std::uint32_t bits) {
   return floats_of(bits, __half{}).low;
+}
+
+/// A stored scale, whose bits are the lowest of the word.
+MOEGEMM_HOST_DEVICE float scale_value(ScaleType type, std::uint32_t word) {
+  switch (type) {
+    case ScaleType::kFloat32:
+      return std::bit_cast<float>(word);
+    case ScaleType::kBFloat16:
+      return scale_of_bf16(word & 0xffff);
+    case ScaleType::kFloat16:
+      return scale_of_fp16(word & 0xffff);
+    case ScaleType::kE8m0:
+      break;
+  }
+  return scale_of_e8m0(word & 0xff);
 }
 
 /// Two exact values, of type Values, times a scale.
@@ -140,24 +156,7 @@ class Nf4Decoder {
   static constexpr int kWordWeights = 8;
 
   explicit MOEGEMM_HOST_DEVICE Nf4Decoder(float absmax) {
-    constexpr float kValues[16] = {
-        -1.0f,
-        -0.6961928009986877f,
-        -0.5250730514526367f,
-        -0.39491748809814453f,
-        -0.28444138169288635f,
-        -0.18477343022823334f,
-        -0.09105003625154495f,
-        0.0f,
-        0.07958029955625534f,
-        0.16093020141124725f,
-        0.24611230194568634f,
-        0.33791524171829224f,
-        0.44070982933044434f,
-        0.5626170039176941f,
-        0.7229568362236023f,
-        1.0f,
-    };
+    constexpr auto kValues = kNf4Values;
     MOEGEMM_UNROLL
     for (int i = 0; i < 4; ++i) {
       const auto products = [&](int first) {

@@ -251,8 +251,9 @@ class RowLoader {
   __device__ __forceinline__ void load_packed(std::uint32_t stage, int left) {
     ticket_ = {};
     if (left < 0) return;
-    ticket_ = QuantisedWeights<Traits>::copy(params_, stage + Shape::kRowsBytes, *tile_,
-                                             (depth_blocks() - 1 - left) * Traits::kDepth, number());
+    ticket_ =
+        QuantisedWeights<Traits>::copy(params_, stage + Shape::kRowsBytes, *tile_,
+                                       (depth_blocks() - 1 - left) * Traits::kDepth, number());
   }
 
   /// This thread's chunk of the row of pass i, at the block to load.
@@ -386,8 +387,8 @@ class RowLoader {
   unsigned rows_[kRowPasses];          ///< in units of the pitch
   const std::byte* weights_;
   DecodeTicket ticket_;  ///< of the block copied last
-  int granules_;   ///< the tile's height, 0 if no block of it is regular
-  int cols_left_;  ///< features from the first that this thread loads on
+  int granules_;         ///< the tile's height, 0 if no block of it is regular
+  int cols_left_;        ///< features from the first that this thread loads on
 };
 
 /// The flat row that row `local` of the tile stands for, if somebody asks for it; -1 if there is

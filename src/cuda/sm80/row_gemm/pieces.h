@@ -2,11 +2,11 @@
 
 #include "cuda/sm80/tile/stage.h"
 
-/// How packed weights pass through a stage. A piece is 16 packed bytes: weights of one row of W that
-/// share a scale. The thread that copies a piece decodes it, in place: the stage has room for the
-/// decoded weights, `kChunks` chunks of 16 bytes, and the packed bytes wait in the first of them, the
-/// word of memory with their scale in the second. So nobody waits for another thread, and once a
-/// stage is decoded it is a stage of plain weights.
+/// How packed weights pass through a stage. A piece is 16 packed bytes: weights of one row of W
+/// that share a scale. The thread that copies a piece decodes it, in place: the stage has room for
+/// the decoded weights, `kChunks` chunks of 16 bytes, and the packed bytes wait in the first of
+/// them, the word of memory with their scale in the second. So nobody waits for another thread, and
+/// once a stage is decoded it is a stage of plain weights.
 namespace moegemm::cuda::sm80 {
 
 template <typename Traits, int Bits>

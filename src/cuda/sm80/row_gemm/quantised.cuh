@@ -17,20 +17,7 @@ struct DecodeTicket {
   std::uint32_t bits = 0;
 };
 
-__device__ __forceinline__ float scale_value(ScaleType type, std::uint32_t bits) {
-  switch (type) {
-    case ScaleType::kFloat32:
-      return std::bit_cast<float>(bits);
-    case ScaleType::kBFloat16:
-      return scale_of_bf16(bits & 0xffff);
-    case ScaleType::kFloat16:
-      return scale_of_fp16(bits & 0xffff);
-    default:
-      return scale_of_e8m0(bits & 0xff);
-  }
-}
-
-/// `Tile` has feature and expert; Number::number() is the thread's among those that copy.
+/// `Tile` has feature and expert; `thread` is the thread's number among those that copy.
 template <typename Traits>
 class QuantisedWeights {
   using Shape = typename Traits::Shape;
@@ -81,9 +68,8 @@ class QuantisedWeights {
  private:
   template <int Bits, typename Tile>
   static __device__ __forceinline__ DecodeTicket copy_pieces(const RowGemmParams& params,
-                                                             std::uint32_t target,
-                                                             const Tile& tile, int depth,
-                                                             int thread) {
+                                                             std::uint32_t target, const Tile& tile,
+                                                             int depth, int thread) {
     using P = Pieces<Traits, Bits>;
     const WeightScales& scales = params.scales;
     // The thread's first piece is W_e[n, k] and what follows.
@@ -92,11 +78,11 @@ class QuantisedWeights {
     const int k = kForward ? depth + column : tile.feature + column;
     const int rows_left = (kForward ? params.out.cols : params.depth) - n;
     const int rows = k < (kForward ? params.depth : params.out.cols) ? rows_left : 0;
-    const std::byte* source = params.weights + tile.expert * params.expert_bytes +
-                              n * params.weight_bytes + k * Bits / 8;
+    const std::byte* source =
+        params.weights + tile.expert * params.expert_bytes + n * params.weight_bytes + k * Bits / 8;
     const std::byte* expert_scales =
-        scales.data + ((tile.expert * scales.expert + (k >> scales.column_shift))
-                       << scales.size_shift);
+        scales.data +
+        ((tile.expert * scales.expert + (k >> scales.column_shift)) << scales.size_shift);
     target += P::first(thread);
     DecodeTicket ticket = {DecodeTicket::kDecode};
 #pragma unroll

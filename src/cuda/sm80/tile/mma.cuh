@@ -227,9 +227,9 @@ __device__ __forceinline__ void multiply_tensor(Accumulators<Traits>& acc, Feed&
   }
 }
 
-/// The same where the feed decodes a stage while it waits: that takes registers, so no fragments are
-/// held meanwhile, and much code, so there is one place for it. Other blocks on the multiprocessor
-/// multiply in that time.
+/// The same where the feed decodes a stage while it waits: that takes registers, so no fragments
+/// are held meanwhile, and much code, so there is one place for it. Other blocks on the
+/// multiprocessor multiply in that time.
 template <typename Traits, int RowBlocks, typename Feed>
 __device__ __forceinline__ void multiply_decoded(Accumulators<Traits>& acc, Feed& feed,
                                                  int blocks) {

@@ -57,9 +57,8 @@ TYPED_TEST(PiecesTest, ChunksLieWherePlainWeightsDo) {
       const int row = P::row(thread) + pass * P::kRowsAtOnce;
       for (int j = 0; j < P::kChunks; ++j) {
         const int chunk = P::piece(thread) * P::kChunks + j;
-        const int plain = P::kDepthMajor
-                              ? depth_major_offset<Shape::kDepthBytes>(row, chunk)
-                              : outer_major_offset<Shape::kCols * 2, 2>(row, chunk);
+        const int plain = P::kDepthMajor ? depth_major_offset<Shape::kDepthBytes>(row, chunk)
+                                         : outer_major_offset<Shape::kCols * 2, 2>(row, chunk);
         ASSERT_EQ(offset<P>(thread, pass, j), plain);
         ASSERT_TRUE(taken.insert(plain).second);
       }
