@@ -185,9 +185,7 @@ class RowLoader {
   static __device__ __forceinline__ const float* scales(int) { return nullptr; }
 
   /// What TileFeed and copy_tiles ask of packed weights.
-  __device__ __forceinline__ DecodeTicket ticket() const
-    requires Traits::kQuantised
-  {
+  __device__ __forceinline__ DecodeTicket ticket() const requires Traits::kQuantised {
     return ticket_;
   }
   __device__ __forceinline__ void decode(std::uint32_t stage, DecodeTicket ticket) const {

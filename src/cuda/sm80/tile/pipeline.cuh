@@ -36,7 +36,9 @@ class TileSource {
 /// A loader whose copies arrive packed: ticket() says what is to be known of the block that it
 /// copied last, decode(stage, ticket) decodes what this thread copied of a block.
 template <typename Loader>
-concept Decodes = requires(Loader& loader) { loader.ticket(); };
+concept Decodes = requires(Loader& loader) {
+  loader.ticket();
+};
 struct NoTicket {};
 template <typename Loader>
 __device__ __forceinline__ auto ticket_of(Loader& loader) {
