@@ -22,6 +22,7 @@ from moegemm.operators.information import info
 from moegemm.operators.multiprocessors import max_multiprocessors, set_max_multiprocessors
 from moegemm.operators.weight_gradients import WeightGradients
 from moegemm.plans import plan
+from moegemm.quantized import QuantizedWeight, quantize
 from moegemm.routing import combine, route
 from moegemm.tuning import KernelConfigBackward_dW, KernelConfigBackward_dX, KernelConfigForward
 from moegemm.tuning.measure import tune, tuning_cache
@@ -60,6 +61,7 @@ __all__ = [
     "KernelConfigForward",
     "LoraAdapter",
     "LowRank",
+    "QuantizedWeight",
     "WeightGradients",
     "combine",
     "experts_mlp",
@@ -74,6 +76,7 @@ __all__ = [
     "moe_mlp",
     "patch",
     "plan",
+    "quantize",
     "report",
     "route",
     "set_max_multiprocessors",

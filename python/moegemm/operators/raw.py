@@ -11,6 +11,7 @@ from moegemm.operators.errors import explain
 from moegemm.operators.loading import ops
 from moegemm.operators.main_grad import count_write, require_no_grad
 from moegemm.operators.notes import warn_of_replaced_kernels
+from moegemm.operators.packed import Packed
 from moegemm.operators.options import (
     ALLOW_TF32,
     AUTOTUNE,
@@ -38,12 +39,22 @@ class RawArguments(NamedTuple):
     """The operators' tensors, in their order; `names` is what the caller knows the first two as."""
 
     first: Tensor
-    second: Tensor
+    second: Tensor | Packed
     m_sizes: Tensor
     gather_indices: Tensor | None
     router_weights: Tensor | None
     topk: int
     names: tuple[str, str] = ("X", "W")
+
+    def operands(self) -> tuple[object, ...]:
+        """The operators' first arguments."""
+        second = self.second.values if isinstance(self.second, Packed) else self.second
+        return (self.first, second, *self[2:6])
+
+    def scales(self) -> dict[str, object]:
+        """What they are told besides of a quantised W."""
+        w = self.second
+        return {"w_scales": w.scales, "w_format": w.word} if isinstance(w, Packed) else {}
 
     def tensors(self) -> dict[str, object]:
         """By the caller's names, for messages."""
@@ -113,7 +124,7 @@ def run_raw(
                 raise TypeError(f"out_dtype is {out_dtype}, but out has dtype {out.dtype}; give one of them")
             if torch.is_grad_enabled() and _any_requires_grad(out, *arguments[:5]):
                 require_no_grad({"out": out, **arguments.tensors()})
-            into_out(*arguments[:6], options, numbers, out)
+            into_out(*arguments.operands(), options, numbers, out, **arguments.scales())
             count_write(out)
             result = out
         else:
@@ -123,7 +134,7 @@ def run_raw(
                 raise TypeError(
                     f"out_dtype is {out_dtype}; accepted are torch.float32 and {arguments.first.dtype}, as the inputs"
                 )
-            result = functional(*arguments[:6], options, numbers)
+            result = functional(*arguments.operands(), options, numbers, **arguments.scales())
     except (RuntimeError, AttributeError) as error:
         first, second = arguments[:2]
         if arguments.names[1] == "W" and is_distributed(second) and not is_distributed(first):

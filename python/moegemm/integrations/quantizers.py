@@ -1,0 +1,130 @@
+"""transformers' quantizers for checkpoints whose experts stay packed and run on moegemm.
+
+With experts_implementation="moegemm" a checkpoint in MXFP4 (gpt-oss) or fp8 (`*-FP8`) is loaded as it is: its experts are
+never dequantised, and the quantizer says that adapters can be trained beside them. Any other implementation gets what
+transformers does by itself. The classes are derived from transformers' own and stand in its table in their places.
+"""
+
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from moegemm.integrations.forwards import OnMoegemm, give_forward
+from moegemm.integrations.late_imports import when_imported
+from moegemm.integrations.packed_experts import keep_packed
+from moegemm.integrations.peft_adapters import NAME
+from moegemm.interface import grouped_gemm
+from moegemm.operators.packed import Packed
+from moegemm.quantized.weight import FP8_BLOCK, MX_GROUP
+
+_TABLE = "transformers.quantizers.auto"
+
+
+def _asks_for_moegemm(model: Any) -> bool:
+    config = model.config.get_text_config()
+    return NAME in (getattr(model.config, "_experts_implementation", None), config._experts_implementation)
+
+
+class _KeepsPacked:
+    """Before a quantizer of transformers in the order of classes. What that does for others is asked for once the model
+    is there, whose config says who runs the experts."""
+
+    _packed = False
+    _environment: Any = ((), {})
+
+    def validate_environment(self: Any, *args: Any, **kwargs: Any) -> None:
+        self._environment = args, kwargs
+
+    def _process_model_before_weight_loading(self: Any, model: Any, **kwargs: Any) -> Any:
+        self._packed = self.pre_quantized and not self.quantization_config.dequantize and _asks_for_moegemm(model)
+        if self._packed:
+            return self._prepare(model, **kwargs)
+        args, environment = self._environment
+        super().validate_environment(*args, **environment)  # type: ignore[misc]
+        return super()._process_model_before_weight_loading(model, **kwargs)  # type: ignore[misc]
+
+    @property
+    def is_trainable(self: Any) -> bool:
+        """Adapters beside frozen experts are."""
+        return True if self._packed else super().is_trainable  # type: ignore[misc]
+
+    @property
+    def is_compileable(self: Any) -> bool:
+        return True if self._packed else super().is_compileable  # type: ignore[misc]
+
+
+class _Mxfp4(_KeepsPacked):
+    """The checkpoint's `gate_up_proj_blocks` and `_scales` become the module's `gate_up_proj` and `gate_up_proj_scales`."""
+
+    def _prepare(self: Any, model: Any, **kwargs: Any) -> None:
+        keep = self.get_modules_to_not_convert(
+            model, self.quantization_config.modules_to_not_convert, model._keep_in_fp32_modules
+        )
+        names: Any = importlib.import_module("transformers.quantizers.quantizers_utils")
+        gpt_oss: Any = importlib.import_module("transformers.models.gpt_oss.modeling_gpt_oss")
+        for name, module in list(model.named_modules()):
+            if isinstance(module, gpt_oss.GptOssExperts) and names.should_convert_module(name, keep):
+                _expect_mxfp4(module)
+
+    def get_weight_conversions(self: Any) -> Any:
+        if not self._packed:
+            return super().get_weight_conversions()  # type: ignore[misc]
+        loading: Any = importlib.import_module("transformers.core_model_loading")
+        return [
+            loading.WeightRenaming(source_patterns=f"{name}_blocks", target_patterns=name)
+            for name in ("gate_up_proj", "down_proj")
+        ]
+
+    def get_state_dict_and_metadata(self: Any, model: Any) -> Any:
+        return (None, {}) if self._packed else super().get_state_dict_and_metadata(model)  # type: ignore[misc]
+
+    def param_needs_quantization(self: Any, model: Any, param_name: str, **kwargs: Any) -> bool:
+        return not self._packed and super().param_needs_quantization(model, param_name, **kwargs)  # type: ignore[misc]
+
+    def _process_model_after_weight_loading(self: Any, model: Any, **kwargs: Any) -> Any:
+        return model if self._packed else super()._process_model_after_weight_loading(model, **kwargs)  # type: ignore[misc]
+
+
+def _expect_mxfp4(module: Any) -> None:
+    """Makes an experts module of gpt-oss, still without memory, one whose weights are packed."""
+    with torch.device("meta"):
+        packed = {}
+        for name in ("gate_up_proj", "down_proj"):
+            experts, k, n = getattr(module, name).shape  # as bf16 models keep them
+            scales = torch.empty((experts, n, k // MX_GROUP), dtype=torch.uint8)
+            packed[name] = torch.empty((*scales.shape, MX_GROUP // 2), dtype=torch.uint8), scales, "mxfp4"
+    keep_packed(module, packed)
+
+
+class PackedLinear(OnMoegemm):
+    """An fp8 linear layer as one expert: its weight is read as it is, activations keep their 16 bits, and the input has
+    a gradient. transformers' own quantises activations and needs a kernel of the hub."""
+
+    def forward(self: Any, input: Tensor) -> Tensor:
+        values, scales = self.weight.detach(), self.weight_scale_inv.detach()
+        if values.element_size() > 1:
+            return nn.functional.linear(input, values, self.bias)
+        dtype = input.dtype
+        x = input.flatten(0, -2) if dtype in (torch.bfloat16, torch.float16) else input.flatten(0, -2).bfloat16()
+        if scales.dtype == torch.float8_e8m0fnu:
+            scales = scales.view(torch.uint8)
+        if self.block_size is None:
+            w = Packed(values.unsqueeze(0), scales.reshape(1), "fp8/tensor")
+        else:
+            w = Packed(values.unsqueeze(0), scales.unsqueeze(0), f"fp8/{FP8_BLOCK[0]}x{FP8_BLOCK[1]}")
+        rows = torch.full((1,), x.size(0), dtype=torch.int32, device=x.device)
+        out = grouped_gemm(x, w, rows, 1).view(*input.shape[:-1], -1).to(dtype)  # type: ignore[arg-type]
+        return out if self.bias is None else out + self.bias
+
+
+class _Fp8(_KeepsPacked):
+    """transformers' FP8Experts and FP8Linear with forwards of ours."""
+
+    def _prepare(self: Any, model: Any, **kwargs: Any) -> None:
+        super()._process_model_before_weight_loading.__wrapped__  # pragma: no cover
+
+
+def _follow(auto: Any) -> None:
+    """Puts our classes into transformers' table."""
