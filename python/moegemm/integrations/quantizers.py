@@ -20,6 +20,7 @@ from moegemm.operators.packed import Packed
 from moegemm.quantized.weight import FP8_BLOCK, MX_GROUP
 
 _TABLE = "transformers.quantizers.auto"
+_FP8 = "transformers.integrations.finegrained_fp8"
 
 
 def _asks_for_moegemm(model: Any) -> bool:
@@ -120,11 +121,59 @@ class PackedLinear(OnMoegemm):
 
 
 class _Fp8(_KeepsPacked):
-    """transformers' FP8Experts and FP8Linear with forwards of ours."""
+    """transformers' FP8Experts, which ask its table of functions, and its FP8Linear with a forward of ours."""
 
     def _prepare(self: Any, model: Any, **kwargs: Any) -> None:
-        super()._process_model_before_weight_loading.__wrapped__  # pragma: no cover
+        super(_KeepsPacked, self)._process_model_before_weight_loading(model, **kwargs)  # type: ignore[misc]
+        fp8: Any = importlib.import_module(_FP8)
+        for module in model.modules():
+            if type(module) is fp8.FP8Linear and (module.block_size is None or tuple(module.block_size) == FP8_BLOCK):
+                give_forward(module, PackedLinear)
+
+    def _process_model_after_weight_loading(self: Any, model: Any, **kwargs: Any) -> Any:
+        model = super()._process_model_after_weight_loading(model, **kwargs) or model  # type: ignore[misc]
+        if self._packed:
+            for module in model.modules():
+                for name, parameter in module.named_parameters(recurse=False):
+                    if parameter.element_size() == 1 or name.endswith("scale_inv"):
+                        parameter.requires_grad_(False)
+        return model
+
+
+_METHODS = {"mxfp4": (_Mxfp4, "Mxfp4Quantizer"), "fp8": (_Fp8, "Fp8Quantizer"), "mxfp8": (_Fp8, "Fp8Quantizer")}
+_made: dict[str, Any] = {}
+
+
+def __getattr__(name: str) -> Any:
+    """The classes, for pickles that name them."""
+    if name not in _made and name in {known for _, known in _METHODS.values()}:
+        importlib.import_module(_TABLE)
+    if name not in _made:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _made[name]
 
 
 def _follow(auto: Any) -> None:
     """Puts our classes into transformers' table."""
+    table = auto.AUTO_QUANTIZER_MAPPING
+    for method, (kind, name) in _METHODS.items():
+        own = table.get(method)
+        if own is None or issubclass(own, _KeepsPacked):
+            continue
+        if name not in _made:
+            _made[name] = type(name, (kind, own), {"__module__": __name__, "__doc__": own.__doc__})
+        table[method] = _made[name]
+
+
+def _teach_fp8_experts(fp8: Any) -> None:
+    from moegemm.integrations.experts import experts_forward
+
+    interface = getattr(fp8, "ALL_FP8_EXPERTS_FUNCTIONS", None)
+    if interface is not None and NAME not in interface:
+        interface.register(NAME, experts_forward)
+
+
+def follow_quantizers() -> None:
+    """From now on checkpoints that are loaded for moegemm keep their experts packed."""
+    when_imported(_TABLE, _follow)
+    when_imported(_FP8, _teach_fp8_experts)
