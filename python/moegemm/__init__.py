@@ -47,6 +47,13 @@ def unpatch(model: _Module) -> _Module:
     return unpatch_model(model)
 
 
+def quantize_experts(model: _Module, format: str, **options: object) -> _Module:
+    """Quantises a model's experts in place; see moegemm.integrations.packed_experts.quantize_experts."""
+    from moegemm.integrations.packed_experts import quantize_experts as quantize_in_place
+
+    return quantize_in_place(model, format, **options)
+
+
 def report(model: _Module) -> "_Report":
     """Which expert layers of a model run on moegemm, which do not, and why. Print it, or read its `layers`."""
     from moegemm.integrations.reporting import report as report_on
@@ -77,6 +84,7 @@ __all__ = [
     "patch",
     "plan",
     "quantize",
+    "quantize_experts",
     "report",
     "route",
     "set_max_multiprocessors",

@@ -251,7 +251,9 @@ def grouped_gemm_dX(
         BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages, flatten,
         use_tma_store=use_tma_store, use_tma_load_w=use_tma_load_w, use_tma_load_dy=use_tma_load_dy,
     )  # fmt: skip
-    arguments = RawArguments(dY, packed_of("W", W), placed(m_sizes, starts), gather_indices, topk_weights, topk, ("dY", "W"))
+    arguments = RawArguments(
+        dY, packed_of("W", W), placed(m_sizes, starts), gather_indices, topk_weights, topk, ("dY", "W")
+    )
     options = raw_options(dY, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32, autotune)
     options += tail_options(tails, expected_rows)
     return run_raw("dx", arguments, options, config, out, out_dtype)

@@ -1,4 +1,4 @@
-"""The quantised formats in plain torch: what every value and scale means. The oracle of the tests, and random weights."""
+"""The quantised formats in plain torch: what every value and scale means. The tests' oracle, and random weights."""
 
 import torch
 from torch import Tensor

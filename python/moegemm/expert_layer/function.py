@@ -217,7 +217,9 @@ def _gradients(
     positions: Tensor | None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Those of LayerTensors, each if needed."""
-    need_x, need_gate_up, need_up, need_down, need_weights, need_gate_up_bias, need_down_bias = ctx.needs_input_grad[BEFORE : BEFORE + TENSORS]
+    need_x, need_gate_up, need_up, need_down, need_weights, need_gate_up_bias, need_down_bias = ctx.needs_input_grad[
+        BEFORE : BEFORE + TENSORS
+    ]
     call: LayerCall = ctx.call
     topk, tails = ctx.rest
     routed = Routed(m_sizes, gather_indices, topk, positions, tails)

@@ -15,16 +15,12 @@ from moegemm.integrations.forwards import OnMoegemm
 from moegemm.integrations.late_imports import when_imported
 from moegemm.integrations.notices import say_once
 from moegemm.integrations.packed_experts import WEIGHT_NAMES, packed_weight
+from moegemm.integrations.packed_experts import is_experts_module as is_dispatched
 from moegemm.lora.low_rank import LowRank
 
 NAME = "moegemm"  # in transformers' experts interface
 _MODULE = "peft.tuners.lora.layer"
 _OWN_METHODS = ("get_delta_weight", "get_delta_factors", "forward", "get_param")
-
-
-def is_dispatched(module: Any) -> bool:
-    """Whether transformers asks its experts interface in this module's forward."""
-    return hasattr(module, "_apply_gate") and hasattr(module, "has_gate") and hasattr(module, "config")
 
 
 _ours = True  # else PEFT adds every adapter itself
@@ -120,7 +116,9 @@ def _follow(layers: Any) -> None:
     def get_param(self: Any) -> Any:
         """PEFT asks for shape, dtype and device: those of the weight that packed values stand for."""
         found = get(self)
-        packed = packed_weight(self.get_base_layer(), self.parameter_name) if self.parameter_name in WEIGHT_NAMES else None
+        packed = (
+            packed_weight(self.get_base_layer(), self.parameter_name) if self.parameter_name in WEIGHT_NAMES else None
+        )
         return found if packed is None else packed
 
     @contextlib.contextmanager

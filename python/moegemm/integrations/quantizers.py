@@ -1,7 +1,7 @@
 """transformers' quantizers for checkpoints whose experts stay packed and run on moegemm.
 
-With experts_implementation="moegemm" a checkpoint in MXFP4 (gpt-oss) or fp8 (`*-FP8`) is loaded as it is: its experts are
-never dequantised, and the quantizer says that adapters can be trained beside them. Any other implementation gets what
+With experts_implementation="moegemm" a checkpoint in MXFP4 (gpt-oss) or fp8 (`*-FP8`) is loaded as it is: its experts
+are never dequantised, and the quantizer says that adapters can be trained beside them. Any other implementation gets what
 transformers does by itself. The classes are derived from transformers' own and stand in its table in their places.
 """
 
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from moegemm.integrations.forwards import OnMoegemm, give_forward
 from moegemm.integrations.late_imports import when_imported
-from moegemm.integrations.packed_experts import keep_packed
+from moegemm.integrations.packed_experts import expect_mxfp4
 from moegemm.integrations.peft_adapters import NAME
 from moegemm.interface import grouped_gemm
 from moegemm.operators.packed import Packed
-from moegemm.quantized.weight import FP8_BLOCK, MX_GROUP
+from moegemm.quantized.weight import FP8_BLOCK
 
 _TABLE = "transformers.quantizers.auto"
 _FP8 = "transformers.integrations.finegrained_fp8"
@@ -57,7 +57,7 @@ class _KeepsPacked:
 
 
 class _Mxfp4(_KeepsPacked):
-    """The checkpoint's `gate_up_proj_blocks` and `_scales` become the module's `gate_up_proj` and `gate_up_proj_scales`."""
+    """The checkpoint's `gate_up_proj_blocks` becomes the module's `gate_up_proj`; its scales keep their name."""
 
     def _prepare(self: Any, model: Any, **kwargs: Any) -> None:
         keep = self.get_modules_to_not_convert(
@@ -67,7 +67,7 @@ class _Mxfp4(_KeepsPacked):
         gpt_oss: Any = importlib.import_module("transformers.models.gpt_oss.modeling_gpt_oss")
         for name, module in list(model.named_modules()):
             if isinstance(module, gpt_oss.GptOssExperts) and names.should_convert_module(name, keep):
-                _expect_mxfp4(module)
+                expect_mxfp4(module)
 
     def get_weight_conversions(self: Any) -> Any:
         if not self._packed:
@@ -86,17 +86,6 @@ class _Mxfp4(_KeepsPacked):
 
     def _process_model_after_weight_loading(self: Any, model: Any, **kwargs: Any) -> Any:
         return model if self._packed else super()._process_model_after_weight_loading(model, **kwargs)  # type: ignore[misc]
-
-
-def _expect_mxfp4(module: Any) -> None:
-    """Makes an experts module of gpt-oss, still without memory, one whose weights are packed."""
-    with torch.device("meta"):
-        packed = {}
-        for name in ("gate_up_proj", "down_proj"):
-            experts, k, n = getattr(module, name).shape  # as bf16 models keep them
-            scales = torch.empty((experts, n, k // MX_GROUP), dtype=torch.uint8)
-            packed[name] = torch.empty((*scales.shape, MX_GROUP // 2), dtype=torch.uint8), scales, "mxfp4"
-    keep_packed(module, packed)
 
 
 class PackedLinear(OnMoegemm):

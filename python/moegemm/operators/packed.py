@@ -5,8 +5,8 @@
 | mxfp4 | uint8 [E, N, K / 2], the even column in the low nibble | uint8 (e8m0) [E, N, K / 32] |
 | fp8/128x128 | float8_e4m3fn [E, N, K] | [E, ceil(N / 128), ceil(K / 128)] |
 | fp8/channel, fp8/tensor | the same | [E, N], [E] |
-| int4/32, /64, /128 | int32 [E, N, K / 8], column i of eight in bits 4 i to 4 i + 3, stored as q + 8 | [E, N, K / group] |
-| nf4/64 (a power of two from 32 to 4096) | uint8 [E, N, K / 2], the even column in the high nibble | fp32 [E, ceil(N K / block)] |
+| int4/32, /64, /128 | int32 [E, N, K / 8], column i of eight in bits 4 i to 4 i + 3, q + 8 | [E, N, K / group] |
+| nf4/64, 32 to 4096 | uint8 [E, N, K / 2], the even column in the high nibble | fp32 [E, ceil(N K / block)] |
 
 Scales of fp8 are fp32, bf16, fp16 or e8m0 (as uint8), those of int4 bf16 or fp16.
 """
@@ -42,7 +42,7 @@ class Packed:
     requires_grad = False
 
     def __init__(self, values: Tensor, scales: Tensor, word: str, dtype: torch.dtype | None = None) -> None:
-        """`dtype` is that of the activations, where somebody wants to know the dtype of the weight that this stands for."""
+        """`dtype` is that of the activations, where somebody asks for the dtype of the weight that this stands for."""
         self.values, self.scales, self.word, self.dtype = values, scales, word, dtype
 
     @property
@@ -73,7 +73,7 @@ class Packed:
         )
 
     def stand_in(self, like: Tensor) -> Tensor:
-        """A tensor [E, N, K] without memory of its own in the dtype of the activations: what rules about shapes read."""
+        """A tensor [E, N, K] in the dtype of the activations that has no memory: what rules about shapes read."""
         return self.values.new_empty((), dtype=like.dtype).expand(self.shape)
 
 

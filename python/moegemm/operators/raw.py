@@ -11,7 +11,6 @@ from moegemm.operators.errors import explain
 from moegemm.operators.loading import ops
 from moegemm.operators.main_grad import count_write, require_no_grad
 from moegemm.operators.notes import warn_of_replaced_kernels
-from moegemm.operators.packed import Packed
 from moegemm.operators.options import (
     ALLOW_TF32,
     AUTOTUNE,
@@ -22,6 +21,7 @@ from moegemm.operators.options import (
     PERMUTE_Y,
     WARN_AT_ONCE,
 )
+from moegemm.operators.packed import Packed
 from moegemm.operators.shortcuts import cuda_matmul_uses_tf32
 from moegemm.sharded import is_distributed, local_weight
 from moegemm.tuning import KernelConfig

@@ -60,9 +60,7 @@ def quantised_product(
 ) -> Tensor:
     """The product, with its gradients where they are wanted."""
     refuse_forward_mode("grouped_gemm with a quantised W", X, router_weights)
-    if torch.is_grad_enabled() and (
-        X.requires_grad or (router_weights is not None and router_weights.requires_grad)
-    ):
+    if torch.is_grad_enabled() and (X.requires_grad or (router_weights is not None and router_weights.requires_grad)):
         arguments = X, W.values, W.scales, m_sizes, gather_indices, router_weights, W.word, call
         result: Tensor = apply_function(QuantizedGemm, *arguments)
         return result

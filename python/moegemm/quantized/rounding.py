@@ -2,7 +2,7 @@
 
 | format | scale | value | reference |
 |---|---|---|---|
-| mxfp4 | the power of two at or below the largest of 32, over 4; rounding="ceil": the least that fits it into 6 | nearest, ties to even, at most 6 | OCP Microscaling v1.0 (torchao) |
+| mxfp4 | the power of two at or below the largest of 32, over 4 | nearest, ties to even | OCP Microscaling (torchao) |
 | fp8, blocks | largest / 448 in fp32 | nearest e4m3 of w * (448 / largest) | transformers |
 | fp8, channel or tensor | largest / 448 in w's dtype | nearest e4m3 of w / scale | compressed-tensors |
 | int4 | largest / 7.5 in w's dtype | nearest integer of w / scale, -8 to 7 | compressed-tensors |

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from moegemm.operators.errors import no_tensor, shown
 from moegemm.operators.loading import ops
-from moegemm.operators.packed import REFUSED_GRADIENT, VALUE_DTYPES, Packed, columns_of, format_of
+from moegemm.operators.packed import REFUSED_GRADIENT, Packed, format_of
 
 _dequantize: Callable[..., Tensor] = ops.dequantize.default
 
@@ -55,8 +55,8 @@ def _frozen(tensor: Tensor) -> nn.Parameter:
 class QuantizedWeight(nn.Module):
     """Frozen expert weights [E, N, K] in a quantised format, accepted wherever moegemm takes W.
 
-    Made by from_mxfp4, from_fp8, from_int4 and from_nf4 of what a checkpoint holds, or by moegemm.quantize of weights in
-    16 or 32 bits. The bytes stay as they are: forward and dX read the same copy, and their results have the bits of
+    Made by from_mxfp4, from_fp8, from_int4 and from_nf4 of what a checkpoint holds, or by moegemm.quantize of weights
+    in 16 or 32 bits. The bytes stay as they are: forward and dX read the same copy, and their results have the bits of
     the product with `dequantize(x.dtype)`.
 
     It is a module with two parameters that never require gradients, `values` and `scales`. As an attribute of a module
@@ -77,7 +77,7 @@ class QuantizedWeight(nn.Module):
     scales: nn.Parameter
 
     def __init__(self, values: Tensor, scales: Tensor, word: str) -> None:
-        """From tensors as moegemm.operators.packed describes them; the constructors by name check what they are given."""
+        """From tensors as moegemm.operators.packed describes them; the constructors by name check what they get."""
         super().__init__()
         if values.device != scales.device:
             raise TypeError(f"scales is on {scales.device}; it must be on {values.device}, where the values are")
@@ -106,9 +106,7 @@ class QuantizedWeight(nn.Module):
         return cls(blocks, _e8m0_as_bytes(scales), "mxfp4")
 
     @classmethod
-    def from_fp8(
-        cls, values: Tensor, scales: Tensor, block: tuple[int, int] | None = FP8_BLOCK
-    ) -> "QuantizedWeight":
+    def from_fp8(cls, values: Tensor, scales: Tensor, block: tuple[int, int] | None = FP8_BLOCK) -> "QuantizedWeight":
         """e4m3 with scales to multiply by: values float8_e4m3fn [E, N, K]; scales fp32, bf16, fp16 or float8_e8m0fnu.
 
         With a block they are [E, ceil(N / 128), ceil(K / 128)], as `weight_scale_inv` of DeepSeek-V3 and Qwen3. With
