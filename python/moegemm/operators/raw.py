@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from moegemm.operators import row_products
 from moegemm.operators.derivatives import refuse_forward_mode
 from moegemm.operators.errors import explain
 from moegemm.operators.loading import ops
@@ -28,8 +29,8 @@ from moegemm.tuning import KernelConfig
 from moegemm.tuning.autotune import after_autotune, autotune_word
 
 _OPERATORS: dict[str, tuple[Callable[..., Tensor], Callable[..., None]]] = {
-    "forward": (ops.forward.default, ops.forward_out.default),
-    "dx": (ops.dx.default, ops.dx_out.default),
+    "forward": (row_products.forward, row_products.forward_out),
+    "dx": (row_products.dx, row_products.dx_out),
     "dw": (ops.dw.default, ops.dw_out.default),
 }
 _NAMES = {"forward": "grouped_gemm_forward", "dx": "grouped_gemm_dX", "dw": "grouped_gemm_dW"}
@@ -45,16 +46,6 @@ class RawArguments(NamedTuple):
     router_weights: Tensor | None
     topk: int
     names: tuple[str, str] = ("X", "W")
-
-    def operands(self) -> tuple[object, ...]:
-        """The operators' first arguments."""
-        second = self.second.values if isinstance(self.second, Packed) else self.second
-        return (self.first, second, *self[2:6])
-
-    def scales(self) -> dict[str, object]:
-        """What they are told besides of a quantised W."""
-        w = self.second
-        return {"w_scales": w.scales, "w_format": w.word} if isinstance(w, Packed) else {}
 
     def tensors(self) -> dict[str, object]:
         """By the caller's names, for messages."""
@@ -124,7 +115,7 @@ def run_raw(
                 raise TypeError(f"out_dtype is {out_dtype}, but out has dtype {out.dtype}; give one of them")
             if torch.is_grad_enabled() and _any_requires_grad(out, *arguments[:5]):
                 require_no_grad({"out": out, **arguments.tensors()})
-            into_out(*arguments.operands(), options, numbers, out, **arguments.scales())
+            into_out(*arguments[:6], options, numbers, out)
             count_write(out)
             result = out
         else:
@@ -134,7 +125,7 @@ def run_raw(
                 raise TypeError(
                     f"out_dtype is {out_dtype}; accepted are torch.float32 and {arguments.first.dtype}, as the inputs"
                 )
-            result = functional(*arguments.operands(), options, numbers, **arguments.scales())
+            result = functional(*arguments[:6], options, numbers)
     except (RuntimeError, AttributeError) as error:
         first, second = arguments[:2]
         if arguments.names[1] == "W" and is_distributed(second) and not is_distributed(first):

@@ -233,6 +233,19 @@ class QuantizedWeight(nn.Module):
         experts, n, k = self.shape
         return f"{self.word}, experts={experts}, out={n}, in={k}, {self.nbytes} bytes, {self.device}"
 
+    def __getstate__(self) -> dict[str, Any]:
+        """With both tensors as bytes: plain pickle cannot read torch's fp8 tensors back."""
+        state = self.__dict__.copy()
+        given = state.pop("_parameters")
+        state["_packed"] = {name: (p.detach().view(torch.uint8), p.dtype) for name, p in given.items()}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        packed = state.pop("_packed")
+        super().__setstate__({**state, "_parameters": {}})
+        for name, (tensor, dtype) in packed.items():
+            self._parameters[name] = _frozen(tensor.view(dtype))
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "QuantizedWeight":
         """Moves both tensors as bytes: who casts a model's weights means those that have not been quantised."""
         for name in ("values", "scales"):
