@@ -22,6 +22,7 @@ from moegemm.operators.information import info
 from moegemm.operators.multiprocessors import max_multiprocessors, set_max_multiprocessors
 from moegemm.operators.weight_gradients import WeightGradients
 from moegemm.plans import plan
+from moegemm.quantized import QuantizedWeight, quantize
 from moegemm.routing import combine, route
 from moegemm.tuning import KernelConfigBackward_dW, KernelConfigBackward_dX, KernelConfigForward
 from moegemm.tuning.measure import tune, tuning_cache
@@ -46,6 +47,13 @@ def unpatch(model: _Module) -> _Module:
     return unpatch_model(model)
 
 
+def quantize_experts(model: _Module, format: str, **options: object) -> _Module:
+    """Quantises a model's experts in place; see moegemm.integrations.packed_experts.quantize_experts."""
+    from moegemm.integrations.packed_experts import quantize_experts as quantize_in_place
+
+    return quantize_in_place(model, format, **options)
+
+
 def report(model: _Module) -> "_Report":
     """Which expert layers of a model run on moegemm, which do not, and why. Print it, or read its `layers`."""
     from moegemm.integrations.reporting import report as report_on
@@ -60,6 +68,7 @@ __all__ = [
     "KernelConfigForward",
     "LoraAdapter",
     "LowRank",
+    "QuantizedWeight",
     "WeightGradients",
     "combine",
     "experts_mlp",
@@ -74,6 +83,8 @@ __all__ = [
     "moe_mlp",
     "patch",
     "plan",
+    "quantize",
+    "quantize_experts",
     "report",
     "route",
     "set_max_multiprocessors",

@@ -15,11 +15,14 @@ from moegemm.operators.gradients import DEFAULTS, PLAIN, Call, Settings
 from moegemm.operators.main_grad import main_grad_of
 from moegemm.operators.notes import warn_of_replaced_kernels
 from moegemm.operators.options import ACCUMULATE, WARN_AT_ONCE
+from moegemm.operators.packed import Packed
 from moegemm.operators.raw import RawArguments, autocast_dtype, raw_options, run_raw, torch_allows_tf32
 from moegemm.operators.rules import require_no_fuse_mul_pre, require_valid_role
 from moegemm.operators.segments import ZERO, placed, tail_options
 from moegemm.operators.shortcuts import apply_eagerly, eager_product, forward_plain, may_autocast
 from moegemm.operators.weight_gradients import WeightGradients, apart, require_queue
+from moegemm.quantized.product import quantised_product, refuse_weight_gradient
+from moegemm.quantized.weight import QuantizedWeight, packed_of
 from moegemm.sharded import is_distributed, local_weight
 from moegemm.tuning import (
     DEFAULT_BLOCK,
@@ -34,13 +37,15 @@ from moegemm.tuning.autotune import after_autotune
 
 _Configs = tuple[KernelConfigForward | None, KernelConfigBackward_dX | None, KernelConfigBackward_dW | None]
 
+_QUANTISED = (QuantizedWeight, Packed)
+
 _is_tracing = torch.compiler.is_compiling  # torch.export included
 _is_grad_enabled = torch.is_grad_enabled
 
 
 def grouped_gemm(
     X: Tensor,
-    W: Tensor,
+    W: Tensor | QuantizedWeight,
     m_sizes: Tensor,
     topk: int,
     gather_indices: Tensor | None = None,
@@ -67,7 +72,8 @@ def grouped_gemm(
     """Y_e = X_e W_e^T for every expert e in one call, differentiable in X, W and topk_weights.
 
     Shapes:
-        X: [T, K] with permute_x, else [M, K]; bf16, fp16 or fp32. W: [E, N, K] or [E * N, K], same dtype.
+        X: [T, K] with permute_x, else [M, K]; bf16, fp16 or fp32. W: [E, N, K] or [E * N, K], same dtype, or a
+        QuantizedWeight [E, N, K], which gets no gradient.
         m_sizes: [E]; gather_indices: [M]; int32 or int64. topk_weights: [M] or [T, topk], fp32 or X's dtype.
 
     Returns Y [M, N] in expert order. permute_x reads X in flat order (first GEMM of a layer), permute_y stores Y so
@@ -86,10 +92,15 @@ def grouped_gemm(
     """
     try:
         parameter, call = W, PLAIN
+        quantised = isinstance(W, _QUANTISED)
+        if quantised:
+            W = packed_of("W", W)
+            asked = {"dW_only": dW_only, "accumulate": accumulate, "weight_gradients": weight_gradients}
+            refuse_weight_gradient(W, asked)
         dual = forward_ad._current_level >= 0  # whether tensors may have tangents
         transformed = _is_tracing() or dual or inside_torch_func()
         if (transformed or may_autocast()) and torch.is_autocast_enabled("cuda" if X.is_cuda else "cpu"):
-            X, W = _autocast(X), _autocast(W)
+            X, W = _autocast(X), W if quantised else _autocast(W)
         allow_tf32 = X.is_cuda and torch_allows_tf32(X) if allow_tf32 is None else allow_tf32
         by_hand = kernel_config_fwd is not None or kernel_config_bwd_dX is not None or kernel_config_bwd_dW is not None
         has_settings = by_hand or dX_only or dW_only or accumulate or weight_gradients is not None
@@ -106,6 +117,8 @@ def grouped_gemm(
                 configs = (kernel_config_fwd, kernel_config_bwd_dX, kernel_config_bwd_dW)
                 settings, W = _settings(configs, options, dX_only, dW_only, accumulate, parameter, weight_gradients, W)
             call = (topk, options + (WARN_AT_ONCE if transformed and has_settings else ""), settings)
+        if quantised:
+            return quantised_product(X, W, m_sizes, gather_indices, topk_weights, call)
         if transformed:
             return transformed_product(X, W, m_sizes, gather_indices, topk_weights, call, dual)
         if call is PLAIN and _is_grad_enabled() and (X.requires_grad or W.requires_grad):
@@ -139,7 +152,7 @@ def _after_error(
 
 def grouped_gemm_forward(
     X: Tensor,
-    W: Tensor,
+    W: Tensor | QuantizedWeight,
     topk: int,
     m_sizes: Tensor,
     gather_indices: Tensor | None = None,
@@ -182,7 +195,7 @@ def grouped_gemm_forward(
         BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages, flatten,
         use_tma_store=use_tma_store, use_tma_load_w=use_tma_load_w, use_tma_load_x=use_tma_load_x,
     )  # fmt: skip
-    arguments = RawArguments(X, W, placed(m_sizes, starts), gather_indices, topk_weights, topk)
+    arguments = RawArguments(X, packed_of("W", W), placed(m_sizes, starts), gather_indices, topk_weights, topk)
     options = raw_options(X, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32, autotune)
     options += tail_options(tails, expected_rows)
     return run_raw("forward", arguments, options, config, out, out_dtype)
@@ -190,7 +203,7 @@ def grouped_gemm_forward(
 
 def grouped_gemm_dX(
     dY: Tensor,
-    W: Tensor,
+    W: Tensor | QuantizedWeight,
     gather_indices: Tensor | None,
     m_sizes: Tensor,
     topk: int,
@@ -238,7 +251,9 @@ def grouped_gemm_dX(
         BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages, flatten,
         use_tma_store=use_tma_store, use_tma_load_w=use_tma_load_w, use_tma_load_dy=use_tma_load_dy,
     )  # fmt: skip
-    arguments = RawArguments(dY, W, placed(m_sizes, starts), gather_indices, topk_weights, topk, ("dY", "W"))
+    arguments = RawArguments(
+        dY, packed_of("W", W), placed(m_sizes, starts), gather_indices, topk_weights, topk, ("dY", "W")
+    )
     options = raw_options(dY, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32, autotune)
     options += tail_options(tails, expected_rows)
     return run_raw("dx", arguments, options, config, out, out_dtype)

@@ -9,7 +9,7 @@ from moegemm.capacity import Capacity, capacity_of, route_within
 from moegemm.expert_layer.buffers import LayerBuffers, checked_buffers
 from moegemm.expert_layer.function import LayerCall, LayerTensors, run_layer
 from moegemm.expert_layer.weights import Routed, stored_weights
-from moegemm.layer_arguments import LayerOptions, Pair, token_arguments
+from moegemm.layer_arguments import Given, LayerOptions, Pair, token_arguments
 from moegemm.operators.derivatives import refuse_forward_mode
 from moegemm.operators.errors import explain
 from moegemm.operators.loading import ops
@@ -32,8 +32,8 @@ def route_rows(ids: Tensor, experts: int, capacity: Capacity | None) -> Routed:
 
 def moe_mlp(
     x: Tensor,
-    w_gate_up: Tensor | Pair,
-    w_down: Tensor,
+    w_gate_up: Given | Pair,
+    w_down: Given,
     expert_ids: Tensor,
     router_weights: Tensor | None,
     activation: str | Activation = "swiglu",
@@ -61,6 +61,7 @@ def moe_mlp(
         router_weights: [..., topk], or None for a plain sum. Returns [..., H] in x's dtype.
         w_gate_up: [E, C, H], w_down: [E, H, I]; with transposed [E, H, C] and [E, I, H]. No layout is copied.
         gate_up_bias: [E, C], down_bias: [E, H]; None for none. w_gate_up and gate_up_bias may be pairs (gate, up).
+        Weights may be QuantizedWeights [E, C, H] and [E, H, I], which get no gradient; x is then in 16 bits.
 
     activation: a name with a gate ("swiglu", "geglu", "clamped_swiglu" of gpt-oss, ...) or without ("silu", "relu2",
     ...); docs/how-to/layer.md has all of them. layout says how gate and up share the C columns: "concatenated" (all

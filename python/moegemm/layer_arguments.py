@@ -1,18 +1,22 @@
 """What an expert layer is called with: checked, cast for autocast, and flattened to rows."""
 
-from collections.abc import Callable
-from typing import NamedTuple, TypedDict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
 
 from moegemm.activations import Activation, activation_named
+from moegemm.expert_layer.weights import AnyWeight
 from moegemm.operators.errors import explain, no_tensor, shown
 from moegemm.operators.loading import ops
+from moegemm.operators.packed import Packed
 from moegemm.operators.raw import autocast_dtype
+from moegemm.quantized.weight import QuantizedWeight, packed_of
 from moegemm.sharded import local_weight
 
-Pair = tuple[Tensor, Tensor]
+Given = Tensor | QuantizedWeight  # a weight as callers hand it over
+Pair = tuple[Given, Given]
 
 
 class LayerOptions(TypedDict, total=False):
@@ -31,8 +35,8 @@ class LayerTensors(NamedTuple):
     """The tensors of one call, under the names of `moe_mlp`."""
 
     x: Tensor  # [T, H]
-    w_gate_up: Tensor
-    w_down: Tensor
+    w_gate_up: AnyWeight
+    w_down: AnyWeight
     expert_ids: Tensor  # [T, topk]
     router_weights: Tensor | None  # [T, topk]; fp32 or x's dtype
     gate_up_bias: Tensor | None
@@ -42,9 +46,9 @@ class LayerTensors(NamedTuple):
 class ExpertTensors(NamedTuple):
     """The tensors of a layer's experts, whatever its rows are."""
 
-    w_gate_up: Tensor
-    w_up: Tensor | None  # where w_gate_up has the gates alone
-    w_down: Tensor
+    w_gate_up: AnyWeight
+    w_up: AnyWeight | None  # where w_gate_up has the gates alone
+    w_down: AnyWeight
     gate_up_bias: Tensor | None
     down_bias: Tensor | None
 
@@ -52,8 +56,13 @@ class ExpertTensors(NamedTuple):
 _check_layer: Callable[..., None] = ops.check_layer.default
 
 
-def _cast(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if tensor is None else tensor.to(dtype)
+def _cast(tensor: AnyWeight | None, dtype: torch.dtype) -> AnyWeight | None:
+    return tensor if tensor is None or isinstance(tensor, Packed) else tensor.to(dtype)
+
+
+def plain_shapes(weights: Sequence[AnyWeight | None], like: Tensor) -> tuple[Tensor | None, ...]:
+    """Weights for the rules, which read shapes, dtypes and devices: quantised ones by their stand-ins."""
+    return tuple(w.stand_in(like) if isinstance(w, Packed) else w for w in weights)
 
 
 def require_tensors(required: dict[str, object], optional: dict[str, object]) -> None:
@@ -65,15 +74,22 @@ def require_tensors(required: dict[str, object], optional: dict[str, object]) ->
             raise no_tensor(name, value)
 
 
-def _split(name: str, value: object) -> tuple[Tensor, Tensor | None]:
+def _weight(name: str, value: object) -> AnyWeight:
+    """One weight as the products take it."""
+    value = packed_of(name, value)
+    if isinstance(value, Packed):
+        return value
+    require_tensors({name: value}, {})
+    return local_weight(name, value)  # type: ignore[no-any-return]
+
+
+def _split(name: str, value: object) -> tuple[Any, Any]:
     """A tensor of gates and ups, or one of each."""
     if not isinstance(value, (tuple, list)):
-        require_tensors({name: value}, {})
-        return local_weight(name, value), None
+        return _weight(name, value), None
     if len(value) != 2:
         raise ValueError(f"{name} has {len(value)} tensors; one tensor or a pair (gate, up) is accepted")
-    require_tensors({f"{name}[0]": value[0], f"{name}[1]": value[1]}, {})
-    return local_weight(f"{name}[0]", value[0]), local_weight(f"{name}[1]", value[1])
+    return _weight(f"{name}[0]", value[0]), _weight(f"{name}[1]", value[1])
 
 
 def _one_bias(value: object) -> Tensor | None:
@@ -92,11 +108,12 @@ def _one_bias(value: object) -> Tensor | None:
 
 
 def expert_arguments(
-    w_gate_up: Tensor | Pair, w_down: Tensor, activation: str | Activation, options: LayerOptions, device: torch.device
+    w_gate_up: Given | Pair, w_down: Given, activation: str | Activation, options: LayerOptions, device: torch.device
 ) -> tuple[Activation, ExpertTensors]:
     """The experts' part of a layer's arguments, cast as autocast asks."""
     gate, up = _split("w_gate_up", w_gate_up)
-    require_tensors({"w_down": w_down}, {"down_bias": options.get("down_bias")})
+    down = _weight("w_down", w_down)
+    require_tensors({}, {"down_bias": options.get("down_bias")})
     layout = options.get("layout", "concatenated")
     if up is not None and layout == "interleaved":
         raise ValueError("layout is 'interleaved' with w_gate_up as a pair; gates and ups apart are 'concatenated'")
@@ -107,7 +124,7 @@ def expert_arguments(
         _one_bias(options.get("gate_up_bias")),
         local_weight("down_bias", options.get("down_bias")),
     )
-    tensors = ExpertTensors(gate, up, local_weight("w_down", w_down), first_bias, second_bias)
+    tensors = ExpertTensors(gate, up, down, first_bias, second_bias)
     dtype = autocast_dtype(device)
     if dtype is None:
         return chosen, tensors
@@ -132,13 +149,13 @@ def _require_leading_dimensions(x: Tensor, expert_ids: Tensor, router_weights: T
 
 def token_arguments(
     x: Tensor,
-    w_gate_up: Tensor | Pair,
-    w_down: Tensor,
+    w_gate_up: Given | Pair,
+    w_down: Given,
     expert_ids: Tensor,
     router_weights: Tensor | None,
     activation: str | Activation,
     options: LayerOptions,
-) -> tuple[Activation, LayerTensors, Tensor | None]:
+) -> tuple[Activation, LayerTensors, AnyWeight | None]:
     """The checked arguments of a layer of tokens, and the ups where w_gate_up is a pair. Raises TypeError or ValueError
     with the name of the first argument that does not fit the others."""
     require_tensors({"x": x}, {})
@@ -154,10 +171,11 @@ def token_arguments(
         router_weights = router_weights.flatten(0, -2) if router_weights.dim() > 1 else router_weights.unsqueeze(0)
     rows = x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
     ids = expert_ids.flatten(0, -2) if expert_ids.dim() > 1 else expert_ids.unsqueeze(0)
-    w_gate_up, w_up, w_down, gate_up_bias, down_bias = experts
-    tensors = LayerTensors(rows, w_gate_up, w_down, ids, router_weights, gate_up_bias, down_bias)
+    first, w_up, second, gate_up_bias, down_bias = experts
+    tensors = LayerTensors(rows, first, second, ids, router_weights, gate_up_bias, down_bias)
+    first, up, second = plain_shapes(experts[:3], rows)
     try:
-        _check_layer(*tensors, chosen.text(), options.get("transposed", False), w_up)
+        _check_layer(rows, first, second, *tensors[3:], chosen.text(), options.get("transposed", False), up)
     except RuntimeError as error:
         raise explain(error, tensors._asdict()) from None
     return chosen, tensors, w_up
@@ -165,13 +183,14 @@ def token_arguments(
 
 def layer_arguments(
     x: Tensor,
-    w_gate_up: Tensor,
-    w_down: Tensor,
+    w_gate_up: Given,
+    w_down: Given,
     expert_ids: Tensor,
     router_weights: Tensor | None,
     activation: str | Activation,
     options: LayerOptions,
 ) -> tuple[Activation, LayerTensors]:
     """The same for a layer whose w_gate_up is one tensor."""
-    require_tensors({"x": x, "w_gate_up": w_gate_up}, {})
+    require_tensors({"x": x}, {})
+    _weight("w_gate_up", w_gate_up)  # no pair
     return token_arguments(x, w_gate_up, w_down, expert_ids, router_weights, activation, options)[:2]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from moegemm.expert_layer.weights import Routed, Weights
+from moegemm.expert_layer.weights import AnyWeight, Routed, Weights
 from moegemm.operators.derivatives import (
     once_only,
     refuse_forward_mode,
@@ -20,12 +20,13 @@ from moegemm.operators.derivatives import (
 from moegemm.operators.errors import explain
 from moegemm.operators.loading import ops
 from moegemm.operators.options import ALLOW_TF32, PERMUTE_Y, TRANSPOSED
+from moegemm.operators.packed import Packed, split
+from moegemm.operators.row_products import dx as _dx
+from moegemm.operators.row_products import forward as _forward
+from moegemm.operators.row_products import forward_low_rank as _forward_low_rank
 from moegemm.operators.shortcuts import apply_function
 
-_forward: Callable[..., Tensor] = ops.forward.default
-_dx: Callable[..., Tensor] = ops.dx.default
 _dw: Callable[..., Tensor] = ops.dw.default
-_forward_low_rank: Callable[..., Tensor] = ops.forward_low_rank.default
 _expert_sums: Callable[..., Tensor] = ops.expert_sums.default
 
 FIRST, SECOND, WITHIN = 0, 1, 2
@@ -40,7 +41,7 @@ class LowRankPart(NamedTuple):
 
 
 def _run(
-    role: int, weights: Weights, x: Tensor, w: Tensor, routed: Routed, bias: Tensor | None, low: LowRankPart | None
+    role: int, weights: Weights, x: Tensor, w: AnyWeight, routed: Routed, bias: Tensor | None, low: LowRankPart | None
 ) -> Tensor:
     if low is not None:
         words = (routed.reads_tokens() if role == FIRST else PERMUTE_Y) + weights.options
@@ -52,7 +53,7 @@ def _run(
     return _forward(x, w, routed.m_sizes, None, None, 1, weights.options)
 
 
-def _input_gradient(role: int, weights: Weights, dy: Tensor, w: Tensor, routed: Routed) -> Tensor:
+def _input_gradient(role: int, weights: Weights, dy: Tensor, w: AnyWeight, routed: Routed) -> Tensor:
     if role == FIRST:
         return weights.tokens_gradient(dy, w, routed)
     if role == SECOND:
@@ -78,16 +79,17 @@ def _low_rank_gradients(
 
 
 class _Product(torch.autograd.Function):
-    """`bias` is the second product's; `low_rows` and `low_weights` make a LowRankPart of the first or second."""
+    """`bias` is the second product's; `low_rows` and `low_weights` make a LowRankPart of the first or second; `scales`
+    are those of a quantised w."""
 
     @staticmethod
     def forward(
         role: int, weights: Weights, x: Tensor, w: Tensor, bias: Tensor | None,
         m_sizes: Tensor, gather_indices: Tensor, topk: int, low_rows: Tensor | None = None,
-        low_weights: Tensor | None = None,
+        low_weights: Tensor | None = None, scales: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         low = None if low_rows is None or low_weights is None else LowRankPart(low_rows, low_weights)
-        return _run(role, weights, x, w, Routed(m_sizes, gather_indices, topk), bias, low)
+        return _run(role, weights, x, weights.joined(w, scales), Routed(m_sizes, gather_indices, topk), bias, low)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -106,7 +108,7 @@ class _Product(torch.autograd.Function):
         except RuntimeError as error:
             raise explain(error, {}) from None
         d_x, d_w, d_bias, *low = once_only(_NAME, found, (gradients[0], *saved))
-        return None, None, d_x, d_w, d_bias, None, None, None, *low  # torch drops None for what was not given
+        return None, None, d_x, d_w, d_bias, None, None, None, *low, None  # torch drops None for what was not given
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
@@ -122,9 +124,11 @@ def _gradients(
     gather_indices: Tensor,
     low_rows: Tensor | None = None,
     low_weights: Tensor | None = None,
+    scales: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
     """Those of x, w, the bias and the low-rank part, each if needed; w and x are None where they are not."""
     role, weights, topk = ctx.call
+    w = weights.joined(w, scales)
     routed = Routed(m_sizes, gather_indices, topk)
     _, _, need_x, need_w, need_bias, *_ = ctx.needs_input_grad
     dx = _input_gradient(role, weights, dy, w, routed) if need_x else None
@@ -137,20 +141,23 @@ def _gradients(
 
 
 def _product(
-    role: int, x: Tensor, w: Tensor, routed: Routed, transposed: bool, allow_tf32: bool, bias: Tensor | None = None,
+    role: int, x: Tensor, w: AnyWeight, routed: Routed, transposed: bool, allow_tf32: bool, bias: Tensor | None = None,
     low: LowRankPart | None = None,
 ) -> Tensor:  # fmt: skip
     refuse_forward_mode(_NAME, x, w, bias)
-    weights = Weights((TRANSPOSED if transposed else "") + (ALLOW_TF32 if allow_tf32 else ""))
+    word = w.word if isinstance(w, Packed) else ""
+    weights = Weights((TRANSPOSED if transposed else "") + (ALLOW_TF32 if allow_tf32 else ""), None, word)
+    (values,), scales = split((w,), (0,))
+    rest = (*(low or (None, None)), *scales) if scales else (low or ())
     try:
-        result: Tensor = apply_function(_Product, role, weights, x, w, bias, *routed[:3], *(low or ()))
+        result: Tensor = apply_function(_Product, role, weights, x, values, bias, *routed[:3], *rest)
     except RuntimeError as error:
         raise explain(error, {"X": x, "W": w}) from None
     return result
 
 
 def first_product(
-    x: Tensor, w: Tensor, routed: Routed, transposed: bool = False, allow_tf32: bool = False,
+    x: Tensor, w: AnyWeight, routed: Routed, transposed: bool = False, allow_tf32: bool = False,
     low: LowRankPart | None = None,
 ) -> Tensor:  # fmt: skip
     """x [T, K] -> [M, N] in expert order."""
@@ -158,7 +165,7 @@ def first_product(
 
 
 def second_product(
-    rows: Tensor, w: Tensor, routed: Routed, transposed: bool = False, allow_tf32: bool = False,
+    rows: Tensor, w: AnyWeight, routed: Routed, transposed: bool = False, allow_tf32: bool = False,
     bias: Tensor | None = None, low: LowRankPart | None = None,
 ) -> Tensor:  # fmt: skip
     """rows [M, K] in expert order -> [M, N] in flat order, plus the expert's bias [E, N]."""

@@ -29,6 +29,7 @@ SOURCES = {
     "examples/train_expert_parallel.py": "examples/train_expert_parallel.md",
     "examples/finetune_moe.py": "examples/finetune_moe.md",
     "examples/finetune_lora.py": "examples/finetune_lora.md",
+    "examples/finetune_quantized.py": "examples/finetune_quantized.md",
     "examples/generate_moe.py": "examples/generate_moe.md",
     "examples/cpp/moe_layer.cpp": "examples/moe_layer_cpp.md",
     "LICENSE": "license.md",

@@ -2,6 +2,7 @@
 
 SECTIONS = {
     "The layer": ("moe_mlp", "experts_mlp", "lora_moe_mlp", "LoraAdapter", "LowRank", "WeightGradients"),
+    "Quantised weights": ("QuantizedWeight", "quantize", "quantize_experts"),
     "Models": ("patch", "unpatch", "report"),
     "Routing": ("route", "combine"),
     "Experts on many ranks": tuple(
@@ -20,7 +21,14 @@ SECTIONS = {
     "Products": ("grouped_gemm", "GroupedGemm", "grouped_gemm_forward", "grouped_gemm_dX", "grouped_gemm_dW"),
     "Kernel configs": ("KernelConfigForward", "KernelConfigBackward_dX", "KernelConfigBackward_dW"),
     "Plans and tuning": ("plan", "tune", "tuning_cache"),
-    "This installation": ("info", "load_kernels", "max_multiprocessors", "set_max_multiprocessors"),
+    "This installation": (
+        "info",
+        "load_kernels",
+        "batch_invariant",
+        "set_batch_invariant",
+        "max_multiprocessors",
+        "set_max_multiprocessors",
+    ),
 }
 
 

@@ -62,14 +62,16 @@ def choice_of(accepted: tuple[str, ...]) -> Any:
 
 
 def place_of(kind: str, records: Path | None) -> tuple[Path, str]:
-    """Folder and file name of a record: "planner", "lora", or device and forced backend as in "cuda-sm80". A checkout
-    puts each record in a folder of `records`."""
+    """Folder and file name of a record: "planner", "lora", "quantised", or device and forced backend as in "cuda-sm80".
+    A checkout puts each record in a folder of `records`."""
     if records is None:
         return Path("moegemm-bench"), kind
     if kind == "planner":
         return records / "planner", "planner"
     if kind == "lora":
         return records / "layer", "lora"
+    if kind == "quantised":
+        return records / "quantised", "quantised"
     device, _, backend = kind.partition("-")
     if device == "cpu":
         return records / "cpu", "products"
@@ -104,6 +106,8 @@ def read_options(arguments: Sequence[str] | None, records: Path | None) -> argpa
     add("--no-passes", action="store_true", help="leave out route and combine")
     add("--planner", action="store_true", help="compare the planner's choice with every compiled kernel instead")
     add("--lora", action="store_true", help="time LoRA on one expert layer through PEFT instead")
+    add("--quantised", action="store_true", help="time products with quantised weights beside bf16 ones instead")
+    add("--formats", type=words, help="--quantised: comma-separated, for instance mxfp4,fp8/128x128; default: all")
     add("--budget", type=float, default=2.0, metavar="SECONDS", help="--planner: per problem (default: %(default)s)")
     add("--held-out", type=int, metavar="COUNT", help="--planner: layers drawn at random beside the catalogue's")
     add("--seed", type=int, help="--planner: of those layers")
@@ -131,6 +135,7 @@ def complete(options: argparse.Namespace, catalogue: dict[str, Any], records: Pa
     else:
         kind = options.device + (f"-{options.backend}" if options.backend else "")
         kind = "planner" if options.planner else "lora" if options.lora else kind
+        kind = "quantised" if options.quantised else kind
     folder, stem = place_of(kind, records)
     options.out = options.out or folder
     options.stem = options.stem or stem
@@ -146,6 +151,13 @@ def complete(options: argparse.Namespace, catalogue: dict[str, Any], records: Pa
 
         options.models = options.models or (None if on_cpu else list(lora.MODELS))
         options.tokens = options.tokens or list(lora.CPU_TOKENS if on_cpu else lora.TOKENS)
+    if options.quantised:
+        from moegemm.bench import quantised
+
+        options.models = options.models or (["qwen3-30b-a3b"] if on_cpu else list(quantised.MODELS))
+        options.tokens = options.tokens or list(quantised.CPU_TOKENS if on_cpu else quantised.TOKENS)
+        options.formats = options.formats or list(quantised.FORMATS)
+        options.ops = [op for op in options.ops or quantised.OPS if op in quantised.OPS]
     options.models = options.models or list(CPU_MODELS if on_cpu else DEFAULT_MODELS)
     options.tokens = options.tokens or list(CPU_TOKENS if on_cpu else DEFAULT_TOKENS)
     # Who names gradients and small batches alone wants just these.
@@ -170,6 +182,11 @@ def render(record: report.Record, folder: Path, stem: str) -> None:
         from moegemm.bench import lora
 
         (folder / f"{stem}.md").write_text(lora.to_markdown(record))
+        return
+    if record.get("kind") == "quantised":
+        from moegemm.bench import quantised
+
+        (folder / f"{stem}.md").write_text(quantised.to_markdown(record))
         return
     figures: list[tuple[str, str]] = []
     try:
@@ -360,6 +377,29 @@ def measure_lora(options: argparse.Namespace, root: Path) -> int:
     return 0
 
 
+def measure_quantised(options: argparse.Namespace, root: Path) -> int:
+    from moegemm.bench import quantised
+    from moegemm.bench.timing import Clock
+
+    begin = time.monotonic()
+    record = begin_record(options, root) | {"kind": "quantised"}
+    done = {(case["model"], case["tokens"], case["op"]) for case in record["cases"]}
+    clock = Clock(options.device)
+    clock.heat(options.heat)
+    with Progress(len(options.models) * len(set(options.tokens)) * len(options.ops), len(done)) as progress:
+
+        def keep(entry: dict[str, Any]) -> None:
+            record["cases"].append(entry)
+            write_json(record, options.out, options.stem)
+            progress.step(quantised.words_of(entry))
+
+        with ending_early():
+            given = (options.models, options.tokens, options.formats, options.ops, options.device, options.rounds)
+            quantised.measure(*given, clock, done, keep)
+    finish_record(options, record, [quantised.words_of(entry) for entry in record["cases"]], begin)
+    return 0
+
+
 def planner_keeper(entries: list[dict[str, Any]], progress: Progress, write: Callable[[], None]) -> Callable[..., None]:
     """Takes entries, tells how far it is, and writes the record now and then."""
 
@@ -383,6 +423,8 @@ def main(arguments: Sequence[str] | None = None, *, records: Path | None = None)
         return 0
     if options.lora:
         return measure_lora(options, root)
+    if options.quantised:
+        return measure_quantised(options, root)
     return measure_planner(options, root) if options.planner else measure(options, root)
 
 

@@ -1,5 +1,6 @@
 """The caller's memory for what a layer makes: its output, and the gradient of its input."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -58,7 +59,7 @@ def _as_rows(name: str, buffer: Tensor, like: Tensor) -> Tensor:
     return rows if rows.dim() == 2 else rows.view(-1, rows.size(-1))
 
 
-def _checked(name: str, buffer: object, x: Tensor, dtype: torch.dtype, others: dict[str, Tensor | None]) -> Tensor:
+def _checked(name: str, buffer: object, x: Tensor, dtype: torch.dtype, others: Mapping[str, object]) -> Tensor:
     if not isinstance(buffer, Tensor):
         raise no_tensor(name, buffer)
     require_same_device(name, buffer, "the input", x)
@@ -69,13 +70,13 @@ def _checked(name: str, buffer: object, x: Tensor, dtype: torch.dtype, others: d
     rows = _as_rows(name, buffer, x)
     if not torch.compiler.is_compiling():
         for other, tensor in others.items():
-            if tensor is not None and _overlap(rows, tensor):
+            if isinstance(tensor, Tensor) and _overlap(rows, tensor):
                 raise ValueError(f"{name} shares memory with {other}; it must have its own")
     return rows
 
 
 def checked_buffers(
-    buffers: LayerBuffers, x: Tensor, dtype: torch.dtype, inputs: dict[str, Tensor | None]
+    buffers: LayerBuffers, x: Tensor, dtype: torch.dtype, inputs: Mapping[str, object]
 ) -> tuple[Tensor | None, Tensor | None]:
     """Both as matrices, each if given. `x` is the input as the caller gave it, `dtype` what the layer computes in."""
     out, grad_out, names = buffers

@@ -10,7 +10,15 @@ from moegemm.activations import Activation
 from moegemm.expert_layer.buffers import LayerBuffers, checked_buffers
 from moegemm.expert_layer.function import LayerCall, LayerTensors, run_layer
 from moegemm.expert_layer.weights import Routed, stored_weights
-from moegemm.layer_arguments import ExpertTensors, LayerOptions, Pair, expert_arguments, require_tensors
+from moegemm.layer_arguments import (
+    ExpertTensors,
+    Given,
+    LayerOptions,
+    Pair,
+    expert_arguments,
+    plain_shapes,
+    require_tensors,
+)
 from moegemm.operators.derivatives import refuse_forward_mode
 from moegemm.operators.errors import explain
 from moegemm.operators.loading import ops
@@ -77,7 +85,8 @@ def _checked(laid_out: _Rows, experts: ExpertTensors, activation: str, transpose
         rows = rows.to(dtype)
     if row_weights is not None and row_weights.dtype not in (torch.float32, rows.dtype):
         row_weights = row_weights.float()
-    w_gate_up, w_up, w_down, gate_up_bias, down_bias = experts
+    w_gate_up, w_up, w_down = plain_shapes(experts[:3], rows)
+    gate_up_bias, down_bias = experts[3:]
     given = (rows, w_gate_up, w_down, sizes, row_weights, gate_up_bias, down_bias)
     try:
         _check_expert_rows(*given, activation, transposed, w_up)
@@ -88,8 +97,8 @@ def _checked(laid_out: _Rows, experts: ExpertTensors, activation: str, transpose
 
 def experts_mlp(
     rows: Tensor,
-    w_gate_up: Tensor | Pair,
-    w_down: Tensor,
+    w_gate_up: Given | Pair,
+    w_down: Given,
     sizes: Tensor,
     *,
     starts: Tensor | None = None,
@@ -118,6 +127,7 @@ def experts_mlp(
         row_weights: the shape of rows without H; fp32 or the rows' dtype; None for none.
         w_gate_up: [E, C, H], w_down: [E, H, I]; with transposed [E, H, C] and [E, I, H]. No layout is copied.
         gate_up_bias: [E, C], down_bias: [E, H]; None for none. w_gate_up and gate_up_bias may be pairs (gate, up).
+        Weights may be QuantizedWeights, which get no gradient.
 
     Expert e has sizes[e] rows from starts[e] on; without starts those that follow the rows of expert e - 1. Rows of no
     expert become zero in the result and in the gradient, whatever they hold; tails="undefined" neither reads nor writes

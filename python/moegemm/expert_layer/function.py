@@ -3,18 +3,19 @@
 Rows are those of tokens (`moe_mlp`), or come and go in expert order (`experts_mlp`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from moegemm.activations import Activation
-from moegemm.expert_layer.weights import Routed, Weights, first_product, tokens_gradient_of_pair
+from moegemm.expert_layer.weights import AnyWeight, Routed, Weights, first_product, tokens_gradient_of_pair
 from moegemm.operators.derivatives import once_only, refuse_tangents_in_backward, vmap_refusal
 from moegemm.operators.errors import explain
 from moegemm.operators.loading import ops
 from moegemm.operators.main_grad import count_write
+from moegemm.operators.packed import REFUSED_GRADIENT, Packed, split
 from moegemm.operators.shortcuts import apply_function
 from moegemm.operators.weight_gradients import WeightGradient, WeightGradients, apart
 
@@ -45,12 +46,26 @@ class LayerTensors(NamedTuple):
     """The tensors of a call that may have gradients. `weights` are those of slots, or of rows in expert order."""
 
     x: Tensor  # [T or R, H]
-    w_gate_up: Tensor
-    w_up: Tensor | None  # where w_gate_up has the gates alone
-    w_down: Tensor
+    w_gate_up: AnyWeight
+    w_up: AnyWeight | None  # where w_gate_up has the gates alone
+    w_down: AnyWeight
     weights: Tensor | None  # [T, topk] or [R]; fp32 or x's dtype
     gate_up_bias: Tensor | None
     down_bias: Tensor | None
+
+
+TENSORS = len(LayerTensors._fields)
+BEFORE = 5  # arguments of the function before them
+
+
+def _joined(call: LayerCall, tensors: LayerTensors, scales: Sequence[Tensor | None]) -> LayerTensors:
+    """With the weights as the products take them; `scales` are those of the quantised ones, or none at all."""
+    if not scales:
+        return tensors
+    first, up, down = scales
+    w_up = None if call.up is None or tensors.w_up is None else call.up.joined(tensors.w_up, up)
+    w_gate_up = None if tensors.w_gate_up is None else call.first.joined(tensors.w_gate_up, first)
+    return tensors._replace(w_gate_up=w_gate_up, w_up=w_up, w_down=call.second.joined(tensors.w_down, down))
 
 
 def _row_weights(routed: Routed, weights: Tensor | None) -> Tensor | None:
@@ -105,9 +120,9 @@ class ExpertLayer(torch.autograd.Function):
         positions: Tensor | None, *arguments: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """`rest` is what else Routed has, `arguments` are those of LayerTensors, one by one: autograd looks for tensors
-        at the top only."""
+        at the top only. Where weights are quantised, their values come in their places and their scales at the end."""
         routed = Routed(m_sizes, gather_indices, rest[0], positions, rest[1])
-        out, pre = _run_forward(call, routed, LayerTensors(*arguments))
+        out, pre = _run_forward(call, routed, _joined(call, LayerTensors(*arguments[:TENSORS]), arguments[TENSORS:]))
         if call.out is None:
             return out, pre
         # Another tensor of the caller's memory: that which was given takes part in no graph and serves the next call.
@@ -117,12 +132,12 @@ class ExpertLayer(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         call, rest, m_sizes, gather_indices, positions, *arguments = inputs
-        tensors = LayerTensors(*arguments)
+        tensors, scales = LayerTensors(*arguments[:TENSORS]), arguments[TENSORS:]
         pre = output[1]
         ctx.mark_non_differentiable(pre)
         if not torch.compiler.is_compiling():
             ctx.set_materialize_grads(False)  # or `pre` would get a gradient of zeros; Dynamo makes none
-        need_x, need_gate_up, need_up = ctx.needs_input_grad[5:8]
+        need_x, need_gate_up, need_up = ctx.needs_input_grad[BEFORE : BEFORE + 3]
         ctx.save_for_backward(
             tensors.x if need_gate_up or need_up else None,
             tensors.w_gate_up if need_x else None,
@@ -135,6 +150,7 @@ class ExpertLayer(torch.autograd.Function):
             m_sizes,
             gather_indices,
             positions if need_x else None,
+            *scales,
         )
         ctx.compact = positions is not None
         ctx.call = call
@@ -143,17 +159,19 @@ class ExpertLayer(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         if gradients[0] is None:
-            return (None,) * 12
+            return (None,) * len(ctx.needs_input_grad)
         saved = ctx.saved_tensors
         name = ctx.call.name
         refuse_tangents_in_backward(name, gradients[0], *saved)
         try:
             with torch.no_grad():
                 # Once: an expanded gradient would be copied by each product that reads it.
-                found = _gradients(ctx, gradients[0].contiguous(), LayerTensors(*saved[:7]), *saved[7:])
+                tensors = _joined(ctx.call, LayerTensors(*saved[:TENSORS]), saved[TENSORS + 4 :])
+                found = _gradients(ctx, gradients[0].contiguous(), tensors, *saved[TENSORS : TENSORS + 4])
         except RuntimeError as error:
             raise explain(error, {}) from None
-        return None, None, None, None, None, *once_only(name, found, (gradients[0], *saved))
+        frozen = (None,) * (len(ctx.needs_input_grad) - BEFORE - TENSORS)  # scales
+        return *(None,) * BEFORE, *once_only(name, found, (gradients[0], *saved)), *frozen
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
@@ -184,7 +202,7 @@ def _first_weight_gradients(
     ctx: Any, d_pre: Tensor, x: Tensor, routed: Routed, dw: _Computed
 ) -> tuple[Tensor | None, Tensor | None]:
     """Those of w_gate_up and w_up, each if needed."""
-    need_gate_up, need_up = ctx.needs_input_grad[6:8]
+    need_gate_up, need_up = ctx.needs_input_grad[BEFORE + 1 : BEFORE + 3]
     first, up = ctx.call.first, ctx.call.up
     if up is None:
         return dw.take(0, first.gradient_of_first(d_pre, x, routed)) if need_gate_up else None, None
@@ -199,7 +217,9 @@ def _gradients(
     positions: Tensor | None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Those of LayerTensors, each if needed."""
-    need_x, need_gate_up, need_up, need_down, need_weights, need_gate_up_bias, need_down_bias = ctx.needs_input_grad[5:]
+    need_x, need_gate_up, need_up, need_down, need_weights, need_gate_up_bias, need_down_bias = ctx.needs_input_grad[
+        BEFORE : BEFORE + TENSORS
+    ]
     call: LayerCall = ctx.call
     topk, tails = ctx.rest
     routed = Routed(m_sizes, gather_indices, topk, positions, tails)
@@ -244,10 +264,17 @@ def _down_bias_gradient(d_out: Tensor, routed: Routed, weights: Tensor | None) -
     return _expert_sums(d_out, routed.m_sizes, indices, weights, routed.topk)
 
 
+def _refuse_later(later: WeightGradients, tensors: LayerTensors) -> None:
+    for w in tensors[1:4]:
+        if isinstance(w, Packed):
+            raise TypeError(f"weight_gradients is {later} with a weight in {w.word}; {REFUSED_GRADIENT}")
+
+
 def run_layer(call: LayerCall, routed: Routed, tensors: LayerTensors) -> Tensor:
     """The layer's output, with its gradients where they are wanted."""
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
         if call.later is not None:
+            _refuse_later(call.later, tensors)
             call = call._replace(later_w=(tensors.w_gate_up, tensors.w_up, tensors.w_down))
             tensors = tensors._replace(
                 w_gate_up=apart(tensors.w_gate_up),
@@ -256,6 +283,7 @@ def run_layer(call: LayerCall, routed: Routed, tensors: LayerTensors) -> Tensor:
             )
         m_sizes, gather_indices, topk, positions, tails = routed
         routing = (topk, tails), m_sizes, gather_indices, positions
-        out: Tensor = apply_function(ExpertLayer, call, *routing, *tensors)[0]
+        flat, scales = split(tensors, (1, 2, 3))
+        out: Tensor = apply_function(ExpertLayer, call, *routing, *flat, *scales)[0]
         return out
     return _run_inference(call, routed, tensors)

@@ -10,17 +10,20 @@ from moegemm.activations import Activation
 from moegemm.operators.loading import ops
 from moegemm.operators.main_grad import MainGrad, count_write, main_grad_of
 from moegemm.operators.options import ALLOW_TF32, DY_PER_TOKEN, FLOAT32_OUTPUT, PERMUTE_X, PERMUTE_Y, TRANSPOSED
+from moegemm.operators.packed import REFUSED_GRADIENT, Packed
+from moegemm.operators.row_products import dx as _dx
+from moegemm.operators.row_products import dx_out as _dx_out
+from moegemm.operators.row_products import forward as _forward
+from moegemm.operators.row_products import forward_out as _forward_out
 from moegemm.operators.weight_gradients import WeightGradient
 
-_forward: Callable[..., Tensor] = ops.forward.default
-_forward_out: Callable[..., None] = ops.forward_out.default
-_dx: Callable[..., Tensor] = ops.dx.default
-_dx_out: Callable[..., None] = ops.dx_out.default
 _combine: Callable[..., Tensor] = ops.combine.default
 _combine_out: Callable[..., None] = ops.combine_out.default
 _combine_rows: Callable[..., Tensor] = ops.combine_rows.default
 _add_rows: Callable[..., None] = ops.add_rows.default
 _combine_rows_out: Callable[..., None] = ops.combine_rows_out.default
+
+AnyWeight = Tensor | Packed
 
 
 class Routed(NamedTuple):
@@ -63,32 +66,37 @@ class Weights(NamedTuple):
 
     options: str  # TRANSPOSED and ALLOW_TF32, each or not, and the words of tail_options
     accumulated: MainGrad | None = None
+    word: str = ""  # of a quantised W: see Packed
 
-    def columns(self, w: Tensor) -> int:
+    def columns(self, w: AnyWeight) -> int:
         """N."""
         return w.size(2 if TRANSPOSED in self.options else 1)
 
-    def from_tokens(self, tokens: Tensor, w: Tensor, routed: Routed) -> Tensor:
+    def joined(self, w: Tensor, scales: Tensor | None) -> AnyWeight:
+        """W as the methods below take it, of the tensors that autograd has seen."""
+        return w if scales is None else Packed(w, scales, self.word)
+
+    def from_tokens(self, tokens: Tensor, w: AnyWeight, routed: Routed) -> Tensor:
         """[T, K] -> [M, N] in expert order: row r reads its token. The first product."""
         return _forward(tokens, w, *routed[:2], None, routed.topk, routed.reads_tokens() + self.options)
 
-    def from_tokens_into(self, tokens: Tensor, w: Tensor, routed: Routed, pre: Tensor) -> None:
+    def from_tokens_into(self, tokens: Tensor, w: AnyWeight, routed: Routed, pre: Tensor) -> None:
         """The same into `pre`, which may be some columns of a wider matrix."""
         _forward_out(tokens, w, *routed[:2], None, routed.topk, routed.reads_tokens() + self.options, None, pre)
 
     def activated_from_tokens(
-        self, tokens: Tensor, w: Tensor, bias: Tensor | None, activation: Activation, routed: Routed
+        self, tokens: Tensor, w: AnyWeight, bias: Tensor | None, activation: Activation, routed: Routed
     ) -> Tensor:
         """from_tokens with its bias and activation: nothing but activated rows is kept, with the same bits."""
         words = routed.reads_tokens() + self.options
         return _forward(tokens, w, *routed[:2], None, routed.topk, words, None, bias, activation.text())
 
-    def to_flat(self, rows: Tensor, w: Tensor, routed: Routed, bias: Tensor | None = None) -> Tensor:
+    def to_flat(self, rows: Tensor, w: AnyWeight, routed: Routed, bias: Tensor | None = None) -> Tensor:
         """[M, K] in expert order -> [M, N] in flat order. The second product, which adds its bias before it rounds."""
         return _forward(rows, w, *routed[:2], None, routed.topk, PERMUTE_Y + self.options, None, bias)
 
     def in_order(
-        self, rows: Tensor, w: Tensor, routed: Routed, bias: Tensor | None = None, out: Tensor | None = None,
+        self, rows: Tensor, w: AnyWeight, routed: Routed, bias: Tensor | None = None, out: Tensor | None = None,
         float32: bool = False,
     ) -> Tensor:  # fmt: skip
         """[M, K] in expert order -> [M, N] in expert order."""
@@ -100,7 +108,7 @@ class Weights(NamedTuple):
         return out
 
     def to_output(
-        self, rows: Tensor, w: Tensor, routed: Routed, bias: Tensor | None, router_weights: Tensor | None,
+        self, rows: Tensor, w: AnyWeight, routed: Routed, bias: Tensor | None, router_weights: Tensor | None,
         out: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """The layer's output of activated rows: the second product, and the sum of each token's rows."""
@@ -110,7 +118,7 @@ class Weights(NamedTuple):
             return routed.summed(self.to_flat(rows, w, routed, bias), router_weights, out)
         return routed.summed(self.in_order(rows, w, routed, bias), router_weights, out)
 
-    def from_output_gradient(self, d_out: Tensor, w: Tensor, routed: Routed) -> Tensor:
+    def from_output_gradient(self, d_out: Tensor, w: AnyWeight, routed: Routed) -> Tensor:
         """The gradient of the second product's rows; every slot of a token has the token's gradient [T, N]."""
         return _dx(d_out, w, *routed[:2], None, routed.topk, routed.reads_d_out() + self.options)
 
@@ -125,7 +133,7 @@ class Weights(NamedTuple):
         return WeightGradient(d_out, rows, *routed[:2], None, routed.topk, words, None, self.accumulated)
 
     def unsummed_tokens_gradient(
-        self, d_rows: Tensor, w: Tensor, routed: Routed, words: str = "", out: Tensor | None = None
+        self, d_rows: Tensor, w: AnyWeight, routed: Routed, words: str = "", out: Tensor | None = None
     ) -> Tensor:
         """The gradient of each row that from_tokens read: in flat order, or where rows have positions or no indices in
         expert order."""
@@ -139,7 +147,7 @@ class Weights(NamedTuple):
         count_write(out)
         return out
 
-    def tokens_gradient(self, d_rows: Tensor, w: Tensor, routed: Routed, out: Tensor | None = None) -> Tensor:
+    def tokens_gradient(self, d_rows: Tensor, w: AnyWeight, routed: Routed, out: Tensor | None = None) -> Tensor:
         """The gradient [T, K] of from_tokens' tokens."""
         if not _is_summed(routed):
             return self.unsummed_tokens_gradient(d_rows, w, routed, out=out)
@@ -152,7 +160,7 @@ def _is_summed(routed: Routed) -> bool:
 
 
 def tokens_gradient_of_pair(
-    pair: tuple[Weights, Weights], d_pre: Tensor, w_gate: Tensor, w_up: Tensor, routed: Routed, out: Tensor | None
+    pair: tuple[Weights, Weights], d_pre: Tensor, w_gate: AnyWeight, w_up: AnyWeight, routed: Routed, out: Tensor | None
 ) -> Tensor:
     """The gradient of tokens that two products read: of each row the sum of both in fp32, rounded once. The sum over a
     token's rows takes them rounded, as where one product makes them: rows may come back from other ranks."""
@@ -171,8 +179,14 @@ def tokens_gradient_of_pair(
     return rows if out is None else out.copy_(rows)
 
 
-def _as_stored(w: Tensor, transposed: bool, words: str, accumulated: MainGrad | None) -> tuple[Tensor, Weights]:
+def _as_stored(
+    name: str, w: AnyWeight, transposed: bool, words: str, accumulated: MainGrad | None
+) -> tuple[AnyWeight, Weights]:
     """The same W as its memory lies: a transposed view is the other layout, not a reason to copy."""
+    if isinstance(w, Packed):
+        if transposed:
+            raise ValueError(f"transposed is True with {name} in {w.word}; quantised weights are [E, N, K] only")
+        return w, Weights(words, None, w.word)
     if w.dim() == 3 and w.stride(-1) != 1 and w.stride(-2) == 1:
         w, transposed = w.transpose(-1, -2), not transposed
         if accumulated is not None:
@@ -183,16 +197,16 @@ def _as_stored(w: Tensor, transposed: bool, words: str, accumulated: MainGrad | 
 class StoredWeights(NamedTuple):
     """The weights of a layer as they lie in memory, and how to use them."""
 
-    w_gate_up: Tensor
-    w_up: Tensor | None
-    w_down: Tensor
+    w_gate_up: AnyWeight
+    w_up: AnyWeight | None
+    w_down: AnyWeight
     first: Weights
     up: Weights | None
     second: Weights
 
 
 def stored_weights(
-    used: tuple[Tensor, Tensor | None, Tensor], given: tuple[Tensor | tuple[Tensor, Tensor], Tensor],
+    used: tuple[AnyWeight, AnyWeight | None, AnyWeight], given: tuple[Tensor | tuple[Tensor, Tensor], Tensor],
     transposed: bool, allow_tf32: bool, accumulate: bool, tails: str = "",
 ) -> StoredWeights:  # fmt: skip
     """`used` are w_gate_up, w_up and w_down as the products read them, `given` w_gate_up and w_down as the caller gave
@@ -202,20 +216,23 @@ def stored_weights(
     first_given, down_given = given
     of_gate, of_up = first_given if isinstance(first_given, (tuple, list)) else (first_given, None)
     goals: list[MainGrad | None] = [None, None, None]
+    for w in used:
+        if accumulate and isinstance(w, Packed):
+            raise TypeError(f"accumulate is True with a weight in {w.word}; {REFUSED_GRADIENT}")
     if accumulate:
         goals[0] = main_grad_of(of_gate, "w_gate_up" if of_up is None else "w_gate_up[0]")
         goals[1] = None if of_up is None else main_grad_of(of_up, "w_gate_up[1]")
         goals[2] = main_grad_of(down_given, "w_down")
-    w_gate_up, first = _as_stored(w_gate_up, transposed, words, goals[0])
+    w_gate_up, first = _as_stored("w_gate_up", w_gate_up, transposed, words, goals[0])
     up = None
     if w_up is not None:
-        w_up, up = _as_stored(w_up, transposed, words, goals[1])
-    w_down, second = _as_stored(w_down, transposed, words, goals[2])
+        w_up, up = _as_stored("w_gate_up[1]", w_up, transposed, words, goals[1])
+    w_down, second = _as_stored("w_down", w_down, transposed, words, goals[2])
     return StoredWeights(w_gate_up, w_up, w_down, first, up, second)
 
 
 def first_product(
-    pair: tuple[Weights, Weights | None], tokens: Tensor, w_gate_up: Tensor, w_up: Tensor | None, routed: Routed
+    pair: tuple[Weights, Weights | None], tokens: Tensor, w_gate_up: AnyWeight, w_up: AnyWeight | None, routed: Routed
 ) -> Tensor:
     """[M, C] in expert order. Gate and up as two tensors write the two halves of one matrix."""
     first, up = pair

@@ -12,12 +12,14 @@ from moegemm.formats import FORMATS, NAMES
 from moegemm.integrations.expert_parallel import ids_of_others_remain, rows_needed
 from moegemm.integrations.gates import activation_of
 from moegemm.integrations.notices import say_once
+from moegemm.integrations.packed_experts import is_packed, packed_weight
 from moegemm.integrations.peft_adapters import adapters_of, added_by_peft
 from moegemm.layer import Routed, moe_mlp
 from moegemm.lora.layer import lora_moe_mlp
 from moegemm.lora.low_rank import LowRank
 from moegemm.lora.products import adapted_first, adapted_second
-from moegemm.operators.raw import torch_allows_tf32
+from moegemm.operators.packed import Packed
+from moegemm.operators.raw import autocast_dtype, torch_allows_tf32
 from moegemm.routing import combine, route
 
 
@@ -32,6 +34,10 @@ class Stored(NamedTuple):
     first_adapters: tuple[LowRank, ...] = ()
     second_adapters: tuple[LowRank, ...] = ()
 
+    def with_biases_in(self, dtype: torch.dtype) -> "Stored":
+        biases = (None if bias is None else bias.to(dtype) for bias in (self.first_bias, self.second_bias))
+        return self._replace(**dict(zip(("first_bias", "second_bias"), biases, strict=True)))
+
     def with_adapters(self, module: Any, first_name: str) -> "Stored":
         """With those that are active on the module's two weights."""
         return self._replace(
@@ -43,6 +49,12 @@ class Stored(NamedTuple):
 def why_not(stored: Stored, placed_later: bool = False) -> str | None:
     """Why our kernels do not take these weights, or None. With `placed_later` their device does not count yet."""
     for name, w in (("first", stored.first), ("second", stored.second)):
+        if isinstance(w, str):
+            return w
+        if isinstance(w, Packed):
+            if w.device.type not in ("cpu", "cuda") and not placed_later:
+                return f"the {name} product's weights are on {w.device.type}, not on cpu or cuda"
+            continue
         if not isinstance(w, Tensor) or w.dim() != 3:
             return f"the {name} product's weights are not one [E, ...] tensor"
         if w.dtype not in FORMATS:
@@ -67,7 +79,7 @@ def run_with_own_activation(
     h = adapted_first(x, stored.first, stored.first_adapters, routed, stored.transposed, tf32)
     if stored.first_bias is not None:
         h = h + stored.first_bias[known_ids[gather_indices.long()]]
-    h = gate(h).to(stored.second.dtype)
+    h = gate(h).to(x.dtype)
     y = adapted_second(h, stored.second, stored.second_adapters, routed, stored.transposed, tf32)
     if stored.second_bias is not None:
         y = y + stored.second_bias[known_ids]
@@ -109,8 +121,25 @@ def stored_in(module: Any) -> Stored:
     biases: tuple[Tensor | None, Tensor | None] = (None, None)
     if getattr(module, "has_bias", False):
         biases = (module.gate_up_proj_bias if gated else module.up_proj_bias, module.down_proj_bias)
-    first = module.gate_up_proj if gated else module.up_proj
-    return Stored(first, module.down_proj, *biases, getattr(module, "is_transposed", False))
+    first, second = (_weight_of(module, name) for name in ("gate_up_proj" if gated else "up_proj", "down_proj"))
+    return Stored(first, second, *biases, getattr(module, "is_transposed", False))
+
+
+def _weight_of(module: Any, name: str) -> Any:
+    """The weight as the products take it, or why they do not."""
+    try:
+        packed = packed_weight(module, name)
+    except ValueError as error:
+        return str(error)
+    return getattr(module, name) if packed is None else packed
+
+
+def _activations_of(stored: Stored, hidden_states: Tensor) -> torch.dtype:
+    """What the products read: the weights' dtype, or with quantised weights 16 bits."""
+    if not isinstance(stored.first, Packed):
+        return stored.first.dtype  # type: ignore[no-any-return]
+    given = autocast_dtype(hidden_states.device) or hidden_states.dtype
+    return given if given in (torch.bfloat16, torch.float16) else torch.bfloat16
 
 
 def experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -118,6 +147,8 @@ def experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top
     gated = getattr(module, "has_gate", True)
     stored = stored_in(module)
     reason = why_not(stored)
+    if reason is not None and is_packed(module):
+        raise RuntimeError(f"{type(module).__name__} has quantised weights, which its own code cannot read: {reason}")
     if reason is not None:
         say_once(f"{type(module).__name__} runs its own eager code: {reason}")
         with added_by_peft(module):
@@ -125,8 +156,10 @@ def experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top
             return eager(module, hidden_states, top_k_index, top_k_weights)
     stored = stored.with_adapters(module, "gate_up_proj" if gated else "up_proj")
     norm = module.post_expert_norm if getattr(module, "has_post_expert_norm", False) else None
+    dtype = _activations_of(stored, hidden_states)
+    stored = stored.with_biases_in(dtype)
     out = run_experts(
-        type(module).__name__, hidden_states.to(stored.first.dtype), stored, top_k_index, top_k_weights,
+        type(module).__name__, hidden_states.to(dtype), stored, top_k_index, top_k_weights,
         activation_of(module, gated), module._apply_gate if gated else module.act_fn, norm,
         ids_of_others_remain(module),
     )  # fmt: skip

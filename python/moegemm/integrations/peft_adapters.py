@@ -14,17 +14,13 @@ import torch
 from moegemm.integrations.forwards import OnMoegemm
 from moegemm.integrations.late_imports import when_imported
 from moegemm.integrations.notices import say_once
+from moegemm.integrations.packed_experts import WEIGHT_NAMES, packed_weight
+from moegemm.integrations.packed_experts import is_experts_module as is_dispatched
 from moegemm.lora.low_rank import LowRank
 
 NAME = "moegemm"  # in transformers' experts interface
 _MODULE = "peft.tuners.lora.layer"
-_WEIGHTS = ("gate_up_proj", "up_proj", "down_proj")
 _OWN_METHODS = ("get_delta_weight", "get_delta_factors", "forward", "get_param")
-
-
-def is_dispatched(module: Any) -> bool:
-    """Whether transformers asks its experts interface in this module's forward."""
-    return hasattr(module, "_apply_gate") and hasattr(module, "has_gate") and hasattr(module, "config")
 
 
 _ours = True  # else PEFT adds every adapter itself
@@ -55,7 +51,7 @@ def _why_not(wrapper: Any, names: list[str], wrapper_class: Any) -> str | None:
     changed = [name for name in _OWN_METHODS if getattr(own, name, None) is not getattr(wrapper_class, name, None)]
     if changed:
         return f"{own.__name__} has a {changed[0]} of its own"
-    if parameter not in _WEIGHTS or wrapper.get_param().dim() != 3:
+    if parameter not in WEIGHT_NAMES or wrapper.get_param().dim() != 3:
         return f"{parameter} is not the [E, ...] weights of a product"
     for name in names:
         variant = getattr(wrapper, "lora_variant", {}).get(name)
@@ -115,6 +111,15 @@ def _follow(layers: Any) -> None:
     if wrapper_class is None or hasattr(wrapper_class._activate_lora, "peft_own"):
         return
     add: Callable[..., Any] = wrapper_class._activate_lora
+    get: Callable[..., Any] = wrapper_class.get_param
+
+    def get_param(self: Any) -> Any:
+        """PEFT asks for shape, dtype and device: those of the weight that packed values stand for."""
+        found = get(self)
+        packed = (
+            packed_weight(self.get_base_layer(), self.parameter_name) if self.parameter_name in WEIGHT_NAMES else None
+        )
+        return found if packed is None else packed
 
     @contextlib.contextmanager
     def activate(self: Any, active_adapters: list[str]) -> Iterator[None]:
@@ -131,12 +136,18 @@ def _follow(layers: Any) -> None:
                     module._moegemm_adapters = before
                 return
             kind = type(module).__name__.removeprefix("Parametrized")  # by PEFT, for another parameter
+            if packed_weight(module, self.parameter_name) is not None:
+                raise NotImplementedError(
+                    f"PEFT cannot add its adapters to the quantised {self.parameter_name} of {kind}, and moegemm does "
+                    f"not take them: {reason}"
+                )
             say_once(f"PEFT adds its adapters to the weights of {kind} itself: {reason}")
         with add(self, active_adapters):
             yield
 
     activate.peft_own = add  # type: ignore[attr-defined]
     wrapper_class._activate_lora = activate
+    wrapper_class.get_param = get_param
 
 
 def follow_peft() -> None:

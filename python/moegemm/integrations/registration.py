@@ -6,6 +6,7 @@ from typing import Any
 from moegemm.integrations import llama4
 from moegemm.integrations.experts import experts_forward
 from moegemm.integrations.peft_adapters import NAME, follow_peft
+from moegemm.integrations.quantizers import follow_quantizers
 
 # Before, transformers accepts the names on a list of its own and no others.
 MINIMUM = (5, 7)
@@ -37,3 +38,4 @@ def register() -> None:
         interface.register(NAME, experts_forward)
         llama4.follow_config(NAME)
         follow_peft()
+        follow_quantizers()

@@ -10,6 +10,7 @@ from moegemm.integrations import llama4, own_modules
 from moegemm.integrations.experts import Stored, stored_in, why_not
 from moegemm.integrations.forwards import OnMoegemm
 from moegemm.integrations.gates import activation_of
+from moegemm.integrations.packed_experts import is_packed
 from moegemm.integrations.patching import _REFUSAL, is_own_layer, separate_experts
 from moegemm.integrations.peft_adapters import NAME, is_dispatched
 from moegemm.tables import html_table
@@ -56,7 +57,7 @@ def _of_products(module: Any, stored: Stored, activation: Activation | None, nor
 
 def _of_dispatched(module: Any) -> tuple[bool, str]:
     implementation = module.config._experts_implementation
-    if implementation != NAME:
+    if implementation != NAME and not is_packed(module):
         return False, f"its config chooses the experts implementation {implementation!r}"
     activation = activation_of(module, getattr(module, "has_gate", True))
     return _of_products(module, stored_in(module), activation, getattr(module, "has_post_expert_norm", False))

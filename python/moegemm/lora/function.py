@@ -7,16 +7,17 @@ import torch
 from torch import Tensor
 
 from moegemm.activations import Activation
-from moegemm.expert_layer.weights import Routed, Weights
+from moegemm.expert_layer.weights import AnyWeight, Routed, Weights
 from moegemm.lora.low_rank import LowRank, Pair, pair_of, split_gradients
 from moegemm.operators.derivatives import once_only, refuse_tangents_in_backward, vmap_refusal
 from moegemm.operators.errors import explain
 from moegemm.operators.loading import ops
 from moegemm.operators.options import ALLOW_TF32, FLOAT32_OUTPUT, MULTIPLY, PERMUTE_X, PERMUTE_Y, TRANSPOSED
+from moegemm.operators.packed import split
+from moegemm.operators.row_products import dx_low_rank as _dx_low_rank
+from moegemm.operators.row_products import forward_low_rank as _forward_low_rank
 from moegemm.operators.shortcuts import apply_function
 
-_forward_low_rank: Callable[..., Tensor] = ops.forward_low_rank.default
-_dx_low_rank: Callable[..., Tensor] = ops.dx_low_rank.default
 _dx: Callable[..., Tensor] = ops.dx.default
 _dw: Callable[..., Tensor] = ops.dw.default
 _activate: Callable[..., Tensor] = ops.activate.default
@@ -41,8 +42,8 @@ class LoraTensors(NamedTuple):
     """The tensors of a call that may have gradients, besides those of its adapters."""
 
     x: Tensor  # [T, H]
-    w_gate_up: Tensor
-    w_down: Tensor
+    w_gate_up: AnyWeight
+    w_down: AnyWeight
     router_weights: Tensor | None  # [T, topk]
     gate_up_bias: Tensor | None
     down_bias: Tensor | None
@@ -50,6 +51,19 @@ class LoraTensors(NamedTuple):
 
 TENSORS = len(LoraTensors._fields)
 BEFORE = 5  # arguments of the function before them
+
+
+def _joined(call: LoraCall, tensors: LoraTensors, scales: Sequence[Tensor | None]) -> LoraTensors:
+    """With the weights as the products take them; `scales` are those of the quantised ones, or none at all."""
+    if not scales:
+        return tensors
+    w_gate_up, w_down = call.first.joined(tensors[1], scales[0]), call.second.joined(tensors[2], scales[1])
+    return tensors._replace(w_gate_up=w_gate_up, w_down=w_down)
+
+
+def _factors(call: LoraCall) -> int:
+    """How many tensors the adapters have."""
+    return 2 * (len(call.first_scalings) + len(call.second_scalings))
 
 
 def _adapters(call: LoraCall, factors: Sequence[Tensor]) -> tuple[list[LowRank], list[LowRank]]:
@@ -74,7 +88,7 @@ def _keeps_pairs(call: LoraCall, rows: int, t: LoraTensors, factors: Sequence[Te
 
 
 def _first(
-    weights: Weights, x: Tensor, w: Tensor, pair: Pair | None, routed: Routed, bias: Tensor | None = None,
+    weights: Weights, x: Tensor, w: AnyWeight, pair: Pair | None, routed: Routed, bias: Tensor | None = None,
     activation: Activation | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The first product, activated where an activation is given, and the thin product that it read."""
@@ -88,7 +102,7 @@ def _first(
 
 
 def _second(
-    call: LoraCall, act: Tensor, w: Tensor, pair: Pair | None, routed: Routed, bias: Tensor | None,
+    call: LoraCall, act: Tensor, w: AnyWeight, pair: Pair | None, routed: Routed, bias: Tensor | None,
     router_weights: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The layer's output, and the thin product that it read."""
@@ -142,15 +156,17 @@ class LoraLayer(torch.autograd.Function):
         call: LoraCall, topk: int, m_sizes: Tensor, gather_indices: Tensor, positions: Tensor | None,
         *arguments: Tensor,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        """`arguments` are those of LoraTensors, then A and B of each adapter."""
-        routed = Routed(m_sizes, gather_indices, topk, positions)
-        results = _run(call, routed, LoraTensors(*arguments[:TENSORS]), arguments[TENSORS:])
+        """`arguments` are those of LoraTensors, then A and B of each adapter, and the scales of quantised weights."""
+        routed, end = Routed(m_sizes, gather_indices, topk, positions), TENSORS + _factors(call)
+        tensors = _joined(call, LoraTensors(*arguments[:TENSORS]), arguments[end:])
+        results = _run(call, routed, tensors, arguments[TENSORS:end])
         return tuple(result for result in results if result is not None)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         call, topk, m_sizes, gather_indices, positions, *arguments = inputs
-        t, factors = LoraTensors(*arguments[:TENSORS]), arguments[TENSORS:]
+        t, end = arguments[:TENSORS], TENSORS + _factors(call)
+        factors, scales = arguments[TENSORS:end], arguments[end:]
         ctx.mark_non_differentiable(*output[1:])
         if not torch.compiler.is_compiling():
             ctx.set_materialize_grads(False)  # or the others would get gradients of zeros; Dynamo makes none
@@ -158,8 +174,8 @@ class LoraLayer(torch.autograd.Function):
         first_thin = thin.pop(0) if call.first_scalings else None
         second_thin = thin.pop(0) if call.second_scalings else None
         rows = (*t, output[1], m_sizes, gather_indices, positions, first_thin, second_thin)
-        ctx.save_for_backward(*rows, *factors, *thin)  # what is left of the outputs are pairs
-        ctx.call, ctx.topk = call, topk
+        ctx.save_for_backward(*rows, *factors, *thin, *scales)  # what is left of the outputs are pairs
+        ctx.call, ctx.topk, ctx.scales = call, topk, len(scales)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
@@ -173,7 +189,7 @@ class LoraLayer(torch.autograd.Function):
                 found = backward.run()
         except RuntimeError as error:
             raise explain(error, {}) from None
-        return *(None,) * BEFORE, *once_only(NAME, found, (gradients[0], *saved))
+        return *(None,) * BEFORE, *once_only(NAME, found, (gradients[0], *saved)), *(None,) * ctx.scales
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
@@ -185,14 +201,16 @@ class _Backward:
 
     def __init__(self, ctx: Any, d_out: Tensor, saved: tuple[Any, ...]) -> None:
         self.call, self.d_out = ctx.call, d_out
-        self.t = LoraTensors(*saved[:TENSORS])
+        scales = saved[len(saved) - ctx.scales :]
+        saved = saved[: len(saved) - ctx.scales]
+        self.t = _joined(ctx.call, LoraTensors(*saved[:TENSORS]), scales)
         self.pre, m_sizes, gather_indices, positions, self.first_thin, self.second_thin, *factors = saved[TENSORS:]
         self.routed = Routed(m_sizes, gather_indices, ctx.topk, positions)
-        count = 2 * (len(ctx.call.first_scalings) + len(ctx.call.second_scalings))
+        count = _factors(ctx.call)
         self.first, self.second = _adapters(ctx.call, factors[:count])
         self.kept = [Pair(*factors[at : at + 2]) for at in range(count, len(factors), 2)]
         self.need = LoraTensors(*ctx.needs_input_grad[BEFORE : BEFORE + TENSORS])
-        needs = ctx.needs_input_grad[BEFORE + TENSORS :]
+        needs = ctx.needs_input_grad[BEFORE + TENSORS : BEFORE + TENSORS + count]
         middle = 2 * len(self.first)
         self.need_first, self.need_second = any(needs[:middle]), any(needs[middle:])
         self.tf32 = ALLOW_TF32 if ALLOW_TF32 in ctx.call.first.options else ""
@@ -278,7 +296,8 @@ def run_lora_layer(call: LoraCall, routed: Routed, tensors: LoraTensors, lows: S
     factors = [factor for low in lows for factor in (low.A, low.B)]
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*tensors, *factors)):
         m_sizes, gather_indices, topk, positions = routed[:4]
-        arguments = (call, topk, m_sizes, gather_indices, positions, *tensors, *factors)
+        flat, scales = split(tensors, (1, 2))
+        arguments = (call, topk, m_sizes, gather_indices, positions, *flat, *factors, *scales)
         out: Tensor = apply_function(LoraLayer, *arguments)[0]
         return out
     return _run_inference(call, routed, tensors, factors)

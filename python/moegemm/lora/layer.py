@@ -11,7 +11,7 @@ from moegemm.activations import Activation
 from moegemm.capacity import capacity_of
 from moegemm.expert_layer.weights import stored_weights
 from moegemm.layer import route_rows
-from moegemm.layer_arguments import LayerOptions, LayerTensors, layer_arguments
+from moegemm.layer_arguments import Given, LayerOptions, LayerTensors, layer_arguments
 from moegemm.lora.adapter import LoraAdapter
 from moegemm.lora.function import LoraCall, LoraTensors, run_lora_layer
 from moegemm.lora.low_rank import LowRank, require_fitting
@@ -96,8 +96,8 @@ def checked_adapters(
 
 def lora_moe_mlp(
     x: Tensor,
-    w_gate_up: Tensor,
-    w_down: Tensor,
+    w_gate_up: Given,
+    w_down: Given,
     expert_ids: Tensor,
     router_weights: Tensor | None,
     gate_up: Adapters = None,
@@ -111,8 +111,8 @@ def lora_moe_mlp(
 
     W and its adapter are never added: the product contracts [X | X A^T] with [W | scaling * B] in fp32 and rounds once.
     X A^T and scaling * B are rounded to x's dtype before. Several adapters of one product, of any ranks, count
-    together. Frozen weights (requires_grad False) get no gradient and cost no dW. Shapes and options
-    as in moe_mlp; A [E, r, K] and B [E, N, r] also where W is transposed. A and B have x's dtype or fp32; the products
+    together. Frozen weights (requires_grad False, or QuantizedWeights) get no gradient and cost no dW. Shapes and
+    options as in moe_mlp; A [E, r, K] and B [E, N, r] also where W is transposed. A and B have x's dtype or fp32; the products
     read them in x's dtype, and their gradients have their own.
     Dropout acts on the adapters' inputs while the adapter is in training mode (see LoraAdapter). max_rows is that of
     moe_mlp.
@@ -126,9 +126,9 @@ def lora_moe_mlp(
     True
     """
     chosen, tensors = layer_arguments(x, w_gate_up, w_down, expert_ids, router_weights, activation, options)
-    tokens, w_gate_up, w_down, ids, router_weights, gate_up_bias, down_bias = tensors
+    tokens, first_w, second_w, ids, router_weights, gate_up_bias, down_bias = tensors
     transposed = options.get("transposed", False)
-    experts, topk = w_gate_up.size(0), ids.size(1)
+    experts, topk = first_w.size(0), ids.size(1)
     first, second = checked_adapters(gate_up, down, tensors, transposed)
     refuse_forward_mode("lora_moe_mlp", *tensors, *(t for low in (*first, *second) for t in (low.A, low.B)))
     tf32 = torch_allows_tf32(tokens)
@@ -138,14 +138,14 @@ def lora_moe_mlp(
     routed = route_rows(ids, experts, capacity_of(ids, max_rows, None, None))
     try:
         if not dropping:
-            stored = stored_weights((w_gate_up, None, w_down), (w_gate_up, w_down), transposed, tf32, False)
+            stored = stored_weights((first_w, None, second_w), (first_w, second_w), transposed, tf32, False)
             scalings = (tuple(low.scaling for low in first), tuple(low.scaling for low in second))
             call = LoraCall(chosen, stored.first, stored.second, *scalings)
             layer = LoraTensors(tokens, stored.w_gate_up, stored.w_down, router_weights, gate_up_bias, down_bias)
             return run_lora_layer(call, routed, layer, (*first, *second)).view(x.shape)
-        pre = adapted_first(tokens, w_gate_up, first, routed, transposed, tf32)
+        pre = adapted_first(tokens, first_w, first, routed, transposed, tf32)
         act: Tensor = apply_function(_Activate, pre, gate_up_bias, routed.m_sizes, chosen)
-        rows = adapted_second(act, w_down, second, routed, transposed, tf32, down_bias)
+        rows = adapted_second(act, second_w, second, routed, transposed, tf32, down_bias)
     except RuntimeError as error:
         raise explain(error, tensors._asdict()) from None
     return combine(rows, router_weights, topk).view(x.shape)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from moegemm.expert_layer.weights import Routed
+from moegemm.expert_layer.weights import AnyWeight, Routed
 from moegemm.lora.low_rank import RANK_STEP, LowRank
 from moegemm.products import LowRankPart, expert_product, first_product, second_product
 
@@ -34,7 +34,7 @@ def _dropped(x: Tensor, low: LowRank) -> Tensor:
 
 
 def adapted_first(
-    tokens: Tensor, w: Tensor, lows: Sequence[LowRank], routed: Routed, transposed: bool = False,
+    tokens: Tensor, w: AnyWeight, lows: Sequence[LowRank], routed: Routed, transposed: bool = False,
     allow_tf32: bool = False,
 ) -> Tensor:  # fmt: skip
     """first_product with adapters: tokens [T, K] -> [M, N] in expert order."""
@@ -45,7 +45,7 @@ def adapted_first(
 
 
 def adapted_second(
-    rows: Tensor, w: Tensor, lows: Sequence[LowRank], routed: Routed, transposed: bool = False,
+    rows: Tensor, w: AnyWeight, lows: Sequence[LowRank], routed: Routed, transposed: bool = False,
     allow_tf32: bool = False, bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """second_product with adapters: rows [M, K] in expert order -> [M, N] in flat order."""

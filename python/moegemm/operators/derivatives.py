@@ -60,14 +60,14 @@ def _once_only(name: str) -> str:
     return f"{name} can be differentiated once only; it has no second derivative"
 
 
-def _refuse_tangents(sentence: str, tensors: tuple[Tensor | None, ...]) -> None:
-    given = [t for t in tensors if t is not None]
+def _refuse_tangents(sentence: str, tensors: tuple[object, ...]) -> None:
+    given = [t for t in tensors if isinstance(t, Tensor)]
     if torch.compiler.is_compiling():  # Dynamo does not trace what asks a tensor for its tangent
         raise NotImplementedError(sentence)
     _refuse(sentence, given[0], *given)
 
 
-def refuse_forward_mode(name: str, *tensors: Tensor | None) -> None:
+def refuse_forward_mode(name: str, *tensors: object) -> None:
     """For a function without a forward-mode derivative: raises if one of its tensors has a tangent."""
     if forward_mode_active():
         sentence = f"{name} has no forward-mode derivative; moegemm.grouped_gemm and moegemm.combine have one"
@@ -80,19 +80,19 @@ def refuse_traced_forward_mode(name: str) -> None:
         raise NotImplementedError(f"{name} has no forward-mode derivative inside torch.compile(fullgraph=True)")
 
 
-def refuse_tangents_in_backward(name: str, *sources: Tensor | None) -> None:
+def refuse_tangents_in_backward(name: str, *sources: object) -> None:
     """Raises if a tensor that gradients are about to be made from has a tangent, which they would lack."""
     if forward_mode_active():
         _refuse_tangents(_once_only(name), sources)
 
 
 def once_only(
-    name: str, gradients: tuple[Tensor | None, ...], sources: tuple[Tensor | None, ...]
+    name: str, gradients: tuple[Tensor | None, ...], sources: tuple[object, ...]
 ) -> tuple[Tensor | None, ...]:
     """The gradients; where autograd records how they are made from `sources`, they refuse to be differentiated."""
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return gradients
-    given = [t for t in sources if t is not None]
+    given = [t for t in sources if isinstance(t, Tensor)]
     return tuple(None if g is None else _refuse(_once_only(name), g, *given) for g in gradients)
 
 

@@ -7,6 +7,7 @@ from typing import Final
 
 import torch
 
+from moegemm.operators.packed import Packed
 from moegemm.sharded import is_distributed
 
 _TYPES: Final[dict[str, type[Exception]]] = {
@@ -48,7 +49,7 @@ def explain(error: Exception, tensors: Mapping[str, object], topk: object = 1) -
     if tagged and tagged[1] in _TYPES:
         return _TYPES[tagged[1]](tagged[2])
     for name, value in tensors.items():
-        if value is not None and not isinstance(value, torch.Tensor):
+        if value is not None and not isinstance(value, torch.Tensor | Packed):
             return no_tensor(name, value)
         if is_distributed(value):
             return _distributed(name)

@@ -20,11 +20,12 @@ from moegemm.operators.options import (
     WARN_AT_ONCE,
     without,
 )
+from moegemm.operators.packed import Packed
+from moegemm.operators.row_products import dx as _dx
+from moegemm.operators.row_products import dx_out as _dx_out
 from moegemm.operators.weight_gradients import WeightGradient, WeightGradients
 from moegemm.tuning.autotune import after_autotune
 
-_dx: Callable[..., Tensor] = ops.dx.default
-_dx_out: Callable[..., None] = ops.dx_out.default
 _dw: Callable[..., Tensor] = ops.dw.default
 _combine: Callable[..., Tensor] = ops.combine.default
 _scale_rows: Callable[..., Tensor] = ops.scale_rows.default
@@ -68,6 +69,11 @@ def slots_of(X: Tensor, gather_indices: Tensor | None, call: Call) -> int | None
     return None if gather_indices.size(0) == slots else slots
 
 
+def _joined(saved: tuple[Any, ...], word: str) -> tuple[Any, ...]:
+    """What was saved, with a quantised W as the products take it: its scales were saved last."""
+    return (saved[0], Packed(saved[1], saved[-1], word), *saved[2:-1]) if word else saved
+
+
 def backward(
     ctx: Any, call: Call, wanted: tuple[bool, bool, bool], flat_weights: bool | None, dY: Tensor
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -76,7 +82,7 @@ def backward(
     topk, options, settings = call
     options = without(options, FORWARD_ONLY)
     call = (topk, options, settings)
-    saved = ctx.saved_tensors  # once only: checkpointing does not hand it out again
+    saved = _joined(ctx.saved_tensors, getattr(ctx, "word", ""))  # once: checkpointing does not hand it out again
     refuse_tangents_in_backward("grouped_gemm", dY, *saved)
     if flat_weights is None:
         flat_weights = saved[1].dim() == 2
@@ -102,7 +108,7 @@ def _gradients(
     slots: int | None,
     dY: Tensor,
     X: Tensor | None,
-    W: Tensor | None,
+    W: Tensor | Packed | None,
     m_sizes: Tensor,
     gather_indices: Tensor | None = None,
     router_weights: Tensor | None = None,

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from moegemm.operators import row_products
 from moegemm.operators.derivatives import refuse_forward_mode
 from moegemm.operators.errors import explain
 from moegemm.operators.loading import ops
@@ -21,14 +22,15 @@ from moegemm.operators.options import (
     PERMUTE_Y,
     WARN_AT_ONCE,
 )
+from moegemm.operators.packed import Packed
 from moegemm.operators.shortcuts import cuda_matmul_uses_tf32
 from moegemm.sharded import is_distributed, local_weight
 from moegemm.tuning import KernelConfig
 from moegemm.tuning.autotune import after_autotune, autotune_word
 
 _OPERATORS: dict[str, tuple[Callable[..., Tensor], Callable[..., None]]] = {
-    "forward": (ops.forward.default, ops.forward_out.default),
-    "dx": (ops.dx.default, ops.dx_out.default),
+    "forward": (row_products.forward, row_products.forward_out),
+    "dx": (row_products.dx, row_products.dx_out),
     "dw": (ops.dw.default, ops.dw_out.default),
 }
 _NAMES = {"forward": "grouped_gemm_forward", "dx": "grouped_gemm_dX", "dw": "grouped_gemm_dW"}
@@ -38,7 +40,7 @@ class RawArguments(NamedTuple):
     """The operators' tensors, in their order; `names` is what the caller knows the first two as."""
 
     first: Tensor
-    second: Tensor
+    second: Tensor | Packed
     m_sizes: Tensor
     gather_indices: Tensor | None
     router_weights: Tensor | None

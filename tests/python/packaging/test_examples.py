@@ -54,3 +54,12 @@ def test_generation_counts_its_tokens():
 @NO_CUDA
 def test_generation_with_a_cuda_graph_gives_the_tokens_of_eager():
     assert "100% of the tokens are those of eager" in run("generate_moe.py", "--device", "cuda", "--tokens", "24")
+
+
+def test_adapters_beside_quantised_experts_lower_the_loss(monkeypatch, capsys):
+    pytest.importorskip("peft")
+    monkeypatch.setattr(sys, "argv", ["finetune_quantized.py", "--steps", "12", "--tokens", "128"])
+    runpy.run_path(str(EXAMPLES / "finetune_quantized.py"), run_name="__main__")
+    shown = capsys.readouterr().out
+    assert "experts 0.00 GB packed" in shown
+    assert "peak memory" in shown

@@ -1,0 +1,147 @@
+"""Experts modules whose weights are quantised: where the packed values and their scales are kept, and the way to them.
+
+The parameter of a weight (`gate_up_proj`, `up_proj`, `down_proj`) holds the packed values under the weight's own name,
+so that whoever looks for it finds it: PEFT's target_parameters, parallel plans, reports. Its scales are beside it:
+`gate_up_proj_scales` where moegemm packed the module, `gate_up_proj_scale_inv` in transformers' own fp8 experts.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from moegemm.integrations.forwards import OnMoegemm, give_forward
+from moegemm.operators.packed import Packed
+from moegemm.quantized.rounding import quantize
+from moegemm.quantized.weight import FP8_BLOCK, MX_GROUP
+
+WEIGHT_NAMES = ("gate_up_proj", "up_proj", "down_proj")
+_WORDS = "_moegemm_words"  # on a module that moegemm packed: how each of its weights is to be read
+_ACTIVATIONS = (torch.bfloat16, torch.float16)
+
+
+class PackedExperts(OnMoegemm):
+    """The forward of a module that moegemm packed: its own code cannot read the weights any more."""
+
+    def forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        from moegemm.integrations.experts import experts_forward  # which reads its weights through this file
+
+        return experts_forward(self, hidden_states, top_k_index, top_k_weights)
+
+
+def keep_packed(module: Any, weights: dict[str, tuple[Tensor, Tensor, str]]) -> None:
+    """Puts packed values, scales and words in the places of an experts module's weights [E, N, K]."""
+    for name, (values, scales, _) in weights.items():
+        delattr(module, name)
+        module.register_parameter(name, nn.Parameter(values, requires_grad=False))
+        module.register_parameter(f"{name}_scales", nn.Parameter(scales, requires_grad=False))
+    setattr(module, _WORDS, {name: word for name, (_, _, word) in weights.items()})
+    module.is_transposed = False
+    give_forward(module, PackedExperts)
+
+
+def expect_mxfp4(module: Any) -> None:
+    """Makes an experts module of gpt-oss, still without memory, one whose weights are packed."""
+    with torch.device("meta"):
+        packed = {}
+        for name in ("gate_up_proj", "down_proj"):
+            experts, k, n = getattr(module, name).shape  # as bf16 models keep them
+            scales = torch.empty((experts, n, k // MX_GROUP), dtype=torch.uint8)
+            packed[name] = torch.empty((*scales.shape, MX_GROUP // 2), dtype=torch.uint8), scales, "mxfp4"
+    keep_packed(module, packed)
+
+
+def _fp8_word(name: str, module: Any, values: Tensor, scales: Tensor) -> str:
+    """How transformers' FP8Experts mean their scales, or ValueError."""
+    experts, n, k = values.shape
+    if scales.numel() == experts:
+        return "fp8/tensor"
+    if tuple(scales.shape) == (experts, n, 1):
+        return "fp8/channel"
+    block = getattr(module, "block_size", None)
+    if block is None or tuple(block) != FP8_BLOCK:
+        raise ValueError(f"{name} has scales of blocks {block}; {FP8_BLOCK} is accepted")
+    # A gate and an up whose last blocks are partial: the ups' blocks do not begin at a multiple of 128 rows.
+    apart = name == "gate_up_proj" and (n // 2) % block[0] != 0 and n > block[0]
+    if apart or tuple(scales.shape) != (experts, -(-n // block[0]), -(-k // block[1])):
+        raise ValueError(
+            f"{name} is {list(values.shape)} with scales {list(scales.shape)}; its blocks do not fit 128 x 128"
+        )
+    return f"fp8/{block[0]}x{block[1]}"
+
+
+def _dtype_of(module: Any) -> torch.dtype:
+    """That of the activations, as far as a module tells before it has seen any."""
+    for name in ("gate_up_proj_bias", "up_proj_bias", "down_proj_bias"):
+        bias = getattr(module, name, None)
+        if isinstance(bias, Tensor) and bias.dtype in _ACTIVATIONS:
+            return bias.dtype
+    dtype = getattr(getattr(module, "config", None), "dtype", None)
+    return dtype if dtype in _ACTIVATIONS else torch.bfloat16
+
+
+def packed_weight(module: Any, name: str) -> Packed | None:
+    """The quantised weight of this name, None for one that is not quantised; ValueError says why one cannot be read."""
+    values = getattr(module, name, None)
+    if not isinstance(values, Tensor):
+        return None
+    word = getattr(module, _WORDS, {}).get(name)
+    if word is not None:
+        scales = getattr(module, f"{name}_scales")
+        values = values.flatten(2) if values.dim() == 4 else values  # mxfp4 as checkpoints have it
+        return Packed(values, scales, word, _dtype_of(module))
+    scales = getattr(module, f"{name}_scale_inv", None)
+    if not isinstance(scales, Tensor) or values.element_size() > 1 or values.dim() != 3:
+        return None
+    values, scales = values.detach(), scales.detach()
+    as_bytes = scales.view(torch.uint8) if scales.dtype == torch.float8_e8m0fnu else scales
+    if values.dtype == torch.int8:  # e2m1 with a scale for each 32 columns
+        if as_bytes.dtype != torch.uint8:
+            raise ValueError(
+                f"{name}_scale_inv of fp4 values has dtype {scales.dtype}; torch.float8_e8m0fnu is accepted"
+            )
+        return Packed(values.view(torch.uint8), as_bytes, "mxfp4", _dtype_of(module))
+    word = _fp8_word(name, module, values, scales)
+    if word == "fp8/tensor":
+        as_bytes = as_bytes.reshape(-1)
+    elif word == "fp8/channel":
+        as_bytes = as_bytes.squeeze(2)
+    return Packed(values, as_bytes, word, _dtype_of(module))
+
+
+def is_packed(module: Any) -> bool:
+    """Whether moegemm packed it."""
+    return hasattr(module, _WORDS)
+
+
+def quantize_experts(model: nn.Module, format: str, **options: Any) -> nn.Module:
+    """Quantises the experts of every layer of transformers' experts interface in place, and returns the model.
+
+    format and options are those of moegemm.quantize. The weights become frozen, run on moegemm whatever the config says,
+    and keep their names: PEFT's adapters find them. Layer by layer, so that no second copy of the model is needed.
+    """
+    from moegemm.integrations.peft_adapters import follow_peft  # which reads weights through this file
+
+    follow_peft()
+    found = [(name, module) for name, module in model.named_modules() if is_experts_module(module)]
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no expert layer of transformers' experts interface")
+    for name, module in found:
+        if any(packed_weight(module, weight) is not None for weight in WEIGHT_NAMES):
+            raise ValueError(f"{name} is quantised already; its weights are packed")
+    for _, module in found:
+        transposed, packed = getattr(module, "is_transposed", False), {}
+        for name in WEIGHT_NAMES:
+            w = getattr(module, name, None)
+            if isinstance(w, Tensor):
+                made = quantize(
+                    w.detach().transpose(1, 2).contiguous() if transposed else w.detach(), format, **options
+                )
+                packed[name] = made.values.data, made.scales.data, made.word
+        keep_packed(module, packed)
+    return model
+
+
+def is_experts_module(module: Any) -> bool:
+    """Whether transformers asks its experts interface in this module's forward."""
+    return hasattr(module, "_apply_gate") and hasattr(module, "has_gate") and hasattr(module, "config")

@@ -1,0 +1,212 @@
+"""Checkpoints in MXFP4 and fp8 whose experts stay packed: the dequantised model's numbers, trained through PEFT."""
+
+import io
+import json
+
+import moegemm
+import pytest
+import torch
+from conftest import DEVICES
+from safetensors import safe_open
+from tiny_models import assert_same, token_ids
+
+transformers = pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
+pytest.importorskip("accelerate", reason="accelerate is not installed")
+pytest.importorskip("moegemm.transformers")
+from quantized_checkpoints import write_checkpoint  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:transformers")
+FAMILIES = ["gpt_oss", "qwen3_moe"]
+TARGETS = ["experts.gate_up_proj", "experts.down_proj"]
+TOLERANCE = 2e-2  # of a norm: bf16 activations through two layers, weights in another layout
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    return {family: write_checkpoint(family, tmp_path_factory.mktemp(family)) for family in FAMILIES}
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request):
+    return request.param
+
+
+def load(path, device="cpu", **changes):
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        path, experts_implementation="moegemm", dtype=torch.bfloat16, attn_implementation="eager", **changes
+    ).to(device)
+
+
+def dequantised(path, family, device="cpu"):
+    kind = transformers.Mxfp4Config if family == "gpt_oss" else transformers.FineGrainedFP8Config
+    return load(path, device, quantization_config=kind(dequantize=True))
+
+
+def experts_of(model):
+    return [m for name, m in model.named_modules() if name.endswith("mlp.experts")]
+
+
+def adapted(model, seed=3):
+    """With adapters on experts and attention that are not zero, the same for each call."""
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "o_proj"], target_parameters=TARGETS)
+    model = peft.get_peft_model(model, config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            if "lora_" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    return model
+
+
+def gradients(model, ids):
+    model.zero_grad()
+    out = model(input_ids=ids, labels=ids, use_cache=False)
+    out.loss.backward()
+    found = {name: p.grad.float() for name, p in model.named_parameters() if p.grad is not None}
+    return {"logits": out.logits.detach().float(), **found}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_line_loads_it_packed_with_the_logits_of_the_dequantised_model(checkpoints, family, device):
+    model = load(checkpoints[family], device)
+    for experts in experts_of(model):
+        assert experts.gate_up_proj.element_size() == 1
+        assert experts.gate_up_proj.device.type == device
+    report = moegemm.report(model)
+    assert [layer.on_moegemm for layer in report.layers] == [True, True], report
+    ids = token_ids().to(device)
+    with torch.no_grad():
+        got, expected = (m(ids).logits.float() for m in (model, dequantised(checkpoints[family], family, device)))
+    assert_same({"logits": got}, {"logits": expected}, TOLERANCE)
+    tokens = model.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0)
+    assert tokens.shape == (2, ids.size(1) + 3)
+
+
+def test_its_experts_are_the_bytes_of_the_checkpoint(checkpoints, family):
+    model = load(checkpoints[family])
+    experts = experts_of(model)[1]
+    with safe_open(checkpoints[family] / "model.safetensors", "pt") as file:
+        prefix = "model.layers.1.mlp.experts."
+        if family == "gpt_oss":
+            assert torch.equal(experts.down_proj.flatten(2), file.get_tensor(f"{prefix}down_proj_blocks").flatten(2))
+            assert torch.equal(experts.down_proj_scales, file.get_tensor(f"{prefix}down_proj_scales"))
+        else:
+            values, scales = (file.get_tensor(f"{prefix}2.down_proj.{n}") for n in ("weight", "weight_scale_inv"))
+            assert torch.equal(experts.down_proj[2].view(torch.uint8), values.view(torch.uint8))
+            assert torch.equal(experts.down_proj_scale_inv[2], scales)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_adapters_have_the_gradients_of_the_dequantised_model(checkpoints, family, device):
+    ids = token_ids().to(device)
+    got, expected = (
+        gradients(adapted(model), ids)
+        for model in (load(checkpoints[family], device), dequantised(checkpoints[family], family, device))
+    )
+    assert sum("experts" in name for name in got) == 8
+    assert sum("q_proj" in name for name in got) == 4
+    assert_same(got, expected, 3 * TOLERANCE)
+
+
+def test_trainer_trains_it_and_the_adapter_comes_back(checkpoints, family, tmp_path):
+    model = load(checkpoints[family])
+    model.gradient_checkpointing_enable()
+    model.enable_input_require_grads()
+    model = adapted(model)
+    frozen = {name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad}
+    ids = token_ids(4, 16)
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path / "run"), max_steps=20, per_device_train_batch_size=4, learning_rate=2e-2,
+        logging_steps=1, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+    dataset = [{"input_ids": row, "labels": row} for row in ids] * 20
+    trainer = transformers.Trainer(model, arguments, train_dataset=dataset)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert len(losses) == 20
+    assert sum(losses[-5:]) < 0.99 * sum(losses[:5])  # the head is frozen and random
+    for name, parameter in model.named_parameters():
+        if name in frozen:
+            assert torch.equal(parameter.view(torch.uint8), frozen[name].view(torch.uint8)), name
+    model.save_pretrained(tmp_path / "adapter")
+    again = peft.PeftModel.from_pretrained(load(checkpoints[family]), tmp_path / "adapter").eval()
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, model.eval()(ids).logits)
+
+
+def test_an_adapter_fits_the_dequantised_model(checkpoints, family, tmp_path):
+    model = adapted(load(checkpoints[family])).eval()
+    model.save_pretrained(tmp_path)
+    other = peft.PeftModel.from_pretrained(dequantised(checkpoints[family], family), tmp_path).eval()
+    ids = token_ids()
+    with torch.no_grad():
+        got, expected = ({"logits": m(ids).logits.float()} for m in (model, other))
+    assert_same(got, expected, TOLERANCE)
+
+
+def test_merging_into_packed_weights_is_refused(checkpoints, family):
+    model = adapted(load(checkpoints[family]))
+    with pytest.raises(NotImplementedError, match="cannot have an adapter merged"):
+        model.merge_and_unload()
+
+
+def test_it_is_saved_as_it_was_loaded(checkpoints, family, tmp_path):
+    model = load(checkpoints[family])
+    model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["quantization_config"]["quant_method"] in ("mxfp4", "fp8")
+    with (
+        safe_open(checkpoints[family] / "model.safetensors", "pt") as before,
+        safe_open(tmp_path / "model.safetensors", "pt") as after,
+    ):
+        assert set(before.keys()) == set(after.keys())
+        for name in before.keys():  # noqa: SIM118
+            a, b = before.get_tensor(name), after.get_tensor(name)
+            assert a.shape == b.shape, name
+            assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)), name
+
+
+def test_it_pickles_patched(checkpoints, family):
+    model = load(checkpoints[family])
+    file = io.BytesIO()
+    torch.save(model, file)  # plain pickle cannot read torch's fp8 tensors back
+    file.seek(0)
+    again = torch.load(file, weights_only=False)
+    ids = token_ids()
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize("scales", [torch.bfloat16, torch.float16])
+def test_fp8_scales_may_have_16_bits(tmp_path, scales):
+    path = write_checkpoint("qwen3_moe", tmp_path, scales)
+    ids = token_ids()
+    with torch.no_grad():
+        got, expected = ({"logits": m(ids).logits.float()} for m in (load(path), dequantised(path, "qwen3_moe")))
+    assert_same(got, expected, TOLERANCE)
+
+
+def test_other_implementations_load_as_without_moegemm(checkpoints, family):
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        checkpoints[family], experts_implementation="eager", dtype=torch.bfloat16
+    )
+    if not torch.cuda.is_available():  # transformers dequantises where it has no kernels
+        assert experts_of(model)[0].gate_up_proj.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("format", ["mxfp4", "fp8", "int4", "nf4"])
+def test_experts_of_a_model_in_memory_are_quantised_in_place(checkpoints, family, format):
+    model = dequantised(checkpoints[family], family)
+    ids = token_ids()
+    before = sum(p.nbytes for p in model.parameters())
+    with torch.no_grad():
+        expected = model(ids).logits.float()
+    assert moegemm.quantize_experts(model, format) is model
+    assert sum(p.nbytes for p in model.parameters()) < 0.7 * before
+    with torch.no_grad():
+        got = model(ids).logits.float()
+    assert_same({"logits": got}, {"logits": expected}, 0.4)
+    found = gradients(adapted(model), ids)
+    assert sum("experts" in name for name in found) == 8
+    with pytest.raises(ValueError, match="is quantised already"):
+        moegemm.quantize_experts(model, format)
