@@ -68,6 +68,42 @@ void combine_rows_out(const Tensor& rows, const std::optional<Tensor>& weights,
   });
 }
 
+/// `count` rows, of which positions name all, or gather_indices tell which they do not.
+Tensor spread_rows(const Tensor& rows, const Tensor& positions,
+                   const std::optional<Tensor>& gather_indices, std::int64_t count) {
+  return raising([&] {
+    if (count < 0) refuse_value("count is ", count, "; it must not be negative");
+    Argument input("rows", rows), places("positions", positions);
+    Argument indices("gather_indices", gather_indices);
+    const TensorView& readable_rows = input.readable();
+    const TensorView& readable_positions = places.readable_dense();
+    const TensorView& readable_indices = indices.readable_dense();
+    const Execution execution(input.device(), static_cast<double>(count * input.columns()));
+    Output out = allocate(count, input.columns(), input.dtype(), input.device());
+    moegemm::spread_rows(readable_rows, readable_positions, readable_indices, out.view,
+                         execution.context());
+    return out.hand_over();
+  });
+}
+
+/// m_sizes [E] and gather_indices [rows], int32, and expert_ids [rows]; see moegemm::index_arrivals.
+std::tuple<Tensor, Tensor, Tensor> index_arrivals(const Tensor& counts, std::int64_t rows,
+                                                  std::int64_t room) {
+  return raising([&] {
+    if (rows < 0) refuse_value("rows is ", rows, "; it must not be negative");
+    Argument input("counts", counts);
+    const Device device = input.device();
+    const TensorView& readable = input.readable();
+    const Execution execution(device, static_cast<double>(rows));
+    Output m_sizes = allocate(input.columns(), DType::kInt32, device);
+    Output gather_indices = allocate(rows, DType::kInt32, device);
+    Output ids = allocate(rows, DType::kInt64, device);
+    moegemm::index_arrivals(readable, room, m_sizes.view, gather_indices.view, ids.view,
+                            execution.context());
+    return std::make_tuple(m_sizes.hand_over(), gather_indices.hand_over(), ids.hand_over());
+  });
+}
+
 constexpr Operator kOperators[] = {
     {"route_compact(Tensor expert_ids, int num_experts, SymInt max_rows, Tensor? num_tokens, "
      "Tensor(a!)? overflow, bool wide, bool check) -> (Tensor, Tensor, Tensor)",
@@ -76,6 +112,10 @@ constexpr Operator kOperators[] = {
      TORCH_BOX(&combine_rows)},
     {"combine_rows_out(Tensor rows, Tensor? weights, Tensor positions, Tensor(a!) out) -> ()",
      TORCH_BOX(&combine_rows_out)},
+    {"spread_rows(Tensor rows, Tensor positions, Tensor? gather_indices, SymInt count) -> Tensor",
+     TORCH_BOX(&spread_rows)},
+    {"index_arrivals(Tensor counts, SymInt rows, SymInt room) -> (Tensor, Tensor, Tensor)",
+     TORCH_BOX(&index_arrivals)},
 };
 
 }  // namespace

@@ -7,7 +7,8 @@
 #include "moegemm/tensor.h"
 
 /// Routing and the top-k sum where rows are a capacity: many ids are those of other ranks' experts
-/// and take no row, and nothing of T * topk rows exists.
+/// and take no row, and nothing of T * topk rows exists. And what surrounds an exchange of rows
+/// between ranks.
 namespace moegemm {
 
 struct RouteLimits {
@@ -40,5 +41,27 @@ MOEGEMM_API void route_compact(const TensorView& expert_ids, std::int64_t expert
 MOEGEMM_API void combine_rows(const TensorView& rows, const TensorView& weights,
                               const TensorView& positions, const TensorView& out,
                               const ExecutionContext& context = {});
+
+/// What is sent for each token: out[positions[t, s]] = rows[t], to the bit. A position outside
+/// [0, R) takes none.  rows [T, C], floating; positions [T, topk] int32 or int64, dense; out [R, C]
+/// in rows' dtype. gather_indices [R], as route_compact makes them, or not given: rows of `out`
+/// whose index is outside [0, T * topk) become zero. Without them positions must name every row of
+/// `out`: a row that they do not is not written.
+MOEGEMM_API void spread_rows(const TensorView& rows, const TensorView& positions,
+                             const TensorView& gather_indices, const TensorView& out,
+                             const ExecutionContext& context = {});
+
+/// Rows that came from several ranks, sorted by expert, those of an expert in the order of ranks.
+///   counts         [ranks, E] int32 or int64, any row stride: rows of each rank for each expert;
+///                  a rank's rows come in the order of experts
+///   room           rows that each rank has a place for, filled from the first on; -1: the ranks'
+///                  rows follow one another
+///   m_sizes        [E] int32 or int64, written: rows of each expert
+///   gather_indices [R] same dtype, written: the row at position r, -1 where there is none
+///   expert_ids     [R] int64, written: the expert of each row, E for one that no count tells of
+/// Negative counts are 0, and rows past the last are left out.
+MOEGEMM_API void index_arrivals(const TensorView& counts, std::int64_t room,
+                                const TensorView& m_sizes, const TensorView& gather_indices,
+                                const TensorView& expert_ids, const ExecutionContext& context = {});
 
 }  // namespace moegemm

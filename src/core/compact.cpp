@@ -1,5 +1,6 @@
 #include "moegemm/compact.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "core/dropped_row.h"
@@ -124,6 +125,68 @@ void combine_rows(const TensorView& rows_view, const TensorView& weights_view,
   require_dense(weights);
   passes_for(rows_view.device)
       .combine(rows_view, weights_view, positions_view, topk, out_view, context);
+}
+
+void spread_rows(const TensorView& rows_view, const TensorView& positions_view,
+                 const TensorView& gather_indices_view, const TensorView& out_view,
+                 const ExecutionContext& context) {
+  const Argument rows{"rows", rows_view};
+  const Argument positions{"positions", positions_view};
+  const Argument gather_indices{"gather_indices", gather_indices_view};
+  const Argument out{"out", out_view};
+  require_form(rows, {{2, "[T, C]"}});
+  require_floating(rows);
+  require_form(positions, {{2, "[T, topk]"}});
+  const std::int64_t topk = positions_view.shape[1];
+  require_topk(topk);
+  require_positions(positions, rows_view.shape[0], topk);
+  require_same_device(positions, rows);
+  require_form(out, {{2, "[R, C]"}});
+  require_like(out, rows, {out_view.shape[0], rows_view.shape[1]}, "[R, C]");
+  if (gather_indices_view.given()) {
+    require_form(gather_indices, {{1, "[R]"}});
+    require_index(gather_indices);
+    require_shape(gather_indices, {out_view.shape[0]}, "[R]");
+    require_same_device(gather_indices, rows);
+  }
+  require_apart({&out}, {&rows, &positions, &gather_indices});
+  passes_for(rows_view.device)
+      .spread_rows(rows_view, positions_view, gather_indices_view, out_view, context);
+}
+
+void index_arrivals(const TensorView& counts_view, std::int64_t room,
+                    const TensorView& m_sizes_view, const TensorView& gather_indices_view,
+                    const TensorView& expert_ids_view, const ExecutionContext& context) {
+  const Argument counts{"counts", counts_view};
+  const Argument m_sizes{"m_sizes", m_sizes_view};
+  const Argument gather_indices{"gather_indices", gather_indices_view};
+  const Argument expert_ids{"expert_ids", expert_ids_view};
+  require_form(counts, {{2, "[ranks, E]"}});
+  require_index(counts);
+  const std::int64_t ranks = counts_view.shape[0], experts = counts_view.shape[1];
+  require_extent(counts, ranks, "ranks");
+  require_extent(counts, experts, "E");
+  if (room < -1) refuse_value("room is ", room, "; it must be -1 or not negative");
+  if (std::max(ranks, experts) >= std::int64_t{1} << 24) {
+    refuse_value("counts is [", ranks, ", ", experts, "]; ranks and E must be below 2^24");
+  }
+  require_form(m_sizes, {{1, "[E]"}});
+  require_index(m_sizes);
+  require_shape(m_sizes, {experts}, "[E]");
+  require_form(gather_indices, {{1, "[R]"}});
+  require_same_dtype(gather_indices, m_sizes);
+  require_form(expert_ids, {{1, "[R]"}});
+  require_shape(expert_ids, {gather_indices_view.shape[0]}, "[R]");
+  if (expert_ids_view.dtype != DType::kInt64) {
+    refuse_type("expert_ids has dtype ", to_string(expert_ids_view.dtype), "; it must be int64");
+  }
+  for (const Argument* output : {&m_sizes, &gather_indices, &expert_ids}) {
+    require_same_device(*output, counts);
+  }
+  require_apart({&m_sizes, &gather_indices, &expert_ids}, {&counts});
+  passes_for(counts_view.device)
+      .index_arrivals(counts_view, room, m_sizes_view, gather_indices_view, expert_ids_view,
+                      context);
 }
 
 }  // namespace moegemm

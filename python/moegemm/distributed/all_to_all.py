@@ -117,7 +117,7 @@ class AllToAll:
         """`combine` for experts that multiply by their rows' weights in the backward; see exchange.Combined."""
         splits, order, *_ = self._state_of(rows, dispatched)
         out: Tensor = Combined.apply(  # type: ignore[no-untyped-call]
-            splits, rows, None if router_weights is None else router_weights.detach(), order.tokens, order.positions,
+            splits, rows, None if router_weights is None else router_weights.detach(), order.slots, order.positions,
             order.gaps,
         )  # fmt: skip
         return out
@@ -162,7 +162,7 @@ class AllToAll:
         order = order_of(sending, sum(splits.sent), not self.unique, self.rows_per_peer is not None)
         rows, row_weights, *indices = Sent.apply(  # type: ignore[no-untyped-call]
             splits, x, router_weights if weights_travel else None, None if self.unique else arriving[:, :-2],
-            order.tokens, order.slots, order.positions, order.gaps,
+            *order,
         )  # fmt: skip
         kept_weights = None if weights_travel else router_weights
         if self.unique:
@@ -181,10 +181,11 @@ class AllToAll:
             sending = once_per_slot(expert_ids, self.num_experts, self.ranks, room is not None)
         return sending if room is None else with_room(sending, room)
 
-    def _exchange(self, counts: Tensor, note: Tensor, number: int) -> Tensor:
+    def _exchange(self, counts: Tensor, note: Tensor | None, number: int) -> Tensor:
         """[ranks, counts, note and number]: what each rank tells every other before rows travel."""
-        message = torch.cat([counts, note.unsqueeze(1), counts.new_full((self.ranks, 1), number)], 1)
-        return equal_splits(self.group, 1).forth(message)
+        notes = [] if note is None else [note.unsqueeze(1)]
+        numbers = counts.new_full((self.ranks, 2 - len(notes)), number)  # in place of a note, too, that nobody reads
+        return equal_splits(self.group, 1).forth(torch.cat([counts, *notes, numbers], 1))
 
     def _splits(self, sending: Sending, arriving: Tensor, settings: Settings) -> tuple[Splits, int | None]:
         """And how many (row, expert) pairs come, where that is known."""

@@ -15,7 +15,8 @@ from torch import Tensor
 from moegemm.operators.loading import ops
 
 _combine_rows: Callable[..., Tensor] = ops.combine_rows.default
-_route: Callable[..., tuple[Tensor, Tensor, Tensor]] = ops.route.default
+_spread_rows: Callable[..., Tensor] = ops.spread_rows.default
+_index_arrivals: Callable[..., tuple[Tensor, Tensor, Tensor]] = ops.index_arrivals.default
 _collectives: Any = torch.ops._c10d_functional
 
 
@@ -65,24 +66,25 @@ def equal_splits(group: dist.ProcessGroup, rows: int) -> Splits:
 class Order(NamedTuple):
     """Which slot of which token is where in what a rank sends."""
 
-    tokens: Tensor  # [sent rows]: the token of each, -1 where a place stays empty
-    slots: Tensor | None  # [sent rows]: its flat slot; None where a row stands for all slots of its token on one rank
+    slots: Tensor  # [sent rows]: the flat slot of each, -1 where a place stays empty
+    per_slot: bool  # False where a row stands for all slots of its token on one rank
     positions: Tensor  # [T, topk]: the sent row of each slot, -1 for none
     gaps: bool  # whether places may stay empty
 
 
 def packed(rows: Tensor, order: Order) -> Tensor:
-    """The rows [T, C] of tokens as they are sent."""
-    if order.gaps:
-        return _combine_rows(rows, None, order.tokens.unsqueeze(1), False)  # an empty place gets zeros
-    return rows.index_select(0, order.tokens)
+    """The rows [T, C] of tokens as they are sent; an empty place gets zeros."""
+    return _spread_rows(rows, order.positions, order.slots if order.gaps else None, order.slots.size(0))
 
 
 def packed_weights(weights: Tensor, order: Order) -> Tensor:
     """Router weights [T, topk] as they travel: [sent rows, 1] for slots, [sent rows, topk] for tokens."""
-    if order.slots is None:
+    if not order.per_slot:
         return packed(weights, order)
-    return packed(weights.reshape(-1, 1), order._replace(tokens=order.slots))
+    of_slots = weights.reshape(-1, 1)
+    if order.gaps:
+        return _combine_rows(of_slots, None, order.slots.unsqueeze(1), False)
+    return of_slots.index_select(0, order.slots)
 
 
 def summed(rows: Tensor, order: Order) -> Tensor:
@@ -96,7 +98,7 @@ def summed(rows: Tensor, order: Order) -> Tensor:
 
 def weights_at_home(rows: Tensor, weights: Tensor, order: Order) -> Tensor:
     """The gradient [T, topk] of router weights, from one that came back with the rows."""
-    if order.slots is None:
+    if not order.per_slot:
         return _combine_rows(rows.float(), None, order.positions, False).to(weights.dtype)
     positions = order.positions.reshape(-1)
     if rows.size(0) == 0:
@@ -111,15 +113,9 @@ def arrived(counts: Tensor, splits: Splits, gaps: bool) -> tuple[Tensor, Tensor,
     Each rank's rows come in the order of experts, so that the counts tell all of it. A stable sort then has an expert's
     rows in the order of ranks and of tokens within each: that of one process which holds all tokens.
     """
-    ranks, experts = counts.shape
-    if gaps:
-        places = torch.arange(splits.received[0], device=counts.device).expand(ranks, -1).contiguous()
-        ids = torch.searchsorted(counts.cumsum(1), places, right=True).view(-1, 1)  # E where nothing came
-    else:
-        of_blocks = torch.arange(experts, device=counts.device).repeat(ranks)
-        ids = of_blocks.repeat_interleave(counts.reshape(-1), output_size=sum(splits.received)).view(-1, 1)
-    m_sizes, gather_indices, _ = _route(ids, experts, False, False)
-    return ids, m_sizes, gather_indices
+    room = splits.received[0] if gaps else -1
+    m_sizes, gather_indices, ids = _index_arrivals(counts, sum(splits.received), room)
+    return ids.unsqueeze(1), m_sizes, gather_indices
 
 
 class Sent(torch.autograd.Function):
@@ -128,10 +124,10 @@ class Sent(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, splits: Splits, x: Tensor, weights: Tensor | None, counts: Tensor | None, tokens: Tensor,
-        slots: Tensor | None, positions: Tensor, gaps: bool,
+        ctx: Any, splits: Splits, x: Tensor, weights: Tensor | None, counts: Tensor | None, slots: Tensor,
+        per_slot: bool, positions: Tensor, gaps: bool,
     ) -> tuple[Any, ...]:  # fmt: skip
-        order = Order(tokens, slots, positions, gaps)
+        order = Order(slots, per_slot, positions, gaps)
         row_weights = None if weights is None else splits.forth(packed_weights(weights, order))
         pending = splits.start(packed(x, order))
         indices = () if counts is None else arrived(counts, splits, gaps)
@@ -139,14 +135,14 @@ class Sent(torch.autograd.Function):
         constant = [] if ctx.needs_input_grad[1] else [rows]
         constant += [] if row_weights is None or ctx.needs_input_grad[2] else [row_weights]
         ctx.mark_non_differentiable(*constant, *indices)
-        ctx.save_for_backward(tokens, slots, positions, weights)
-        ctx.splits, ctx.gaps = splits, gaps
+        ctx.save_for_backward(slots, positions, weights)
+        ctx.splits, ctx.per_slot, ctx.gaps = splits, per_slot, gaps
         return rows, row_weights, *indices
 
     @staticmethod
     def backward(ctx: Any, d_rows: Tensor, d_row_weights: Tensor | None, *_: None) -> tuple[Any, ...]:
-        tokens, slots, positions, weights = ctx.saved_tensors
-        order, splits = Order(tokens, slots, positions, ctx.gaps), ctx.splits
+        slots, positions, weights = ctx.saved_tensors
+        order, splits = Order(slots, ctx.per_slot, positions, ctx.gaps), ctx.splits
         d_x = d_weights = None
         if ctx.needs_input_grad[1]:
             d_x = summed(splits.back(d_rows), order)
@@ -177,14 +173,14 @@ class Combined(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, splits: Splits, rows: Tensor, weights: Tensor | None, tokens: Tensor, positions: Tensor, gaps: bool
+        ctx: Any, splits: Splits, rows: Tensor, weights: Tensor | None, slots: Tensor, positions: Tensor, gaps: bool
     ) -> Tensor:
-        ctx.save_for_backward(tokens, positions)
+        ctx.save_for_backward(slots, positions)
         ctx.splits, ctx.gaps = splits, gaps
         return _combine_rows(splits.back(rows), weights, positions, False)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        tokens, positions = ctx.saved_tensors
-        d_rows = ctx.splits.forth(packed(gradients[0], Order(tokens, None, positions, ctx.gaps)))
+        slots, positions = ctx.saved_tensors
+        d_rows = ctx.splits.forth(packed(gradients[0], Order(slots, True, positions, ctx.gaps)))
         return None, d_rows, None, None, None, None

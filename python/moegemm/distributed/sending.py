@@ -16,7 +16,7 @@ class Sending(NamedTuple):
     gather_indices: Tensor  # [max rows]: the flat slot of each sent row
     positions: Tensor  # [T, topk]: the sent row of each slot, -1 for none
     ranks_of_slots: Tensor | None  # [T, topk]: of slots without a position nobody reads it; None: nobody does
-    note: Tensor  # [ranks] int64: (row, expert) pairs for each rank, or rows that were left out
+    note: Tensor | None  # [ranks] int64: (row, expert) pairs for each rank, or rows that were left out; None: neither
 
 
 def once_per_slot(expert_ids: Tensor, num_experts: int, ranks: int, room: bool = False) -> Sending:
@@ -25,7 +25,7 @@ def once_per_slot(expert_ids: Tensor, num_experts: int, ranks: int, room: bool =
     m_sizes, gather_indices, positions = route_within(capacity, expert_ids, num_experts)
     counts = m_sizes.view(ranks, -1).long()
     owners = expert_ids.div(num_experts // ranks, rounding_mode="floor") if room else None
-    return Sending(counts, gather_indices, positions, owners, counts.new_zeros(ranks))
+    return Sending(counts, gather_indices, positions, owners, None)
 
 
 def once_per_rank(expert_ids: Tensor, num_experts: int, ranks: int) -> Sending:
@@ -64,21 +64,18 @@ def with_room(sending: Sending, room: int) -> Sending:
 
 def order_of(sending: Sending, rows: int, per_slot: bool, gaps: bool) -> Order:
     """The order of the `rows` that are sent."""
-    slots = sending.gather_indices[:rows]
-    topk = sending.positions.size(1)
-    tokens = slots.div(topk, rounding_mode="floor") if topk > 1 else slots
-    return Order(tokens, slots if per_slot else None, sending.positions, gaps)
+    return Order(sending.gather_indices[:rows], per_slot, sending.positions, gaps)
 
 
 def ids_at_target(expert_ids: Tensor, sending: Sending, order: Order, experts_of_rank: int) -> Tensor:
     """[sent rows, topk]: each row's experts as its target counts them, -1 for those of other ranks."""
     owners = sending.ranks_of_slots
     assert owners is not None
-    tokens = order.tokens.clamp(min=0)
-    slots = sending.gather_indices[: tokens.size(0)].clamp(min=0)
+    slots = order.slots.clamp(min=0)
+    tokens = slots.div(expert_ids.size(1), rounding_mode="floor")
     if expert_ids.size(0) == 0:
         return expert_ids.new_full((tokens.size(0), expert_ids.size(1)), -1)
     target = owners.reshape(-1).index_select(0, slots).unsqueeze(1)
     mine = owners.index_select(0, tokens) == target
-    mine &= (order.tokens >= 0).unsqueeze(1)
+    mine &= (order.slots >= 0).unsqueeze(1)
     return torch.where(mine, expert_ids.index_select(0, tokens) - target * experts_of_rank, -1)

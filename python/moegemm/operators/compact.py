@@ -29,10 +29,24 @@ def _combine_rows_out(rows: Tensor, weights: Tensor | None, positions: Tensor, o
     """Nothing to create: the result goes into `out`."""
 
 
+def _spread_rows(rows: Tensor, positions: Tensor, gather_indices: Tensor | None, count: int) -> Tensor:
+    return rows.new_empty((count, rows.size(1)))
+
+
+def _index_arrivals(counts: Tensor, rows: int, room: int) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        counts.new_empty((counts.size(1),), dtype=torch.int32),
+        counts.new_empty((rows,), dtype=torch.int32),
+        counts.new_empty((rows,), dtype=torch.int64),
+    )
+
+
 FAKES: dict[str, Callable[..., Any]] = {
     "route_compact": _route_compact,
     "combine_rows": _combine_rows,
     "combine_rows_out": _combine_rows_out,
+    "spread_rows": _spread_rows,
+    "index_arrivals": _index_arrivals,
 }
 
 

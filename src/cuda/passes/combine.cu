@@ -5,13 +5,15 @@
 #include "cuda/backend/loading.h"
 #include "cuda/device/fast_divide.h"
 #include "cuda/passes/alignment.h"
+#include "cuda/passes/combine_positions.cuh"
 #include "cuda/passes/elements.cuh"
 #include "cuda/passes/passes.h"
 #include "moegemm/error.h"
 
 /// out[t] = sum over s of weights[t, s] * rows[t, s], or of rows[positions[t, s]]. A thread makes a
 /// pack of eight columns of one token (or one column, when the memory is not 16-byte aligned) and
-/// adds the slots in order: an element's bits depend on its own rows alone.
+/// adds the slots in order: an element's bits depend on its own rows alone. Packs by position have
+/// a kernel of their own: combine_positions.cuh.
 namespace moegemm::cuda {
 namespace {
 
@@ -21,10 +23,9 @@ constexpr std::int64_t kMostItems = std::int64_t{1} << 30;
 
 /// Blocks on a multiprocessor, by the 16-byte loads that a thread has in flight: few loads leave
 /// registers for many threads. 32 to 96 KB are in flight then; 29 KB hide the latency of HBM
-/// (4.2 TB/s * 0.9 us over 132 multiprocessors). Positions take registers, too.
-constexpr int blocks_per_multiprocessor(int loads, bool by_position) {
-  const int blocks = loads == 1 ? 8 : loads == 2 ? 6 : loads == 4 ? 4 : 3;
-  return by_position ? blocks - 1 : blocks;
+/// (4.2 TB/s * 0.9 us over 132 multiprocessors).
+constexpr int blocks_per_multiprocessor(int loads) {
+  return loads == 1 ? 8 : loads == 2 ? 6 : loads == 4 ? 4 : 3;
 }
 constexpr int kMostLoads = 8;
 
@@ -104,7 +105,7 @@ struct UnitWeights {
 };
 
 /// Eight columns of a token by 16-byte accesses, up to `Loads` of them in flight.
-template <typename T, int Loads, bool ByPosition, typename Weights>
+template <typename T, int Loads, typename Weights>
 __device__ __forceinline__ void combine_pack(const CombineArguments& a, const Item& item,
                                              const Weights& row_weights) {
   constexpr int kSlots = slots_in_flight(sizeof(T), Loads);
@@ -112,30 +113,18 @@ __device__ __forceinline__ void combine_pack(const CombineArguments& a, const It
   const int stride = static_cast<int>(a.rows.stride);
   const std::int64_t column = std::int64_t{item.place} * kPackElems;
   const std::int64_t row = std::int64_t{item.token} * a.topk;
-  const T* source = static_cast<const T*>(a.rows.data) + (ByPosition ? 0 : row * stride) + column;
+  const T* source = static_cast<const T*>(a.rows.data) + row * stride + column;
   float sums[kPackElems] = {};
   int done = 0;
   do {
     const int count = kOneBatch ? a.topk : min(a.topk - done, a.step);
     Pack<T> loaded[kSlots];
     float weights[kSlots];
-    int at[ByPosition ? kSlots : 1];
-    if constexpr (ByPosition) {
-#pragma unroll
-      for (int j = 0; j < kSlots; ++j) {
-        at[j] = kSlots == 1 || j < count ? static_cast<int>(row_at(a, row + done + j)) : -1;
-      }
-    }
-    const auto counts = [&](int j) {
-      if constexpr (ByPosition) return at[j] >= 0;
-      return kSlots == 1 || j < count;
-    };
+    const auto counts = [&](int j) { return kSlots == 1 || j < count; };
     // Rows before weights: converting a weight waits for it, and the rows should be on their way.
 #pragma unroll
     for (int j = 0; j < kSlots; ++j) {
-      if (counts(j)) {
-        loaded[j] = load_pack(source + std::int64_t{ByPosition ? at[j] : done + j} * stride);
-      }
+      if (counts(j)) loaded[j] = load_pack(source + std::int64_t{done + j} * stride);
     }
 #pragma unroll
     for (int j = 0; j < kSlots; ++j) {
@@ -157,8 +146,8 @@ __device__ __forceinline__ void combine_pack(const CombineArguments& a, const It
   store_pack(a.out.data, a.out.dtype, item.token * a.out.stride + column, sums);
 }
 
-template <typename T, int Loads, bool ByPosition>
-__global__ void __launch_bounds__(kThreads, blocks_per_multiprocessor(Loads, ByPosition))
+template <typename T, int Loads>
+__global__ void __launch_bounds__(kThreads, blocks_per_multiprocessor(Loads))
     combine_packs(const CombineArguments a) {
   Item item;
   if (!find_item(a, item)) {
@@ -166,38 +155,48 @@ __global__ void __launch_bounds__(kThreads, blocks_per_multiprocessor(Loads, ByP
   }
   // The branch is out here, as inside it would be between a batch's loads.
   if (!a.weights.data) {
-    combine_pack<T, Loads, ByPosition>(a, item, UnitWeights());
+    combine_pack<T, Loads>(a, item, UnitWeights());
   } else if (a.weights.dtype == DType::kFloat32) {
     const auto* weights = static_cast<const float*>(a.weights.data);
-    combine_pack<T, Loads, ByPosition>(a, item, GivenWeights<float>{weights});
+    combine_pack<T, Loads>(a, item, GivenWeights<float>{weights});
   } else if constexpr (sizeof(T) == 2) {
     const auto* weights = static_cast<const T*>(a.weights.data);
-    combine_pack<T, Loads, ByPosition>(a, item, GivenWeights<T>{weights});
+    combine_pack<T, Loads>(a, item, GivenWeights<T>{weights});
   }
 }
 
-template <typename T, bool ByPosition>
+template <typename T>
 const void* packed_kernel(int loads) {
   if constexpr (sizeof(T) == 2) {
-    if (loads == 1) return reinterpret_cast<const void*>(&combine_packs<T, 1, ByPosition>);
+    if (loads == 1) return reinterpret_cast<const void*>(&combine_packs<T, 1>);
   }
-  return loads == 2   ? reinterpret_cast<const void*>(&combine_packs<T, 2, ByPosition>)
-         : loads == 4 ? reinterpret_cast<const void*>(&combine_packs<T, 4, ByPosition>)
-                      : reinterpret_cast<const void*>(&combine_packs<T, kMostLoads, ByPosition>);
+  return loads == 2   ? reinterpret_cast<const void*>(&combine_packs<T, 2>)
+         : loads == 4 ? reinterpret_cast<const void*>(&combine_packs<T, 4>)
+                      : reinterpret_cast<const void*>(&combine_packs<T, kMostLoads>);
 }
 
-template <bool ByPosition>
 const void* packed_kernel(DType dtype, int loads) {
   return with_format(FloatingFormats(), dtype,
-                     [&]<DType D>() { return packed_kernel<ElementType<D>, ByPosition>(loads); });
+                     [&]<DType D>() { return packed_kernel<ElementType<D>>(loads); });
+}
+
+template <typename T>
+const void* positioned_address() {
+  return reinterpret_cast<const void*>(&combine_positioned<T>);
+}
+
+const void* positioned_kernel(DType dtype) {
+  return with_format(FloatingFormats(), dtype,
+                     [&]<DType D>() { return positioned_address<ElementType<D>>(); });
 }
 
 const ListedKernels listed([] {
   std::vector<const void*> kernels;
   for_each_format(TensorCoreFormats(), [&]<DType D>() {
     for (const int loads : {1, 2, 4, kMostLoads}) {
-      kernels.push_back(packed_kernel<false>(D, loads));
+      kernels.push_back(packed_kernel(D, loads));
     }
+    kernels.push_back(positioned_kernel(D));
   });
   return kernels;
 });
@@ -216,6 +215,38 @@ int loads_per_thread(std::int64_t topk, DType dtype) {
 std::int64_t even_batches(std::int64_t topk, std::int64_t most) {
   const std::int64_t batches = std::max<std::int64_t>((topk + most - 1) / most, 1);
   return (topk + batches - 1) / batches;
+}
+
+/// The first `packs` packs of every token, by position.
+void launch_positioned(const CombineArguments& of, std::int64_t tokens, std::int64_t packs,
+                       cudaStream_t stream) {
+  const std::int64_t turns = (packs + kWarpSize - 1) / kWarpSize;
+  const std::int64_t tokens_each = tokens_of_warp(tokens, of.topk, turns);
+  const std::int64_t tokens_at_once = kMostItems / turns * tokens_each;
+  for (std::int64_t first = 0; first < tokens; first += tokens_at_once) {
+    const std::int64_t now = std::min(tokens_at_once, tokens - first);
+    const std::int64_t warps = (now + tokens_each - 1) / tokens_each * turns;
+    PositionedArguments arguments = {
+        .rows = of.rows,
+        .weights = of.weights,
+        .out = of.out,
+        .positions = of.positions,
+        .row_count = of.row_count,
+        .first_token = first,
+        .topk = of.topk,
+        .tokens = static_cast<int>(now),
+        .tokens_of_warp = static_cast<int>(tokens_each),
+        .packs = static_cast<int>(packs),
+        .turns = static_cast<int>(turns),
+        .warps = static_cast<unsigned>(warps),
+        .by_turns = make_fast_divisor(static_cast<std::uint32_t>(turns)),
+    };
+    void* parameters[] = {&arguments};
+    const std::int64_t blocks = (warps * kWarpSize + kPositionedThreads - 1) / kPositionedThreads;
+    launch({positioned_kernel(of.rows.dtype), "combine_positioned",
+            dim3(static_cast<unsigned>(blocks)), dim3(kPositionedThreads)},
+           parameters, stream);
+  }
 }
 
 }  // namespace
@@ -271,10 +302,10 @@ void CudaPasses::combine(const TensorView& rows, const TensorView& weights,
           parameters, on.stream);
     }
   };
-  if (packs > 0) {
-    start(by_position ? packed_kernel<true>(rows.dtype, loads)
-                      : packed_kernel<false>(rows.dtype, loads),
-          "combine_packs", packs);
+  if (packs > 0 && by_position) {
+    launch_positioned(arguments, tokens, packs, on.stream);
+  } else if (packs > 0) {
+    start(packed_kernel(rows.dtype, loads), "combine_packs", packs);
   }
   if (single_columns > 0) {
     start(by_position ? reinterpret_cast<const void*>(&combine_elements<true>)

@@ -142,6 +142,20 @@ def test_route_compact(device, limited):
     torch.library.opcheck(OPS.route_compact.default, (ids, 5, 6, *limits, False, False))
 
 
+@pytest.mark.parametrize("gaps", [False, True])
+def test_spread_rows(device, gaps):
+    ids = torch.randint(-1 if gaps else 0, 5, (7, 2), device=device)
+    _, gather_indices, positions = OPS.route_compact(ids, 5, 14, None, None, False, False)
+    rows = torch.randn(7, 8, device=device)
+    torch.library.opcheck(OPS.spread_rows.default, (rows, positions, gather_indices if gaps else None, 14))
+
+
+@pytest.mark.parametrize("room", [-1, 9])
+def test_index_arrivals(device, room):
+    counts = torch.tensor([[1, 0, 3], [2, 2, 0]], device=device)
+    torch.library.opcheck(OPS.index_arrivals.default, (counts, 8 if room < 0 else 18, room))
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 def test_combine_rows(device, weighted):
     rows = torch.randn(9, 8, device=device, requires_grad=True)

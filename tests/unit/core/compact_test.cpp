@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -128,6 +129,106 @@ TEST_F(CombineRowsRules, TensorsHaveTheirShapesAndDtypes) {
   positions.row_stride = 3;
   expect_refusal(ErrorKind::kInvalidValue, {"positions has rows 3 elements apart", "topk = 2"},
                  [this] { run(); });
+}
+
+/// T = 2, topk = 2, R = 4, C = 2.
+class SpreadRowsRules : public ::testing::Test {
+ protected:
+  void run() const { spread_rows(rows, positions, gather_indices, out); }
+
+  std::vector<float> values = {1, -0.0f, 3, 4}, copies = std::vector<float>(8, 7);
+  std::vector<std::int32_t> places = {2, 0, -1, 1}, order = {1, 3, 0, -1};
+  TensorView rows = TensorView::matrix(values.data(), DType::kFloat32, 2, 2);
+  TensorView positions = TensorView::matrix(places.data(), DType::kInt32, 2, 2);
+  TensorView gather_indices;
+  TensorView out = TensorView::matrix(copies.data(), DType::kFloat32, 4, 2);
+};
+
+TEST_F(SpreadRowsRules, ATokensRowIsCopiedToEveryPositionOfItsSlots) {
+  places = {2, 0, 9, 1};
+  run();
+  EXPECT_EQ(copies, (std::vector<float>{1, 0, 3, 4, 1, 0, 7, 7}));
+  EXPECT_TRUE(std::signbit(copies[1]));
+}
+
+TEST_F(SpreadRowsRules, RowsWhoseIndexNamesNoSlotBecomeZero) {
+  gather_indices = TensorView::vector(order.data(), DType::kInt32, 4);
+  run();
+  EXPECT_EQ(copies, (std::vector<float>{1, 0, 3, 4, 1, 0, 0, 0}));
+}
+
+TEST_F(SpreadRowsRules, TensorsHaveTheirShapesAndDtypes) {
+  const auto refused = [this](ErrorKind kind, std::initializer_list<const char*> parts) {
+    expect_refusal(kind, parts, [this] { run(); });
+  };
+  positions.shape[0] = 1;
+  refused(ErrorKind::kInvalidValue, {"positions is int32[1, 2]", "[T, topk] = [2, 2]"});
+  positions.shape[0] = 2;
+  out.shape[1] = 1;
+  refused(ErrorKind::kInvalidValue, {"out is fp32[4, 1]", "[R, C] = [4, 2]"});
+  out.shape[1] = 2;
+  gather_indices = TensorView::vector(order.data(), DType::kInt32, 3);
+  refused(ErrorKind::kInvalidValue, {"gather_indices is int32[3]", "[R] = [4]"});
+  gather_indices = {};
+  out.data = rows.data;
+  refused(ErrorKind::kInvalidValue, {"out overlaps rows"});
+}
+
+/// Two ranks, E = 3, R = 6.
+class IndexArrivalsRules : public ::testing::Test {
+ protected:
+  void run() const { index_arrivals(counts, room, m_sizes, gather_indices, expert_ids); }
+
+  std::vector<std::int64_t> rows_of = {1, 0, 2, 1, 1, 0}, ids = std::vector<std::int64_t>(8, 7);
+  std::vector<std::int32_t> sizes = std::vector<std::int32_t>(3), order = sizes;
+  std::int64_t room = -1;
+  TensorView counts = TensorView::matrix(rows_of.data(), DType::kInt64, 2, 3);
+  TensorView m_sizes = TensorView::vector(sizes.data(), DType::kInt32, 3);
+  TensorView gather_indices, expert_ids;
+
+  void SetUp() override { set_rows(5); }
+  void set_rows(std::int64_t rows) {
+    order.assign(static_cast<std::size_t>(rows), 7);
+    gather_indices = TensorView::vector(order.data(), DType::kInt32, rows);
+    expert_ids = TensorView::vector(ids.data(), DType::kInt64, rows);
+  }
+};
+
+TEST_F(IndexArrivalsRules, AnExpertHasItsRowsInTheOrderOfRanks) {
+  run();
+  EXPECT_EQ(sizes, (std::vector<std::int32_t>{2, 1, 2}));
+  EXPECT_EQ(order, (std::vector<std::int32_t>{0, 3, 4, 1, 2}));
+  EXPECT_EQ(ids, (std::vector<std::int64_t>{0, 2, 2, 0, 1, 7, 7, 7}));
+}
+
+TEST_F(IndexArrivalsRules, PlacesThatStayEmptyHaveNoExpert) {
+  room = 4;
+  set_rows(8);
+  run();
+  EXPECT_EQ(sizes, (std::vector<std::int32_t>{2, 1, 2}));
+  EXPECT_EQ(order, (std::vector<std::int32_t>{0, 4, 5, 1, 2, -1, -1, -1}));
+  EXPECT_EQ(ids, (std::vector<std::int64_t>{0, 2, 2, 3, 0, 1, 3, 3}));
+}
+
+TEST_F(IndexArrivalsRules, BadCountsReachNoOtherMemory) {
+  rows_of = {-5, 0, 2, 100, 1, 0};
+  run();
+  EXPECT_EQ(ids[5], 7);
+  EXPECT_EQ(sizes[0] + sizes[1] + sizes[2], 5);
+}
+
+TEST_F(IndexArrivalsRules, TensorsHaveTheirShapesAndDtypes) {
+  const auto refused = [this](ErrorKind kind, std::initializer_list<const char*> parts) {
+    expect_refusal(kind, parts, [this] { run(); });
+  };
+  room = -2;
+  refused(ErrorKind::kInvalidValue, {"room is -2"});
+  room = -1;
+  m_sizes.shape[0] = 2;
+  refused(ErrorKind::kInvalidValue, {"m_sizes is int32[2]", "[E] = [3]"});
+  m_sizes.shape[0] = 3;
+  expert_ids.dtype = DType::kInt32;
+  refused(ErrorKind::kInvalidType, {"expert_ids has dtype int32", "int64"});
 }
 
 }  // namespace
