@@ -80,8 +80,12 @@ enum class StepKind : std::uint8_t {
   kDequantise,  ///< W, decoded into the workspace
   kGatherX,     ///< the rows of X in the order of the segments, into the workspace
   kGatherDy,    ///< the same of dY
+  kAlignX,      ///< the rows of X, padded with zeros to multiples of 16 bytes, into the workspace
+  kAlignDy,     ///< the same of dY
+  kAlignW,      ///< the same of W
   kZeroGaps,    ///< zeros in the output's rows that are in no segment
   kActivate,    ///< the product in the workspace, its bias added, activated into the output
+  kTrim,        ///< the padded product in the workspace, into the output
 };
 
 /// The order in which a product's tiles are handed out.

@@ -31,6 +31,18 @@ class Walk {
       case StepKind::kGatherDy:
         gather(step);
         break;
+      case StepKind::kAlignX:
+        align(step, operands_.x, operands_.x_stride);
+        break;
+      case StepKind::kAlignDy:
+        align(step, operands_.dy, operands_.dy_stride);
+        break;
+      case StepKind::kAlignW:
+        align(step, operands_.w, operands_.w_stride);
+        break;
+      case StepKind::kTrim:
+        trim();
+        return;
       case StepKind::kZeroGaps:
         passes_for(problem_.device)
             .zero_gaps(output(), problem_.scatters() ? RoutingView{} : routing(), context_);
@@ -46,6 +58,10 @@ class Walk {
   TensorView matrix(const void* data, DType dtype, std::int64_t rows, std::int64_t columns,
                     std::int64_t stride) const {
     return TensorView::matrix(data, dtype, rows, columns, stride, problem_.device);
+  }
+  TensorView stack(const void* data, DType dtype, std::int64_t count, std::int64_t rows,
+                   std::int64_t columns, std::int64_t stride) const {
+    return TensorView::stack(data, dtype, count, rows, columns, stride, problem_.device);
   }
   /// What a pass wrote, or reads, at `offset` of the workspace: dense rows of the inputs' dtype.
   TensorView rows_in_workspace(StepKind pass, std::int64_t offset) const {
@@ -65,7 +81,12 @@ class Walk {
   }
 
   void multiply(const Backend& backend, const Step& step) {
-    if (step.workspace_offset >= 0) {  // an activation follows
+    if (step.workspace_offset >= 0 && !asked_.problem.activation) {
+      product_ = padded_output(place(step.workspace_offset));
+      operands_.out = product_.data;
+      operands_.out_stride = product_.row_stride;
+      problem_ = product_beside(StepKind::kTrim, problem_);
+    } else if (step.workspace_offset >= 0) {
       const TensorView rows = rows_in_workspace(StepKind::kActivate, step.workspace_offset);
       product_ = rows;
       operands_.out = rows.data;
@@ -106,6 +127,43 @@ class Walk {
     operands_.w_scales = nullptr;
   }
 
+  /// Copies an input into padded rows. W is a matrix for each expert, rows are one of all.
+  void align(const Step& step, const void*& source, std::int64_t& stride) {
+    const Problem& asked = asked_.problem;
+    const bool is_w = step.kind == StepKind::kAlignW;
+    const std::int64_t count = is_w ? asked.experts : 1;
+    const std::int64_t rows = workspace_rows(step.kind, asked) / count;
+    const std::int64_t columns = step.kind == StepKind::kAlignDy ? asked.n : asked.k;
+    const TensorView padded =
+        stack(place(step.workspace_offset), asked.dtype, count, rows,
+              workspace_columns(step.kind, asked), workspace_columns(step.kind, asked));
+    passes_for(asked.device)
+        .resize_rows(stack(source, asked.dtype, count, is_w ? asked.n : rows, columns, stride),
+                     padded, context_);
+    source = padded.data;
+    stride = padded.row_stride;
+  }
+
+  /// The product of aligned inputs.
+  TensorView padded_output(const void* data) const {
+    const Problem& asked = asked_.problem;
+    const std::int64_t count = asked.op == Op::kDw ? asked.experts : 1;
+    const std::int64_t columns = workspace_columns(StepKind::kTrim, asked);
+    return stack(data, asked.out_dtype, count, workspace_rows(StepKind::kTrim, asked) / count,
+                 columns, columns);
+  }
+
+  void trim() {
+    const Problem& asked = asked_.problem;
+    const bool gradient = asked.op == Op::kDw;
+    passes_for(asked.device)
+        .resize_rows(product_,
+                     stack(asked_.operands.out, asked.out_dtype, gradient ? asked.experts : 1,
+                           gradient ? asked.n : asked.output_rows(),
+                           gradient ? asked.k : asked.features(), asked_.operands.out_stride),
+                     context_);
+  }
+
   void gather(const Step& step) {
     const bool is_x = step.kind == StepKind::kGatherX;
     const void*& source = is_x ? operands_.x : operands_.dy;
@@ -139,7 +197,7 @@ class Walk {
   const Call& asked_;
   Problem problem_;
   Operands operands_;
-  TensorView product_;  ///< in the workspace, for an activation after it
+  TensorView product_;  ///< in the workspace, for a pass after it
   std::byte* workspace_;
   const ExecutionContext& context_;
 };

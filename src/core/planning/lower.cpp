@@ -31,14 +31,15 @@ class Draft {
     Step step;
     step.kind = pass;
     step.reason = std::move(reason);
-    if (pass == StepKind::kActivate) {
+    const bool follows = pass == StepKind::kActivate || pass == StepKind::kTrim;
+    if (follows) {
       product_offset_ = workspace_bytes_;
     } else {
       step.workspace_offset = workspace_bytes_;
     }
     workspace_bytes_ += moegemm::workspace_bytes(pass, product_);
     product_ = product_beside(pass, product_);
-    (pass == StepKind::kActivate ? after_ : before_).push_back(std::move(step));
+    (follows ? after_ : before_).push_back(std::move(step));
     return *this;
   }
 
@@ -93,9 +94,28 @@ Forms forms_of(const Draft& whole, const Backend& backend, WorkspaceUse workspac
   return {whole};
 }
 
+/// With both inputs copied into aligned rows.
+Draft aligned(const Problem& problem, const Backend& backend) {
+  const std::string reason = "kernels for aligned rows gain more than the copies take";
+  Draft draft(problem, backend);
+  const bool trims = needs_trimming(problem);
+  if (problem.op != Op::kDx) draft.add(StepKind::kAlignX, reason);
+  if (problem.op != Op::kForward) draft.add(StepKind::kAlignDy, reason);
+  if (problem.op != Op::kDw) draft.add(StepKind::kAlignW, reason);
+  if (trims) draft.add(StepKind::kTrim, "the product of padded inputs is larger than the output");
+  return draft;
+}
+
 Forms forms_of(const Problem& problem, const Backend& backend, WorkspaceUse workspace) {
   const Draft packed(problem, backend);
   Forms forms = forms_of(packed, backend, workspace);
+  if (workspace == WorkspaceUse::kFree && !is_aligned(problem) && can_align(problem) &&
+      backend.aligning_first_is_faster(problem)) {
+    // All have the same bits.
+    Forms padded = forms_of(aligned(problem, backend), backend, workspace);
+    std::move(forms.begin(), forms.end(), std::back_inserter(padded));
+    return padded;
+  }
   if (problem.quantization.plain()) return forms;
   // All have the same bits.
   const bool pass_first =

@@ -12,7 +12,36 @@ int dense_alignment(std::int64_t columns, DType dtype) {
   return alignment;
 }
 
+/// Columns whose rows are multiples of 16 bytes.
+std::int64_t padded(std::int64_t columns, DType dtype) {
+  const std::int64_t chunk = 16 / size_bytes(dtype);
+  return (columns + chunk - 1) / chunk * chunk;
+}
+
 }  // namespace
+
+bool is_aligned(const Problem& problem) {
+  return problem.input_alignment >= 16 && problem.n == padded(problem.n, problem.dtype) &&
+         problem.k == padded(problem.k, problem.dtype) && !needs_trimming(problem);
+}
+
+bool needs_trimming(const Problem& problem) {
+  const bool gradient = problem.op == Op::kDw;
+  const bool pads_rows = gradient && problem.n != padded(problem.n, problem.dtype);
+  const std::int64_t columns = gradient ? problem.k : problem.features();
+  return problem.output_alignment < 16 || pads_rows || columns != padded(columns, problem.dtype);
+}
+
+bool can_align(const Problem& problem) {
+  // Copies are of all rows, whatever their segments, and of nothing but the two inputs.
+  const bool all_rows = problem.segments == Segments::kPacked && problem.tails == Tails::kZero &&
+                        problem.planned_rows() == problem.rows;
+  const bool bare = problem.quantization.plain() && problem.low_rank == 0 && !problem.presorted &&
+                    !(problem.op == Op::kDw && problem.multiply);
+  // A bias is read as far as the product is wide, and trimming adds nothing up.
+  const bool trims = !problem.bias && !problem.activation && !problem.accumulate;
+  return all_rows && bare && (trims || !needs_trimming(problem));
+}
 
 Problem product_beside(StepKind pass, const Problem& problem) {
   Problem product = problem;
@@ -35,6 +64,17 @@ Problem product_beside(StepKind pass, const Problem& problem) {
       product.presorted = true;
       product.far_rows = false;
       product.dy_per_token = false;
+      break;
+    case StepKind::kAlignX:  // both inputs are copied, or none
+    case StepKind::kAlignDy:
+    case StepKind::kAlignW:
+      product.n = padded(problem.n, problem.dtype);
+      product.k = padded(problem.k, problem.dtype);
+      product.input_alignment = product.dy_alignment = 16;
+      product.far_rows = false;
+      break;
+    case StepKind::kTrim:
+      product.output_alignment = 16;
       break;
     case StepKind::kZeroGaps:
       product.tails = Tails::kUndefined;
@@ -67,16 +107,40 @@ std::int64_t workspace_columns(StepKind pass, const Problem& problem) {
       return problem.k;
     case StepKind::kGatherDy:
       return problem.n;
+    case StepKind::kAlignX:
+    case StepKind::kAlignW:
+      return padded(problem.k, problem.dtype);
+    case StepKind::kAlignDy:
+      return padded(problem.n, problem.dtype);
+    case StepKind::kTrim:
+      return padded(problem.op == Op::kDw ? problem.k : problem.features(), problem.dtype);
     case StepKind::kActivate:
       return problem.features();
   }
   return 0;
 }
 
+std::int64_t workspace_rows(StepKind pass, const Problem& problem) {
+  switch (pass) {
+    case StepKind::kDequantise:
+      return problem.experts * problem.n;
+    case StepKind::kAlignW:
+      return problem.experts * padded(problem.n, problem.dtype);
+    case StepKind::kAlignX:
+      return problem.gathers_x() ? problem.tokens() : problem.rows;
+    case StepKind::kAlignDy:
+      return problem.gathers_dy() ? problem.flat_rows() / problem.gather_divisor() : problem.rows;
+    case StepKind::kTrim:
+      return problem.op == Op::kDw ? problem.experts * padded(problem.n, problem.dtype)
+                                   : problem.output_rows();
+    default:
+      return problem.rows;
+  }
+}
+
 std::int64_t row_bytes(StepKind pass, const Problem& problem) {
-  const std::int64_t rows =
-      pass == StepKind::kDequantise ? problem.experts * problem.n : problem.rows;
-  return workspace_part(rows * workspace_columns(pass, problem) * size_bytes(problem.dtype));
+  return workspace_part(workspace_rows(pass, problem) * workspace_columns(pass, problem) *
+                        size_bytes(pass == StepKind::kTrim ? problem.out_dtype : problem.dtype));
 }
 
 std::int64_t workspace_bytes(StepKind pass, const Problem& problem) {

@@ -27,7 +27,18 @@ inline StepKind gathering_pass(const Problem& problem) {
   return problem.gathers_x() ? StepKind::kGatherX : StepKind::kGatherDy;
 }
 
-/// Columns of the rows in the workspace that a pass writes, or reads in the case of an activation.
+/// Whether the extents, the inputs and the output have rows of whole 16 bytes that begin at multiples
+/// of 16.
+bool is_aligned(const Problem& problem);
+
+/// Whether the product of padded inputs is wider or higher than the output, which kTrim then fills.
+bool needs_trimming(const Problem& problem);
+
+/// Whether passes can align the inputs of a problem, and trim its output.
+bool can_align(const Problem& problem);
+
+/// Rows and columns in the workspace that a pass writes, or reads where it comes after the product.
+std::int64_t workspace_rows(StepKind pass, const Problem& problem);
 std::int64_t workspace_columns(StepKind pass, const Problem& problem);
 
 /// Bytes of those rows, which are W's in the case of kDequantise; the dot products that scaling

@@ -48,6 +48,14 @@ const char* to_string(StepKind kind) {
       return "scale X";
     case StepKind::kDequantise:
       return "dequantise W";
+    case StepKind::kAlignX:
+      return "align X";
+    case StepKind::kAlignDy:
+      return "align dY";
+    case StepKind::kAlignW:
+      return "align W";
+    case StepKind::kTrim:
+      return "trim";
     case StepKind::kGatherX:
       return "gather X";
     case StepKind::kGatherDy:

@@ -24,6 +24,8 @@ struct Generation {
   bool (*fusing_is_faster)(const Problem& problem, const TileShape& tile) = nullptr;
   /// Whether dW is faster after a copy of the gathered operand in order; null: never.
   bool (*gathering_first_is_faster)(const Problem& problem) = nullptr;
+  /// Whether a problem is faster after copies of its inputs into aligned rows; null: never.
+  bool (*aligning_first_is_faster)(const Problem& problem) = nullptr;
 };
 
 /// The position of the kernel that should be fastest on a GPU with these facts; -1: none can run.
@@ -45,6 +47,7 @@ class CudaBackend final : public Backend {
   bool fusing_is_faster(const Problem& problem) const override;
   bool fills_gaps() const override { return false; }
   bool gathering_first_is_faster(const Problem& problem) const override;
+  bool aligning_first_is_faster(const Problem& problem) const override;
   /// Hopper's tensor cores read dW's operands from shared memory as TMA has put them there; the
   /// kernels that multiply dY on the way do as those, where there is memory.
   bool scales_first(const Problem&) const override { return true; }

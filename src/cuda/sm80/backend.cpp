@@ -58,6 +58,7 @@ const Generation kGeneration = {.kind = BackendKind::kSm80,
                                 .summary = "cp.async and mma.sync; the sm90 kernels need 9.0",
                                 .unavailable = unavailable,
                                 .choose_among = choose_among,
-                                .limits = limits};
+                                .limits = limits,
+                                .aligning_first_is_faster = aligning_first_is_faster};
 
 }  // namespace moegemm::cuda::sm80

@@ -27,6 +27,13 @@ int preference_rank(const KernelEntry& kernel, const Problem& problem, const Dev
   return (few_rows == (kernel.info.tile.rows <= decode) ? 0 : 3) + way;
 }
 
+bool aligning_first_is_faster(const Problem& problem) {
+  // Loading elements one by one multiplies at a sixth of the speed. What copying W (of dW: storing
+  // it twice) takes is 40 rows' worth of that for each expert; the rest is for the rows themselves.
+  constexpr std::int64_t kLeastRows = 48;
+  return problem.planned_rows() >= kLeastRows * problem.experts;
+}
+
 int choose_among(std::span<const KernelEntry* const> feasible, const Problem& problem,
                  const DeviceFacts& facts) {
   int best = 0;

@@ -10,6 +10,9 @@ namespace moegemm::cuda::sm80 {
 /// facts only.
 int preference_rank(const KernelEntry& kernel, const Problem& problem, const DeviceFacts& facts);
 
+/// Whether a problem that is not aligned is faster on aligned copies of its inputs.
+bool aligning_first_is_faster(const Problem& problem);
+
 /// The position of the kernel that should be fastest among those that can run the problem.
 int choose_among(std::span<const KernelEntry* const> feasible, const Problem& problem,
                  const DeviceFacts& facts);

@@ -64,6 +64,23 @@ void expect_copy_in_order_keeps_the_bits(const Target& target, Permutation permu
   }
 }
 
+/// Rows of odd length, and enough of them for copies to pay.
+void expect_aligned_copies_keep_the_bits(const Target& target, Op op, DType dtype,
+                                         Permutation permutation) {
+  ProblemCase c = busy_case(permutation);
+  c.name = "Odd";
+  c.n = 131;
+  c.k = 205;
+  c.multiply = c.multiply && op != Op::kDw;
+  const HostProblem host = build_problem(c, op, dtype, run_seed());
+  BorrowedMemory lender(*target.memory);
+  const Run copied = run(target, host, &lender);
+  if (!copied.plan.has(StepKind::kTrim)) GTEST_SKIP() << target.name() << " copies nothing here";
+  const Run element_wise = run(target, host, nullptr);
+  EXPECT_EQ(element_wise.plan.steps.size(), 1u) << to_string(element_wise.plan);
+  EXPECT_EQ(element_wise.bits, copied.bits) << to_string(copied.plan);
+}
+
 /// What the host scales gives the bits of what a pass scales.
 void expect_weighted_dw_is_dw_of_scaled_rows(const Target& target, DType dtype) {
   const ProblemCase spec = busy_case(Permutation::kY);
@@ -113,6 +130,19 @@ void add_plan_tests() {
       add_test(target.name() + "/Plan",
                std::string("WeightedDwIsDwOfScaledRows_") + to_string(dtype),
                [target, dtype] { expect_weighted_dw_is_dw_of_scaled_rows(target, dtype); });
+    }
+    for (const Op op : {Op::kForward, Op::kDx, Op::kDw}) {
+      for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+        for (const Permutation permutation :
+             {Permutation::kNone, Permutation::kX, Permutation::kY}) {
+          add_test(target.name() + "/Plan",
+                   std::string("AlignedCopiesKeepTheBits_") + to_string(op) + "_" +
+                       to_string(dtype) + "_" + to_string(permutation),
+                   [target, op, dtype, permutation] {
+                     expect_aligned_copies_keep_the_bits(target, op, dtype, permutation);
+                   });
+        }
+      }
     }
     add_test(target.name() + "/Plan", "WeightedDwOfMisalignedRowsIsAsGood",
              [target] { expect_weighted_dw_of_misaligned_rows_is_as_good(target); });

@@ -29,6 +29,7 @@ class Delegating final : public Backend {
   int choose(const Problem& problem) const override { return inner_.choose(problem); }
   bool gathering_first_is_faster(const Problem&) const override { return gathers_first; }
   bool scales_first(const Problem&) const override { return scales; }
+  bool aligning_first_is_faster(const Problem&) const override { return aligns_first; }
   void launch(const Step& step, const Problem& problem, const Operands& operands,
               const ExecutionContext& context) const override {
     EXPECT_EQ(problem, planned) << "a product runs with the problem that it was planned for";
@@ -38,6 +39,7 @@ class Delegating final : public Backend {
   bool fuses = true;
   bool gathers_first = false;
   bool scales = false;
+  bool aligns_first = false;
   mutable Problem planned;
 
  private:
@@ -116,6 +118,25 @@ TEST_F(RunTest, GatheringTokensFirstAddsUpToTheSameDw) {
   Delegating apart;
   apart.gathers_first = true;
   EXPECT_EQ(run(apart, {StepKind::kGatherX, StepKind::kProduct}), whole);
+}
+
+TEST_F(RunTest, PaddedInputsAndATrimmedProductAddUpToTheSame) {
+  call.problem.n = call.problem.k = 3;
+  Delegating apart;
+  apart.aligns_first = true;
+  const StepKind product = StepKind::kProduct, trim = StepKind::kTrim;
+  for (const Permutation permutation : {Permutation::kNone, Permutation::kX, Permutation::kY}) {
+    call.problem.permutation = permutation;
+    call.problem.op = Op::kForward;
+    EXPECT_EQ(run(apart, {StepKind::kAlignX, StepKind::kAlignW, product, trim}),
+              run(reference_backend(), {product}));
+    call.problem.op = Op::kDx;
+    EXPECT_EQ(run(apart, {StepKind::kAlignDy, StepKind::kAlignW, product, trim}),
+              run(reference_backend(), {product}));
+    call.problem.op = Op::kDw;
+    EXPECT_EQ(run(apart, {StepKind::kAlignX, StepKind::kAlignDy, product, trim}),
+              run(reference_backend(), {product}));
+  }
 }
 
 TEST_F(RunTest, AnActivationApartHasTheValuesOfAFusedOne) {

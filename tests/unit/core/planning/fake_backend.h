@@ -47,11 +47,13 @@ class FakeBackend final : public Backend {
   bool fusing_is_faster(const Problem&) const override { return fuses_faster; }
   bool gathering_first_is_faster(const Problem&) const override { return gathers_first; }
   bool scales_first(const Problem&) const override { return scales; }
+  bool aligning_first_is_faster(const Problem&) const override { return aligns_first; }
 
   std::string unavailable_reason;
   std::string fusing_kernel;
   bool fuses_faster = true;
   bool gathers_first = false;
+  bool aligns_first = false;
   bool scales = false;     ///< X in a pass of its own, wherever there is memory
   bool multiplies = true;  ///< its dW kernels can
   mutable std::atomic<int> plans_made = 0;

@@ -74,6 +74,42 @@ TEST_F(LowerTest, APlainProductIsOneStepWithoutWorkspace) {
   EXPECT_EQ(plan.product().workspace_offset, -1);
 }
 
+TEST_F(LowerTest, InputsThatAreNotAlignedAreCopiedWhereThatIsFaster) {
+  problem.k = 63;
+  EXPECT_EQ(kinds(lowered().plan), kWhole);
+  fast.aligns_first = true;
+  const Plan plan = lowered().plan;
+  EXPECT_EQ(kinds(plan), (Kinds{StepKind::kAlignX, StepKind::kAlignW, StepKind::kProduct}));
+  EXPECT_EQ(plan.workspace_bytes, 100 * 64 * 2 + 4 * 1024 * 64 * 2);
+  EXPECT_EQ(product_of(plan, problem).k, 64);
+  EXPECT_EQ(kinds(lowered(WorkspaceUse::kNeeded).plan), kWhole) << "it only saves time";
+  problem.k = 64;
+  EXPECT_EQ(kinds(lowered().plan), kWhole);
+}
+
+TEST_F(LowerTest, AProductOfPaddedInputsIsTrimmedWhereTheOutputIsSmaller) {
+  fast.aligns_first = true;
+  problem.n = 1021;
+  const Plan plan = lowered().plan;
+  EXPECT_EQ(kinds(plan), (Kinds{StepKind::kAlignX, StepKind::kAlignW, StepKind::kProduct,
+                                StepKind::kTrim}));
+  EXPECT_GE(plan.product().workspace_offset, 0);
+  EXPECT_EQ(product_of(plan, problem).n, 1024);
+  problem.op = Op::kDw;
+  EXPECT_EQ(kinds(lowered().plan), (Kinds{StepKind::kAlignX, StepKind::kAlignDy, StepKind::kProduct,
+                                          StepKind::kTrim}));
+}
+
+TEST_F(LowerTest, WhatPassesCannotAlignIsLeftAsItIs) {
+  fast.aligns_first = true;
+  problem.n = 1021;
+  problem.bias = true;
+  EXPECT_EQ(kinds(lowered().plan), kWhole) << "a bias is as wide as the output";
+  problem.bias = false;
+  problem.tails = Tails::kUndefined;
+  EXPECT_EQ(kinds(lowered().plan), kWhole) << "copies would read what nobody may";
+}
+
 TEST_F(LowerTest, AnActivationThatNoKernelAppliesIsAPassAfterTheProduct) {
   problem.activation = Activation{};
   problem.bias = true;
