@@ -160,8 +160,8 @@ class QuantizedWeight(nn.Module):
     ) -> "QuantizedWeight":
         """bitsandbytes' nf4, a stack over experts of what it makes of each [N, K] matrix; `shape` is (E, N, K).
 
-        packed: uint8, E * ceil(N * K / 2) bytes in any shape, the high nibble first. absmax: one fp32 for each `blocksize`
-        elements of an expert's flattened matrix, E * ceil(N * K / blocksize) of them.
+        packed: uint8, E * ceil(N * K / 2) bytes in any shape, the high nibble first. absmax: one fp32 for each
+        `blocksize` elements of an expert's flattened matrix, E * ceil(N * K / blocksize) of them.
 
         nested = (absmax, code, offset) or (absmax, code, offset, blocksize): absmax is itself quantised, as with
         bnb_4bit_use_double_quant, whose names these are: `state2.absmax`, `state2.code`, `offset`, `state2.blocksize`
