@@ -17,6 +17,7 @@ from moegemm.integrations.notices import say_once
 from moegemm.integrations.packed_experts import WEIGHT_NAMES, packed_weight
 from moegemm.integrations.packed_experts import is_experts_module as is_dispatched
 from moegemm.lora.low_rank import LowRank
+from moegemm.operators.packed import Packed
 
 NAME = "moegemm"  # in transformers' experts interface
 _MODULE = "peft.tuners.lora.layer"
@@ -121,6 +122,17 @@ def _follow(layers: Any) -> None:
         )
         return found if packed is None else packed
 
+    merge: Callable[..., Any] = wrapper_class.merge
+
+    def merge_if_plain(self: Any, *args: Any, **kwargs: Any) -> Any:
+        param = self.get_param()
+        if isinstance(param, Packed):
+            raise NotImplementedError(
+                f"{self.parameter_name} is in {param.word}, which cannot have an adapter merged into it; keep the "
+                "adapter beside it, or load the weights dequantised"
+            )
+        return merge(self, *args, **kwargs)
+
     @contextlib.contextmanager
     def activate(self: Any, active_adapters: list[str]) -> Iterator[None]:
         module, names = self.get_base_layer(), [name for name in active_adapters if name in self.lora_A]
@@ -148,6 +160,7 @@ def _follow(layers: Any) -> None:
     activate.peft_own = add  # type: ignore[attr-defined]
     wrapper_class._activate_lora = activate
     wrapper_class.get_param = get_param
+    wrapper_class.merge = merge_if_plain
 
 
 def follow_peft() -> None:

@@ -1,8 +1,8 @@
 """transformers' quantizers for checkpoints whose experts stay packed and run on moegemm.
 
 With experts_implementation="moegemm" a checkpoint in MXFP4 (gpt-oss) or fp8 (`*-FP8`) is loaded as it is: its experts
-are never dequantised, and the quantizer says that adapters can be trained beside them. Any other implementation gets what
-transformers does by itself. The classes are derived from transformers' own and stand in its table in their places.
+are never dequantised, and the quantizer says that adapters can be trained beside them. Any other implementation gets
+what transformers does by itself. The classes are derived from transformers' own and stand in its table in their places.
 """
 
 import importlib

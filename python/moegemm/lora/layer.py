@@ -112,8 +112,8 @@ def lora_moe_mlp(
     W and its adapter are never added: the product contracts [X | X A^T] with [W | scaling * B] in fp32 and rounds once.
     X A^T and scaling * B are rounded to x's dtype before. Several adapters of one product, of any ranks, count
     together. Frozen weights (requires_grad False, or QuantizedWeights) get no gradient and cost no dW. Shapes and
-    options as in moe_mlp; A [E, r, K] and B [E, N, r] also where W is transposed. A and B have x's dtype or fp32; the products
-    read them in x's dtype, and their gradients have their own.
+    options as in moe_mlp; A [E, r, K] and B [E, N, r] also where W is transposed. A and B have x's dtype or fp32; the
+    products read them in x's dtype, and their gradients have their own.
     Dropout acts on the adapters' inputs while the adapter is in training mode (see LoraAdapter). max_rows is that of
     moe_mlp.
 

@@ -7,6 +7,7 @@
 | fp8/channel, fp8/tensor | the same | [E, N], [E] |
 | int4/32, /64, /128 | int32 [E, N, K / 8], column i of eight in bits 4 i to 4 i + 3, q + 8 | [E, N, K / group] |
 | nf4/64, 32 to 4096 | uint8 [E, N, K / 2], the even column in the high nibble | fp32 [E, ceil(N K / block)] |
+| nf4/64/NxK, K odd | uint8 [E, ceil(N K / 2)] | the same |
 
 Scales of fp8 are fp32, bf16, fp16 or e8m0 (as uint8), those of int4 bf16 or fp16.
 """
@@ -17,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-VALUES_PER_ELEMENT = {"mxfp4": 2, "fp8": 1, "int4": 8, "nf4": 2}
-VALUE_DTYPES = {"mxfp4": torch.uint8, "fp8": torch.float8_e4m3fn, "int4": torch.int32, "nf4": torch.uint8}
+from moegemm.operators.packed_shapes import packed_shape
 
 REFUSED_GRADIENT = (
     "a quantised weight is frozen and has no gradient: train low-rank adapters beside it (moegemm.LoraAdapter, PEFT), "
@@ -29,11 +29,6 @@ REFUSED_GRADIENT = (
 def format_of(word: str) -> str:
     """The format's name without its block."""
     return word.partition("/")[0]
-
-
-def columns_of(values: Tensor, word: str) -> int:
-    """K of packed values [E, N, ...]."""
-    return values.size(2) * VALUES_PER_ELEMENT[format_of(word)]
 
 
 class Packed:
@@ -48,7 +43,7 @@ class Packed:
     @property
     def shape(self) -> torch.Size:
         """[E, N, K]."""
-        return torch.Size((self.values.size(0), self.values.size(1), columns_of(self.values, self.word)))
+        return torch.Size(packed_shape(self.values, self.scales, self.word))
 
     @property
     def device(self) -> torch.device:
@@ -63,14 +58,6 @@ class Packed:
 
     def dim(self) -> int:
         return 3
-
-    @property
-    def data(self) -> Any:
-        """What adds an adapter to a weight asks for this."""
-        raise NotImplementedError(
-            f"a weight in {self.word} cannot have an adapter merged into it; keep the adapter beside it, or dequantise "
-            "the weight first"
-        )
 
     def stand_in(self, like: Tensor) -> Tensor:
         """A tensor [E, N, K] in the dtype of the activations that has no memory: what rules about shapes read."""

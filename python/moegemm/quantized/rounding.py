@@ -129,8 +129,10 @@ def _nf4(w: Tensor, blocksize: int) -> tuple[Tensor, Tensor]:
     scaled = (padded * (1.0 / absmax.clamp(min=1e-38)).unsqueeze(-1)).clamp(-1, 1)
     table = torch.tensor(NF4_TABLE, device=w.device)
     middles = (table[:-1] + table[1:]) / 2
-    codes = torch.bucketize(scaled, middles, out_int32=True).to(torch.uint8).flatten(1)[:, : flat.size(1)]
-    return _nibbles(codes.unflatten(1, w.shape[1:]), high_first=True), absmax
+    count = flat.size(1) + flat.size(1) % 2  # whole bytes; what fills the last one is a zero
+    scaled = torch.nn.functional.pad(scaled.flatten(1)[:, : flat.size(1)], (0, count - flat.size(1)))
+    codes = torch.bucketize(scaled, middles, out_int32=True).to(torch.uint8)
+    return _nibbles(codes, high_first=True), absmax
 
 
 def _require_multiple(w: Tensor, group: int, what: str) -> None:
@@ -201,7 +203,6 @@ def _quantized(
         dtype = _default_scale(w, scale_dtype, (torch.bfloat16, torch.float16))
         return QuantizedWeight.from_int4(*_in_chunks(w, lambda part: _int4(part, group, dtype)), group=group)
     if format == "nf4":
-        _require_multiple(w, 2, "two")
         made = _in_chunks(w, lambda part: _nf4(part, blocksize))
         return QuantizedWeight.from_nf4(*made, tuple(w.shape), blocksize)
     raise ValueError(f"format is {shown(format)}; 'mxfp4', 'fp8', 'int4' and 'nf4' are accepted")

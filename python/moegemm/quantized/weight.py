@@ -160,8 +160,8 @@ class QuantizedWeight(nn.Module):
     ) -> "QuantizedWeight":
         """bitsandbytes' nf4, a stack over experts of what it makes of each [N, K] matrix; `shape` is (E, N, K).
 
-        packed: uint8, E * N * K / 2 bytes in any shape, the high nibble first. absmax: one fp32 for each `blocksize`
-        elements of an expert's flattened matrix, E * ceil(N * K / blocksize) of them.
+        packed: uint8, E * ceil(N * K / 2) bytes in any shape, the high nibble first. absmax: one fp32 for each
+        `blocksize` elements of an expert's flattened matrix, E * ceil(N * K / blocksize) of them.
 
         nested = (absmax, code, offset) or (absmax, code, offset, blocksize): absmax is itself quantised, as with
         bnb_4bit_use_double_quant, whose names these are: `state2.absmax`, `state2.code`, `offset`, `state2.blocksize`
@@ -174,8 +174,8 @@ class QuantizedWeight(nn.Module):
             blocksize in NF4_BLOCKS, f"blocksize is {shown(blocksize)}; accepted are {', '.join(map(str, NF4_BLOCKS))}"
         )
         experts, n, k = (int(size) for size in shape)
-        _require(k % 2 == 0, f"shape is {(experts, n, k)}; K must be even, so that a row begins with a byte")
-        bytes_needed = experts * n * k // 2
+        each = -(-n * k // 2)
+        bytes_needed = experts * each
         _require(
             packed.numel() == bytes_needed,
             f"packed is {list(packed.shape)} with {packed.numel()} bytes; shape {(experts, n, k)} has {bytes_needed}",
@@ -189,6 +189,8 @@ class QuantizedWeight(nn.Module):
         if nested is not None:
             absmax = _expanded_absmax(absmax, *nested)
         _require_dtype("absmax", absmax, (torch.float32,))
+        if k % 2:  # rows do not begin with a byte
+            return cls(packed.reshape(experts, each), absmax, f"nf4/{blocksize}/{n}x{k}")
         return cls(packed.reshape(experts, n, k // 2), absmax, f"nf4/{blocksize}")
 
     @property

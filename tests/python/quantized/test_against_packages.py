@@ -37,10 +37,12 @@ def test_mxfp4_is_that_of_torchao(dtype, rounding, mode):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("k", [256, 33])
 @pytest.mark.parametrize("blocksize", [32, 64, 128, 4096])
-def test_nf4_is_that_of_bitsandbytes(dtype, blocksize):
+def test_nf4_is_that_of_bitsandbytes(dtype, blocksize, k):
     bnb = pytest.importorskip("bitsandbytes.functional", reason="bitsandbytes is not installed", exc_type=ImportError)
-    w = weights(dtype)
+    w = weights(dtype)[:, :, :k].contiguous()
+    w = w[:, :39] if k == 33 else w  # an odd number of values
     made = moegemm.quantize(w, "nf4", blocksize=blocksize)
     for expert in range(w.size(0)):
         packed, state = bnb.quantize_4bit(w[expert], blocksize=blocksize, quant_type="nf4")

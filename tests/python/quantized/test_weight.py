@@ -103,7 +103,7 @@ REFUSED = {
         torch.zeros(64, dtype=torch.uint8), torch.ones(2), (2, 4, 16), blocksize=48
     ),
     "absmax is": lambda q: q.from_nf4(torch.zeros(64, dtype=torch.uint8), torch.ones(3), (2, 4, 16)),
-    "K must be even": lambda q: q.from_nf4(torch.zeros(20, dtype=torch.uint8), torch.ones(2), (2, 4, 5)),
+    r"shape is \(2, 4\)": lambda q: q.from_nf4(torch.zeros(20, dtype=torch.uint8), torch.ones(2), (2, 4)),
 }
 
 
