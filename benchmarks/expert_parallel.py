@@ -24,7 +24,7 @@ except ModuleNotFoundError:
     import moegemm
 from moegemm.bench.timing import Clock
 from moegemm.distributed.exchange import Splits, arrived, packed
-from moegemm.distributed.sending import once_per_slot, order_of
+from moegemm.distributed.sending import ids_at_target, once_per_rank, once_per_slot, order_of
 
 GOAL_US = 150.0
 
@@ -54,17 +54,37 @@ def moegemm_steps(layer: Layer) -> dict[str, Callable[[], object]]:
 
     def everything() -> Tensor:
         found = once_per_slot(layer.ids, layer.experts, layer.ranks)
-        its_order = order_of(found, rows, True, False)
-        packed(layer.x, its_order)
+        packed(layer.x, order_of(found, rows, True, False))
         arrived(layer.counts, splits, False)
         return moegemm.combine(layer.rows, layer.weights, positions=found.positions)
 
     return {
         "route": lambda: once_per_slot(layer.ids, layer.experts, layer.ranks),
         "pack": lambda: packed(layer.x, order),
-        "pack (by combine)": lambda: moegemm.combine(layer.x, positions=order.tokens.unsqueeze(1)),
         "index": lambda: arrived(layer.counts, splits, False),
         "combine": lambda: moegemm.combine(layer.rows, layer.weights, positions=sending.positions),
+        "all": everything,
+    }
+
+
+def unique_steps(layer: Layer) -> dict[str, Callable[[], object]]:
+    """A token travels once to each rank, with its ids; the weights are multiplied there."""
+    sending = once_per_rank(layer.ids, layer.experts, layer.ranks)
+    rows, here = int(sending.counts.sum()), layer.experts // layer.ranks
+    order = order_of(sending, rows, False, False)
+
+    def everything() -> Tensor:
+        found = once_per_rank(layer.ids, layer.experts, layer.ranks)
+        its_order = order_of(found, rows, False, False)
+        packed(layer.x, its_order)
+        ids_at_target(layer.ids, found, its_order, here)
+        return moegemm.combine(layer.rows[:rows], positions=found.positions)
+
+    return {
+        "route": lambda: once_per_rank(layer.ids, layer.experts, layer.ranks),
+        "pack": lambda: packed(layer.x, order),
+        "index": lambda: ids_at_target(layer.ids, sending, order, here),
+        "combine": lambda: moegemm.combine(layer.rows[:rows], positions=sending.positions),
         "all": everything,
     }
 
@@ -130,6 +150,7 @@ def main() -> int:
     options = parse_options()
     layer = Layer(options)
     calls = {f"moegemm: {name}": call for name, call in moegemm_steps(layer).items()}
+    calls |= {f"once per rank: {name}": call for name, call in unique_steps(layer).items()}
     calls |= {f"torch: {name}": call for name, call in torch_steps(layer).items()}
     times = Clock(options.device).round_robin(calls, options.rounds)
     print(

@@ -31,10 +31,8 @@ def once_per_slot(expert_ids: Tensor, num_experts: int, ranks: int, room: bool =
 def once_per_rank(expert_ids: Tensor, num_experts: int, ranks: int) -> Sending:
     """A row for every rank that has an expert for the token: that of its first slot there."""
     owners = expert_ids.div(num_experts // ranks, rounding_mode="floor")
-    topk = owners.size(1)
-    before = torch.ones(topk, topk, dtype=torch.bool, device=owners.device).tril(-1)
-    again = ((owners.unsqueeze(2) == owners.unsqueeze(1)) & before).any(2)
-    capacity = Capacity(owners.size(0) * min(topk, ranks), None, None)
+    again = (owners.unsqueeze(2) == owners.unsqueeze(1)).tril(-1).any(2)  # an earlier slot has the same
+    capacity = Capacity(owners.size(0) * min(owners.size(1), ranks), None, None)
     m_sizes, gather_indices, positions = route_within(capacity, owners.masked_fill(again, -1), ranks)
     pairs, _, _ = route_within(Capacity(owners.numel(), None, None), owners, ranks)
     return Sending(m_sizes.view(ranks, 1).long(), gather_indices, positions, owners, pairs.long())

@@ -23,7 +23,7 @@ class TileQueue {
 
   /// Takes the number that was fetched while the last tile was loaded.
   __device__ __forceinline__ void advance() {
-    current_ = __shfl_sync(kFullMask, next_, 0);
+    current_ = __shfl_sync(kFullMask, next_, 0) + static_cast<int>(gridDim.x);
     if (!done()) fetch();
   }
 
@@ -41,17 +41,17 @@ class TileQueue {
   __device__ __forceinline__ void fetch() {
     if (counter_) {
       if (threadIdx.x % kWarpSize == 0) {
-        next_ = static_cast<int>(gridDim.x + ptx::atom_add(&counter_->next, 1));
+        next_ = static_cast<int>(ptx::atom_increment(&counter_->next));
       }
     } else {
-      next_ = current_ + gridDim.x;
+      next_ = current_;
     }
   }
 
   TileCounter* counter_;
   int total_;
   int current_;
-  int next_ = 0;
+  int next_ = 0;  ///< less gridDim.x: nothing may be done with it before it is needed
 };
 
 /// Turns tile numbers, which only grow, into tiles: 32 experts are looked at at once and the search

@@ -2,13 +2,13 @@
 
 namespace moegemm::cuda::ptx {
 
-/// The old value. Unlike atomicAdd it is not rewritten into a warp-aggregated form, which would
-/// wait for the result at once instead of where it is used.
-__device__ __forceinline__ unsigned atom_add(unsigned* address, unsigned value) {
+/// Adds 1; the old value. Not atom.add and not atomicAdd: ptxas rewrites both into a form for whole
+/// warps, which waits for the result at once instead of where it is used.
+__device__ __forceinline__ unsigned atom_increment(unsigned* address) {
   unsigned old;
-  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;"
+  asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], 0x7fffffff;"
                : "=r"(old)
-               : "l"(__cvta_generic_to_global(address)), "r"(value)
+               : "l"(__cvta_generic_to_global(address))
                : "memory");
   return old;
 }

@@ -197,14 +197,26 @@ __device__ __forceinline__ void consume(const RowGemmParams& params,
   }
 }
 
-/// The segments' starts, by the first four warps. Their scratch is where tiles will be.
+/// The segments' starts, by the first four warps, and their shifts where they do not follow one
+/// another. Their scratch is where tiles will be.
 template <typename Traits>
 __device__ __forceinline__ void scan(const RowGemmParams& params,
                                      const RowGemmShared<Traits>& shared, int column_tiles) {
   static_assert(4 * sizeof(SegmentStart) <= kTileSlots * sizeof(Tile));
+  constexpr int kBarrier = static_cast<int>(NamedBarrier::kScan);
+  const Placement& placement = params.placement;
+  const int first = threadIdx.x;
+  // On its way together with the sizes.
+  const int begin = placement.given() && first < params.experts ? placement.begin(first) : 0;
   scan_segments<4>(params, TileStarts{shared.starts(), Traits::kRows, column_tiles},
-                   reinterpret_cast<SegmentStart*>(shared.tiles()),
-                   static_cast<int>(NamedBarrier::kScan));
+                   reinterpret_cast<SegmentStart*>(shared.tiles()), kBarrier);
+  if (!placement.given()) return;
+  ptx::bar_sync(kBarrier, kWarpgroupThreads);
+#pragma unroll 1
+  for (int expert = first; expert < params.experts; expert += kWarpgroupThreads) {
+    shared.shift(params.shifts, expert) =
+        (expert == first ? begin : placement.begin(expert)) - shared.starts()[expert].row;
+  }
 }
 
 template <typename Traits>

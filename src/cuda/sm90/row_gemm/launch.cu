@@ -141,8 +141,15 @@ RowGemmParams make_params(const RowGemm& kernel, const Step& step, const Problem
   return params;
 }
 
+/// Of shared memory, the last that a block has: see SegmentShifts.
+std::int64_t shift_bytes(const Problem& problem) {
+  return problem.segments == Segments::kPacked ? 0 : 4 * problem.experts;
+}
+
+/// `starts` is where the segments' starts are in shared memory.
 void launch_rows(const RowGemm& kernel, const KernelEntry& entry, const Step& step,
-                 const Problem& problem, const Operands& operands, cudaStream_t stream) {
+                 const Problem& problem, const Operands& operands, int starts,
+                 cudaStream_t stream) {
   if (problem.rows == 0) return zero_unnamed_output(problem, operands, stream);
   RowGemmParams params = make_params(kernel, step, problem, operands);
   const std::int64_t smem_bytes = entry.smem_bytes(problem);
@@ -150,7 +157,10 @@ void launch_rows(const RowGemm& kernel, const KernelEntry& entry, const Step& st
   const std::int64_t more_words =
       params.scatter ? std::min<std::int64_t>(left / 4, kMostNamedWords - kLeastNamedWords) : 0;
   params.named_words = kLeastNamedWords + static_cast<int>(more_words);
-  launch_kernel(entry, step, problem, params, smem_bytes + 4 * more_words, stream);
+  const std::int64_t all_bytes = smem_bytes + 4 * more_words, shifts = shift_bytes(problem);
+  params.shifts = shifts == 0 ? SegmentShifts{starts, 0}
+                              : SegmentShifts{static_cast<int>(all_bytes - shifts), -1};
+  launch_kernel(entry, step, problem, params, all_bytes, stream);
 }
 
 std::string name_of(const RowGemm& kernel) {
@@ -178,6 +188,7 @@ const void* function(const Problem& problem) {
 
 template <RowGemm Kernel>
 KernelEntry entry_of() {
+  using Layout = RowGemmLayout<RowGemmTraits<Kernel, DType::kBFloat16, false>>;
   return {.info = {.backend = BackendKind::kSm90,
                    .name = name_of(Kernel),
                    .op = Kernel.op,
@@ -189,8 +200,8 @@ KernelEntry entry_of() {
           .tiles = most_row_tiles,
           .smem_bytes =
               [](const Problem& problem) {
-                using Traits = RowGemmTraits<Kernel, DType::kBFloat16, false>;
-                return RowGemmLayout<Traits>::total(problem.experts, needs_row_info(problem));
+                return Layout::total(problem.experts, needs_row_info(problem)) +
+                       shift_bytes(problem);
               },
           .function = function<Kernel>,
           .layer_functions = layer_functions(Functions<Kernel>(), TensorCoreFormats()),
@@ -200,7 +211,7 @@ KernelEntry entry_of() {
           .launch =
               [](const KernelEntry& entry, const Step& step, const Problem& problem,
                  const Operands& operands, cudaStream_t stream) {
-                launch_rows(Kernel, entry, step, problem, operands, stream);
+                launch_rows(Kernel, entry, step, problem, operands, Layout::kStarts, stream);
               }};
 }
 

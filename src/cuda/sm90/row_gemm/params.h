@@ -15,6 +15,13 @@
 
 namespace moegemm::cuda::sm90 {
 
+/// Where shared memory says how far each segment is from where it would be if segments followed one
+/// another. For those that do, every expert finds the one zero with which the starts begin.
+struct SegmentShifts {
+  int offset;  ///< bytes
+  int mask;    ///< of experts: all bits, or none
+};
+
 /// What a row GEMM is launched with. Forward: features = N, depth = K, rows of X. dX: features =
 /// K, depth = N, rows of dY.
 struct RowGemmParams : SegmentParams {
@@ -37,6 +44,7 @@ struct RowGemmParams : SegmentParams {
   const void* router_weights;
   TileCounter* counter;
 
+  SegmentShifts shifts;
   int named_words;  ///< of shared memory, for UnnamedRows
   int flat_rows;    ///< indices are below it; rows of a scattered output
   int features;
@@ -130,6 +138,9 @@ struct RowGemmShared {
   }
   __device__ __forceinline__ Tile* tiles() const {
     return reinterpret_cast<Tile*>(base + Layout::kTiles);
+  }
+  __device__ __forceinline__ int& shift(const SegmentShifts& shifts, int expert) const {
+    return reinterpret_cast<int*>(base + shifts.offset)[expert & shifts.mask];
   }
   __device__ __forceinline__ SegmentStart* starts() const {  // [E + 1]
     return reinterpret_cast<SegmentStart*>(base + Layout::kStarts);
