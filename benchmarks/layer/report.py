@@ -130,7 +130,7 @@ def draw(record: dict[str, Any], folder: Path, stem: str) -> None:
     entries = [e for e in one_of_each(record["layers"]) if e["tokens"] == most]
     style = {"font.size": 8, "axes.spines.top": False, "axes.spines.right": False}
     with pyplot.rc_context(style):
-        figure, axis = pyplot.subplots(figsize=(9, 3.2), layout="constrained")
+        figure, axis = pyplot.subplots(figsize=(9, 3.4), layout="constrained")
         places = range(len(entries))
         for offset, which, color in ((-0.2, "forward", "#1f6feb"), (0.2, "forward_backward", "#7aa7f0")):
             factors = [speedup(entry, which) for entry in entries]
@@ -148,6 +148,6 @@ def draw(record: dict[str, Any], folder: Path, stem: str) -> None:
         run = record["run"]
         title = f"Expert layer, {entries[0]['tokens']} tokens, {run['dtype']}, {entries[0]['variant']}, {run['gpu']}"
         axis.set_title(title, loc="left", fontweight="bold", fontsize=9)
-        axis.legend(frameon=False, ncols=3)
+        figure.legend(loc="outside lower center", frameon=False, ncols=3)
         save(figure, folder / f"{stem}.png")
         pyplot.close(figure)

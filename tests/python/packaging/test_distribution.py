@@ -2,6 +2,7 @@
 
 import importlib.util
 import io
+import struct
 import sys
 import tarfile
 import zipfile
@@ -34,6 +35,7 @@ def load(path: Path):
 
 
 finish = load(SCRIPTS / "package" / "finish_distribution.py")
+gpu_code = load(SCRIPTS / "package" / "gpu_code.py")
 release = load(SCRIPTS / "release")
 
 
@@ -127,3 +129,36 @@ def test_checksums_are_those_of_sha256sum(checkout):
     release.write_checksums("1.2.3")
     digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert (checkout / "SHA256SUMS").read_text() == f"{digest}  a.whl\n"
+
+
+def fat_binary(*images: tuple[int, bool, bool], payload: bytes = bytes(24)) -> bytes:
+    """As nvcc writes it, with (architecture, PTX, of this architecture alone) for each image."""
+    whole = b""
+    for arch, ptx, exact in images:
+        head = struct.pack("<HHIQIIIIIIQQQ", 1 if ptx else 2, 1, 64, len(payload), 20, 0, 0, arch, 0, 0, 0, 0, 100)
+        flags = gpu_code.EXACT * exact | (1 << 15)
+        whole += head[:40] + struct.pack("<Q", flags) + head[48:] + payload
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(whole)) + whole
+
+
+def test_gpu_code_of_a_library_is_found():
+    data = fat_binary((80, False, False), (80, True, False)) + b"between" + fat_binary((90, False, True)) + b"end"
+    first, second = gpu_code.fat_binaries(b"ELF" + data)
+    assert [(image.arch, image.ptx, image.exact) for image in first] == [(80, False, False), (80, True, False)]
+    assert second == [gpu_code.Image(arch=90, ptx=False, exact=True, stored_bytes=24, bytes=100)]
+
+
+@pytest.mark.parametrize(
+    ("images", "missing"),
+    [
+        ([(80, False, False), (90, False, False), (120, False, False), (80, True, False)], []),
+        ([(90, False, False), (120, False, False), (90, True, False)], []),  # for 9.0 and newer
+        ([(90, False, True)], []),  # for 9.0 alone
+        ([(80, False, False), (120, False, False), (80, True, False)], ["sm_90"]),
+        ([(80, False, False), (90, False, False), (120, False, False)], ["PTX"]),
+        ([(80, True, False)], ["sm_80", "sm_90", "sm_120"]),
+    ],
+)
+def test_gpu_that_would_compile_at_its_first_call_is_named(images, missing):
+    (found,) = gpu_code.fat_binaries(fat_binary(*images))
+    assert gpu_code.missing_code(found, [80, 90, 120]) == missing
