@@ -8,7 +8,7 @@ from torch import Tensor
 
 from moegemm.activations import Activation
 from moegemm.expert_layer.weights import Routed, Weights
-from moegemm.lora.low_rank import LowRank, Pair, pair_of, split_gradients
+from moegemm.lora.low_rank import LowRank, Pair, pairs_of, split_gradients
 from moegemm.operators.derivatives import once_only, refuse_tangents_in_backward, vmap_refusal
 from moegemm.operators.errors import explain
 from moegemm.operators.loading import ops
@@ -59,8 +59,11 @@ def _adapters(call: LoraCall, factors: Sequence[Tensor]) -> tuple[list[LowRank],
     return lows[: len(call.first_scalings)], lows[len(call.first_scalings) :]
 
 
-def _pair(lows: list[LowRank], weights: Weights, dtype: torch.dtype) -> Pair | None:
-    return pair_of(lows, dtype, TRANSPOSED in weights.options) if lows else None
+def _pairs(call: LoraCall, routed: Routed, x: Tensor, factors: Sequence[Tensor]) -> list[Pair | None]:
+    """Those of the first product and of the second."""
+    first, second = _adapters(call, factors)
+    products = ((first, TRANSPOSED in call.first.options), (second, TRANSPOSED in call.second.options))
+    return pairs_of(products, x, routed.m_sizes)
 
 
 def _keeps_pairs(call: LoraCall, rows: int, t: LoraTensors, factors: Sequence[Tensor]) -> bool:
@@ -108,8 +111,7 @@ def _second(
 
 def _run(call: LoraCall, routed: Routed, t: LoraTensors, factors: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
     """The layer's output, and what its backward needs: the first product, the thin ones, and pairs that it keeps."""
-    first, second = _adapters(call, factors)
-    first_pair, second_pair = _pair(first, call.first, t.x.dtype), _pair(second, call.second, t.x.dtype)
+    first_pair, second_pair = _pairs(call, routed, t.x, factors)
     pre, first_thin = _first(call.first, t.x, t.w_gate_up, first_pair, routed)
     act = _activate(pre, t.gate_up_bias, routed.m_sizes, call.activation.text())
     out, second_thin = _second(call, act, t.w_down, second_pair, routed, t.down_bias, t.router_weights)
@@ -121,11 +123,9 @@ def _run(call: LoraCall, routed: Routed, t: LoraTensors, factors: Sequence[Tenso
 
 def _run_inference(call: LoraCall, routed: Routed, t: LoraTensors, factors: Sequence[Tensor]) -> Tensor:
     """The same output where no backward needs the first product: the GPU may store activated rows only."""
-    first, second = _adapters(call, factors)
-    pair = _pair(first, call.first, t.x.dtype)
-    act, _ = _first(call.first, t.x, t.w_gate_up, pair, routed, t.gate_up_bias, call.activation)
-    pair = _pair(second, call.second, t.x.dtype)
-    return _second(call, act, t.w_down, pair, routed, t.down_bias, t.router_weights)[0]
+    first_pair, second_pair = _pairs(call, routed, t.x, factors)
+    act, _ = _first(call.first, t.x, t.w_gate_up, first_pair, routed, t.gate_up_bias, call.activation)
+    return _second(call, act, t.w_down, second_pair, routed, t.down_bias, t.router_weights)[0]
 
 
 class LoraLayer(torch.autograd.Function):
@@ -213,7 +213,7 @@ class _Backward:
     def _pair(self, lows: list[LowRank], weights: Weights) -> Pair | None:
         if lows and self.kept:
             return self.kept[0 if lows is self.first else -1]
-        return _pair(lows, weights, self.t.x.dtype)
+        return pairs_of([(lows, TRANSPOSED in weights.options)], self.t.x, self.routed.m_sizes)[0]
 
     def _words(self, lows: list[LowRank]) -> str:
         """Gradients in fp32 where a parameter is."""
