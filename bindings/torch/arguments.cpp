@@ -80,23 +80,18 @@ void* writable_data(AtenTensorHandle tensor) {
   return data;
 }
 
-OwnTensor allocate_torch(std::int64_t rank, const std::int64_t* shape, const std::int64_t* strides,
-                         std::int32_t dtype, Device device) {
-  const bool cuda = device.type == DeviceType::kCuda;
-  AtenTensorHandle handle = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(rank, shape, strides, dtype,
-                                                         cuda ? numbers().cuda : numbers().cpu,
-                                                         cuda ? device.index : 0, &handle));
-  return OwnTensor(handle);
-}
-
 OwnTensor allocate_torch(std::int64_t rank, const std::int64_t* shape, std::int32_t dtype,
                          Device device) {
   std::array<std::int64_t, 3> strides = {1, 1, 1};
   for (std::int64_t dim = rank - 2; dim >= 0; --dim) {
     strides[dim] = strides[dim + 1] * (shape[dim + 1] > 0 ? shape[dim + 1] : 1);
   }
-  return allocate_torch(rank, shape, strides.data(), dtype, device);
+  const bool cuda = device.type == DeviceType::kCuda;
+  AtenTensorHandle handle = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(rank, shape, strides.data(), dtype,
+                                                         cuda ? numbers().cuda : numbers().cpu,
+                                                         cuda ? device.index : 0, &handle));
+  return OwnTensor(handle);
 }
 
 }  // namespace
@@ -185,12 +180,6 @@ Output allocate(int rank, const std::array<std::int64_t, 3>& asked, DType dtype,
   view.row_stride = view.shape[rank - 1];
   view.device = device;
   return output;
-}
-
-Tensor allocate_strided(const std::array<std::int64_t, 3>& shape,
-                        const std::array<std::int64_t, 3>& strides, DType dtype, Device device) {
-  return Tensor(
-      allocate_torch(3, shape.data(), strides.data(), torch_dtype(dtype), device).release());
 }
 
 Tensor allocate_bytes(std::int64_t bytes, Device device) {

@@ -98,9 +98,6 @@ inline Output allocate(std::int64_t length, DType dtype, Device device) {
 inline Output allocate(std::int64_t rows, std::int64_t columns, DType dtype, Device device) {
   return allocate(2, {rows, columns}, dtype, device);
 }
-/// An uninitialised tensor of three dimensions with any strides.
-Tensor allocate_strided(const std::array<std::int64_t, 3>& shape,
-                        const std::array<std::int64_t, 3>& strides, DType dtype, Device device);
 /// Raw bytes on a device, for workspaces.
 Tensor allocate_bytes(std::int64_t bytes, Device device);
 

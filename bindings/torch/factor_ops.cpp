@@ -1,3 +1,4 @@
+#include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/stableivalue_conversions.h>
 
 #include <algorithm>
@@ -5,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "arguments.h"
@@ -116,6 +118,29 @@ std::vector<Tensor> joined_factors(const std::vector<Tensor>& parts,
   });
 }
 
+/// A new tensor without gaps whose dimensions lie in memory in the order of the stack's strides,
+/// which become those of the tensor.
+Tensor dense_like(StridedStack& stack) {
+  std::array<int, 3> order = {0, 1, 2};  // the slowest first
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int a, int b) { return stack.strides[a] > stack.strides[b]; });
+  Shape stored = {};
+  for (int at = 0; at < 3; ++at) stored[at] = stack.shape[order[at]];
+  Tensor tensor = allocate(3, stored, stack.dtype, stack.device).hand_over();
+  std::int64_t step = 1;
+  for (int at = 2; at >= 0; --at) {
+    stack.strides[order[at]] = step;
+    step *= std::max<std::int64_t>(stored[at], 1);
+  }
+  for (int dim = 0; dim < 3; ++dim) {  // `order` says which dimension of the stack is where
+    const auto at = static_cast<int>(std::find(order.begin(), order.end(), dim) - order.begin());
+    if (at == dim) continue;
+    tensor = torch::stable::transpose(tensor, dim, at);
+    std::swap(order[dim], order[at]);
+  }
+  return tensor;
+}
+
 /// Each of `sources` times its scaling, in the dtype and, where that leaves no gaps, in the memory
 /// layout of the tensor of the same shape in `like`.
 std::vector<Tensor> scaled_like(const std::vector<Tensor>& sources, const std::vector<Tensor>& like,
@@ -133,17 +158,7 @@ std::vector<Tensor> scaled_like(const std::vector<Tensor>& sources, const std::v
                      "; it must have the shape of like[", i, "], ",
                      to_string(Argument("like", like[i]).metadata()));
       }
-      // Dense in the order of its strides.
-      std::array<int, 3> order = {2, 1, 0};
-      std::stable_sort(order.begin(), order.end(),
-                       [&](int a, int b) { return target.strides[a] < target.strides[b]; });
-      std::int64_t step = 1;
-      for (const int dim : order) {
-        target.strides[dim] = step;
-        step *= std::max<std::int64_t>(target.shape[dim], 1);
-      }
-      results.push_back(
-          allocate_strided(target.shape, target.strides, target.dtype, target.device));
+      results.push_back(dense_like(target));
       target.data = results.back().mutable_data_ptr();
       copies.push_back({source, target, static_cast<float>(scalings[i])});
     }
@@ -153,7 +168,27 @@ std::vector<Tensor> scaled_like(const std::vector<Tensor>& sources, const std::v
   });
 }
 
+/// See moegemm::factor_rows; [M, r rounded up to 8].
+Tensor factor_rows(const Tensor& x, const Tensor& factor, const Tensor& m_sizes,
+                   const std::optional<Tensor>& gather_indices, std::int64_t topk) {
+  return raising([&] {
+    Argument input("x", x), sizes("m_sizes", m_sizes), indices("gather_indices", gather_indices);
+    const StridedStack stack = stack_of("factor", factor);
+    const TensorView& readable_x = input.readable();
+    const RoutingView routing{sizes.readable(), indices.readable(), {}, topk};
+    const std::int64_t rows = indices.given() ? indices.size(0) : input.size(0);
+    const Execution execution(input.device(), 0);
+    Output out = allocate(rows, (stack.shape[1] + kRankStep - 1) / kRankStep * kRankStep,
+                          input.dtype(), input.device());
+    moegemm::factor_rows(readable_x, stack, routing, out.view, execution.context());
+    return out.hand_over();
+  });
+}
+
 constexpr Operator kOperators[] = {
+    {"factor_rows(Tensor x, Tensor factor, Tensor m_sizes, Tensor? gather_indices, int topk) -> "
+     "Tensor",
+     TORCH_BOX(&factor_rows)},
     {"joined_factors(Tensor[] parts, float[] scalings, int[] counts, int[] ranks, Tensor like, "
      "Tensor? m_sizes) -> Tensor[]",
      TORCH_BOX(&joined_factors)},

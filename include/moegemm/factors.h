@@ -6,6 +6,7 @@
 
 #include "moegemm/execution.h"
 #include "moegemm/kinds.h"
+#include "moegemm/ops.h"
 #include "moegemm/tensor.h"
 
 /// The factors of low-rank parts (GemmOptions::low_rank_weights), which their owners keep in other
@@ -34,5 +35,17 @@ struct FactorCopy {
 /// `from` is not read, and their part of `to` stays as it is.
 MOEGEMM_API void copy_factors(std::span<const FactorCopy> copies, const TensorView& m_sizes = {},
                               const ExecutionContext& context = {});
+
+/// The thin product of few rows, straight from a factor as its owner keeps it: rows[r] = x[r] A_e^T
+/// for the rows r of each expert e, with the bits of a forward whose W is copy_factors of it.
+///   x        [T, K] with routing.gather_indices, as permute_x, else [M, K]; bf16 or fp16
+///   factor   [E, r, K] in x's dtype or fp32
+///   routing  m_sizes, gather_indices and topk; segments follow one another
+///   rows     [M, r rounded up to a multiple of 8] in x's dtype; what is in no segment stays as it is
+/// On a GPU, with K a multiple of 8, columns side by side and every row aligned to 16 bytes; else
+/// it is refused as not implemented.
+MOEGEMM_API void factor_rows(const TensorView& x, const StridedStack& factor,
+                             const RoutingView& routing, const TensorView& rows,
+                             const ExecutionContext& context = {});
 
 }  // namespace moegemm

@@ -7,7 +7,6 @@
 
 #include "core/dropped_row.h"
 #include "moegemm/compact.h"
-#include "moegemm/factors.h"
 #include "moegemm/info.h"
 #include "moegemm/ops.h"
 #include "moegemm/passes.h"

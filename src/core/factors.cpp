@@ -61,6 +61,23 @@ void require_stack(const char* name, std::size_t at, const StridedStack& stack) 
   if (count > 0 && stack.data == nullptr) refuse_value(which, " has no data");
 }
 
+/// What the kernel of factor_rows does not take.
+std::string why_not(const TensorView& x, const StridedStack& factor, const RoutingView& routing,
+                    const TensorView& rows) {
+  if (x.device.type != DeviceType::kCuda) return "x is on " + to_string(x.device) + ", not on a GPU";
+  if (size_bytes(x.dtype) != 2) return join("x is ", to_string(x.dtype), ", not bf16 or fp16");
+  if (routing.segments() != Segments::kPacked) return "segments do not follow one another";
+  const std::int64_t k = x.shape[1];
+  if (k % 8 != 0) return join("K = ", k, " is not a multiple of 8");
+  const std::int64_t step = 16 / size_bytes(factor.dtype);
+  const bool aligned = reinterpret_cast<std::uintptr_t>(factor.data) % 16 == 0 &&
+                       factor.strides[0] % step == 0 && factor.strides[1] % step == 0;
+  if (factor.strides[2] != 1 || !aligned || alignment_bytes(x) < 16 || alignment_bytes(rows) < 16) {
+    return "rows are not aligned to 16 bytes with their columns side by side";
+  }
+  return {};
+}
+
 void require_copy(std::size_t at, const FactorCopy& copy, Device device) {
   require_stack("from", at, copy.from);
   require_stack("to", at, copy.to);
@@ -117,7 +134,47 @@ void copy_factors(std::span<const FactorCopy> copies, const TensorView& m_sizes,
     }
     if (shape[0] > 0 && shape[1] > 0 && shape[2] > 0) full.push_back(copy);
   }
-  if (!full.empty()) passes_for(device).copy_factors(full, m_sizes, context);
+  if (full.empty()) return;
+  passes_for(device);  // or a refusal
+#if MOEGEMM_HAS_CUDA
+  if (device.type == DeviceType::kCuda) return copy_factors_on_gpu(full, m_sizes, context);
+#endif
+  copy_factors_on_cpu(full, m_sizes, context);
+}
+
+void factor_rows(const TensorView& x_view, const StridedStack& factor, const RoutingView& routing,
+                 const TensorView& rows_view, const ExecutionContext& context) {
+  const Argument x{"x", x_view};
+  const Argument rows{"rows", rows_view};
+  const Argument indices{"gather_indices", routing.gather_indices};
+  require_form(x, {{2, "[T, K] or [M, K]"}});
+  require_floating(x);
+  require_topk(routing.topk);
+  const std::int64_t experts = require_segments(routing, x);
+  require_stack("factor", 0, factor);
+  if (factor.shape[0] != experts || factor.shape[2] != x_view.shape[1] ||
+      factor.device != x_view.device ||
+      (factor.dtype != x_view.dtype && factor.dtype != DType::kFloat32)) {
+    refuse_value("factor is ", to_string(factor.dtype), "[", factor.shape[0], ", ", factor.shape[1],
+                 ", ", factor.shape[2], "] on ", to_string(factor.device),
+                 "; it must be [E, r, K] = [", experts, ", r, ", x_view.shape[1], "] in ",
+                 to_string(x_view.dtype), " or fp32 on ", to_string(x_view.device));
+  }
+  std::int64_t count = x_view.shape[0];
+  if (routing.gather_indices.given()) {
+    require_indices(indices, x);
+    count = routing.gather_indices.shape[0];
+  }
+  require_like(rows, x, {count, (factor.shape[1] + 7) / 8 * 8}, "[M, r rounded up to 8]");
+  require_apart({&rows}, {&x, &indices});
+  const std::string reason = why_not(x_view, factor, routing, rows_view);
+  if (!reason.empty()) throw Error(ErrorKind::kNotImplemented, "factor_rows: " + reason);
+  if (count == 0 || experts == 0 || rows_view.shape[1] == 0) return;
+#if MOEGEMM_HAS_CUDA
+  factor_rows_on_gpu(x_view, factor, routing, rows_view, context);
+#else
+  static_cast<void>(context);
+#endif
 }
 
 }  // namespace moegemm

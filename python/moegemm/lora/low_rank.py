@@ -80,14 +80,26 @@ def _factors(lows: Sequence[LowRank], transposed: bool) -> tuple[_Joined, _Joine
     return _Joined(all_a, [1.0] * len(lows), 2 if transposed else 1), _Joined(all_b, scalings, 1 if transposed else 2)
 
 
-def pairs_of(
-    products: Sequence[tuple[Sequence[LowRank], bool]], like: Tensor, m_sizes: Tensor
-) -> list[Pair | None]:  # fmt: skip
-    """The pairs of several products, each with its adapters and whether its W is transposed, in the dtype of `like`, by
-    one launch. Several adapters are one whose rank is the sum of theirs, with zeros up to a multiple of RANK_STEP.
-    Experts without rows get no weights. Not differentiable: see split_gradients."""
-    joined = [one for lows, transposed in products if lows for one in _factors(lows, transposed)]
-    copied = [one for one in joined if not one.is_ready(like.dtype)]
+class Adapted(NamedTuple):
+    """A product's adapters."""
+
+    lows: Sequence[LowRank]
+    transposed: bool  # W is [E, K, N]
+    copies_a: bool = True  # else the thin product reads the one A where it is: see factor_rows
+
+
+def pairs_of(products: Sequence[Adapted], like: Tensor, m_sizes: Tensor) -> list[Pair | None]:
+    """The pairs of several products in the dtype of `like`, by one launch. Several adapters are one whose rank is the
+    sum of theirs, with zeros up to a multiple of RANK_STEP. Experts without rows get no weights. Not differentiable:
+    see split_gradients."""
+    joined = [_factors(product.lows, product.transposed) if product.lows else None for product in products]
+    needed = [
+        one
+        for product, pair in zip(products, joined, strict=True)
+        if pair is not None
+        for one in (pair if product.copies_a else pair[1:])
+    ]
+    copied = [one for one in needed if not one.is_ready(like.dtype)]
     copies: Iterator[Tensor] = iter(())
     if copied:
         copies = iter(
@@ -100,8 +112,16 @@ def pairs_of(
                 m_sizes if m_sizes.dim() == 1 else None,
             )
         )
-    weights = iter([one.parts[0] if one.is_ready(like.dtype) else next(copies) for one in joined])
-    return [Pair(next(weights), next(weights)) if lows else None for lows, _ in products]
+    found: list[Pair | None] = []
+    for product, pair in zip(products, joined, strict=True):
+        if pair is None:
+            found.append(None)
+            continue
+        a, b = pair
+        read_in_place = not product.copies_a or a.is_ready(like.dtype)
+        first = a.parts[0] if read_in_place else next(copies)
+        found.append(Pair(first, b.parts[0] if b.is_ready(like.dtype) else next(copies)))
+    return found
 
 
 def split_gradients(lows: Sequence[LowRank], d_a: Tensor | None, d_b: Tensor | None) -> list[Tensor | None]:

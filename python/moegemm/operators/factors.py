@@ -34,4 +34,15 @@ def _scaled_like(sources: list[Tensor], like: list[Tensor], scalings: list[float
     return results
 
 
-FAKES: dict[str, Callable[..., Any]] = {"joined_factors": _joined_factors, "scaled_like": _scaled_like}
+def _factor_rows(
+    x: Tensor, factor: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, topk: int
+) -> Tensor:  # fmt: skip
+    rows, rank = x.size(0) if gather_indices is None else gather_indices.size(0), factor.size(1)
+    return x.new_empty((rows, rank + -rank % RANK_STEP))
+
+
+FAKES: dict[str, Callable[..., Any]] = {
+    "joined_factors": _joined_factors,
+    "scaled_like": _scaled_like,
+    "factor_rows": _factor_rows,
+}

@@ -5,7 +5,6 @@
 #include "core/factor_tiles.h"
 #include "cpu/element_type.h"
 #include "cpu/parallel.h"
-#include "cpu/passes/passes.h"
 #include "cpu/routing_data.h"
 
 /// Tiles of kTile lines by kTile columns, read along the memory of `from` into a buffer that the
@@ -103,9 +102,13 @@ int fill(const FactorSide& side, std::int64_t first, Place (&places)[kTile]) {
 }
 
 }  // namespace
+}  // namespace moegemm::cpu
 
-void CpuPasses::copy_factors(std::span<const FactorCopy> copies, const TensorView& m_sizes,
-                             const ExecutionContext& context) const {
+namespace moegemm {
+
+void copy_factors_on_cpu(std::span<const FactorCopy> copies, const TensorView& m_sizes,
+                         const ExecutionContext& context) {
+  using namespace cpu;
   for (const FactorCopy& copy : copies) {
     const std::int64_t experts = copy.to.shape[0];
     std::vector<char> flags(m_sizes.given() ? experts : 0);
@@ -133,4 +136,4 @@ void CpuPasses::copy_factors(std::span<const FactorCopy> copies, const TensorVie
   }
 }
 
-}  // namespace moegemm::cpu
+}  // namespace moegemm

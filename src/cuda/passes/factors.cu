@@ -334,9 +334,13 @@ Copy describe(const FactorCopy& asked, std::int64_t& blocks) {
 }
 
 }  // namespace
+}  // namespace moegemm::cuda
 
-void CudaPasses::copy_factors(std::span<const FactorCopy> copies, const TensorView& m_sizes,
-                              const ExecutionContext& context) const {
+namespace moegemm {
+
+void copy_factors_on_gpu(std::span<const FactorCopy> copies, const TensorView& m_sizes,
+                         const ExecutionContext& context) {
+  using namespace cuda;
   const PassLaunch on(copies.front().to.device, context);
   for (std::size_t first = 0; first < copies.size(); first += kMostCopies) {
     Arguments arguments = {};
@@ -357,4 +361,4 @@ void CudaPasses::copy_factors(std::span<const FactorCopy> copies, const TensorVi
   }
 }
 
-}  // namespace moegemm::cuda
+}  // namespace moegemm
