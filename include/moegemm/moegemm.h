@@ -8,6 +8,7 @@
 #include "moegemm/epilogue.h"
 #include "moegemm/error.h"
 #include "moegemm/execution.h"
+#include "moegemm/factors.h"
 #include "moegemm/info.h"
 #include "moegemm/kinds.h"
 #include "moegemm/ops.h"

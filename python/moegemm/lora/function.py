@@ -8,7 +8,7 @@ from torch import Tensor
 
 from moegemm.activations import Activation
 from moegemm.expert_layer.weights import AnyWeight, Routed, Weights
-from moegemm.lora.low_rank import LowRank, Pair, pair_of, split_gradients
+from moegemm.lora.low_rank import Adapted, LowRank, Pair, pairs_of, split_gradients
 from moegemm.operators.derivatives import once_only, refuse_tangents_in_backward, vmap_refusal
 from moegemm.operators.errors import explain
 from moegemm.operators.loading import ops
@@ -23,8 +23,10 @@ _dw: Callable[..., Tensor] = ops.dw.default
 _activate: Callable[..., Tensor] = ops.activate.default
 _activate_backward: Callable[..., tuple[Tensor, Tensor]] = ops.activate_backward.default
 _expert_sums: Callable[..., Tensor] = ops.expert_sums.default
+_factor_rows: Callable[..., Tensor] = ops.factor_rows.default
 
 NAME = "lora_moe_mlp"  # in messages
+MOST_ROWS_PER_EXPERT = 8  # on average, for thin products that read factors in place: more rows want tiles of more
 
 
 class LoraCall(NamedTuple):
@@ -73,8 +75,31 @@ def _adapters(call: LoraCall, factors: Sequence[Tensor]) -> tuple[list[LowRank],
     return lows[: len(call.first_scalings)], lows[len(call.first_scalings) :]
 
 
-def _pair(lows: list[LowRank], weights: Weights, dtype: torch.dtype) -> Pair | None:
-    return pair_of(lows, dtype, TRANSPOSED in weights.options) if lows else None
+def _products(call: LoraCall, factors: Sequence[Tensor]) -> list[Adapted]:
+    """The first and the second."""
+    first, second = _adapters(call, factors)
+    return [Adapted(first, TRANSPOSED in call.first.options), Adapted(second, TRANSPOSED in call.second.options)]
+
+
+def _reads_factor(product: Adapted, routed: Routed, x: Tensor) -> bool:
+    """Whether the thin product of a few rows can read A as its owner keeps it: bits are the same, and A is copied only
+    for the few rows that would read it."""
+    if len(product.lows) != 1 or product.transposed or torch.compiler.is_compiling() or not x.is_cuda:
+        return False
+    a = product.lows[0].A
+    step = 16 // a.element_size()
+    return (
+        routed.rows(x) <= MOST_ROWS_PER_EXPERT * a.size(0)
+        and x.element_size() == 2
+        and a.dtype in (x.dtype, torch.float32)
+        and a.size(2) % 8 == 0
+        and a.stride(2) == 1
+        and a.stride(0) % step == 0
+        and a.stride(1) % step == 0
+        and a.storage_offset() % step == 0
+        and x.storage_offset() % 8 == 0
+        and routed.m_sizes.dim() == 1
+    )
 
 
 def _keeps_pairs(call: LoraCall, rows: int, t: LoraTensors, factors: Sequence[Tensor]) -> bool:
@@ -89,29 +114,30 @@ def _keeps_pairs(call: LoraCall, rows: int, t: LoraTensors, factors: Sequence[Te
 
 def _first(
     weights: Weights, x: Tensor, w: AnyWeight, pair: Pair | None, routed: Routed, bias: Tensor | None = None,
-    activation: Activation | None = None,
+    activation: Activation | None = None, in_place: bool = False,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The first product, activated where an activation is given, and the thin product that it read."""
+    """The first product, activated where an activation is given, and the thin product that it read; `in_place`: the
+    pair's A is the owner's."""
     if pair is None:
         if activation is None:
             return weights.from_tokens(x, w, routed), None
         return weights.activated_from_tokens(x, w, bias, activation, routed), None
-    thin = weights.from_tokens(x, pair.a, routed)
+    thin = _factor_rows(x, pair.a, *routed[:3]) if in_place else weights.from_tokens(x, pair.a, routed)
     words, text = routed.reads_tokens() + weights.options, "" if activation is None else activation.text()
     return _forward_low_rank(x, w, *routed[:2], thin, pair.b, routed.topk, words, bias, text), thin
 
 
 def _second(
     call: LoraCall, act: Tensor, w: AnyWeight, pair: Pair | None, routed: Routed, bias: Tensor | None,
-    router_weights: Tensor | None,
+    router_weights: Tensor | None, in_place: bool = False,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The layer's output, and the thin product that it read."""
+    """The layer's output, and the thin product that it read; `in_place` as in _first."""
     weights = call.second
     if pair is None and not call.weighted:
         return weights.to_flat(act, w, routed, bias), None
     if pair is None:
         return weights.to_output(act, w, routed, bias, router_weights), None
-    thin = weights.in_order(act, pair.a, routed)
+    thin = _factor_rows(act, pair.a, routed.m_sizes, None, 1) if in_place else weights.in_order(act, pair.a, routed)
     if routed.positions is None:
         words, order = PERMUTE_Y + weights.options, (*routed[:2], thin, pair.b, routed.topk)
     else:
@@ -122,8 +148,7 @@ def _second(
 
 def _run(call: LoraCall, routed: Routed, t: LoraTensors, factors: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
     """The layer's output, and what its backward needs: the first product, the thin ones, and pairs that it keeps."""
-    first, second = _adapters(call, factors)
-    first_pair, second_pair = _pair(first, call.first, t.x.dtype), _pair(second, call.second, t.x.dtype)
+    first_pair, second_pair = pairs_of(_products(call, factors), t.x, routed.m_sizes)
     pre, first_thin = _first(call.first, t.x, t.w_gate_up, first_pair, routed)
     act = _activate(pre, t.gate_up_bias, routed.m_sizes, call.activation.text())
     out, second_thin = _second(call, act, t.w_down, second_pair, routed, t.down_bias, t.router_weights)
@@ -135,11 +160,12 @@ def _run(call: LoraCall, routed: Routed, t: LoraTensors, factors: Sequence[Tenso
 
 def _run_inference(call: LoraCall, routed: Routed, t: LoraTensors, factors: Sequence[Tensor]) -> Tensor:
     """The same output where no backward needs the first product: the GPU may store activated rows only."""
-    first, second = _adapters(call, factors)
-    pair = _pair(first, call.first, t.x.dtype)
-    act, _ = _first(call.first, t.x, t.w_gate_up, pair, routed, t.gate_up_bias, call.activation)
-    pair = _pair(second, call.second, t.x.dtype)
-    return _second(call, act, t.w_down, pair, routed, t.down_bias, t.router_weights)[0]
+    products = _products(call, factors)
+    in_place = [_reads_factor(product, routed, t.x) for product in products]
+    products = [one._replace(copies_a=not reads) for one, reads in zip(products, in_place, strict=True)]
+    first_pair, second_pair = pairs_of(products, t.x, routed.m_sizes)
+    act, _ = _first(call.first, t.x, t.w_gate_up, first_pair, routed, t.gate_up_bias, call.activation, in_place[0])
+    return _second(call, act, t.w_down, second_pair, routed, t.down_bias, t.router_weights, in_place[1])[0]
 
 
 class LoraLayer(torch.autograd.Function):
@@ -231,7 +257,7 @@ class _Backward:
     def _pair(self, lows: list[LowRank], weights: Weights) -> Pair | None:
         if lows and self.kept:
             return self.kept[0 if lows is self.first else -1]
-        return _pair(lows, weights, self.t.x.dtype)
+        return pairs_of([Adapted(lows, TRANSPOSED in weights.options)], self.t.x, self.routed.m_sizes)[0]
 
     def _words(self, lows: list[LowRank]) -> str:
         """Gradients in fp32 where a parameter is."""

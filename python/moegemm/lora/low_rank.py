@@ -1,15 +1,18 @@
 """A low-rank pair beside one stack of experts, and the form in which the products take it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from moegemm.operators.factors import RANK_STEP
+from moegemm.operators.loading import ops
 from moegemm.operators.raw import autocast_dtype
 from moegemm.operators.rules import require_same_device, require_same_dtype
 
-RANK_STEP = 8  # 16 bytes of a 16-bit row: what the GPU's fast copies need of a row's length
+_joined_factors: Callable[..., list[Tensor]] = ops.joined_factors.default
+_scaled_like: Callable[..., list[Tensor]] = ops.scaled_like.default
 
 
 class LowRank(NamedTuple):
@@ -54,45 +57,91 @@ def _places(lows: Sequence[LowRank]) -> Iterator[tuple[LowRank, int, int]]:
         first += rank
 
 
-def _put(source: Tensor, scaling: float, target: Tensor) -> None:
-    """scaling * source in the target's dtype, rounded once."""
-    if scaling == 1.0:
-        target.copy_(source)
-    elif torch.compiler.is_compiling():
-        target.copy_(source.float() * scaling)
-    else:
-        torch.mul(source, scaling, out=target)
+class _Joined(NamedTuple):
+    """Parts one after another along the rank, each times its scaling."""
+
+    parts: list[Tensor]
+    scalings: list[float]
+    rank_dim: int
+
+    def is_ready(self, dtype: torch.dtype) -> bool:
+        """Whether a product can read the one part where it is."""
+        first = self.parts[0]
+        alone = len(self.parts) == 1 and self.scalings[0] == 1.0 and first.size(self.rank_dim) % RANK_STEP == 0
+        return alone and first.dtype == dtype and first.is_contiguous()
 
 
-def _joined(parts: list[tuple[Tensor, float]], rank_dim: int, dtype: torch.dtype) -> Tensor:
-    """The parts one after another along the rank, zeros up to a multiple of RANK_STEP."""
-    first, scaling = parts[0]
-    rank = sum(part.size(rank_dim) for part, _ in parts)
-    padded = rank + -rank % RANK_STEP
-    if len(parts) == 1 and padded == rank and scaling == 1.0 and first.dtype == dtype and first.is_contiguous():
-        return first
-    shape = [padded if dim == rank_dim else first.size(dim) for dim in range(3)]
-    joined = first.new_empty(shape, dtype=dtype)
-    at = 0
-    for part, factor in parts:
-        _put(part, factor, joined.narrow(rank_dim, at, part.size(rank_dim)))
-        at += part.size(rank_dim)
-    if padded > rank:
-        joined.narrow(rank_dim, rank, padded - rank).zero_()
-    return joined
+def _factors(lows: Sequence[LowRank], transposed: bool) -> tuple[_Joined, _Joined]:
+    """All A and all B, in the layout of W."""
+    all_a, all_b = ([factor.detach() for factor in factors] for factors in zip(*(low[:2] for low in lows), strict=True))
+    if transposed:
+        all_a, all_b = ([factor.transpose(1, 2) for factor in factors] for factors in (all_a, all_b))
+    scalings = [low.scaling for low in lows]
+    return _Joined(all_a, [1.0] * len(lows), 2 if transposed else 1), _Joined(all_b, scalings, 1 if transposed else 2)
 
 
-def pair_of(lows: Sequence[LowRank], dtype: torch.dtype, transposed: bool) -> Pair:
-    """Several pairs are one whose rank is the sum of theirs. Not differentiable: see split_gradients."""
-    all_a = [(low.A.detach().transpose(1, 2) if transposed else low.A.detach(), 1.0) for low in lows]
-    all_b = [(low.B.detach().transpose(1, 2) if transposed else low.B.detach(), low.scaling) for low in lows]
-    return Pair(_joined(all_a, 2 if transposed else 1, dtype), _joined(all_b, 1 if transposed else 2, dtype))
+class Adapted(NamedTuple):
+    """A product's adapters."""
+
+    lows: Sequence[LowRank]
+    transposed: bool  # W is [E, K, N]
+    copies_a: bool = True  # else the thin product reads the one A where it is: see factor_rows
+
+
+def pairs_of(products: Sequence[Adapted], like: Tensor, m_sizes: Tensor) -> list[Pair | None]:
+    """The pairs of several products in the dtype of `like`, by one launch. Several adapters are one whose rank is the
+    sum of theirs, with zeros up to a multiple of RANK_STEP. Experts without rows get no weights. Not differentiable:
+    see split_gradients."""
+    joined = [_factors(product.lows, product.transposed) if product.lows else None for product in products]
+    needed = [
+        one
+        for product, pair in zip(products, joined, strict=True)
+        if pair is not None
+        for one in (pair if product.copies_a else pair[1:])
+    ]
+    copied = [one for one in needed if not one.is_ready(like.dtype)]
+    copies: Iterator[Tensor] = iter(())
+    if copied:
+        copies = iter(
+            _joined_factors(
+                [part for one in copied for part in one.parts],
+                [scaling for one in copied for scaling in one.scalings],
+                [len(one.parts) for one in copied],
+                [one.rank_dim for one in copied],
+                like,
+                m_sizes if m_sizes.dim() == 1 else None,
+            )
+        )
+    found: list[Pair | None] = []
+    for product, pair in zip(products, joined, strict=True):
+        if pair is None:
+            found.append(None)
+            continue
+        a, b = pair
+        read_in_place = not product.copies_a or a.is_ready(like.dtype)
+        first = a.parts[0] if read_in_place else next(copies)
+        found.append(Pair(first, b.parts[0] if b.is_ready(like.dtype) else next(copies)))
+    return found
 
 
 def split_gradients(lows: Sequence[LowRank], d_a: Tensor | None, d_b: Tensor | None) -> list[Tensor | None]:
-    """The gradients of A and B of each pair, from d_a [E, r, K] and d_b [E, N, r] of the joined one."""
+    """The gradients of A and B of each pair, in their memory layout and dtype, from d_a [E, r, K] and d_b [E, N, r] of
+    the joined one."""
     found: list[Tensor | None] = []
+    sources, like, scalings, at = [], [], [], []
     for low, first, rank in _places(lows):
-        found.append(None if d_a is None else d_a.narrow(1, first, rank).to(low.A.dtype))
-        found.append(None if d_b is None else (d_b.narrow(2, first, rank) * low.scaling).to(low.B.dtype))
+        for factor, gradient, rank_dim, scaling in ((low.A, d_a, 1, 1.0), (low.B, d_b, 2, low.scaling)):
+            found.append(gradient)
+            if gradient is None:
+                continue
+            whole = gradient.size(rank_dim) == rank and gradient.dtype == factor.dtype
+            if whole and scaling == 1.0 and factor.is_contiguous():
+                continue
+            sources.append(gradient if gradient.size(rank_dim) == rank else gradient.narrow(rank_dim, first, rank))
+            like.append(factor)
+            scalings.append(scaling)
+            at.append(len(found) - 1)
+    if sources:
+        for index, gradient in zip(at, _scaled_like(sources, like, scalings), strict=True):
+            found[index] = gradient
     return found

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from moegemm.expert_layer.weights import AnyWeight, Routed
-from moegemm.lora.low_rank import RANK_STEP, LowRank
+from moegemm.lora.low_rank import LowRank
+from moegemm.operators.factors import RANK_STEP
 from moegemm.products import LowRankPart, expert_product, first_product, second_product
 
 

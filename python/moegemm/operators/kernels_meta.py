@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moegemm._ops import NAMESPACE, add_op_namespace_prefix
 from moegemm.activations import is_gated
-from moegemm.operators import combine_gradient, compact
+from moegemm.operators import combine_gradient, compact, factors
 from moegemm.operators.derivatives import vmap_refusal
 from moegemm.operators.options import DY_PER_TOKEN, FLOAT32_OUTPUT, PERMUTE_X, PERMUTE_Y, TRANSPOSED
 from moegemm.operators.packed_shapes import packed_shape
@@ -236,6 +236,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "dequantize": _dequantize,
     "dw_out": _writes_out,
     **compact.FAKES,
+    **factors.FAKES,
 }
 
 
@@ -250,7 +251,7 @@ def _on_one_device(fake: Callable[..., Any], callers_names: dict[str, str]) -> C
     @functools.wraps(fake)
     def checked(*args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
-        lead_name = names[0]
+        lead_name = next((name for name, value in given.items() if isinstance(value, Tensor)), names[0])
         for name, value in given.items():
             if isinstance(value, Tensor):
                 shown_as, lead_as = callers_names.get(name, name), callers_names.get(lead_name, lead_name)

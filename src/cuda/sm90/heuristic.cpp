@@ -165,8 +165,12 @@ constexpr Shape kBalanced = {192,
 constexpr Shape kWide = {256, 160};  ///< cooperative: least gathering per product
 constexpr Shape kWideInOrder = {256, 128};
 constexpr Shape kWideDx = {256, 192};
+constexpr Shape kThin = {64, 128};  ///< few columns: reads rows, hardly multiplies
 
 using Preference = std::array<Shape, 4>;
+
+/// The most columns of a thin product, or of the thin side of a dW.
+constexpr std::int64_t kThinColumns = 64;
 
 /// Sizes scatter around the average: at 64 every second expert would need two tiles of 64 rows.
 constexpr double kFewRows = 48;
@@ -215,6 +219,7 @@ double fill(std::int64_t cols, int features) {
 /// What decides between the kernels, all known on the host.
 struct Facts {
   double rows;         ///< per expert in use, on average
+  std::int64_t cols;   ///< of the output
   std::int64_t depth;  ///< contraction
   bool forward;
   bool gathers;
@@ -228,6 +233,7 @@ Facts facts_of(const Problem& problem) {
   const double experts =
       std::max<double>(1, std::min<double>(problem.experts, problem.planned_rows()));
   return {static_cast<double>(problem.planned_rows()) / experts,
+          cols,
           forward ? problem.k : problem.n,
           forward,
           problem.gathers(),
@@ -268,6 +274,7 @@ Preference preference(const Problem& problem) {
   const Shape wide = !facts.forward ? kWideDx : (facts.gathers ? kWide : kWideInOrder);
   if (facts.rows <= kVeryFewRows && facts.forward) return {kLow, kSmall, kBalanced, kTall};
   if (facts.rows <= kFewRows) return {kSmall, kBalanced, kTall, wide};
+  if (facts.cols <= kThinColumns) return {kThin, kTall, kBalanced, wide};
   if (facts.rows <= (gathered_forward ? 115 : 105)) return {kBalanced, kTall, wide, kSmall};
   if (facts.rows <= 200) {
     const bool long_depth = gathered_forward
@@ -301,10 +308,19 @@ Preference preference_activated(double rows) {
   return {kTall, kWide, kSmall, kBalanced};
 }
 
+/// dW of an operand that a thin tile holds whole. The gathered one is on the wide side.
+bool has_thin_side(const Problem& problem) {
+  if (problem.gathers()) return (problem.gathers_x() ? problem.n : problem.k) <= kThinColumns;
+  return std::min(problem.n, problem.k) <= kThinColumns;
+}
+
 }  // namespace
 
 int preference_rank(const KernelInfo& kernel, const Problem& problem) {
-  if (problem.op == Op::kDw) return 0;  // the list is in order of preference
+  if (problem.op == Op::kDw) {
+    const bool thin = std::min(kernel.tile.rows, kernel.tile.columns) <= kThinColumns;
+    return thin == has_thin_side(problem) ? 0 : 1;
+  }
   const Preference order =
       problem.activation ? preference_activated(facts_of(problem).rows) : preference(problem);
   for (std::size_t i = 0; i < order.size(); ++i) {
@@ -327,6 +343,7 @@ int choose_among(std::span<const KernelEntry* const> feasible, const Problem& pr
     }
   }
   if (problem.op == Op::kDw || problem.activation || feasible.size() < 2) return preferred;
+  if (is(kThin, feasible[preferred]->info.tile)) return preferred;
 
   const RowWork work(problem, facts);
   const double rows = facts_of(problem).rows;
@@ -339,8 +356,9 @@ int choose_among(std::span<const KernelEntry* const> feasible, const Problem& pr
   }
   for (std::size_t i = 0; i < feasible.size(); ++i) {
     const TileShape& tile = feasible[i]->info.tile;
-    // The estimate does not know what it is worth to have more weights in flight.
-    if (is(kLow, tile)) continue;
+    // The estimate does not know what it is worth to have more weights in flight; of thin tiles the
+    // preference knows when they are.
+    if (is(kLow, tile) || is(kThin, tile)) continue;
     // Wide and tall tiles stream weights worse than the estimate knows.
     if (rows <= kFewRows && !is(kSmall, tile) && !is(kBalanced, tile)) continue;
     const double us = work.microseconds(tile);

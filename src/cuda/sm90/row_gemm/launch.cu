@@ -27,6 +27,10 @@ RowProblem row_problem(const Problem& problem, const Operands& operands) {
   return {problem.k, problem.n, operands.dy, operands.dy_stride};
 }
 
+/// Tiles of 64 features are for thin products: of wide ones they would read every row too often.
+constexpr int kThinFeatures = 64;
+constexpr std::int64_t kMostThinColumns = 4 * kThinFeatures;
+
 bool needs_row_info(const Problem& problem) { return problem.scatters() || problem.multiply; }
 
 LaunchPolicy grid(const KernelEntry& entry, const Problem& problem, const DeviceFacts& facts) {
@@ -56,6 +60,11 @@ std::string refuse(const RowGemm& kernel, const KernelEntry& entry, const Proble
   }
   if (kernel.activated && problem.out_dtype == DType::kFloat32) {
     return "stores activated rows in the dtype of the inputs only";
+  }
+  const std::int64_t columns = row_problem(problem, {}).features;
+  if (kernel.features <= kThinFeatures && columns > kMostThinColumns) {
+    return "is for up to " + std::to_string(kMostThinColumns) + " columns, these are " +
+           std::to_string(columns);
   }
   return {};
 }

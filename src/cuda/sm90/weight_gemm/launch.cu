@@ -129,7 +129,15 @@ std::string refuse(const KernelEntry& entry, const Problem& problem, const Devic
   if (problem.output_alignment < 16) {
     return "base addresses and row pitches must be multiples of 16 bytes";
   }
-  return refuse_size(entry, problem, facts);
+  if (std::string reason = refuse_size(entry, problem, facts); !reason.empty()) return reason;
+  // Tiles with one side of 64 columns would read the other operand of a wide dW too often.
+  constexpr int kMostThinTiles = 4;
+  const Sides sides = sides_of(entry.info.tile, problem);
+  if (entry.info.tile.columns <= kSlabCols && sides.b_cols > kMostThinTiles * kSlabCols) {
+    return "is for one side of up to " + std::to_string(kMostThinTiles * kSlabCols) +
+           " columns, here it has " + std::to_string(sides.b_cols);
+  }
+  return {};
 }
 
 void launch_weights(const KernelEntry& entry, const Step& step, const Problem& problem,

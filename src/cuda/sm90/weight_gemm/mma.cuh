@@ -119,11 +119,13 @@ __device__ __forceinline__ void skip_tile(StageReader<Traits>& loads, int stages
 /// no more are left. A third width spills registers.
 template <typename Traits, typename Body>
 __device__ __forceinline__ void with_tile_cols(int cols_left, const Body& body) {
-  if (cols_left > Traits::kBCols - kSlabCols) {
-    body(std::integral_constant<int, Traits::kBCols>{});
-  } else {
-    body(std::integral_constant<int, Traits::kBCols - kSlabCols>{});
+  if constexpr (Traits::kBSlabs > 1) {
+    if (cols_left <= Traits::kBCols - kSlabCols) {
+      body(std::integral_constant<int, Traits::kBCols - kSlabCols>{});
+      return;
+    }
   }
+  body(std::integral_constant<int, Traits::kBCols>{});
 }
 
 }  // namespace moegemm::cuda::sm90

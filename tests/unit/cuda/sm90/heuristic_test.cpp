@@ -62,6 +62,7 @@ std::pair<int, int> chosen(const Problem& problem) {
       row_gemm(problem.op, 128, 64), row_gemm(problem.op, 128, 192), row_gemm(problem.op, 192, 128),
       row_gemm(problem.op, 256, forward ? (problem.gathers() ? 160 : 128) : 192)};
   if (forward) kernels.push_back(row_gemm(problem.op, 128, 32));
+  if ((forward ? problem.n : problem.k) <= 256) kernels.push_back(row_gemm(problem.op, 64, 128));
   const TileShape tile = kernels[choose_from(kernels, problem)].tile;
   return {tile.columns, tile.rows};
 }
@@ -169,6 +170,34 @@ TEST(Sm90Heuristic, TilesThatPadTheColumnsAreAvoided) {
 TEST(Sm90Heuristic, ProblemsOfLessThanAWaveGetSmallTiles) {
   EXPECT_EQ(chosen(layer(Op::kForward, 6, 2000, 1024, 576, Permutation::kY)), std::pair(128, 64));
   EXPECT_EQ(chosen(layer(Op::kDx, 6, 2000, 1024, 576, Permutation::kY)), std::pair(128, 64));
+}
+
+TEST(Sm90Heuristic, ThinProductsOfManyRowsGetThinTiles) {
+  const std::pair thin(64, 128);
+  for (const std::int64_t rank : {8, 16, 64}) {
+    EXPECT_EQ(chosen(layer(Op::kForward, 128, 65536, rank, 2048, Permutation::kX)), thin);
+    EXPECT_EQ(chosen(layer(Op::kForward, 512, 81920, rank, 512, Permutation::kNone)), thin);
+    EXPECT_EQ(chosen(layer(Op::kDx, 8, 16384, 28672, rank, Permutation::kNone)), thin);
+    EXPECT_EQ(chosen(layer(Op::kDx, 256, 65536, 7168, rank, Permutation::kY)), thin);
+  }
+  EXPECT_NE(chosen(layer(Op::kForward, 128, 65536, 72, 2048, Permutation::kX)), thin);
+  EXPECT_EQ(chosen(layer(Op::kForward, 128, 8, 16, 2048, Permutation::kX)), std::pair(128, 32));
+}
+
+TEST(Sm90Heuristic, DwWithAThinSideGetsTheThinTile) {
+  std::vector<KernelInfo> kernels(2);
+  kernels[0].tile = {256, 192, 32};
+  kernels[1].tile = {256, 64, 32};
+  const auto thin = [&](std::int64_t n, std::int64_t k, Permutation permutation) {
+    return choose_from(kernels, layer(Op::kDw, 128, 65536, n, k, permutation)) == 1;
+  };
+  EXPECT_TRUE(thin(16, 2048, Permutation::kX));
+  EXPECT_TRUE(thin(2048, 64, Permutation::kY));
+  EXPECT_TRUE(thin(64, 768, Permutation::kNone));
+  EXPECT_TRUE(thin(1536, 16, Permutation::kNone));
+  EXPECT_FALSE(thin(1536, 2048, Permutation::kX));
+  EXPECT_FALSE(thin(72, 2048, Permutation::kX));
+  EXPECT_FALSE(thin(2048, 16, Permutation::kX)) << "the gathered side is the wide one";
 }
 
 TEST(Sm90Heuristic, FewRowsNeverGetWideTiles) {

@@ -125,6 +125,38 @@ TEST(Sm90Kernels, BiasesOfGatheredRowsAreAddedByCooperativeAndSmallTiles) {
   EXPECT_EQ(takers(problem), (Tiles{{256, 192}, {128, 64}}));
 }
 
+TEST(Sm90Kernels, ThinTilesAreForThinProductsAlone) {
+  for (const auto& [op, permutation] :
+       {std::pair(Op::kForward, Permutation::kX), std::pair(Op::kDx, Permutation::kNone)}) {
+    Problem problem = first_product(permutation);
+    problem.op = op;
+    std::int64_t& columns = op == Op::kForward ? problem.n : problem.k;
+    for (const std::int64_t taken : {8, 64, 256}) {
+      columns = taken;
+      EXPECT_EQ(takers(problem).count({64, 128}), 1u) << taken;
+    }
+    columns = 264;
+    EXPECT_EQ(takers(problem).count({64, 128}), 0u);
+  }
+  Problem wide = first_product(Permutation::kX);
+  EXPECT_EQ(refusal("sm90_forward_64x128_s8_pingpong", wide),
+            "is for up to 256 columns, these are 1536");
+}
+
+TEST(Sm90Kernels, ThinTilesOfDwAreForOneThinSide) {
+  const KernelEntry thin = weight_gemm_kernels().back();
+  Problem problem = first_product(Permutation::kX);
+  problem.op = Op::kDw;
+  EXPECT_EQ(refuse(thin, problem, hopper()),
+            "is for one side of up to 256 columns, here it has 1536");
+  problem.n = 64;
+  EXPECT_EQ(refuse(thin, problem, hopper()), "");
+  std::swap(problem.n, problem.k);
+  EXPECT_NE(refuse(thin, problem, hopper()), "") << "the gathered side is the wide one";
+  problem.permutation = Permutation::kNone;
+  EXPECT_EQ(refuse(thin, problem, hopper()), "");
+}
+
 TEST(Sm90Kernels, CachePolicyOfWeightsIsPlanned) {
   DeviceFacts facts = hopper();
   facts.l2_bytes = 50 << 20;

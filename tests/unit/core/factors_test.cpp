@@ -1,0 +1,92 @@
+#include "moegemm/factors.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "core/expect_refusal.h"
+#include "core/factor_tiles.h"
+
+namespace moegemm::testing {
+namespace {
+
+StridedStack stack(float* data, std::array<std::int64_t, 3> shape,
+                   std::array<std::int64_t, 3> strides) {
+  return {data, DType::kFloat32, shape, strides, {}};
+}
+
+/// What PEFT has: [N, r, E] in memory, [E, N, r] to us.
+TEST(FactorTiles, PeftsOwnLayoutIsTurnedAsOneMatrix) {
+  float from[1], to[1];
+  const FactorTiles tiles = factor_tiles(
+      {stack(from, {4, 6, 8}, {1, 32, 4}), stack(to, {4, 6, 8}, {48, 8, 1}), 2.0f});
+  EXPECT_TRUE(tiles.turned);
+  EXPECT_EQ(tiles.columns.extent(), 4);
+  EXPECT_TRUE(tiles.columns.inner_is_expert);
+  EXPECT_EQ(tiles.lines.extent(), 48);
+  EXPECT_EQ(tiles.lines.inner, 8);
+  EXPECT_EQ(tiles.lines.to_inner, 1);
+}
+
+TEST(FactorTiles, TheWayBackKeepsRowsTogether) {
+  float from[1], to[1];
+  const FactorTiles tiles = factor_tiles(
+      {stack(from, {4, 6, 8}, {48, 8, 1}), stack(to, {4, 6, 8}, {1, 32, 4}), 1.0f});
+  EXPECT_TRUE(tiles.turned);
+  EXPECT_EQ(tiles.columns.extent(), 48);
+  EXPECT_EQ(tiles.lines.extent(), 4);
+  EXPECT_TRUE(tiles.lines.inner_is_expert);
+}
+
+TEST(FactorTiles, TheSameLayoutIsNotTurned) {
+  float from[1], to[1];
+  const FactorTiles tiles = factor_tiles(
+      {stack(from, {4, 6, 8}, {48, 8, 1}), stack(to, {4, 6, 8}, {48, 8, 1}), 1.0f});
+  EXPECT_FALSE(tiles.turned);
+  EXPECT_EQ(tiles.columns.extent(), 8);
+  EXPECT_EQ(tiles.lines.extent(), 24);
+}
+
+TEST(CopyFactors, RefusesWhatDoesNotFit) {
+  std::vector<float> from(64), to(64);
+  const StridedStack small = stack(to.data(), {2, 3, 4}, {12, 4, 1});
+  const auto copy = [&](const StridedStack& source, const StridedStack& target) {
+    const FactorCopy one = {source, target, 1.0f};
+    copy_factors({&one, 1});
+  };
+  using enum ErrorKind;
+  expect_refusal(kInvalidValue, {"to 0 has extent 4 in dimension 2", "at least 5 as from"},
+                 [&] { copy(stack(from.data(), {2, 3, 5}, {15, 5, 1}), small); });
+  expect_refusal(kInvalidValue, {"to 0 has extent 2 in dimension 0", "it must have 1 as from"},
+                 [&] { copy(stack(from.data(), {1, 3, 4}, {12, 4, 1}), small); });
+  expect_refusal(kInvalidValue, {"from 0 has no data"},
+                 [&] { copy(stack(nullptr, {2, 3, 4}, {12, 4, 1}), small); });
+  expect_refusal(kInvalidValue, {"stride -4 in dimension 1", "neither may be negative"},
+                 [&] { copy(stack(from.data(), {2, 3, 4}, {12, -4, 1}), small); });
+  StridedStack whole = stack(from.data(), {2, 3, 4}, {12, 4, 1});
+  whole.dtype = DType::kInt32;
+  expect_refusal(kInvalidType, {"from 0 has dtype int32", "bf16, fp16 or fp32"},
+                 [&] { copy(whole, small); });
+}
+
+TEST(CopyFactors, RefusesSizesOfOtherExperts) {
+  std::vector<float> from(24), to(24);
+  const std::vector<std::int32_t> sizes = {1, 2, 3};
+  const FactorCopy one = {stack(from.data(), {2, 3, 4}, {12, 4, 1}),
+                          stack(to.data(), {2, 3, 4}, {12, 4, 1}), 1.0f};
+  expect_refusal(ErrorKind::kInvalidValue, {"m_sizes is int32[3]"}, [&] {
+    copy_factors({&one, 1}, TensorView::vector(sizes.data(), DType::kInt32, 3));
+  });
+}
+
+TEST(CopyFactors, NothingToCopyIsNothing) {
+  copy_factors({});
+  const FactorCopy empty = {stack(nullptr, {0, 3, 4}, {12, 4, 1}),
+                            stack(nullptr, {0, 3, 4}, {12, 4, 1}), 1.0f};
+  copy_factors({&empty, 1});
+}
+
+}  // namespace
+}  // namespace moegemm::testing
