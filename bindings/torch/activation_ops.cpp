@@ -1,5 +1,6 @@
 #include "moegemm/describe.h"
 #include "moegemm/passes.h"
+#include "packed_weight.h"
 #include "registration.h"
 #include "routing_arguments.h"
 #include "runtime/execution.h"
@@ -10,18 +11,21 @@ namespace {
 /// Exponentials and the like: one element of an activation costs about this many operations.
 constexpr double kElementFlops = 20;
 
-/// See moegemm::check_layer.
+/// See moegemm::check_layer. A format makes a weight a quantised one: packed_weight.h.
 void check_layer(Tensor x, Tensor w_gate_up, Tensor w_down, Tensor expert_ids,
                  std::optional<Tensor> router_weights, std::optional<Tensor> gate_up_bias,
                  std::optional<Tensor> down_bias, std::string activation, bool transposed,
-                 std::optional<Tensor> w_up) {
+                 std::optional<Tensor> w_up, std::string gate_up_format, std::string down_format) {
   raising([&] {
+    const TensorView lead = Argument("x", x).metadata();
     moegemm::check_layer(
-        {Argument("x", x).metadata(), Argument("w_gate_up", w_gate_up).metadata(),
-         Argument("w_down", w_down).metadata(), Argument("expert_ids", expert_ids).metadata(),
+        {lead, weight_metadata("w_gate_up", w_gate_up, gate_up_format, lead.dtype),
+         weight_metadata("w_down", w_down, down_format, lead.dtype),
+         Argument("expert_ids", expert_ids).metadata(),
          Argument("router_weights", router_weights).metadata(),
          Argument("gate_up_bias", gate_up_bias).metadata(),
-         Argument("down_bias", down_bias).metadata(), Argument("w_gate_up[1]", w_up).metadata()},
+         Argument("down_bias", down_bias).metadata(),
+         w_up ? weight_metadata("w_gate_up[1]", *w_up, gate_up_format, lead.dtype) : TensorView{}},
         parse_activation(activation), transposed ? WeightLayout::kKn : WeightLayout::kNk);
   });
 }
@@ -30,14 +34,17 @@ void check_layer(Tensor x, Tensor w_gate_up, Tensor w_down, Tensor expert_ids,
 void check_expert_rows(Tensor rows, Tensor w_gate_up, Tensor w_down, Tensor sizes,
                        std::optional<Tensor> row_weights, std::optional<Tensor> gate_up_bias,
                        std::optional<Tensor> down_bias, std::string activation, bool transposed,
-                       std::optional<Tensor> w_up) {
+                       std::optional<Tensor> w_up, std::string gate_up_format,
+                       std::string down_format) {
   raising([&] {
+    const TensorView lead = Argument("rows", rows).metadata();
     moegemm::check_expert_rows(
-        {Argument("rows", rows).metadata(), Argument("w_gate_up", w_gate_up).metadata(),
-         Argument("w_down", w_down).metadata(), Argument("sizes", sizes).metadata(),
-         Argument("row_weights", row_weights).metadata(),
+        {lead, weight_metadata("w_gate_up", w_gate_up, gate_up_format, lead.dtype),
+         weight_metadata("w_down", w_down, down_format, lead.dtype),
+         Argument("sizes", sizes).metadata(), Argument("row_weights", row_weights).metadata(),
          Argument("gate_up_bias", gate_up_bias).metadata(),
-         Argument("down_bias", down_bias).metadata(), Argument("w_gate_up[1]", w_up).metadata()},
+         Argument("down_bias", down_bias).metadata(),
+         w_up ? weight_metadata("w_gate_up[1]", *w_up, gate_up_format, lead.dtype) : TensorView{}},
         parse_activation(activation), transposed ? WeightLayout::kKn : WeightLayout::kNk);
   });
 }
@@ -137,11 +144,11 @@ Tensor expert_sums(Tensor rows, Tensor m_sizes, std::optional<Tensor> gather_ind
 constexpr Operator kOperators[] = {
     {"check_layer(Tensor x, Tensor w_gate_up, Tensor w_down, Tensor expert_ids, "
      "Tensor? router_weights, Tensor? gate_up_bias, Tensor? down_bias, str activation, "
-     "bool transposed, Tensor? w_up=None) -> ()",
+     "bool transposed, Tensor? w_up=None, str gate_up_format=\"\", str down_format=\"\") -> ()",
      TORCH_BOX(&check_layer)},
     {"check_expert_rows(Tensor rows, Tensor w_gate_up, Tensor w_down, Tensor sizes, "
      "Tensor? row_weights, Tensor? gate_up_bias, Tensor? down_bias, str activation, "
-     "bool transposed, Tensor? w_up=None) -> ()",
+     "bool transposed, Tensor? w_up=None, str gate_up_format=\"\", str down_format=\"\") -> ()",
      TORCH_BOX(&check_expert_rows)},
     {"activate(Tensor pre, Tensor? bias, Tensor m_sizes, str activation, "
      "Tensor? row_weights=None, str options=\"\") -> Tensor",

@@ -41,13 +41,6 @@ std::int32_t torch_dtype(DType dtype) {
   return numbers().float32;
 }
 
-/// For torch's functions that want a Tensor.
-Tensor shared(AtenTensorHandle tensor) {
-  AtenTensorHandle copy = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(tensor, &copy));
-  return Tensor(copy);
-}
-
 DType library_dtype(const char* name, AtenTensorHandle tensor) {
   std::int32_t number = 0;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor, &number));
@@ -60,18 +53,6 @@ DType library_dtype(const char* name, AtenTensorHandle tensor) {
   refuse_type(name, " has dtype ", torch::headeronly::toString(shared(tensor).scalar_type()),
               "; accepted are bfloat16, float16 and float32 for values, int32 and int64 for sizes "
               "and indices");
-}
-
-Device library_device(const char* name, AtenTensorHandle tensor) {
-  std::int32_t type = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor, &type));
-  if (type == numbers().cpu) return {DeviceType::kCpu, 0};
-  if (type != numbers().cuda) {
-    refuse_type(name, " is on a device of type number ", type, "; accepted are cpu and cuda");
-  }
-  std::int32_t index = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor, &index));
-  return {DeviceType::kCuda, index};
 }
 
 void* writable_data(AtenTensorHandle tensor) {
@@ -95,6 +76,24 @@ OwnTensor allocate_torch(std::int64_t rank, const std::int64_t* shape, std::int3
 }
 
 }  // namespace
+
+Tensor shared(AtenTensorHandle tensor) {
+  AtenTensorHandle copy = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(tensor, &copy));
+  return Tensor(copy);
+}
+
+Device library_device(const char* name, AtenTensorHandle tensor) {
+  std::int32_t type = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor, &type));
+  if (type == numbers().cpu) return {DeviceType::kCpu, 0};
+  if (type != numbers().cuda) {
+    refuse_type(name, " is on a device of type number ", type, "; accepted are cpu and cuda");
+  }
+  std::int32_t index = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor, &index));
+  return {DeviceType::kCuda, index};
+}
 
 Argument::Argument(const char* name, AtenTensorHandle tensor) : name_(name), tensor_(tensor) {
   if (tensor == nullptr) return;

@@ -43,6 +43,11 @@ template <class... Parts>
   refuse(ErrorKind::kInvalidType, parts...);
 }
 
+/// For torch's functions that want a Tensor.
+Tensor shared(AtenTensorHandle tensor);
+/// The device of a tensor; refuses those that the library does not know.
+Device library_device(const char* name, AtenTensorHandle tensor);
+
 /// A torch tensor as the library sees it. Reading it touches metadata only; `readable` may copy.
 /// What no TensorView can say (a rank, dtype or device that the library does not know) is refused
 /// here, every other rule is the library's. The tensor must outlive it.

@@ -38,14 +38,20 @@ Tensor forward(const Tensor& x, const Tensor& w, const Tensor& m_sizes,
                const std::optional<Tensor>& gather_indices,
                const std::optional<Tensor>& router_weights, std::int64_t topk,
                const std::string& words, const Config& config, const std::optional<Tensor>& bias,
-               const std::string& activation) {
+               const std::string& activation, const std::optional<Tensor>& w_scales,
+               const std::string& w_format) {
   return raising([&] {
     ProductOptions options = with_config(read_options(words), config);
     if (!activation.empty()) options.gemm.activation = parse_activation(activation);
     Product product(Op::kForward,
-                    {x.get(), w.get(), m_sizes.get(), handle_of(gather_indices),
-                     handle_of(router_weights), handle_of(bias)},
-                    topk, std::move(options));
+                    {.first = x.get(),
+                     .second = w.get(),
+                     .m_sizes = m_sizes.get(),
+                     .gather_indices = handle_of(gather_indices),
+                     .router_weights = handle_of(router_weights),
+                     .bias = handle_of(bias),
+                     .w_scales = handle_of(w_scales)},
+                    topk, std::move(options), w_format);
     return product.run().hand_over();
   });
 }
@@ -65,17 +71,33 @@ void forward_plain(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t 
   });
 }
 
-/// dX of dY and W, or dW of dY and X.
-template <Op op>
-Tensor gradient(const Tensor& first, const Tensor& second, const Tensor& m_sizes,
-                const std::optional<Tensor>& gather_indices,
-                const std::optional<Tensor>& router_weights, std::int64_t topk,
-                const std::string& words, const Config& config) {
+/// dX of dY and W.
+Tensor dx(const Tensor& dy, const Tensor& w, const Tensor& m_sizes,
+          const std::optional<Tensor>& gather_indices, const std::optional<Tensor>& router_weights,
+          std::int64_t topk, const std::string& words, const Config& config,
+          const std::optional<Tensor>& w_scales, const std::string& w_format) {
   return raising([&] {
-    Product product(op,
-                    {first.get(), second.get(), m_sizes.get(), handle_of(gather_indices),
-                     handle_of(router_weights)},
-                    topk, with_config(read_options(words), config));
+    Product product(Op::kDx,
+                    {.first = dy.get(),
+                     .second = w.get(),
+                     .m_sizes = m_sizes.get(),
+                     .gather_indices = handle_of(gather_indices),
+                     .router_weights = handle_of(router_weights),
+                     .w_scales = handle_of(w_scales)},
+                    topk, with_config(read_options(words), config), w_format);
+    return product.run().hand_over();
+  });
+}
+
+/// dW of dY and X.
+Tensor dw(const Tensor& dy, const Tensor& x, const Tensor& m_sizes,
+          const std::optional<Tensor>& gather_indices, const std::optional<Tensor>& router_weights,
+          std::int64_t topk, const std::string& words, const Config& config) {
+  return raising([&] {
+    Product product(
+        Op::kDw,
+        {dy.get(), x.get(), m_sizes.get(), handle_of(gather_indices), handle_of(router_weights)},
+        topk, with_config(read_options(words), config));
     return product.run().hand_over();
   });
 }
@@ -86,7 +108,8 @@ template <Op op>
 Tensor low_rank_product(const Tensor& first, const Tensor& w, const Tensor& m_sizes,
                         const std::optional<Tensor>& gather_indices, const Tensor& low_rank_rows,
                         const Tensor& low_rank_weights, std::int64_t topk, const std::string& words,
-                        const std::optional<Tensor>& bias, const std::string& activation) {
+                        const std::optional<Tensor>& bias, const std::string& activation,
+                        const std::optional<Tensor>& w_scales, const std::string& w_format) {
   return raising([&] {
     ProductOptions options = read_options(words);
     if (!activation.empty()) options.gemm.activation = parse_activation(activation);
@@ -97,8 +120,9 @@ Tensor low_rank_product(const Tensor& first, const Tensor& w, const Tensor& m_si
                      .gather_indices = handle_of(gather_indices),
                      .bias = handle_of(bias),
                      .low_rank_rows = low_rank_rows.get(),
-                     .low_rank_weights = low_rank_weights.get()},
-                    topk, std::move(options));
+                     .low_rank_weights = low_rank_weights.get(),
+                     .w_scales = handle_of(w_scales)},
+                    topk, std::move(options), w_format);
     return product.run().hand_over();
   });
 }
@@ -108,25 +132,51 @@ void forward_out(const Tensor& x, const Tensor& w, const Tensor& m_sizes,
                  const std::optional<Tensor>& gather_indices,
                  const std::optional<Tensor>& router_weights, std::int64_t topk,
                  const std::string& words, const Config& config, const Tensor& out,
-                 const std::optional<Tensor>& bias) {
+                 const std::optional<Tensor>& bias, const std::optional<Tensor>& w_scales,
+                 const std::string& w_format) {
   raising([&] {
     Product product(Op::kForward,
-                    {x.get(), w.get(), m_sizes.get(), handle_of(gather_indices),
-                     handle_of(router_weights), handle_of(bias), out.get()},
-                    topk, with_config(read_options(words), config));
+                    {.first = x.get(),
+                     .second = w.get(),
+                     .m_sizes = m_sizes.get(),
+                     .gather_indices = handle_of(gather_indices),
+                     .router_weights = handle_of(router_weights),
+                     .bias = handle_of(bias),
+                     .out = out.get(),
+                     .w_scales = handle_of(w_scales)},
+                    topk, with_config(read_options(words), config), w_format);
     product.run_into_out();
   });
 }
 
-/// dX or dW, into `out`.
-template <Op op>
-void product_out(const Tensor& first, const Tensor& second, const Tensor& m_sizes,
-                 const std::optional<Tensor>& gather_indices,
-                 const std::optional<Tensor>& router_weights, std::int64_t topk,
-                 const std::string& words, const Config& config, const Tensor& out) {
+/// `dx` into `out`.
+void dx_out(const Tensor& dy, const Tensor& w, const Tensor& m_sizes,
+            const std::optional<Tensor>& gather_indices,
+            const std::optional<Tensor>& router_weights, std::int64_t topk,
+            const std::string& words, const Config& config, const Tensor& out,
+            const std::optional<Tensor>& w_scales, const std::string& w_format) {
   raising([&] {
-    Product product(op,
-                    {first.get(), second.get(), m_sizes.get(), handle_of(gather_indices),
+    Product product(Op::kDx,
+                    {.first = dy.get(),
+                     .second = w.get(),
+                     .m_sizes = m_sizes.get(),
+                     .gather_indices = handle_of(gather_indices),
+                     .router_weights = handle_of(router_weights),
+                     .out = out.get(),
+                     .w_scales = handle_of(w_scales)},
+                    topk, with_config(read_options(words), config), w_format);
+    product.run_into_out();
+  });
+}
+
+/// `dw` into `out`.
+void dw_out(const Tensor& dy, const Tensor& x, const Tensor& m_sizes,
+            const std::optional<Tensor>& gather_indices,
+            const std::optional<Tensor>& router_weights, std::int64_t topk,
+            const std::string& words, const Config& config, const Tensor& out) {
+  raising([&] {
+    Product product(Op::kDw,
+                    {dy.get(), x.get(), m_sizes.get(), handle_of(gather_indices),
                      handle_of(router_weights), nullptr, out.get()},
                     topk, with_config(read_options(words), config));
     product.run_into_out();
@@ -138,16 +188,21 @@ void product_out(const Tensor& first, const Tensor& second, const Tensor& m_size
 std::string tune(const std::string& name, const Tensor& first, const Tensor& second,
                  const Tensor& m_sizes, const std::optional<Tensor>& gather_indices,
                  const std::optional<Tensor>& router_weights, std::int64_t topk,
-                 const std::string& words, double budget_seconds, bool again) {
+                 const std::string& words, double budget_seconds, bool again,
+                 const std::optional<Tensor>& w_scales, const std::string& w_format) {
   return raising([&] {
     const Op op = name == "forward" ? Op::kForward : name == "dx" ? Op::kDx : Op::kDw;
     if (op == Op::kDw && name != "dw") {
       refuse_value("op is '", name, "'; accepted are forward, dx and dw");
     }
     Product product(op,
-                    {first.get(), second.get(), m_sizes.get(), handle_of(gather_indices),
-                     handle_of(router_weights)},
-                    topk, read_options(words));
+                    {.first = first.get(),
+                     .second = second.get(),
+                     .m_sizes = m_sizes.get(),
+                     .gather_indices = handle_of(gather_indices),
+                     .router_weights = handle_of(router_weights),
+                     .w_scales = handle_of(w_scales)},
+                    topk, read_options(words), w_format);
     return product.tune(budget_seconds, again);
   });
 }
@@ -158,36 +213,39 @@ std::string tune(const std::string& name, const Tensor& first, const Tensor& sec
 constexpr Operator kOperators[] = {
     {"forward(Tensor x, Tensor w, Tensor m_sizes, Tensor? gather_indices=None, "
      "Tensor? router_weights=None, int topk=1, str options=\"\", int[]? config=None, "
-     "Tensor? bias=None, str activation=\"\") -> Tensor",
+     "Tensor? bias=None, str activation=\"\", Tensor? w_scales=None, str w_format=\"\") -> Tensor",
      TORCH_BOX(&forward)},
     // A shortcut; python/moegemm/operators/shortcuts.py says what it saves.
     {"forward_plain(Tensor x, Tensor w, Tensor m_sizes) -> Tensor", &forward_plain},
     {"dx(Tensor dy, Tensor w, Tensor m_sizes, Tensor? gather_indices=None, "
-     "Tensor? router_weights=None, int topk=1, str options=\"\", int[]? config=None) -> Tensor",
-     TORCH_BOX(&gradient<Op::kDx>)},
+     "Tensor? router_weights=None, int topk=1, str options=\"\", int[]? config=None, "
+     "Tensor? w_scales=None, str w_format=\"\") -> Tensor",
+     TORCH_BOX(&dx)},
     {"dw(Tensor dy, Tensor x, Tensor m_sizes, Tensor? gather_indices=None, "
      "Tensor? router_weights=None, int topk=1, str options=\"\", int[]? config=None) -> Tensor",
-     TORCH_BOX(&gradient<Op::kDw>)},
+     TORCH_BOX(&dw)},
     {"forward_low_rank(Tensor x, Tensor w, Tensor m_sizes, Tensor? gather_indices, "
      "Tensor low_rank_rows, Tensor low_rank_weights, int topk=1, str options=\"\", "
-     "Tensor? bias=None, str activation=\"\") -> Tensor",
+     "Tensor? bias=None, str activation=\"\", Tensor? w_scales=None, str w_format=\"\") -> Tensor",
      TORCH_BOX(&low_rank_product<Op::kForward>)},
     {"dx_low_rank(Tensor dy, Tensor w, Tensor m_sizes, Tensor? gather_indices, "
      "Tensor low_rank_rows, Tensor low_rank_weights, int topk=1, str options=\"\", "
-     "Tensor? bias=None, str activation=\"\") -> Tensor",
+     "Tensor? bias=None, str activation=\"\", Tensor? w_scales=None, str w_format=\"\") -> Tensor",
      TORCH_BOX(&low_rank_product<Op::kDx>)},
     {"forward_out(Tensor x, Tensor w, Tensor m_sizes, Tensor? gather_indices, "
      "Tensor? router_weights, int topk, str options, int[]? config, Tensor(a!) out, "
-     "Tensor? bias=None) -> ()",
+     "Tensor? bias=None, Tensor? w_scales=None, str w_format=\"\") -> ()",
      TORCH_BOX(&forward_out)},
     {"dx_out(Tensor dy, Tensor w, Tensor m_sizes, Tensor? gather_indices, "
-     "Tensor? router_weights, int topk, str options, int[]? config, Tensor(a!) out) -> ()",
-     TORCH_BOX(&product_out<Op::kDx>)},
+     "Tensor? router_weights, int topk, str options, int[]? config, Tensor(a!) out, "
+     "Tensor? w_scales=None, str w_format=\"\") -> ()",
+     TORCH_BOX(&dx_out)},
     {"dw_out(Tensor dy, Tensor x, Tensor m_sizes, Tensor? gather_indices, "
      "Tensor? router_weights, int topk, str options, int[]? config, Tensor(a!) out) -> ()",
-     TORCH_BOX(&product_out<Op::kDw>)},
+     TORCH_BOX(&dw_out)},
     {"tune(str op, Tensor first, Tensor second, Tensor m_sizes, Tensor? gather_indices, "
-     "Tensor? router_weights, int topk, str options, float budget_seconds, bool again) -> str",
+     "Tensor? router_weights, int topk, str options, float budget_seconds, bool again, "
+     "Tensor? w_scales=None, str w_format=\"\") -> str",
      TORCH_BOX(&tune)},
 };
 

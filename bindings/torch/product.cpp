@@ -76,9 +76,10 @@ ProductOptions read_options(const std::string& words) {
   return options;
 }
 
-Product::Product(Op op, const ProductTensors& tensors, std::int64_t topk, ProductOptions options)
+Product::Product(Op op, const ProductTensors& tensors, std::int64_t topk, ProductOptions options,
+                 const std::string& w_format)
     : first_(op == Op::kForward ? "X" : "dY", tensors.first),
-      second_(op == Op::kDw ? "X" : "W", tensors.second),
+      second_(op == Op::kDw ? "X" : "W", w_format.empty() ? tensors.second : nullptr),
       m_sizes_("m_sizes", tensors.m_sizes),
       bias_("bias", tensors.bias),
       out_("out", tensors.out),
@@ -95,8 +96,16 @@ Product::Product(Op op, const ProductTensors& tensors, std::int64_t topk, Produc
   gemm.bias = bias_.metadata();
   gemm.low_rank_rows = low_rank_rows_.metadata();
   gemm.low_rank_weights = low_rank_weights_.metadata();
+  if (!w_format.empty()) {
+    packed_ = std::make_unique<PackedWeight>("W", tensors.second, "w_scales", tensors.w_scales,
+                                             w_format, first_.dtype());
+    gemm.quantization = packed_->quantization();
+    gemm.w_scales = packed_->scales();
+  } else if (tensors.w_scales != nullptr) {
+    refuse_value("w_scales is given and w_format is ''; only a quantised W has scales");
+  }
   description_ =
-      describe(op, first_.metadata(), second_.metadata(),
+      describe(op, first_.metadata(), packed_ ? packed_->view() : second_.metadata(),
                routing(m_sizes_.metadata(), gather_indices_.metadata(), router_weights_.metadata()),
                gemm, out_.metadata(), kWords);
 }
@@ -119,6 +128,13 @@ RoutingView Product::readable_routing() {
   return routing(m_sizes_.readable(), gather_indices_.readable(), router_weights_.readable_dense());
 }
 
+const TensorView& Product::readable_second() {
+  if (!packed_) return second_.readable();
+  packed_->read();
+  options_.gemm.w_scales = packed_->scales();
+  return packed_->view();
+}
+
 Output Product::run() {
   Output result = allocate_output();
   run(result.view);
@@ -128,7 +144,7 @@ Output Product::run() {
 void Product::run(const TensorView& out) {
   const RoutingView routing = readable_routing();
   const TensorView& first = first_.readable();
-  const TensorView& second = second_.readable();
+  const TensorView& second = readable_second();
   options_.gemm.bias = bias_.readable();
   options_.gemm.low_rank_rows = low_rank_rows_.readable();
   options_.gemm.low_rank_weights = low_rank_weights_.readable();
@@ -146,7 +162,7 @@ std::string Product::tune(double budget_seconds, bool again) {
   const Output result = allocate_output();
   const RoutingView routing = readable_routing();
   const TensorView& first = first_.readable();
-  const TensorView& second = second_.readable();
+  const TensorView& second = readable_second();
   const Execution execution(description_.problem.device, description_.problem.flops());
   TorchTuning tuning;
   tuning.budget_seconds = budget_seconds;

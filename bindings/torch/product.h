@@ -1,10 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "arguments.h"
 #include "moegemm/describe.h"
+#include "packed_weight.h"
 
 namespace moegemm::torch_ops {
 
@@ -30,13 +32,16 @@ struct ProductTensors {
   AtenTensorHandle out = nullptr;
   AtenTensorHandle low_rank_rows = nullptr;
   AtenTensorHandle low_rank_weights = nullptr;
+  AtenTensorHandle w_scales = nullptr;
 };
 
 /// One product of the operators, described from metadata alone: a refused call has allocated and
 /// copied nothing.
 class Product {
  public:
-  Product(Op op, const ProductTensors& tensors, std::int64_t topk, ProductOptions options);
+  /// `w_format` is empty or that of a quantised W: packed_weight.h.
+  Product(Op op, const ProductTensors& tensors, std::int64_t topk, ProductOptions options,
+          const std::string& w_format = {});
 
   /// Into a new tensor.
   Output run();
@@ -51,9 +56,12 @@ class Product {
   RoutingView routing(const TensorView& m_sizes, const TensorView& gather_indices,
                       const TensorView& router_weights) const;
   RoutingView readable_routing();
+  /// The second operand to read through; the scales of a quantised W go into the options.
+  const TensorView& readable_second();
 
   Argument first_, second_, m_sizes_, gather_indices_, router_weights_, bias_, out_;
   Argument low_rank_rows_, low_rank_weights_;
+  std::unique_ptr<PackedWeight> packed_;  ///< in place of second_
   std::int64_t topk_;
   ProductOptions options_;
   Description description_;

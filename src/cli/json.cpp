@@ -120,6 +120,7 @@ void to_json(nlohmann::json& json, const LayerSpec& spec) {
           {"tokens", spec.tokens},
           {"rows", spec.rows()},
           {"dtype", to_string(spec.dtype)},
+          {"weights", to_string(spec.weights)},
           {"routing", to_string(spec.pattern)},
           {"seed", spec.seed},
           {"device", to_string(spec.device)},

@@ -125,6 +125,9 @@ LayerOptions::LayerOptions(CLI::App& command, bool with_routing)
   add_extent("--tokens", tokens_, "Tokens in the batch", "T", 0);
   add_choice(command, "--dtype", dtype_, "Type of tokens and weights", kFloatingFormats)
       ->capture_default_str();
+  add_choice(command, "--weights", weights_,
+             "Quantised weights, decoded inside the products; default: of that type",
+             kWeightFormats);
   command.add_option("--device", device_, "cpu, cuda or cuda:INDEX")
       ->check(CLI::Validator(refuse_device, ""))
       ->type_name("DEVICE")
@@ -146,6 +149,7 @@ LayerSpec LayerOptions::layer() const {
   spec.intermediate = intermediate_.value_or(spec.intermediate);
   spec.tokens = tokens_.value_or(spec.tokens);
   spec.dtype = choice(dtype_, kFloatingFormats);
+  if (!weights_.empty()) spec.weights = choice(weights_, kWeightFormats);
   spec.device = *parse_device(device_);
   spec.pattern = choice(routing_, kRoutingPatterns);
   if (!backend_.empty()) spec.backend = choice(backend_, kBackends);

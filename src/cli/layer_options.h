@@ -43,6 +43,7 @@ class LayerOptions {
   std::optional<std::int64_t> intermediate_;
   std::optional<std::int64_t> tokens_;
   std::string dtype_ = "bf16";
+  std::string weights_;
   std::string device_ = "cpu";
   std::string backend_;
   std::string routing_ = "uniform";

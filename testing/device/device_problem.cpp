@@ -19,6 +19,13 @@ std::vector<unsigned char> encode_weights(DType dtype, const std::vector<float>&
   return bytes;
 }
 
+/// As many bytes of poison in front.
+std::vector<unsigned char> shifted(const std::vector<unsigned char>& bytes, std::int64_t skipped) {
+  std::vector<unsigned char> all(static_cast<std::size_t>(skipped), kPoisonByte);
+  all.insert(all.end(), bytes.begin(), bytes.end());
+  return all;
+}
+
 void upload_bytes(Buffer& buffer, Memory& memory, const std::vector<unsigned char>& bytes) {
   if (buffer.data() == nullptr) buffer = Buffer(memory, bytes.size());
   buffer.upload(bytes.data());
@@ -31,9 +38,13 @@ DeviceProblem::DeviceProblem(Memory& memory, const HostProblem& host)
   const ProblemCase& spec = host.spec;
   if (host.op != Op::kDx) x_ = upload(host.x);
   if (host.op != Op::kDw) {
-    w_ = upload(host.w);
+    if (spec.quantised()) {
+      upload_quantised(host.packed_w);
+    } else {
+      w_ = upload(host.w);
+    }
     w_.view = TensorView::stack(w_.view.data, host.dtype, spec.experts(), spec.n, spec.k,
-                                host.w.stride, memory.device());
+                                spec.quantised() ? spec.k : host.w.stride, memory.device());
   }
   if (host.op != Op::kForward) dy_ = upload(host.dy);
   if (spec.bias) bias_ = upload(host.bias);
@@ -87,6 +98,23 @@ DeviceTensor DeviceProblem::upload(const HostMatrix& matrix) {
   return tensor;
 }
 
+/// Packed values and scales begin base_offset bytes and scales into their allocations.
+void DeviceProblem::upload_quantised(const QuantisedWeights& weights) {
+  const auto upload_after = [&](const std::vector<unsigned char>& bytes, std::int64_t skipped) {
+    Buffer buffer(memory_, bytes.size() + skipped);
+    const std::vector<unsigned char> all = shifted(bytes, skipped);
+    buffer.upload(all.data());
+    return buffer;
+  };
+  const std::int64_t skipped = host_.spec.base_offset;
+  const std::int64_t skipped_scales = skipped * scale_bytes(weights.quantization.scale_type);
+  w_.buffer = upload_after(weights.values, skipped);
+  w_.view.data = static_cast<unsigned char*>(w_.buffer.data()) + skipped;
+  scales_ = upload_after(weights.scales, skipped_scales);
+  scales_view_ = weights.scales_view(static_cast<unsigned char*>(scales_.data()) + skipped_scales,
+                                     memory_.device());
+}
+
 void DeviceProblem::reset_output() { out_.upload(host_.out.bytes.data()); }
 
 void DeviceProblem::upload_routing(const HostProblem& host) {
@@ -116,6 +144,10 @@ GemmOptions DeviceProblem::options() const {
     options.low_rank_weights = low_weights_.view;
   }
   options.activation = host_.spec.activation;
+  if (host_.spec.quantised()) {
+    options.quantization = host_.packed_w.quantization;
+    options.w_scales = scales_view_;
+  }
   return options;
 }
 
@@ -134,7 +166,17 @@ Plan DeviceProblem::call(const GemmOptions& options, const ExecutionContext& con
 std::string DeviceProblem::trespass() const {
   if (!out_.guards_intact()) return "memory around the output was written to";
   if (x_.buffer.download() != host_.x.bytes) return "X was written to";
-  if (w_.buffer.download() != host_.w.bytes) return "W was written to";
+  if (host_.spec.quantised()) {
+    const std::int64_t skipped = host_.spec.base_offset;
+    const QuantisedWeights& weights = host_.packed_w;
+    if (w_.buffer.download() != shifted(weights.values, skipped)) return "W was written to";
+    if (scales_.download() !=
+        shifted(weights.scales, skipped * scale_bytes(weights.quantization.scale_type))) {
+      return "the scales of W were written to";
+    }
+  } else if (w_.buffer.download() != host_.w.bytes) {
+    return "W was written to";
+  }
   if (dy_.buffer.download() != host_.dy.bytes) return "dY was written to";
   if (bias_.buffer.download() != host_.bias.bytes) return "the bias was written to";
   if (low_rows_.buffer.download() != host_.low_rows.bytes)

@@ -34,10 +34,13 @@ class DeviceProblem {
  private:
   TensorView view_of(const HostMatrix& matrix, void* data) const;
   DeviceTensor upload(const HostMatrix& matrix);
+  void upload_quantised(const QuantisedWeights& weights);
 
   Memory& memory_;
   const HostProblem& host_;
   DeviceTensor x_, w_, dy_, bias_, low_rows_, low_weights_;
+  Buffer scales_;  ///< of quantised weights
+  ScalesView scales_view_;
   Buffer out_;
   TensorView out_view_;
   Buffer sizes_, starts_, indices_, weights_;

@@ -99,7 +99,7 @@ void spoil(HostProblem& p) {
     ++kind;
   }
   for (const std::int64_t e : p.spec.bad_experts) {
-    if (p.w.values.empty()) break;
+    if (p.w.values.empty() || p.spec.quantised()) break;
     for (std::int64_t n = 0; n < p.spec.n; ++n) spoil_row(p.w, e * p.spec.n + n, 0);
   }
   if (p.spec.bad_tail_weights) {
@@ -107,6 +107,27 @@ void spoil(HostProblem& p) {
       if (p.index_valid(r)) p.router_weights[p.gather_indices[r]] = kNan;
     }
   }
+}
+
+/// W is what the packed weights decode to, rounded once.
+void decode_weights(HostProblem& p) {
+  const std::int64_t n = p.spec.n;
+  for (std::int64_t row = 0; row < p.w.rows; ++row) {
+    for (std::int64_t c = 0; c < p.w.cols; ++c) p.w.set(row, c, p.packed_w.at(row / n, row % n, c));
+  }
+}
+
+void choose_quantised_weights(HostProblem& p, Random& random) {
+  const ProblemCase& spec = p.spec;
+  p.packed_w = random_weights(parse_quantization(spec.weights, spec.scale_type, spec.n, spec.k),
+                              spec.experts(), spec.n, spec.k, spec.product_scale,
+                              spec.extreme_scales, random);
+  p.w = poisoned_matrix(p.dtype, spec.experts() * spec.n, spec.k, 0, spec.base_offset);
+  for (const std::int64_t e : spec.bad_experts) {
+    const std::int64_t each = p.packed_w.scale_count() / spec.experts();
+    for (std::int64_t i = 0; i < each; ++i) p.packed_w.set_scale(e * each + i, kNan);
+  }
+  decode_weights(p);
 }
 
 }  // namespace
@@ -166,7 +187,11 @@ HostProblem build_problem(const ProblemCase& spec, Op op, DType dtype, std::uint
   const std::int64_t w_rows = spec.experts() * spec.n;
   const std::int64_t offset = spec.base_offset;
   if (op != Op::kDx) p.x = random_matrix(dtype, x_rows, spec.k, spec.x_padding, offset, random);
-  if (op != Op::kDw) p.w = random_matrix(dtype, w_rows, spec.k, spec.w_padding, offset, random);
+  if (spec.quantised()) {
+    choose_quantised_weights(p, random);
+  } else if (op != Op::kDw) {
+    p.w = random_matrix(dtype, w_rows, spec.k, spec.w_padding, offset, random);
+  }
   if (op != Op::kForward) {
     const std::int64_t dy_rows = spec.dy_per_token ? spec.tokens() : spec.rows;
     p.dy = random_matrix(dtype, dy_rows, spec.n, spec.dy_padding, offset, random);
@@ -185,7 +210,7 @@ HostProblem build_problem(const ProblemCase& spec, Op op, DType dtype, std::uint
     p.low_weights = random_matrix(dtype, spec.experts() * (forward ? spec.n : spec.low_rank),
                                   forward ? spec.low_rank : spec.k, spec.w_padding, offset, random);
   }
-  for (std::int64_t r = 0; spec.product_scale != 1 && r < p.w.rows; ++r) {
+  for (std::int64_t r = 0; spec.product_scale != 1 && !spec.quantised() && r < p.w.rows; ++r) {
     for (std::int64_t c = 0; c < p.w.cols; ++c) p.w.set(r, c, spec.product_scale * p.w.row(r)[c]);
   }
   p.out = spec.accumulate

@@ -9,6 +9,7 @@
 #include "testing/numerics/floats.h"
 #include "testing/numerics/random.h"
 #include "testing/problem/problem_case.h"
+#include "testing/problem/quantised_weights.h"
 
 namespace moegemm::testing {
 
@@ -42,13 +43,14 @@ struct HostProblem {
   DType out_dtype = DType::kBFloat16;
   DType weights_dtype = DType::kFloat32;
 
-  HostMatrix x;            ///< [T or M, K]; not for dX
-  HostMatrix w;            ///< [E * N, K]; not for dW
-  HostMatrix dy;           ///< [M or T, N]; not for forward
-  HostMatrix bias;         ///< [E, features]; empty unless the case has one
-  HostMatrix low_rows;     ///< [M, r]; empty unless the case has a low rank r
-  HostMatrix low_weights;  ///< [E * N, r] of forward, [E * r, K] of dX
-  HostMatrix out;          ///< as it is before the call: poison, or what is accumulated to
+  HostMatrix x;               ///< [T or M, K]; not for dX
+  HostMatrix w;               ///< [E * N, K]; not for dW. Of quantised weights what they decode to
+  QuantisedWeights packed_w;  ///< empty unless the case quantises its weights
+  HostMatrix dy;              ///< [M or T, N]; not for forward
+  HostMatrix bias;            ///< [E, features]; empty unless the case has one
+  HostMatrix low_rows;        ///< [M, r]; empty unless the case has a low rank r
+  HostMatrix low_weights;     ///< [E * N, r] of forward, [E * r, K] of dX
+  HostMatrix out;             ///< as it is before the call: poison, or what is accumulated to
   std::vector<std::int64_t> gather_indices;  ///< [M], also when the call does not take them
   std::vector<float> router_weights;         ///< [T * topk], rounded to weights_dtype
 

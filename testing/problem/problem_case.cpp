@@ -18,6 +18,8 @@ std::string to_string(const ProblemCase& c) {
   if (c.accumulate) out << " accumulate";
   if (c.dy_per_token) out << " dy_per_token";
   if (c.low_rank > 0) out << " low_rank=" << c.low_rank;
+  if (c.quantised()) out << " W=" << c.weights << '(' << to_string(c.scale_type) << ')';
+  if (c.extreme_scales) out << " extreme scales";
   if (c.bias) out << " bias";
   if (c.activation) out << " activation=" << to_string(*c.activation);
   out << " sizes=" << to_string(c.sizes_dtype) << " indices=" << to_string(c.index_dtype);
@@ -38,6 +40,7 @@ std::string to_string(const ProblemCase& c) {
 
 bool applies(const ProblemCase& problem, Op op, DType dtype) {
   if (problem.accumulate) return op == Op::kDw;
+  if (problem.quantised() && op == Op::kDw) return false;
   if (problem.dy_per_token && op == Op::kForward) return false;
   if ((problem.bias || problem.activation || problem.low_rank > 0) && op == Op::kDw) return false;
   if (problem.activation) {

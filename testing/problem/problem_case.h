@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "moegemm/problem.h"
+#include "moegemm/quantization.h"
 #include "moegemm/tensor.h"
 
 namespace moegemm::testing {
@@ -25,15 +26,18 @@ struct ProblemCase {
   std::int64_t topk = 1;
   Permutation permutation = Permutation::kNone;
   bool multiply = false;
-  bool weights_in_fp32 = true;                ///< router_weights in fp32, else in X's dtype
-  bool output_in_fp32 = false;                ///< else in X's dtype
-  bool accumulate = false;                    ///< dW only; the output is fp32
-  bool dy_per_token = false;                  ///< dX and dW with permute_y
-  std::int64_t low_rank = 0;                  ///< forward and dX; 0: none
-  bool bias = false;                          ///< forward and dX
-  std::int64_t slots = -1;                    ///< T * topk; -1: as many as rows
-  std::optional<Activation> activation = {};  ///< forward and dX in expert order
-  float product_scale = 1;                    ///< of the elements of W, for activations
+  bool weights_in_fp32 = true;                 ///< router_weights in fp32, else in X's dtype
+  bool output_in_fp32 = false;                 ///< else in X's dtype
+  bool accumulate = false;                     ///< dW only; the output is fp32
+  bool dy_per_token = false;                   ///< dX and dW with permute_y
+  std::int64_t low_rank = 0;                   ///< forward and dX; 0: none
+  bool bias = false;                           ///< forward and dX
+  std::int64_t slots = -1;                     ///< T * topk; -1: as many as rows
+  std::optional<Activation> activation = {};   ///< forward and dX in expert order
+  float product_scale = 1;                     ///< of the elements of W, for activations
+  std::string weights = {};                    ///< a text for parse_quantization; empty: plain
+  ScaleType scale_type = ScaleType::kFloat32;  ///< of quantised weights
+  bool extreme_scales = false;                 ///< any bits at all; beyond what the oracle bounds
   DType sizes_dtype = DType::kInt32;
   DType index_dtype = DType::kInt32;
 
@@ -62,6 +66,7 @@ struct ProblemCase {
            (op == Op::kDx && permutation == Permutation::kX);
   }
   std::int64_t output_rows(Op op) const { return scatters(op) ? flat_rows() : rows; }
+  bool quantised() const { return !weights.empty(); }
   bool permuted() const { return permutation != Permutation::kNone; }
   /// Multiply-adds of one product, at most.
   double work() const {

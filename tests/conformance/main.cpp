@@ -68,6 +68,7 @@ void add_all_tests() {
   add_activation_tests();
   add_expert_sum_tests();
   add_fused_activation_tests();
+  add_quantised_tests();
 #if MOEGEMM_HAS_CUDA
   add_graph_tests();
   add_concurrency_tests();

@@ -14,6 +14,7 @@ from moegemm.activations import is_gated
 from moegemm.operators import combine_gradient, compact
 from moegemm.operators.derivatives import vmap_refusal
 from moegemm.operators.options import DY_PER_TOKEN, FLOAT32_OUTPUT, PERMUTE_X, PERMUTE_Y, TRANSPOSED
+from moegemm.operators.packed_shapes import packed_shape
 from moegemm.operators.rules import require_same_device, require_same_dtype
 
 Config = list[int] | None
@@ -45,12 +46,16 @@ def _rows(first: Tensor, gather_indices: Tensor | None, options: str, per_token:
 def _forward(
     x: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor | None = None, router_weights: Tensor | None = None,
     topk: int = 1, options: str = "", config: Config = None, bias: Tensor | None = None, activation: str = "",
+    w_scales: Tensor | None = None, w_format: str = "",
 ) -> Tensor:  # fmt: skip
     _require(x.dim() == 2, f"X has {x.dim()} dimensions; its shape must be [T, K] or [M, K]")
-    _require(w.dim() in (2, 3), f"W has {w.dim()} dimensions; its shape must be [E, N, K] or [E * N, K]")
-    require_same_dtype("W", w, "X", x)
-    rows_of_w = w.size(1) if w.dim() == 3 else w.size(0) // m_sizes.size(-1)
-    n, k = (w.size(-1), rows_of_w) if TRANSPOSED in options else (rows_of_w, w.size(-1))
+    if w_format:
+        _, n, k = packed_shape(w, w_scales, w_format)
+    else:
+        _require(w.dim() in (2, 3), f"W has {w.dim()} dimensions; its shape must be [E, N, K] or [E * N, K]")
+        require_same_dtype("W", w, "X", x)
+        rows_of_w = w.size(1) if w.dim() == 3 else w.size(0) // m_sizes.size(-1)
+        n, k = (w.size(-1), rows_of_w) if TRANSPOSED in options else (rows_of_w, w.size(-1))
     _check(x.size(1) == k, lambda: f"X is {list(x.shape)}; its last dimension must be K as in W, {list(w.shape)}")
     rows = _rows(x, gather_indices, options, PERMUTE_X)
     return x.new_empty((rows, n // 2 if activation and is_gated(activation) else n), dtype=_dtype(x, options))
@@ -58,10 +63,13 @@ def _forward(
 
 def _dx(
     dy: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor | None = None, router_weights: Tensor | None = None,
-    topk: int = 1, options: str = "", config: Config = None,
+    topk: int = 1, options: str = "", config: Config = None, w_scales: Tensor | None = None, w_format: str = "",
 ) -> Tensor:  # fmt: skip
-    rows_of_w = w.size(1) if w.dim() == 3 else w.size(0) // m_sizes.size(-1)
-    k = rows_of_w if TRANSPOSED in options else w.size(-1)
+    if w_format:
+        k = packed_shape(w, w_scales, w_format)[2]
+    else:
+        rows_of_w = w.size(1) if w.dim() == 3 else w.size(0) // m_sizes.size(-1)
+        k = rows_of_w if TRANSPOSED in options else w.size(-1)
     rows = _rows(dy, gather_indices, options, DY_PER_TOKEN)
     return dy.new_empty((rows, k), dtype=_dtype(dy, options))
 
@@ -69,19 +77,21 @@ def _dx(
 def _forward_low_rank(
     x: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, low_rank_rows: Tensor,
     low_rank_weights: Tensor, topk: int = 1, options: str = "", bias: Tensor | None = None, activation: str = "",
+    w_scales: Tensor | None = None, w_format: str = "",
 ) -> Tensor:  # fmt: skip
     require_same_dtype("low_rank_rows", low_rank_rows, "X", x)
     require_same_dtype("low_rank_weights", low_rank_weights, "X", x)
-    return _forward(x, w, m_sizes, gather_indices, None, topk, options, None, bias, activation)
+    return _forward(x, w, m_sizes, gather_indices, None, topk, options, None, bias, activation, w_scales, w_format)
 
 
 def _dx_low_rank(
     dy: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, low_rank_rows: Tensor,
     low_rank_weights: Tensor, topk: int = 1, options: str = "", bias: Tensor | None = None, activation: str = "",
+    w_scales: Tensor | None = None, w_format: str = "",
 ) -> Tensor:  # fmt: skip
     require_same_dtype("low_rank_rows", low_rank_rows, "dY", dy)
     require_same_dtype("low_rank_weights", low_rank_weights, "dY", dy)
-    product = _dx(dy, w, m_sizes, gather_indices, None, topk, options)
+    product = _dx(dy, w, m_sizes, gather_indices, None, topk, options, None, w_scales, w_format)
     gated = activation and is_gated(activation)
     return product.new_empty((product.size(0), product.size(1) // 2)) if gated else product
 
@@ -98,8 +108,16 @@ def _dw(
 def _writes_out(
     first: Tensor, second: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, router_weights: Tensor | None,
     topk: int, options: str, config: Config, out: Tensor, bias: Tensor | None = None,
+    w_scales: Tensor | None = None, w_format: str = "",
 ) -> None:  # fmt: skip
     """Nothing to create: the result goes into `out`."""
+
+
+def _dx_out(
+    dy: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, router_weights: Tensor | None,
+    topk: int, options: str, config: Config, out: Tensor, w_scales: Tensor | None = None, w_format: str = "",
+) -> None:  # fmt: skip
+    """Likewise."""
 
 
 def _combine_out(rows: Tensor, weights: Tensor | None, topk: int, out: Tensor) -> None:
@@ -131,24 +149,30 @@ def _scale_rows(
 def _check_layer(
     x: Tensor, w_gate_up: Tensor, w_down: Tensor, expert_ids: Tensor, router_weights: Tensor | None,
     gate_up_bias: Tensor | None, down_bias: Tensor | None, activation: str, transposed: bool,
-    w_up: Tensor | None = None,
+    w_up: Tensor | None = None, gate_up_format: str = "", down_format: str = "",
 ) -> None:  # fmt: skip
     """Shapes that may be symbolic are left to the products."""
-    _require_dtypes("x", x, w_gate_up, w_down, w_up)
+    _require_dtypes("x", x, w_gate_up, w_down, w_up, gate_up_format, down_format)
 
 
 def _check_expert_rows(
     rows: Tensor, w_gate_up: Tensor, w_down: Tensor, sizes: Tensor, row_weights: Tensor | None,
     gate_up_bias: Tensor | None, down_bias: Tensor | None, activation: str, transposed: bool,
-    w_up: Tensor | None = None,
+    w_up: Tensor | None = None, gate_up_format: str = "", down_format: str = "",
 ) -> None:  # fmt: skip
-    _require_dtypes("rows", rows, w_gate_up, w_down, w_up)
+    _require_dtypes("rows", rows, w_gate_up, w_down, w_up, gate_up_format, down_format)
 
 
-def _require_dtypes(name: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor, w_up: Tensor | None) -> None:
-    weights = {"w_gate_up": w_gate_up, "w_down": w_down}
-    if w_up is not None:
-        weights = {"w_gate_up[0]": w_gate_up, "w_gate_up[1]": w_up, "w_down": w_down}
+def _require_dtypes(
+    name: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor, w_up: Tensor | None, gate_up_format: str, down_format: str
+) -> None:
+    """Packed values have a dtype of their own."""
+    weights = {} if down_format else {"w_down": w_down}
+    if not gate_up_format:
+        pair = w_up is not None
+        weights = {"w_gate_up[0]" if pair else "w_gate_up": w_gate_up, **weights}
+        if w_up is not None:
+            weights["w_gate_up[1]"] = w_up
     for other, tensor in weights.items():
         require_same_dtype(other, tensor, name, x)
 
@@ -185,6 +209,10 @@ def _expert_sums(
     return rows.new_empty((m_sizes.size(-1), rows.size(1)))
 
 
+def _dequantize(w: Tensor, scales: Tensor, w_format: str, dtype: torch.dtype) -> Tensor:
+    return w.new_empty(packed_shape(w, scales, w_format), dtype=dtype)
+
+
 _FAKES: dict[str, Callable[..., Any]] = {
     "forward": _forward,
     "forward_plain": _forward,
@@ -204,7 +232,8 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "activate_backward": _activate_backward,
     "expert_sums": _expert_sums,
     "forward_out": _writes_out,
-    "dx_out": _writes_out,
+    "dx_out": _dx_out,
+    "dequantize": _dequantize,
     "dw_out": _writes_out,
     **compact.FAKES,
 }

@@ -74,10 +74,29 @@ std::string steps_text(const Plan& plan) {
   return text;
 }
 
+/// Who decodes a quantised W, and what of it crosses memory.
+std::string weights_text(const PlannedProduct& product) {
+  const Quantization& quantization = product.problem.quantization;
+  if (quantization.plain()) return {};
+  const bool pass = product.explained.plan.has(StepKind::kDequantise);
+  const Problem& p = product.problem;
+  const auto experts = static_cast<double>(p.experts);
+  return fmt::format(
+      "  W      {}: {} of packed values and scales ({} in {}), decoded {}\n",
+      to_string(quantization),
+      amount(experts * static_cast<double>(quantization.stored_bytes(p.n, p.k)), "B"),
+      amount(experts * static_cast<double>(p.n) * static_cast<double>(p.k) *
+                 static_cast<double>(size_bytes(p.dtype)),
+             "B"),
+      to_string(p.dtype),
+      pass ? std::string("by a pass into the workspace")
+           : fmt::format("inside the product by {}", product.explained.plan.product().kernel_name));
+}
+
 std::string product_text(const PlannedProduct& product) {
   const PlanExplanation& explained = product.explained;
   std::string text = fmt::format("{}: {}\n", product.name, to_string(product.problem)) +
-                     steps_text(explained.plan) +
+                     steps_text(explained.plan) + weights_text(product) +
                      fmt::format("  limit  {}\n", limit_text(explained));
   for (const std::string& backend : explained.not_available) {
     text += fmt::format("  not    {}\n", backend);
@@ -160,7 +179,7 @@ PlanReport plan_layer(const PlanOptions& options) {
   PlanReport report{layer_to_plan(options), {}};
   const LayerSpec& spec = report.spec;
   for (const LayerGemm gemm : {LayerGemm::kFirst, LayerGemm::kSecond}) {
-    for (const Op op : {Op::kForward, Op::kDx, Op::kDw}) {
+    for (const Op op : trained_ops(spec)) {
       const Problem problem = layer_problem(spec, gemm, op);
       report.products.push_back(
           {fmt::format("{} {}", to_string(op), gemm == LayerGemm::kFirst ? 1 : 2), problem,

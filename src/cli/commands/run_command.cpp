@@ -32,11 +32,14 @@ std::string refuse_tolerance(const std::string& text) {
 
 std::string headline(const LayerSpec& spec, const std::string& device_words) {
   return fmt::format(
-      "{}: {} experts, top {}, hidden {}, intermediate {}; {} tokens ({} rows), {}, {} routing, "
+      "{}: {} experts, top {}, hidden {}, intermediate {}; {} tokens ({} rows), {}{}, {} routing, "
       "seed {}\non {}: {}\n",
       spec.name, spec.experts, spec.topk, spec.hidden, spec.intermediate, spec.tokens, spec.rows(),
-      to_string(spec.dtype), to_string(spec.pattern), spec.seed, to_string(spec.device),
-      device_words);
+      to_string(spec.dtype),
+      spec.weights == WeightFormat::kPlain
+          ? ""
+          : fmt::format(" with {} weights", to_string(spec.weights)),
+      to_string(spec.pattern), spec.seed, to_string(spec.device), device_words);
 }
 
 std::string results_table(const std::vector<OpReport>& reports) {
@@ -78,7 +81,7 @@ int run(const RunOptions& options) {
   const OpenDevice device = open_device(spec, layer_bytes(spec));
   std::vector<OpReport> reports;
   {
-    Progress progress(kLayerOps);
+    Progress progress(layer_ops(spec));
     reports = run_layer(spec, *device.memory, progress);
   }
   const bool passed = std::all_of(reports.begin(), reports.end(),
@@ -101,7 +104,7 @@ Command add_run_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "run",
       "Run and check one MoE layer: routing, both products forward, combine, dX and dW of both.\n"
-      "Flags override the preset's numbers.");
+      "Quantised weights are frozen: they have no dW. Flags override the preset's numbers.");
   auto options = std::make_shared<RunOptions>(*command);
   command->add_option("--seed", options->seed, "Seed of tokens, weights and routing")
       ->check(whole_number(0, std::numeric_limits<std::int64_t>::max()))

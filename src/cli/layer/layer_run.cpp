@@ -4,7 +4,7 @@
 #include <cmath>
 #include <functional>
 
-#include "layer/random_tensor.h"
+#include "layer/random_weights.h"
 #include "moegemm/passes.h"
 #include "progress.h"
 #include "testing/device/device_tensor.h"
@@ -42,10 +42,12 @@ class Layer {
   }
 
  private:
+  /// Variance 1 / fan_in keeps every product's outputs near 1, far from the ends of fp16.
+  static float amplitude(std::int64_t fan_in) {
+    return static_cast<float>(std::sqrt(3.0 / static_cast<double>(fan_in)));
+  }
   RandomTensor random(std::uint64_t stream, std::int64_t fan_in) const {
-    // Variance 1 / fan_in keeps every product's outputs near 1, far from the ends of fp16.
-    const auto amplitude = static_cast<float>(std::sqrt(3.0 / static_cast<double>(fan_in)));
-    return {spec_.seed * 16 + stream, spec_.dtype, amplitude};
+    return {spec_.seed * 16 + stream, spec_.dtype, amplitude(fan_in)};
   }
 
   Tensor random_matrix(const RandomTensor& values, std::int64_t rows, std::int64_t cols) {
@@ -54,10 +56,9 @@ class Layer {
     return tensor;
   }
 
-  Tensor random_weights(const RandomTensor& values, std::int64_t rows, std::int64_t cols) {
-    Tensor tensor = testing::make_stack(memory_, values.dtype(), spec_.experts, rows, cols);
-    fill("random weights", values, tensor);
-    return tensor;
+  LayerWeights make_weights(const RandomWeights& values) {
+    return values.make(
+        memory_, [&](int chunk, int chunks) { progress_.phase("random weights", chunk, chunks); });
   }
 
   void fill(const char* what, const RandomTensor& values, const Tensor& tensor) {
@@ -128,7 +129,7 @@ class Layer {
 
   /// Rows of Y = X W^T or dX = dY W: `source_row` is that of X or dY.
   void check_row_gemm(OpReport& report, const Problem& problem, const Tensor& out,
-                      const RandomTensor& sources, const RandomTensor& w, const RowMap& source_row,
+                      const RandomTensor& sources, const RandomWeights& w, const RowMap& source_row,
                       const RowMap& out_row) {
     const bool forward = problem.op == Op::kForward;
     const std::int64_t length = forward ? problem.k : problem.n;
@@ -226,29 +227,30 @@ class Layer {
     const RowMap& x_row = first ? token_order : expert_order;
     const RowMap& y_row = first ? expert_order : flat_order;
     const RandomTensor x_values = random(first ? 0 : 3, 3);
-    const RandomTensor w_values = random(first ? 1 : 4, k);
+    const RandomWeights w_values(random(first ? 1 : 4, k), amplitude(k),
+                                 quantization_of(spec_, n, k), spec_.experts, n, k);
     const RandomTensor dy_values = random(first ? 2 : 5, n);
 
     const Tensor x = random_matrix(x_values, first ? spec_.tokens : spec_.rows(), k);
     Tensor dy;
     Tensor scaled_x;
     {
-      const Tensor w = random_weights(w_values, n, k);
+      const LayerWeights w = make_weights(w_values);
       {
         const Tensor y = testing::make_matrix(memory_, spec_.dtype, spec_.rows(), n);
-        OpReport& report = measure(first ? "forward 1: gather" : "forward 2: multiply, scatter",
-                                   forward_problem, y, [&] {
-                                     return forward(x.view, w.view, y.view, routing(),
-                                                    options_of(forward_problem, spec_), context());
-                                   });
+        OpReport& report = measure(
+            first ? "forward 1: gather" : "forward 2: multiply, scatter", forward_problem, y, [&] {
+              return forward(x.view, w.view, y.view, routing(),
+                             w.with(options_of(forward_problem, spec_)), context());
+            });
         check_row_gemm(report, forward_problem, y, x_values, w_values, x_row, y_row);
         if (!first) sum_per_token("combine", y);
       }
       dy = random_matrix(dy_values, spec_.rows(), n);
       const Tensor dx = testing::make_matrix(memory_, spec_.dtype, spec_.rows(), k);
       OpReport& report = measure(first ? "dX 1: scatter" : "dX 2: gather", dx_problem, dx, [&] {
-        return backward_dx(dy.view, w.view, dx.view, routing(), options_of(dx_problem, spec_),
-                           context());
+        return backward_dx(dy.view, w.view, dx.view, routing(),
+                           w.with(options_of(dx_problem, spec_)), context());
       });
       check_row_gemm(report, dx_problem, dx, dy_values, w_values, y_row,
                      first ? flat_order : expert_order);
@@ -258,6 +260,7 @@ class Layer {
         scaled_x = scale_by_weights(dx, x, x_values);
       }
     }
+    if (spec_.weights != WeightFormat::kPlain) return;
     const Tensor dw = testing::make_stack(memory_, spec_.dtype, spec_.experts, n, k);
     OpReport& report = measure(first ? "dW 1: gather" : "dW 2: gather", dw_problem, dw, [&] {
       return backward_dw(dy.view, first ? x.view : scaled_x.view, dw.view, routing(),
@@ -340,6 +343,27 @@ class Layer {
 
 }  // namespace
 
+Quantization quantization_of(const LayerSpec& spec, std::int64_t n, std::int64_t k) {
+  switch (spec.weights) {
+    case WeightFormat::kPlain:
+      break;
+    case WeightFormat::kMxfp4:
+      return parse_quantization("mxfp4", ScaleType::kE8m0, n, k);
+    case WeightFormat::kFp8:
+      return parse_quantization("fp8/128x128", ScaleType::kFloat32, n, k);
+    case WeightFormat::kInt4:
+      return parse_quantization("int4/32", ScaleType::kBFloat16, n, k);
+    case WeightFormat::kNf4:
+      return parse_quantization("nf4/64", ScaleType::kFloat32, n, k);
+  }
+  return {};
+}
+
+std::vector<Op> trained_ops(const LayerSpec& spec) {
+  if (spec.weights != WeightFormat::kPlain) return {Op::kForward, Op::kDx};
+  return {Op::kForward, Op::kDx, Op::kDw};
+}
+
 Problem layer_problem(const LayerSpec& spec, LayerGemm gemm, Op op) {
   const bool first = gemm == LayerGemm::kFirst;
   Problem problem;
@@ -363,6 +387,17 @@ Problem layer_problem(const LayerSpec& spec, LayerGemm gemm, Op op) {
   const int k_alignment = alignment(problem.k);
   problem.input_alignment = op == Op::kForward ? k_alignment : std::min(n_alignment, k_alignment);
   problem.output_alignment = op == Op::kForward ? n_alignment : k_alignment;
+  if (spec.weights == WeightFormat::kPlain || op == Op::kDw) return problem;
+  problem.quantization = quantization_of(spec, problem.n, problem.k);
+  problem.input_alignment = op == Op::kForward ? k_alignment : n_alignment;
+  const auto byte_alignment = [](std::int64_t bytes) {
+    return static_cast<int>(std::min<std::int64_t>(16, bytes & -bytes));
+  };
+  const Quantization& q = problem.quantization;
+  const std::int64_t row_bits = problem.k * q.bits();
+  problem.packed_alignment = row_bits % 8 == 0 ? byte_alignment(row_bits / 8) : 1;
+  problem.scales_alignment =
+      byte_alignment(q.scale_columns(problem.n, problem.k) * scale_bytes(q.scale_type));
   return problem;
 }
 

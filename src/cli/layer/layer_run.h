@@ -29,6 +29,7 @@ struct LayerSpec {
   std::int64_t intermediate = 0;
   std::int64_t tokens = 0;
   DType dtype = DType::kBFloat16;
+  WeightFormat weights = WeightFormat::kPlain;  ///< quantised weights are frozen: there is no dW
   RoutingPattern pattern = RoutingPattern::kUniform;
   std::uint64_t seed = 0;
   Device device;
@@ -55,6 +56,12 @@ struct OpReport {
 /// intermediate).
 enum class LayerGemm { kFirst, kSecond };
 
+/// How W of [n, k] is quantised where the layer says so, each format as most checkpoints have it.
+Quantization quantization_of(const LayerSpec& spec, std::int64_t n, std::int64_t k);
+
+/// Forward and dX, and dW unless the weights are frozen.
+std::vector<Op> trained_ops(const LayerSpec& spec);
+
 /// The problem that `run_layer` poses for one product.
 Problem layer_problem(const LayerSpec& spec, LayerGemm gemm, Op op);
 
@@ -65,7 +72,10 @@ GemmOptions options_of(const Problem& problem, const LayerSpec& spec);
 /// more bytes than 64 bits count.
 double layer_bytes(const LayerSpec& spec);
 
-inline constexpr int kLayerOps = 10;
+/// Of `run_layer`.
+inline int layer_ops(const LayerSpec& spec) {
+  return spec.weights == WeightFormat::kPlain ? 10 : 8;
+}
 /// Routes, runs and checks every operation of the layer's forward and backward pass. The activation
 /// between the two products is not part of the library, so each product has random inputs of its
 /// own; outputs are poisoned first.

@@ -3,7 +3,7 @@
 #include <list>
 #include <utility>
 
-#include "layer/random_tensor.h"
+#include "layer/random_weights.h"
 #include "testing/device/device_tensor.h"
 
 namespace moegemm::cli {
@@ -66,6 +66,19 @@ class LayerTuner {
     return testing::make_stack(memory_, spec_.dtype, spec_.experts, rows, cols);
   }
 
+  LayerWeights weights(std::int64_t n, std::int64_t k) {
+    const Quantization quantization = quantization_of(spec_, n, k);
+    if (!quantization.plain()) {
+      const RandomTensor values(spec_.seed * 16 + 3, spec_.dtype, 0.1F);
+      return RandomWeights(values, 0.1F, quantization, spec_.experts, n, k).make(memory_);
+    }
+    DeviceTensor plain = filled(stack(n, k), 3);
+    LayerWeights weights;
+    weights.values = std::move(plain.buffer);
+    weights.view = plain.view;
+    return weights;
+  }
+
   void tune_gemm(LayerGemm gemm) {
     const bool first = gemm == LayerGemm::kFirst;
     const Problem problem = layer_problem(spec_, gemm, Op::kForward);
@@ -79,17 +92,18 @@ class LayerTuner {
     const DeviceTensor x = filled(matrix(first ? spec_.tokens : spec_.rows(), k), 1);
     const DeviceTensor dy = filled(matrix(spec_.rows(), n), 2);
     {
-      const DeviceTensor w = filled(stack(n, k), 3);
+      const LayerWeights w = weights(n, k);
       tune("forward" + number, [&](const ExecutionContext& context) {
         const DeviceTensor y = matrix(spec_.rows(), n);
-        return tune_forward(x.view, w.view, y.view, routing, forward_options, context,
+        return tune_forward(x.view, w.view, y.view, routing, w.with(forward_options), context,
                             tuning_.again);
       });
       tune("dX" + number, [&](const ExecutionContext& context) {
         const DeviceTensor dx = matrix(spec_.rows(), k);
-        return tune_dx(dy.view, w.view, dx.view, routing, options, context, tuning_.again);
+        return tune_dx(dy.view, w.view, dx.view, routing, w.with(options), context, tuning_.again);
       });
     }
+    if (spec_.weights != WeightFormat::kPlain) return;
     tune("dW" + number, [&](const ExecutionContext& context) {
       const DeviceTensor dw = stack(n, k);
       return tune_dw(dy.view, x.view, dw.view, routing, options, context, tuning_.again);

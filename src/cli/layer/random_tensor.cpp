@@ -13,11 +13,13 @@ namespace moegemm::cli {
 RandomTensor::RandomTensor(std::uint64_t seed, DType dtype, float amplitude)
     : seed_(testing::mix_bits(seed + testing::kGoldenStep)), dtype_(dtype), amplitude_(amplitude) {}
 
+std::uint64_t RandomTensor::bits(std::int64_t index) const {
+  return testing::mix_bits(seed_ + static_cast<std::uint64_t>(index) * testing::kGoldenStep);
+}
+
 float RandomTensor::at(std::int64_t index) const {
-  const std::uint64_t bits =
-      testing::mix_bits(seed_ + static_cast<std::uint64_t>(index) * testing::kGoldenStep);
   // 24 bits: as many as a float holds exactly, so that fp32 data exercises every mantissa bit.
-  const float unit = static_cast<float>(bits >> 40) * 0x1p-23F - 1.0F;
+  const float unit = static_cast<float>(bits(index) >> 40) * 0x1p-23F - 1.0F;
   return testing::round_to(dtype_, amplitude_ * unit);
 }
 

@@ -20,6 +20,8 @@ class RandomTensor {
 
   DType dtype() const { return dtype_; }
   float at(std::int64_t index) const;
+  /// 64 random bits of that position.
+  std::uint64_t bits(std::int64_t index) const;
 
   /// Writes elements [0, count) to device memory, in parallel on the host's threads. `told` gets
   /// the number of each chunk of them, from 1, and how many there are.

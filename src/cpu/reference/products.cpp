@@ -6,6 +6,7 @@
 #include "cpu/element_type.h"
 #include "cpu/reference/epilogue.h"
 #include "cpu/routing_data.h"
+#include "cpu/weight_decoding.h"
 
 namespace moegemm::cpu::reference {
 namespace {
@@ -88,6 +89,19 @@ const T* low_weights_of(const Problem& problem, const Operands& operands, std::i
   return static_cast<const T*>(operands.low_weights) + expert * rows * operands.low_weights_stride;
 }
 
+/// An expert's quantised W as an ordinary matrix.
+template <typename T>
+std::vector<T> decoded_weights(const Problem& problem, const Operands& operands,
+                               std::int64_t expert) {
+  const QuantizedExpert packed(problem.quantization, operands.w, operands.w_scales, expert,
+                               problem.n, problem.k);
+  std::vector<T> w(problem.n * problem.k);
+  for (std::int64_t n = 0; n < problem.n; ++n) {
+    for (std::int64_t k = 0; k < problem.k; ++k) store(packed.at(n, k), w[n * problem.k + k]);
+  }
+  return w;
+}
+
 template <typename T>
 void row_gemm(const Problem& problem, const Operands& operands) {
   const bool forward = problem.op == Op::kForward;
@@ -96,6 +110,11 @@ void row_gemm(const Problem& problem, const Operands& operands) {
   std::vector<double> product(problem.features());
   for (std::int64_t e = 0; e < problem.experts; ++e) {
     const T* w = static_cast<const T*>(operands.w) + e * problem.n * operands.w_stride;
+    std::vector<T> decoded;
+    if (!problem.quantization.plain() && segments[e].begin < segments[e].end) {
+      decoded = decoded_weights<T>(problem, operands, e);
+      w = decoded.data();
+    }
     for (std::int64_t r = segments[e].begin; r < segments[e].end; ++r) {
       const Row row = find_row(problem, operands, r);
       if (!row.valid && problem.scatters()) continue;

@@ -60,6 +60,9 @@ std::vector<KernelInfo> list_kernels(InstructionSet isa) {
 /// 63% up to 16 rows, nothing beyond 64).
 constexpr std::int64_t kMaxStreamedRows = 64;
 
+/// Forward decodes whole rows of a quantised W, four at a time, into scratch.
+constexpr std::int64_t kMostDecodedBytes = 128 * 1024;
+
 /// The kernels of one instruction set, or of the active one.
 class CpuBackend final : public Backend {
  public:
@@ -86,7 +89,10 @@ class CpuBackend final : public Backend {
 
   std::string refuse(const Problem& problem, const KernelInfo& kernel) const override {
     if (kernel.op != problem.op) return join(kernel.name, " computes ", to_string(kernel.op));
-    if (std::string reason = refuse_weights(problem, kernel); !reason.empty()) return reason;
+    if (!problem.quantization.plain() &&
+        problem.k * size_bytes(problem.dtype) > kMostDecodedBytes) {
+      return join("K = ", problem.k, " is too long for decoded rows to stay in a cache");
+    }
     if (problem.activation) return join(kernel.name, " leaves the activation to a pass after it");
     if (problem.accumulate && kernel.name == kernels()[kDwStreaming].name) {
       return join(kernel.name, " does not read the output, accumulate does");

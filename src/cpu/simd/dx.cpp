@@ -3,6 +3,7 @@
 #include "cpu/parallel.h"
 #include "cpu/simd/drivers.h"
 #include "cpu/simd/memory/output_pages.h"
+#include "cpu/simd/packed_weights.h"
 #include "cpu/simd/rows/row_block.h"
 
 namespace moegemm::cpu::simd {
@@ -63,6 +64,11 @@ void run_dx(const KernelTable& kernels, DxPath path, const Problem& problem,
     return static_cast<const char*>(operands.w) +
            (block.expert * problem.n * operands.w_stride + block.first_col) * element;
   };
+  const bool decodes = !problem.quantization.plain();
+  const std::int64_t decoded_elems =
+      std::max(kDecodedTerms * decoded_stride(kMaxPackedCols),
+               kGroupTerms * decoded_stride(kMaxInPlaceCols + kMaxPanelCols));
+  const std::int64_t decoded_bytes = decodes ? decoded_elems * element : 0;
   const std::vector<char> zeros = zero_source(problem, problem.n);
   const std::int64_t words = kDxWordRows * kFoldSteps;
   const std::int64_t totals = std::max(std::max(kKeptSums, packed_rows * kMinPackedCols),
@@ -70,7 +76,7 @@ void run_dx(const KernelTable& kernels, DxPath path, const Problem& problem,
   const std::int64_t scratch_bytes =
       RowBlock::scratch_bytes(std::max(packed_rows, kMaxRowsInPlace), 2 * kMaxInPlaceCols) +
       Scratch::bytes_of<std::uint32_t>(kPackedWords) + Scratch::bytes_of<std::uint32_t>(words) +
-      Scratch::bytes_of<float>(totals);
+      Scratch::bytes_of<float>(totals) + Scratch::bytes_of<std::byte>(decoded_bytes);
   const double operations = static_cast<double>(cost) * problem.n * problem.k;
   work.run(context, operations, [&](const WorkList::Turn& turn) {
     const Block& block = turn.block;
@@ -86,13 +92,21 @@ void run_dx(const KernelTable& kernels, DxPath path, const Problem& problem,
     DxTask task;
     task.dy = rows.sources();
     task.rows = block.rows;
-    task.w = weights_of(block);
+    PackedWeights packed_w;
+    if (decodes) {
+      packed_w = packed_weights(problem, operands, block.expert);
+      task.packed_w = &packed_w;
+      task.first_col = block.first_col;
+      task.decoded = scratch.take<std::byte>(decoded_bytes);
+    } else {
+      task.w = weights_of(block);
+    }
     task.w_stride = operands.w_stride;
     task.cols = block.cols;
     task.n = problem.n;
     task.low = rows.low_rank_part();
     task.out = rows.output();
-    if (next.expert >= 0) {
+    if (next.expert >= 0 && !decodes) {
       task.next_w = weights_of(next);
       task.next_cols = next.cols;
     }

@@ -3,6 +3,7 @@
 #include "cpu/parallel.h"
 #include "cpu/simd/drivers.h"
 #include "cpu/simd/memory/output_pages.h"
+#include "cpu/simd/packed_weights.h"
 #include "cpu/simd/rows/row_block.h"
 
 namespace moegemm::cpu::simd {
@@ -61,13 +62,16 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
     return static_cast<const char*>(operands.w) +
            (block.expert * problem.n + block.first_col) * operands.w_stride * element;
   };
+  const bool decodes = !problem.quantization.plain();
+  const std::int64_t decoded_bytes =
+      decodes ? kForwardDecodedRows * decoded_stride(problem.k) * element : 0;
   const std::vector<char> zeros = zero_source(problem, problem.k);
   const std::int64_t parked = kParkedFloatsPerRow * rows_of_largest_block;
   const std::int64_t scratch_bytes =
       RowBlock::scratch_bytes(rows_of_largest_block, kMaxWeightRows) +
       Scratch::bytes_of<float>(parked) +
       Scratch::bytes_of<float>(kStagedCols * rows_of_largest_block) +
-      Scratch::bytes_of<std::byte>(packed_bytes);
+      Scratch::bytes_of<std::byte>(packed_bytes) + Scratch::bytes_of<std::byte>(decoded_bytes);
   work.run(context, operations, [&](const WorkList::Turn& turn) {
     const Block& block = turn.block;
     Scratch& scratch = Scratch::of_this_thread();
@@ -78,7 +82,15 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
     ForwardTask task;
     task.x = rows.sources();
     task.rows = block.rows;
-    task.w = weights_of(block);
+    PackedWeights packed_w;
+    if (decodes) {
+      packed_w = packed_weights(problem, operands, block.expert);
+      task.packed_w = &packed_w;
+      task.first_w_row = block.first_col;
+      task.decoded = scratch.take<std::byte>(decoded_bytes);
+    } else {
+      task.w = weights_of(block);
+    }
     task.w_stride = operands.w_stride;
     task.w_rows = block.cols;
     task.k = problem.k;
@@ -90,7 +102,7 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
         typed.pack_x(task.x, block.rows, problem.k, packed);
       }
     }
-    if (turn.next.expert >= 0) {
+    if (turn.next.expert >= 0 && !decodes) {
       task.next_w = weights_of(turn.next);
       task.next_w_rows = turn.next.cols;
     }

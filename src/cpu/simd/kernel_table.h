@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <iterator>
 
+#include "moegemm/quantization.h"
 #include "moegemm/tensor.h"
 
 /// What the instruction-set files offer to the rest of the backend: plain functions over plain
@@ -31,6 +32,27 @@ struct LowRankPart {
   std::int64_t rank = 0;  ///< 0: none
 };
 
+/// A quantised W_e where it lies, in numbers alone: see Quantization.
+struct PackedWeights {
+  WeightFormat format = WeightFormat::kPlain;
+  ScaleType scale_type = ScaleType::kFloat32;
+  const std::uint8_t* values = nullptr;  ///< of the expert
+  const void* scales = nullptr;          ///< of the expert
+  std::int64_t k = 0;
+  std::int64_t block_n = 1;
+  std::int64_t scale_columns = 0;
+  int block_k_shift = 0;     ///< log2 of block_k; of no matter where a row has one scale
+  bool flat_blocks = false;  ///< blocks are counted through the matrix, not through each row
+  const float* table_values = nullptr;  ///< [16] what nibbles mean
+  const void* tables = nullptr;  ///< [256][16] of the task's dtype: nibbles times each e8m0 scale;
+                                 ///< null: scales are no e8m0
+};
+/// Columns between the rows of decoded weights of that many columns: one line more, so that rows of
+/// 4 KiB do not all fall into one set of the cache.
+constexpr std::int64_t decoded_stride(std::int64_t columns) { return (columns + 63) / 32 * 32; }
+/// Rows that forward decodes at a time.
+constexpr std::int64_t kForwardDecodedRows = 4;
+
 /// Y[rows, w_rows] = X W^T for some rows of one expert and a block of its weight rows.
 struct ForwardTask {
   const void* const* x = nullptr;  ///< [rows] pointers to K elements
@@ -44,6 +66,9 @@ struct ForwardTask {
   OutputRows out;
   const void* next_w = nullptr;  ///< the block this worker reads next; null: none
   std::int64_t next_w_rows = 0;
+  const PackedWeights* packed_w = nullptr;  ///< a quantised W instead of `w`; null: none
+  std::int64_t first_w_row = 0;             ///< of the block, in packed_w
+  void* decoded = nullptr;  ///< scratch: kForwardDecodedRows * decoded_stride(k) elements
   float* parked = nullptr;  ///< scratch: kParkedFloatsPerRow * rows
   float* staged = nullptr;  ///< scratch: kStagedCols * rows
 };
@@ -60,6 +85,10 @@ struct DxTask {
   OutputRows out;
   const void* next_w = nullptr;  ///< the same of the block this worker packs next; null: none
   std::int64_t next_cols = 0;
+  const PackedWeights* packed_w = nullptr;  ///< a quantised W instead of `w`; null: none
+  std::int64_t first_col = 0;               ///< of the block, in packed_w
+  void* decoded = nullptr;  ///< scratch: kDecodedTerms * decoded_stride(cols) elements; in place
+                            ///< kGroupTerms instead
   std::uint32_t* panels = nullptr;  ///< scratch: packed weights, kFoldSteps * padded cols
   std::uint32_t* words = nullptr;   ///< scratch: copies of dY rows, kDxWordRows * kFoldSteps
   float* totals = nullptr;          ///< scratch: rows * padded cols floats, twice that in place
@@ -109,11 +138,19 @@ constexpr std::int64_t kDxWordRows =
 /// costs about 1% at 128.
 constexpr std::int64_t kFoldSteps = 128;
 
+/// Weight rows of a group that dX reads in place. 8 and 16 stream equally well, 4 a little worse;
+/// more rows move the sums less often.
+constexpr std::int64_t kGroupTerms = 16;
+/// Most weight rows that a packed block of dX decodes at a time: a fold.
+constexpr std::int64_t kDecodedTerms = 2 * kFoldSteps;
+
 using ForwardFn = void (*)(const ForwardTask&);
 /// Packs `count` rows of k elements into count * (k rounded up to dot_step) elements.
 using PackXFn = void (*)(const void* const* rows, std::int64_t count, std::int64_t k, void* packed);
 using DxFn = void (*)(const DxTask&);
 using DwFn = void (*)(const DwTask&);
+/// Rows [row, row + rows) of a quantised W into dense rows of k elements.
+using DecodeFn = void (*)(const PackedWeights& w, std::int64_t row, std::int64_t rows, void* out);
 
 /// The kernels of one instruction set for one input dtype.
 struct DTypeKernels {
@@ -125,7 +162,8 @@ struct DTypeKernels {
   DxFn dx_in_place = nullptr;  ///< at most kMaxRowsInPlace rows
   DwFn dw = nullptr;
   DwFn dw_scaled = nullptr;  ///< with scales: sums of fp32 products
-  int terms_per_step = 1;    ///< of all but dw_scaled, which has 1
+  DecodeFn decode = nullptr;
+  int terms_per_step = 1;  ///< of all but dw_scaled, which has 1
 };
 
 struct KernelTable {

@@ -19,6 +19,8 @@ std::vector<ProblemCase> capacity_cases();   ///< rows that are not T * topk
 std::vector<ProblemCase> placement_cases();  ///< segments with gaps, and tails
 std::vector<ProblemCase> hazard_cases();     ///< bad sizes, bad indices, NaN and infinities
 
+std::vector<ProblemCase> quantised_cases();  ///< weights of every format
+
 std::vector<ProblemCase> all_cases();
 
 }  // namespace moegemm::testing

@@ -76,6 +76,25 @@ Activation random_activation(Random& random) {
   return activation;
 }
 
+/// Weights of any format; K becomes what its groups divide.
+void quantise(Random& random, ProblemCase& c) {
+  struct Format {
+    const char* text;
+    ScaleType type;
+    std::int64_t group;
+  };
+  constexpr Format kFormats[] = {
+      {"mxfp4", ScaleType::kE8m0, 32},          {"fp8/128x128", ScaleType::kFloat32, 1},
+      {"fp8/128x128", ScaleType::kBFloat16, 1}, {"fp8/channel", ScaleType::kFloat32, 1},
+      {"fp8/tensor", ScaleType::kFloat16, 1},   {"fp8/channel", ScaleType::kE8m0, 1},
+      {"int4/32", ScaleType::kBFloat16, 32},    {"int4/128", ScaleType::kFloat16, 128},
+      {"nf4/64", ScaleType::kFloat32, 1},       {"nf4/32", ScaleType::kFloat32, 1}};
+  const Format& format = kFormats[random.below(std::ssize(kFormats))];
+  c.weights = format.text;
+  c.scale_type = format.type;
+  c.k = (c.k + format.group - 1) / format.group * format.group;
+}
+
 std::int64_t round_up(std::int64_t value) { return (value + 7) / 8 * 8; }
 
 }  // namespace
@@ -99,6 +118,7 @@ RandomCase random_case(Random& random, bool aligned) {
     std::int64_t& features = drawn.op == Op::kForward ? c.n : c.k;
     features += features % 2;
   }
+  if (drawn.op != Op::kDw && random.chance(4)) quantise(random, c);
   if (aligned) {
     for (std::int64_t* extent :
          {&c.n, &c.k, &c.x_padding, &c.w_padding, &c.dy_padding, &c.out_padding, &c.base_offset}) {

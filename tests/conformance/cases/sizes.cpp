@@ -133,7 +133,7 @@ std::vector<ProblemCase> all_cases() {
   std::vector<ProblemCase> all;
   for (auto* subject :
        {zero_size_cases, segment_cases, shape_cases, option_cases, epilogue_cases, low_rank_cases,
-        stride_cases, capacity_cases, placement_cases, hazard_cases}) {
+        stride_cases, capacity_cases, placement_cases, hazard_cases, quantised_cases}) {
     std::ranges::move(subject(), std::back_inserter(all));
   }
   return all;

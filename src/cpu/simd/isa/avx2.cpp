@@ -39,6 +39,82 @@ struct Avx2 : Prefetches, CopiedParts<Avx2> {
   static void store(Bf16* at, Vec v) { store_half(at, round_bf16(v)); }
   static void store(Fp16* at, Vec v) { store_half(at, _mm256_cvtps_ph(v, kNearest)); }
 
+  template <class T>
+  static void store_exact(T* at, Vec v) {
+    store(at, v);
+  }
+
+  /// 32 nibbles of 16 bytes.
+  template <class T>
+  [[gnu::always_inline]] static void look_up_nibbles(const std::uint8_t* bytes, bool high_first,
+                                                     const T* table, T* out) {
+    const __m128i packed = load_half(bytes);
+    const __m128i low = _mm_and_si128(packed, _mm_set1_epi8(15));
+    const __m128i high = _mm_and_si128(_mm_srli_epi16(packed, 4), _mm_set1_epi8(15));
+    const __m128i first = high_first ? high : low;
+    const __m128i second = high_first ? low : high;
+    const __m128i places[2] = {_mm_unpacklo_epi8(first, second), _mm_unpackhi_epi8(first, second)};
+    if constexpr (sizeof(T) == 2) {
+      const ByteTables tables(table);
+      for (int i = 0; i < 2; ++i) {
+        const __m128i lows = _mm_shuffle_epi8(tables.low, places[i]);
+        const __m128i highs = _mm_shuffle_epi8(tables.high, places[i]);
+        store_half(out + 16 * i, _mm_unpacklo_epi8(lows, highs));
+        store_half(out + 16 * i + 8, _mm_unpackhi_epi8(lows, highs));
+      }
+    } else {
+      const Vec lower = load(table), upper = load(table + 8);
+      for (int i = 0; i < 4; ++i) {
+        const __m128i eight = i % 2 == 0 ? places[i / 2] : _mm_srli_si128(places[i / 2], 8);
+        const __m256i place = _mm256_cvtepu8_epi32(eight);
+        const __m256 is_upper = _mm256_castsi256_ps(_mm256_slli_epi32(place, 28));
+        store(out + 8 * i, _mm256_blendv_ps(_mm256_permutevar8x32_ps(lower, place),
+                                            _mm256_permutevar8x32_ps(upper, place), is_upper));
+      }
+    }
+  }
+
+  static constexpr bool kLooksUpFp8 = true;
+  /// 32 values; the table is that of fill_fp8_table.
+  [[gnu::always_inline]] static void look_up_fp8(const std::uint8_t* bytes, const Bf16* table,
+                                                 Bf16* out) {
+    const ByteTables tables(table);
+    const __m256i lows = _mm256_broadcastsi128_si256(tables.low);
+    const __m256i highs = _mm256_broadcastsi128_si256(tables.high);
+    for (int i = 0; i < 2; ++i) {
+      const __m256i words = _mm256_cvtepu8_epi16(load_half(bytes + 16 * i));
+      const __m256i exponent = _mm256_and_si256(words, _mm256_set1_epi16(0x78));
+      const __m256i denormal = _mm256_cmpeq_epi16(exponent, _mm256_setzero_si256());
+      const __m256i place = _mm256_or_si256(_mm256_and_si256(words, _mm256_set1_epi16(7)),
+                                            _mm256_and_si256(denormal, _mm256_set1_epi16(8)));
+      // 0x80 in the other half of a word reads as zero.
+      const __m256i low_places = _mm256_or_si256(place, _mm256_set1_epi16(-32768));
+      const __m256i high_places =
+          _mm256_or_si256(_mm256_slli_epi16(place, 8), _mm256_set1_epi16(0x80));
+      const __m256i mantissa = _mm256_or_si256(_mm256_shuffle_epi8(lows, low_places),
+                                               _mm256_shuffle_epi8(highs, high_places));
+      const __m256i value = _mm256_add_epi16(mantissa, _mm256_slli_epi16(exponent, 4));
+      const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(words, _mm256_set1_epi16(0x80)), 8);
+      const __m256i nan = _mm256_cmpeq_epi16(_mm256_and_si256(words, _mm256_set1_epi16(0x7f)),
+                                             _mm256_set1_epi16(0x7f));
+      const __m256i quiet = _mm256_and_si256(nan, _mm256_set1_epi16(0x7fff));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 16 * i),
+                          _mm256_or_si256(_mm256_xor_si256(value, sign), quiet));
+    }
+  }
+
+  /// As fp16 the same bits are 2^-8 times as much.
+  static Vec load_e4m3(const std::uint8_t* bytes) {
+    const __m128i words =
+        _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
+    const __m128i magnitude = _mm_and_si128(words, _mm_set1_epi16(0x7f));
+    const __m128i sign = _mm_slli_epi16(_mm_and_si128(words, _mm_set1_epi16(0x80)), 8);
+    const __m128i nan =
+        _mm_and_si128(_mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7f)), _mm_set1_epi16(0x7e00));
+    const __m128i half = _mm_or_si128(_mm_or_si128(sign, nan), _mm_slli_epi16(magnitude, 7));
+    return mul(_mm256_cvtph_ps(half), broadcast(256.0f));
+  }
+
   /// The sums over the lanes of four vectors.
   static Quad reduce4(Vec a, Vec b, Vec c, Vec d) {
     const Vec ab = add(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
@@ -50,6 +126,18 @@ struct Avx2 : Prefetches, CopiedParts<Avx2> {
     return _mm_add_ps(_mm256_castps256_ps128(abcd), _mm256_extractf128_ps(abcd, 1));
   }
   static void store_quad(float* at, Quad v) { _mm_storeu_ps(at, v); }
+
+  /// Sixteen 16-bit elements as two tables of bytes.
+  struct ByteTables {
+    __m128i low, high;
+    template <class T>
+    explicit ByteTables(const T* table) {
+      const __m128i first = load_half(table), second = load_half(table + 8);
+      const __m128i byte = _mm_set1_epi16(0xff);
+      low = _mm_packus_epi16(_mm_and_si128(first, byte), _mm_and_si128(second, byte));
+      high = _mm_packus_epi16(_mm_srli_epi16(first, 8), _mm_srli_epi16(second, 8));
+    }
+  };
 
   static __m128i round_bf16(Vec v) {
     const __m256i bits = _mm256_castps_si256(v);

@@ -57,6 +57,71 @@ struct Avx512 : Prefetches {
     _mm256_mask_storeu_epi16(at, first(count), round_fp16(v));
   }
 
+  static void store_exact(float* at, Vec v) { store(at, v); }
+  static void store_exact(Fp16* at, Vec v) { store(at, v); }
+  /// With denormals.
+  static void store_exact(Bf16* at, Vec v) { _mm256_storeu_si256(half(at), round_bf16_bits(v)); }
+
+  /// 32 nibbles of 16 bytes.
+  template <class T>
+  [[gnu::always_inline]] static void look_up_nibbles(const std::uint8_t* bytes, bool high_first,
+                                                     const T* table, T* out) {
+    if constexpr (sizeof(T) == 2) {
+      const __m512i wide =
+          _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+      const __m512i pairs =
+          high_first ? _mm512_or_si512(_mm512_srli_epi32(wide, 4), _mm512_slli_epi32(wide, 16))
+                     : _mm512_or_si512(wide, _mm512_slli_epi32(wide, 12));
+      const __m512i places = _mm512_and_si512(pairs, _mm512_set1_epi32(0x000f000f));
+      _mm512_storeu_si512(out, _mm512_permutexvar_epi16(places, table_of(table)));
+    } else {
+      const Vec values = load(table);
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; ++i) {
+        const __m512i wide =
+            _mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes + 8 * i)));
+        const __m512i pairs =
+            high_first ? _mm512_or_si512(_mm512_srli_epi64(wide, 4), _mm512_slli_epi64(wide, 32))
+                       : _mm512_or_si512(wide, _mm512_slli_epi64(wide, 28));
+        const __m512i places = _mm512_and_si512(pairs, _mm512_set1_epi32(15));
+        store(out + 16 * i, _mm512_permutexvar_ps(places, values));
+      }
+    }
+  }
+
+  static constexpr bool kLooksUpFp8 = true;
+  /// 32 values; the table is that of fill_fp8_table.
+  [[gnu::always_inline]] static void look_up_fp8(const std::uint8_t* bytes, const Bf16* table,
+                                                 Bf16* out) {
+    const __m512i words =
+        _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes)));
+    const __m512i exponent = _mm512_and_si512(words, _mm512_set1_epi16(0x78));
+    const __mmask32 denormal = _mm512_testn_epi16_mask(words, _mm512_set1_epi16(0x78));
+    const __m512i mantissa = _mm512_and_si512(words, _mm512_set1_epi16(7));
+    const __m512i places =
+        _mm512_mask_add_epi16(mantissa, denormal, mantissa, _mm512_set1_epi16(8));
+    const __m512i value = _mm512_add_epi16(_mm512_permutexvar_epi16(places, table_of(table)),
+                                           _mm512_slli_epi16(exponent, 4));
+    const __m512i sign = _mm512_slli_epi16(_mm512_and_si512(words, _mm512_set1_epi16(0x80)), 8);
+    const __mmask32 nan = _mm512_cmpeq_epi16_mask(_mm512_and_si512(words, _mm512_set1_epi16(0x7f)),
+                                                  _mm512_set1_epi16(0x7f));
+    const __m512i result = _mm512_xor_si512(value, sign);
+    _mm512_storeu_si512(out, _mm512_mask_mov_epi16(result, nan, _mm512_set1_epi16(0x7fff)));
+  }
+
+  /// As fp16 the same bits are 2^-8 times as much.
+  static Vec load_e4m3(const std::uint8_t* bytes) {
+    const __m256i words =
+        _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+    const __m256i magnitude = _mm256_and_si256(words, _mm256_set1_epi16(0x7f));
+    const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(words, _mm256_set1_epi16(0x80)), 8);
+    const __m256i nan = _mm256_and_si256(_mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f)),
+                                         _mm256_set1_epi16(0x7e00));
+    const __m256i half_bits =
+        _mm256_or_si256(_mm256_or_si256(sign, nan), _mm256_slli_epi16(magnitude, 7));
+    return mul(_mm512_cvtph_ps(half_bits), broadcast(256.0f));
+  }
+
   /// One 64-byte line of rounded sums, written around the caches; `at` starts the line.
   static void stream_line(float* at, const float* sums) { _mm512_stream_ps(at, load(sums)); }
   static void stream_line(Bf16* at, const float* sums) {
@@ -92,6 +157,10 @@ struct Avx512 : Prefetches {
     // Flushes denormals (below 1.2e-38) to zero, as the products of this instruction set do.
     return (__m256i)_mm512_cvtneps_pbh(v);
 #else
+    return round_bf16_bits(v);
+#endif
+  }
+  static __m256i round_bf16_bits(Vec v) {
     const __m512i bits = _mm512_castps_si512(v);
     const __m512i top = _mm512_srli_epi32(bits, 16);
     const __m512i tie_to_even = _mm512_and_si512(top, _mm512_set1_epi32(1));
@@ -101,7 +170,11 @@ struct Avx512 : Prefetches {
     const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
     const __m512i quiet = _mm512_or_si512(top, _mm512_set1_epi32(0x40));
     return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, nan, quiet));
-#endif
+  }
+  /// Sixteen 16-bit elements for places below 16.
+  template <class T>
+  static __m512i table_of(const T* table) {
+    return _mm512_castsi256_si512(_mm256_loadu_si256(half(table)));
   }
   static void stream_halves(void* at, __m256i low, __m256i high) {
     _mm512_stream_si512(static_cast<__m512i*>(at),

@@ -17,6 +17,7 @@ namespace {
 struct Portable : Prefetches, CopiedParts<Portable> {
   using Vec = float __attribute__((vector_size(16)));
   using Bits = std::uint32_t __attribute__((vector_size(16)));
+  using Ints = std::int32_t __attribute__((vector_size(16)));
   using Quad = Vec;
   static constexpr std::int64_t kLanes = 4;
   // 16 registers at least, as AVX2.
@@ -68,6 +69,31 @@ struct Portable : Prefetches, CopiedParts<Portable> {
   }
   static void store(Fp16* at, Vec v) {
     for (std::int64_t i = 0; i < kLanes; ++i) at[i].bits = to_float16(v[i]).bits;
+  }
+
+  template <class T>
+  static void store_exact(T* at, Vec v) {
+    store(at, v);
+  }
+  template <class T>
+  static void look_up_nibbles(const std::uint8_t* bytes, bool high_first, const T* table, T* out) {
+    const int first = high_first ? 4 : 0;
+    for (std::int64_t i = 0; i < 16; ++i) {
+      out[2 * i] = table[(bytes[i] >> first) & 15];
+      out[2 * i + 1] = table[(bytes[i] >> (4 - first)) & 15];
+    }
+  }
+  static constexpr bool kLooksUpFp8 = false;
+  static Vec load_e4m3(const std::uint8_t* bytes) {
+    const Bits bits = {bytes[0], bytes[1], bytes[2], bytes[3]};
+    const Bits magnitude = bits & 0x7fu;
+    // Normal numbers by their bits (120 is the difference of the biases), denormals as integers.
+    const Bits normal = (magnitude << 20) + (120u << 23);
+    const Vec denormal = __builtin_convertvector(reinterpret_cast<Ints>(magnitude), Vec) * 0x1p-9f;
+    const Bits is_denormal = reinterpret_cast<Bits>(magnitude < 8u);
+    const Bits is_nan = reinterpret_cast<Bits>(magnitude == 0x7fu);
+    const Bits finite = (is_denormal & as_bits(denormal)) | (~is_denormal & normal);
+    return as_floats((bits & 0x80u) << 24 | (is_nan & 0x7fc00000u) | (~is_nan & finite));
   }
 
   /// The sums over the lanes of four vectors.

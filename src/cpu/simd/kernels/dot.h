@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "cpu/simd/kernel_table.h"
+#include "cpu/simd/kernels/decode.h"
 #include "cpu/simd/kernels/element.h"
 #include "cpu/simd/kernels/finish.h"
 #include "cpu/simd/kernels/tile.h"
@@ -312,13 +313,22 @@ void forward_task(const ForwardTask& task) {
   // Two groups of four short rows leave L1 room enough for the group in use.
   const bool short_rows = task.k * std::int64_t{sizeof(T)} <= 1024;
   // The hardware follows rows of a few lines itself; prefetches would be a third of the loop.
-  const bool fetch_ahead = task.k * std::int64_t{sizeof(T)} > 256;
+  const bool fetch_ahead = task.k * std::int64_t{sizeof(T)} > 256 && task.packed_w == nullptr;
+  static_assert(kForwardDecodedRows == 4);
+  T* const decoded = static_cast<T*>(task.decoded);
+  const std::int64_t stride = decoded_stride(task.k);
   DotTile<T> tile = {};
   for (std::int64_t n = 0; n < task.w_rows; n += 4) {
     // Past the last weight row the last one is computed again and not stored.
     const std::int64_t valid = task.w_rows - n < 4 ? task.w_rows - n : 4;
+    if (task.packed_w != nullptr) {
+      decode_block<Isa, T>(*task.packed_w, task.first_w_row + n, valid, 0, task.k, decoded, stride);
+    }
     for (std::int64_t j = 0; j < 4; ++j) {
-      tile.w[j] = static_cast<const T*>(task.w) + (n + (j < valid ? j : valid - 1)) * task.w_stride;
+      const std::int64_t row = j < valid ? j : valid - 1;
+      tile.w[j] = task.packed_w != nullptr
+                      ? decoded + row * stride
+                      : static_cast<const T*>(task.w) + (n + row) * task.w_stride;
     }
     // Two groups ahead: one is too late, eight measured worse.
     const T* ahead[4];

@@ -4,6 +4,7 @@
 
 #include "cpu/simd/kernel_table.h"
 #include "cpu/simd/kernels/broadcast.h"
+#include "cpu/simd/kernels/decode.h"
 #include "cpu/simd/kernels/dx_spans.h"
 #include "cpu/simd/kernels/finish.h"
 
@@ -15,10 +16,6 @@
 /// The sums have the order of broadcast.h from weight row 0, so their bits are those of dx_packed.
 namespace moegemm::cpu::simd {
 namespace {
-
-/// Weight rows of a group. 8 and 16 stream equally well, 4 a little worse; more rows move the sums
-/// less often.
-constexpr std::int64_t kGroupTerms = 16;
 
 /// A group of weight rows, and the sums of some rows of dX before and after it.
 template <class Math, class T>
@@ -109,7 +106,9 @@ void dx_in_place_span(const DxTask& task, const DxSpan<T>& span, std::int64_t pa
   const std::int64_t chunks = (task.rows + Isa::kTileRows - 1) / Isa::kTileRows;
 
   WeightGroup<Math, T> group;
-  group.stride = span.w_stride;
+  const PackedWeights* const packed_w = span.starts ? task.packed_w : nullptr;
+  T* const decoded = static_cast<T*>(task.decoded);
+  group.stride = packed_w != nullptr ? decoded_stride(task.cols) : span.w_stride;
   group.cols = task.cols;
   group.padded_cols = padded_cols;
   float* const sums = task.totals + task.rows * padded_cols;
@@ -122,11 +121,16 @@ void dx_in_place_span(const DxTask& task, const DxSpan<T>& span, std::int64_t pa
         Math::copy_words(span.rows[i] + term, terms, words + i * kFoldSteps);
       }
     }
-    group.w = span.w + term * span.w_stride;
     group.terms = left < kGroupTerms ? left : kGroupTerms;
-    group.ahead = left > kGroupTerms ? group.w + kGroupTerms * span.w_stride
-                  : span.starts      ? static_cast<const T*>(task.next_w)
-                                     : nullptr;
+    if (packed_w != nullptr) {
+      decode_block<Isa, T>(*packed_w, term, group.terms, task.first_col, task.cols, decoded,
+                           group.stride);
+    }
+    group.w = packed_w != nullptr ? decoded : span.w + term * span.w_stride;
+    group.ahead = packed_w != nullptr  ? nullptr
+                  : left > kGroupTerms ? group.w + kGroupTerms * span.w_stride
+                  : span.starts        ? static_cast<const T*>(task.next_w)
+                                       : nullptr;
     group.starts_fold = in_fold == 0;
     group.ends_fold = in_fold + kGroupTerms == kFoldTerms || left <= kGroupTerms;
     group.first_fold = span.starts && term < kFoldTerms;

@@ -5,6 +5,7 @@
 
 #include "cpu/simd/kernel_table.h"
 #include "cpu/simd/kernels/broadcast.h"
+#include "cpu/simd/kernels/decode.h"
 #include "cpu/simd/kernels/dx_spans.h"
 #include "cpu/simd/kernels/finish.h"
 #include "cpu/simd/kernels/pack.h"
@@ -80,16 +81,25 @@ void dx_packed_span(const DxTask& task, const DxSpan<T>& span) {
   const std::int64_t padded_cols = round_up(task.cols, kPanelCols);
   const std::int64_t tiles = (task.rows + kRows - 1) / kRows;
   const T* next_w = span.starts ? static_cast<const T*>(task.next_w) : nullptr;
+  const PackedWeights* const packed_w = span.starts ? task.packed_w : nullptr;
+  T* const decoded = static_cast<T*>(task.decoded);
+  static_assert(kTerms <= kDecodedTerms);
 
   // Weights are packed fold by fold: what was fetched ahead is used before the caches forget it.
   for (std::int64_t term = 0; term < span.terms; term += kTerms) {
     const std::int64_t terms = smaller(kTerms, span.terms - term);
     const std::int64_t steps = (terms + Math::kTerms - 1) / Math::kTerms;
     const std::int64_t left = span.terms - term - terms;
-    pack_panels<Math, T, Isa::kTileVecs>(
-        StridedRows<T>{span.w + term * span.w_stride, span.w_stride}, terms, task.cols, nullptr,
-        panels);
-    WeightPrefetch<T> prefetch(left > 0 ? span.w + (term + terms) * span.w_stride : next_w,
+    StridedRows<T> weights{span.w + term * span.w_stride, span.w_stride};
+    if (packed_w != nullptr) {
+      weights = {decoded, decoded_stride(task.cols)};
+      decode_block<Isa, T>(*packed_w, term, terms, task.first_col, task.cols, decoded,
+                           weights.stride);
+    }
+    pack_panels<Math, T, Isa::kTileVecs>(weights, terms, task.cols, nullptr, panels);
+    WeightPrefetch<T> prefetch(packed_w != nullptr ? nullptr
+                               : left > 0          ? span.w + (term + terms) * span.w_stride
+                                                   : next_w,
                                left > 0 ? task.cols : task.next_cols, span.w_stride,
                                smaller(kTerms, left > 0 ? left : span.terms),
                                tiles * (padded_cols / kPanelCols));

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cpu/simd/kernel_table.h"
+#include "cpu/simd/kernels/decode.h"
 #include "cpu/simd/kernels/dot.h"
 #include "cpu/simd/kernels/dw.h"
 #include "cpu/simd/kernels/dx_in_place.h"
@@ -22,6 +23,7 @@ constexpr DTypeKernels dtype_kernels(DType dtype) {
   kernels.dw = dw_chunk<Math, T>;
   // A scaled dY row is no longer a 16-bit number: products and sums in fp32.
   kernels.dw_scaled = dw_chunk<FloatMath<Isa>, T>;
+  kernels.decode = decode_task<Isa, T>;
   kernels.terms_per_step = Math::kTerms;
   return kernels;
 }

@@ -51,8 +51,9 @@ LowRankPart RowBlock::low_rank_part() const {
 }
 
 std::vector<char> zero_source(const Problem& problem, std::int64_t depth) {
-  return std::vector<char>(
-      problem.low_rank > 0 ? static_cast<std::size_t>(depth * size_bytes(problem.dtype)) : 0);
+  const bool needed = problem.low_rank > 0 || !problem.quantization.plain();
+  return std::vector<char>(needed ? static_cast<std::size_t>(depth * size_bytes(problem.dtype))
+                                  : 0);
 }
 
 OutputRows RowBlock::output() const {

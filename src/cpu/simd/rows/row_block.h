@@ -51,8 +51,8 @@ class RowBlock {
   bool has_zero_rows_ = false;
 };
 
-/// What a row that reads as zeros is computed from where it has a low-rank part: `depth` zeros,
-/// else nothing.
+/// What a row that reads as zeros is computed from where it has a low-rank part, or where the
+/// weights are packed: `depth` zeros, else nothing.
 std::vector<char> zero_source(const Problem& problem, std::int64_t depth);
 
 /// Rows of Y or dX that nothing stores become zero, in parallel.

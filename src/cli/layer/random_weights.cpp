@@ -1,0 +1,117 @@
+#include "layer/random_weights.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "moegemm/execution.h"
+#include "testing/numerics/floats.h"
+#include "testing/numerics/random.h"
+#include "testing/numerics/weight_formats.h"
+
+namespace moegemm::cli {
+namespace {
+
+/// Hands `count` bytes that `made` makes to the device, in parallel and chunk by chunk.
+template <typename Made>
+testing::Buffer fill(testing::Memory& memory, std::int64_t count, const Made& made,
+                     const std::function<void(int chunk, int chunks)>& told) {
+  constexpr std::int64_t kChunk = std::int64_t{1} << 24;
+  testing::Buffer buffer(memory, static_cast<std::size_t>(count));
+  std::vector<std::uint8_t> staging(static_cast<std::size_t>(std::min(count, kChunk)));
+  Executor& executor = default_executor();
+  const int workers = executor.concurrency();
+  const auto chunks = static_cast<int>((count + kChunk - 1) / kChunk);
+  for (std::int64_t begin = 0; begin < count; begin += kChunk) {
+    if (told) told(static_cast<int>(begin / kChunk) + 1, chunks);
+    const std::int64_t chunk = std::min(kChunk, count - begin);
+    executor.run(workers, [&](int worker) {
+      for (std::int64_t i = chunk * worker / workers; i < chunk * (worker + 1) / workers; ++i) {
+        staging[static_cast<std::size_t>(i)] = made(begin + i);
+      }
+    });
+    memory.copy_in(static_cast<std::uint8_t*>(buffer.data()) + begin, staging.data(),
+                   static_cast<std::size_t>(chunk));
+  }
+  return buffer;
+}
+
+}  // namespace
+
+GemmOptions LayerWeights::with(GemmOptions options) const {
+  options.quantization = quantization;
+  options.w_scales = scales_view;
+  return options;
+}
+
+RandomWeights::RandomWeights(const RandomTensor& plain, float amplitude,
+                             const Quantization& quantization, std::int64_t experts, std::int64_t n,
+                             std::int64_t k)
+    : plain_(plain),
+      amplitude_(amplitude),
+      quantization_(quantization),
+      experts_(experts),
+      n_(n),
+      k_(k) {}
+
+std::uint8_t RandomWeights::byte(std::int64_t index) const {
+  const auto bits = static_cast<std::uint8_t>(plain_.bits(index) >> 32);
+  const bool nan = quantization_.format == WeightFormat::kFp8 && (bits & 127) == 127;
+  return nan ? bits ^ 1 : bits;
+}
+
+float RandomWeights::scale(std::int64_t index) const {
+  const double unit = static_cast<double>(plain_.bits(~index) >> 40) * 0x1p-24;
+  const double most = amplitude_ / testing::largest_value(quantization_.format);
+  std::uint32_t stored = 0;
+  testing::encode_scale(quantization_.scale_type, &stored, 0,
+                        static_cast<float>(most * (0.5 + unit)));
+  return testing::decode_scale(quantization_.scale_type, &stored, 0);
+}
+
+float RandomWeights::at(std::int64_t index) const {
+  if (quantization_.plain()) return plain_.at(index);
+  const std::int64_t expert = index / (n_ * k_), place = index % (n_ * k_);
+  const std::int64_t in_expert = quantization_.bits() == 8 ? place : place / 2;
+  const double value = testing::packed_value(
+      quantization_.format, byte(expert * quantization_.expert_bytes(n_, k_) + in_expert),
+      place % 2 != 0);
+  const std::int64_t of_expert = quantization_.scale_of(place / k_, place % k_, n_, k_);
+  const float factor = scale(expert * quantization_.expert_scales(n_, k_) + of_expert);
+  return testing::round_to(plain_.dtype(), static_cast<float>(value * static_cast<double>(factor)));
+}
+
+LayerWeights RandomWeights::make(testing::Memory& memory,
+                                 const std::function<void(int chunk, int chunks)>& told) const {
+  LayerWeights weights;
+  weights.quantization = quantization_;
+  if (quantization_.plain()) {
+    testing::DeviceTensor tensor = testing::make_stack(memory, plain_.dtype(), experts_, n_, k_);
+    plain_.fill(memory, tensor.buffer.data(), tensor.view.numel(), told);
+    weights.values = std::move(tensor.buffer);
+    weights.view = tensor.view;
+    return weights;
+  }
+  weights.values = fill(
+      memory, experts_ * quantization_.expert_bytes(n_, k_),
+      [this](std::int64_t i) { return byte(i); }, told);
+  const std::int64_t scales = experts_ * quantization_.expert_scales(n_, k_);
+  const int each = scale_bytes(quantization_.scale_type);
+  std::vector<std::uint8_t> stored(static_cast<std::size_t>(scales * each));
+  for (std::int64_t i = 0; i < scales; ++i) {
+    testing::encode_scale(quantization_.scale_type, stored.data(), i, scale(i));
+  }
+  weights.scales = testing::Buffer(memory, stored.size());
+  weights.scales.upload(stored.data());
+  weights.view = TensorView::stack(weights.values.data(), plain_.dtype(), experts_, n_, k_, 0,
+                                   memory.device());
+  const bool flat = quantization_.format == WeightFormat::kNf4;
+  const std::int64_t columns = quantization_.scale_columns(n_, k_);
+  weights.scales_view = {weights.scales.data(),
+                         quantization_.scale_type,
+                         flat ? 2 : 3,
+                         {experts_, flat ? columns : quantization_.scale_rows(n_), columns},
+                         memory.device()};
+  return weights;
+}
+
+}  // namespace moegemm::cli

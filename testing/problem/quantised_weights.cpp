@@ -1,0 +1,66 @@
+#include "testing/problem/quantised_weights.h"
+
+#include "testing/numerics/weight_formats.h"
+
+namespace moegemm::testing {
+float QuantisedWeights::scale(std::int64_t index) const {
+  return decode_scale(quantization.scale_type, scales.data(), index);
+}
+
+void QuantisedWeights::set_scale(std::int64_t index, float value) {
+  encode_scale(quantization.scale_type, scales.data(), index, value);
+}
+
+float QuantisedWeights::at(std::int64_t expert, std::int64_t row, std::int64_t column) const {
+  const unsigned char* const bytes = values.data() + expert * quantization.expert_bytes(n, k);
+  const std::int64_t place = row * k + column;
+  const unsigned char byte = bytes[quantization.format == WeightFormat::kFp8 ? place : place / 2];
+  const double value = packed_value(quantization.format, byte, place % 2 != 0);
+  std::int64_t index = expert * quantization.expert_scales(n, k);
+  if (quantization.format == WeightFormat::kNf4) {
+    index += place / quantization.block_k;
+  } else {
+    index += row / quantization.block_n * ((k + quantization.block_k - 1) / quantization.block_k) +
+             column / quantization.block_k;
+  }
+  // Exact in double: the conversion is the one rounding to fp32.
+  return static_cast<float>(value * static_cast<double>(scale(index)));
+}
+
+ScalesView QuantisedWeights::scales_view(const void* data, Device device) const {
+  ScalesView view;
+  view.data = data;
+  view.type = quantization.scale_type;
+  view.device = device;
+  const bool flat = quantization.format == WeightFormat::kNf4;
+  view.rank = flat ? 2 : 3;
+  view.shape = {experts, flat ? quantization.scale_columns(n, k) : quantization.scale_rows(n),
+                flat ? 0 : quantization.scale_columns(n, k)};
+  return view;
+}
+
+QuantisedWeights random_weights(const Quantization& quantization, std::int64_t experts,
+                                std::int64_t n, std::int64_t k, float magnitude,
+                                bool extreme_scales, Random& random) {
+  QuantisedWeights w{quantization, experts, n, k, {}, {}};
+  w.values.resize(experts * quantization.expert_bytes(n, k));
+  for (unsigned char& byte : w.values) {
+    byte = static_cast<unsigned char>(random.bits());
+    const bool nan = quantization.format == WeightFormat::kFp8 && (byte & 127) == 127;
+    if (nan && !extreme_scales) byte ^= 1;
+  }
+  w.scales.resize(w.scale_count() * scale_bytes(quantization.scale_type));
+  if (extreme_scales) {
+    for (unsigned char& byte : w.scales) byte = static_cast<unsigned char>(random.bits());
+    return w;
+  }
+  for (std::int64_t i = 0; i < w.scale_count(); ++i) {
+    const float about = 0.5f + 0.25f * random.symmetric();  // negative ones are as good as others
+    const float sign = quantization.scale_type != ScaleType::kE8m0 && random.chance(4) ? -1 : 1;
+    w.set_scale(i,
+                sign * about * magnitude / static_cast<float>(largest_value(quantization.format)));
+  }
+  return w;
+}
+
+}  // namespace moegemm::testing
