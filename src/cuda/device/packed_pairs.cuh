@@ -9,7 +9,7 @@
 #include "cuda/device/host_device.h"
 
 /// For loops of functions that the host compiler builds, too.
-#if defined(__CUDACC__)
+#if defined(__CUDA_ARCH__)
 #define MOEGEMM_UNROLL _Pragma("unroll")
 #else
 #define MOEGEMM_UNROLL

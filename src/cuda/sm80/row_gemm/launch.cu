@@ -33,11 +33,12 @@ int block_shift(std::int64_t block, std::int64_t extent) {
 WeightScales make_scales(const Problem& problem, const Operands& operands) {
   const Quantization& quantization = problem.quantization;
   const auto size = static_cast<unsigned>(scale_bytes(quantization.scale_type));
-  const std::int64_t expert = quantization.expert_scales(problem.n, problem.k);
-  return {.data = static_cast<const std::byte*>(operands.w_scales),
-          .bytes = problem.experts * expert * size,
-          .expert = expert,
-          .columns = (problem.k + quantization.block_k - 1) / quantization.block_k,
+  const std::int64_t expert_bytes = quantization.expert_scales(problem.n, problem.k) * size;
+  const auto* data = static_cast<const std::byte*>(operands.w_scales);
+  return {.data = data,
+          .end = data + problem.experts * expert_bytes,
+          .expert_bytes = expert_bytes,
+          .row_bytes = (problem.k + quantization.block_k - 1) / quantization.block_k * size,
           .row_shift = block_shift(quantization.block_n, problem.n),
           .column_shift = block_shift(quantization.block_k, problem.k),
           .size_shift = std::countr_zero(size),

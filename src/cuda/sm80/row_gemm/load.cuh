@@ -124,8 +124,9 @@ class RowLoader {
   __device__ __forceinline__ explicit RowLoader(const RowGemmParams& params)
       : params_(params),
         row_target_(ptx::keep(depth_major_offset<Shape::kDepthBytes>(own_row(), own_chunk()))),
-        weight_target_(outer_major_offset<Traits::kBBytes, Traits::kElementBytes>(
-            own_depth(), own_col_chunk())) {}
+        weight_target_(outer_major_offset<Traits::kBBytes, Traits::kElementBytes>(own_depth(),
+                                                                                  own_col_chunk())),
+        packed_(params, number()) {}
 
   static __device__ __forceinline__ void prepare() {}
 
@@ -133,6 +134,7 @@ class RowLoader {
   __device__ __forceinline__ int start(const RowTile& tile) {
     tile_ = &tile;
     const bool good_indices = locate_rows(tile);
+    packed_.start(params_, tile, number());
     weights_ = first_weights(params_.weights + tile.expert * params_.expert_bytes,
                              params_.weight_bytes, tile);
     cols_left_ = params_.out.cols - own_feature(tile);
@@ -189,7 +191,7 @@ class RowLoader {
     return ticket_;
   }
   __device__ __forceinline__ void decode(std::uint32_t stage, DecodeTicket ticket) const {
-    QuantisedWeights<Traits>::decode(params_, stage + Shape::kRowsBytes, ticket, number());
+    packed_.decode(params_, stage + Shape::kRowsBytes, ticket, number());
   }
 
  private:
@@ -249,9 +251,8 @@ class RowLoader {
   __device__ __forceinline__ void load_packed(std::uint32_t stage, int left) {
     ticket_ = {};
     if (left < 0) return;
-    ticket_ =
-        QuantisedWeights<Traits>::copy(params_, stage + Shape::kRowsBytes, *tile_,
-                                       (depth_blocks() - 1 - left) * Traits::kDepth, number());
+    ticket_ = packed_.copy(params_, stage + Shape::kRowsBytes, *tile_,
+                           (depth_blocks() - 1 - left) * Traits::kDepth, number());
   }
 
   /// This thread's chunk of the row of pass i, at the block to load.
@@ -384,6 +385,7 @@ class RowLoader {
   const std::byte* base_;              ///< this thread's chunk of row 0, at the block to load
   unsigned rows_[kRowPasses];          ///< in units of the pitch
   const std::byte* weights_;
+  std::conditional_t<Traits::kQuantised, QuantisedWeights<Traits>, PlainWeights> packed_;
   DecodeTicket ticket_;  ///< of the block copied last
   int granules_;         ///< the tile's height, 0 if no block of it is regular
   int cols_left_;        ///< features from the first that this thread loads on

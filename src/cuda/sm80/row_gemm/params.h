@@ -9,16 +9,16 @@
 
 namespace moegemm::cuda::sm80 {
 
-/// The scales of a quantised W: that of W_e[n, k] is number
-/// e * expert + (n >> row_shift) * columns + (k >> column_shift).
+/// The scales of a quantised W: that of W_e[n, k] is at
+/// e * expert_bytes + (n >> row_shift) * row_bytes + (k >> column_shift << size_shift).
 struct WeightScales {
   const std::byte* data;
-  std::int64_t bytes;  ///< of all
-  std::int64_t expert;
-  std::int64_t columns;
+  const std::byte* end;
+  std::int64_t expert_bytes;
+  std::int64_t row_bytes;
   int row_shift;
   int column_shift;
-  int size_shift;  ///< bytes of one, log2
+  int size_shift;
   WeightFormat format;
   ScaleType type;
 };
