@@ -131,14 +131,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", help="a gpt-oss checkpoint of the hub or a folder; default: random weights")
     parser.add_argument("--sizes", choices=list(SIZES), default="tiny", help="of the random model")
     parser.add_argument("--tokens", type=int, help="of a step; default 4096, tiny 512")
-    parser.add_argument("--length", type=int, help="tokens of a sequence; default 512, tiny 32")
+    parser.add_argument("--length", type=int, help="tokens of a sequence; default 256, tiny 32")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--steps", type=int, help="default 6, tiny 40")
     parser.add_argument("--rate", type=float, default=2e-3, help="the learning rate")
     options = parser.parse_args()
     tiny = options.sizes == "tiny" and not options.model
     options.tokens = options.tokens or (512 if tiny else 4096)
-    options.length = options.length or (32 if tiny else 512)
+    options.length = options.length or (32 if tiny else 256)
     options.steps = options.steps or (40 if tiny else 6)
     return options
 

@@ -118,7 +118,7 @@ def quantize_experts(model: nn.Module, format: str, **options: Any) -> nn.Module
     """Quantises the experts of every layer of transformers' experts interface in place, and returns the model.
 
     format and options are those of moegemm.quantize. The weights become frozen, run on moegemm whatever the config
-    says, and keep their names: PEFT's adapters find them. Layer by layer, so that no second copy of the model is needed.
+    says, and keep their names: PEFT's adapters find them. Layer by layer: no second copy of the model is needed.
     """
     from moegemm.integrations.peft_adapters import follow_peft  # which reads weights through this file
 

@@ -74,7 +74,8 @@ class _Mxfp4(_KeepsPacked):
             return super().get_weight_conversions()  # type: ignore[misc]
         loading: Any = importlib.import_module("transformers.core_model_loading")
         return [
-            loading.WeightRenaming(source_patterns=f"{name}_blocks", target_patterns=name)
+            # When it saves, transformers reads the target as a pattern: that of the bias is another parameter.
+            loading.WeightRenaming(source_patterns=f"{name}_blocks", target_patterns=rf"{name}(?!_)")
             for name in ("gate_up_proj", "down_proj")
         ]
 

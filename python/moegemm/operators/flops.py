@@ -23,9 +23,11 @@ def _rows(first: Shape, gather_indices: Shape | None, options: str, per_token: s
     return gather_indices[0] if per_token in options and gather_indices is not None else first[0]
 
 
-def _weights(w: Shape, w_format: str = "", **_: Any) -> int:
-    """E N K of W [E, N, K] or [E * N, K]; a quantised one has several values in an element."""
-    elements = VALUES_PER_ELEMENT[format_of(w_format)] if w_format else 1
+def _weights(w: Shape, *rest: Any, **named: Any) -> int:
+    """E N K of W [E, N, K] or [E * N, K]. A quantised one has several values in an element; its format is the last
+    argument of each operator."""
+    word = named.get("w_format") or (rest[-1] if rest and isinstance(rest[-1], str) else "")
+    elements = VALUES_PER_ELEMENT.get(format_of(word), 1)
     for extent in w:
         elements *= extent
     return elements
@@ -35,14 +37,14 @@ def _forward(
     x: Shape, w: Shape, m_sizes: Shape, gather_indices: Shape | None = None, router_weights: Shape | None = None,
     topk: int = 1, options: str = "", *args: Any, **kwargs: Any,
 ) -> int:  # fmt: skip
-    return 2 * _rows(x, gather_indices, options, PERMUTE_X) * (_weights(w, **kwargs) // m_sizes[-1])
+    return 2 * _rows(x, gather_indices, options, PERMUTE_X) * (_weights(w, *args, **kwargs) // m_sizes[-1])
 
 
 def _dx(
     dy: Shape, w: Shape, m_sizes: Shape, gather_indices: Shape | None = None, router_weights: Shape | None = None,
     topk: int = 1, options: str = "", *args: Any, **kwargs: Any,
 ) -> int:  # fmt: skip
-    return 2 * _rows(dy, gather_indices, options, DY_PER_TOKEN) * (_weights(w, **kwargs) // m_sizes[-1])
+    return 2 * _rows(dy, gather_indices, options, DY_PER_TOKEN) * (_weights(w, *args, **kwargs) // m_sizes[-1])
 
 
 def _dw(
@@ -57,7 +59,7 @@ def _low_rank(
     topk: int = 1, options: str = "", *args: Any, **kwargs: Any,
 ) -> int:  # fmt: skip
     """Of forward or dX: the low-rank part is one more product, of the same rows."""
-    return 2 * low_rank_rows[0] * ((_weights(w, **kwargs) + _weights(low_rank_weights)) // m_sizes[0])
+    return 2 * low_rank_rows[0] * ((_weights(w, *args, **kwargs) + _weights(low_rank_weights)) // m_sizes[0])
 
 
 def register() -> None:

@@ -164,8 +164,9 @@ def test_it_is_saved_as_it_was_loaded(checkpoints, family, tmp_path):
         assert set(before.keys()) == set(after.keys())
         for name in before.keys():  # noqa: SIM118
             a, b = before.get_tensor(name), after.get_tensor(name)
-            assert a.shape == b.shape, name
-            assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)), name
+            # transformers 5.17 makes a scalar of the scale of a single block
+            assert a.shape == b.shape or (a.numel() == 1 and name.endswith("scale_inv")), name
+            assert torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8)), name
 
 
 def test_it_pickles_patched(checkpoints, family):
