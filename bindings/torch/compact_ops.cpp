@@ -116,7 +116,8 @@ Tensor ids_at_target(const Tensor& expert_ids, const Tensor& gather_indices,
   });
 }
 
-/// m_sizes [E] and gather_indices [rows], int32, and expert_ids [rows]; see moegemm::index_arrivals.
+/// m_sizes [E] and gather_indices [rows], int32, and expert_ids [rows]; see
+/// moegemm::index_arrivals.
 std::tuple<Tensor, Tensor, Tensor> index_arrivals(const Tensor& counts, std::int64_t rows,
                                                   std::int64_t room) {
   return raising([&] {

@@ -88,7 +88,8 @@ void CpuPasses::index_arrivals(const TensorView& counts, std::int64_t room,
   const std::int64_t rows = gather_indices.shape[0];
   auto* const ids = static_cast<std::int64_t*>(expert_ids.data);
   const auto count_of = [&](std::int64_t rank, std::int64_t expert) {
-    const std::int64_t count = read_index(counts.data, counts.dtype, rank * counts.row_stride + expert);
+    const std::int64_t count =
+        read_index(counts.data, counts.dtype, rank * counts.row_stride + expert);
     return std::clamp<std::int64_t>(count, 0, rows);
   };
   std::fill(ids, ids + rows, experts);

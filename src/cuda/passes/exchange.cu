@@ -74,8 +74,7 @@ __device__ __forceinline__ void zero_rows(const SpreadArguments& a, std::int64_t
   const std::int64_t slot = row < a.out_rows ? a.gather_indices[row] : 0;
   unsigned left = __ballot_sync(kFullMask, slot < 0 || slot >= a.slots);
   for (; left != 0; left &= left - 1) {
-    Chunk* const target =
-        static_cast<Chunk*>(a.out) + (first_row + __ffs(left) - 1) * a.out_pitch;
+    Chunk* const target = static_cast<Chunk*>(a.out) + (first_row + __ffs(left) - 1) * a.out_pitch;
     for (int i = lane; i < a.chunks; i += kWarpSize) target[i] = Chunk{};
   }
 }
@@ -103,7 +102,8 @@ void launch_spread(const TensorView& rows, const TensorView& positions,
   const std::int64_t copying = rows.shape[0] * turns;
   const std::int64_t zeroing = gather_indices.given() ? (out.shape[0] + 31) / 32 : 0;
   if (std::max(copying, zeroing) > std::int64_t{1} << 30) {
-    throw Error(ErrorKind::kNotImplemented, "spread_rows on a GPU takes at most 2^30 rows of 4 KiB");
+    throw Error(ErrorKind::kNotImplemented,
+                "spread_rows on a GPU takes at most 2^30 rows of 4 KiB");
   }
   SpreadArguments arguments = {
       .rows = rows.data,
