@@ -77,13 +77,13 @@ def unique_steps(layer: Layer) -> dict[str, Callable[[], object]]:
         found = once_per_rank(layer.ids, layer.experts, layer.ranks)
         its_order = order_of(found, rows, False, False)
         packed(layer.x, its_order)
-        ids_at_target(layer.ids, found, its_order, here)
+        ids_at_target(layer.ids, its_order, here)
         return moegemm.combine(layer.rows[:rows], positions=found.positions)
 
     return {
         "route": lambda: once_per_rank(layer.ids, layer.experts, layer.ranks),
         "pack": lambda: packed(layer.x, order),
-        "index": lambda: ids_at_target(layer.ids, sending, order, here),
+        "index": lambda: ids_at_target(layer.ids, order, here),
         "combine": lambda: moegemm.combine(layer.rows[:rows], positions=sending.positions),
         "all": everything,
     }

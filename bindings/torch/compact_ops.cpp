@@ -86,7 +86,38 @@ Tensor spread_rows(const Tensor& rows, const Tensor& positions,
   });
 }
 
-/// m_sizes [E] and gather_indices [rows], int32, and expert_ids [rows]; see moegemm::index_arrivals.
+/// ranks_of_slots and pairs; see moegemm::first_slots.
+std::tuple<Tensor, Tensor> first_slots(const Tensor& expert_ids, std::int64_t experts_of_rank,
+                                       std::int64_t ranks) {
+  return raising([&] {
+    if (ranks < 1) refuse_value("ranks is ", ranks, "; it must be at least 1");
+    Argument input("expert_ids", expert_ids);
+    const Device device = input.device();
+    const TensorView& readable = input.readable_dense();
+    const Execution execution(device, static_cast<double>(input.numel()));
+    Output found = allocate(input.size(0), input.columns(), DType::kInt64, device);
+    Output pairs = allocate(ranks, DType::kInt64, device);
+    moegemm::first_slots(readable, experts_of_rank, found.view, pairs.view, execution.context());
+    return std::make_tuple(found.hand_over(), pairs.hand_over());
+  });
+}
+
+Tensor ids_at_target(const Tensor& expert_ids, const Tensor& gather_indices,
+                     std::int64_t experts_of_rank) {
+  return raising([&] {
+    Argument input("expert_ids", expert_ids), indices("gather_indices", gather_indices);
+    const TensorView& readable = input.readable_dense();
+    const TensorView& readable_indices = indices.readable_dense();
+    const Execution execution(input.device(), static_cast<double>(indices.numel()));
+    Output ids = allocate(indices.size(0), input.columns(), DType::kInt64, input.device());
+    moegemm::ids_at_target(readable, readable_indices, experts_of_rank, ids.view,
+                           execution.context());
+    return ids.hand_over();
+  });
+}
+
+/// m_sizes [E] and gather_indices [rows], int32, and expert_ids [rows]; see
+/// moegemm::index_arrivals.
 std::tuple<Tensor, Tensor, Tensor> index_arrivals(const Tensor& counts, std::int64_t rows,
                                                   std::int64_t room) {
   return raising([&] {
@@ -114,6 +145,10 @@ constexpr Operator kOperators[] = {
      TORCH_BOX(&combine_rows_out)},
     {"spread_rows(Tensor rows, Tensor positions, Tensor? gather_indices, SymInt count) -> Tensor",
      TORCH_BOX(&spread_rows)},
+    {"first_slots(Tensor expert_ids, int experts_of_rank, int ranks) -> (Tensor, Tensor)",
+     TORCH_BOX(&first_slots)},
+    {"ids_at_target(Tensor expert_ids, Tensor gather_indices, int experts_of_rank) -> Tensor",
+     TORCH_BOX(&ids_at_target)},
     {"index_arrivals(Tensor counts, SymInt rows, SymInt room) -> (Tensor, Tensor, Tensor)",
      TORCH_BOX(&index_arrivals)},
 };

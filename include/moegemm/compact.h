@@ -51,6 +51,23 @@ MOEGEMM_API void spread_rows(const TensorView& rows, const TensorView& positions
                              const TensorView& gather_indices, const TensorView& out,
                              const ExecutionContext& context = {});
 
+/// For tokens that are sent once to each rank which has an expert of theirs; rank r has those from
+/// r * experts_of_rank on.
+///   expert_ids     [T, topk] int32 or int64, dense
+///   ranks_of_slots [T, topk] int64, dense, written: the rank of each slot's expert; -1 for an id
+///                  that names none, and where an earlier slot of the token has the same rank
+///   pairs          [ranks] int64, written: slots whose expert is on each rank
+MOEGEMM_API void first_slots(const TensorView& expert_ids, std::int64_t experts_of_rank,
+                             const TensorView& ranks_of_slots, const TensorView& pairs,
+                             const ExecutionContext& context = {});
+
+/// ids [R, topk] int64, written: the experts of the tokens that are sent, as their targets count
+/// them, and -1 for those of other ranks. gather_indices [R]: the flat slot that each row is sent
+/// for, whose expert's rank is its target; one outside [0, T * topk) has no experts.
+MOEGEMM_API void ids_at_target(const TensorView& expert_ids, const TensorView& gather_indices,
+                               std::int64_t experts_of_rank, const TensorView& ids,
+                               const ExecutionContext& context = {});
+
 /// Rows that came from several ranks, sorted by expert, those of an expert in the order of ranks.
 ///   counts         [ranks, E] int32 or int64, any row stride: rows of each rank for each expert;
 ///                  a rank's rows come in the order of experts

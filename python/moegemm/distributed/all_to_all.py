@@ -166,7 +166,7 @@ class AllToAll:
         )  # fmt: skip
         kept_weights = None if weights_travel else router_weights
         if self.unique:
-            ids = splits.forth(ids_at_target(expert_ids, sending, order, self.experts_here))
+            ids = splits.forth(ids_at_target(expert_ids, order, self.experts_here))
             most = ids.size(0) * min(ids.size(1), self.experts_here)
             state = _State(splits, order, kept_weights)
             return Dispatched(rows, ids, row_weights, max_rows=most if pairs is None else pairs, state=state)

@@ -1,5 +1,6 @@
 """What a rank sends, and in which order: made of expert ids on their device, without waiting for it."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -7,6 +8,10 @@ from torch import Tensor
 
 from moegemm.capacity import Capacity, route_within
 from moegemm.distributed.exchange import Order
+from moegemm.operators.loading import ops
+
+_first_slots: Callable[..., tuple[Tensor, Tensor]] = ops.first_slots.default
+_ids_at_target: Callable[..., Tensor] = ops.ids_at_target.default
 
 
 class Sending(NamedTuple):
@@ -30,12 +35,10 @@ def once_per_slot(expert_ids: Tensor, num_experts: int, ranks: int, room: bool =
 
 def once_per_rank(expert_ids: Tensor, num_experts: int, ranks: int) -> Sending:
     """A row for every rank that has an expert for the token: that of its first slot there."""
-    owners = expert_ids.div(num_experts // ranks, rounding_mode="floor")
-    again = (owners.unsqueeze(2) == owners.unsqueeze(1)).tril(-1).any(2)  # an earlier slot has the same
+    owners, pairs = _first_slots(expert_ids, num_experts // ranks, ranks)
     capacity = Capacity(owners.size(0) * min(owners.size(1), ranks), None, None)
-    m_sizes, gather_indices, positions = route_within(capacity, owners.masked_fill(again, -1), ranks)
-    pairs, _, _ = route_within(Capacity(owners.numel(), None, None), owners, ranks)
-    return Sending(m_sizes.view(ranks, 1).long(), gather_indices, positions, owners, pairs.long())
+    m_sizes, gather_indices, positions = route_within(capacity, owners, ranks)
+    return Sending(m_sizes.view(ranks, 1).long(), gather_indices, positions, owners, pairs)
 
 
 def with_room(sending: Sending, room: int) -> Sending:
@@ -65,15 +68,6 @@ def order_of(sending: Sending, rows: int, per_slot: bool, gaps: bool) -> Order:
     return Order(sending.gather_indices[:rows], per_slot, sending.positions, gaps)
 
 
-def ids_at_target(expert_ids: Tensor, sending: Sending, order: Order, experts_of_rank: int) -> Tensor:
+def ids_at_target(expert_ids: Tensor, order: Order, experts_of_rank: int) -> Tensor:
     """[sent rows, topk]: each row's experts as its target counts them, -1 for those of other ranks."""
-    owners = sending.ranks_of_slots
-    assert owners is not None
-    slots = order.slots.clamp(min=0)
-    tokens = slots.div(expert_ids.size(1), rounding_mode="floor")
-    if expert_ids.size(0) == 0:
-        return expert_ids.new_full((tokens.size(0), expert_ids.size(1)), -1)
-    target = owners.reshape(-1).index_select(0, slots).unsqueeze(1)
-    mine = owners.index_select(0, tokens) == target
-    mine &= (order.slots >= 0).unsqueeze(1)
-    return torch.where(mine, expert_ids.index_select(0, tokens) - target * experts_of_rank, -1)
+    return _ids_at_target(expert_ids, order.slots, experts_of_rank).to(expert_ids.dtype)

@@ -33,6 +33,17 @@ def _spread_rows(rows: Tensor, positions: Tensor, gather_indices: Tensor | None,
     return rows.new_empty((count, rows.size(1)))
 
 
+def _first_slots(expert_ids: Tensor, experts_of_rank: int, ranks: int) -> tuple[Tensor, Tensor]:
+    return (
+        expert_ids.new_empty(expert_ids.shape, dtype=torch.int64),
+        expert_ids.new_empty((ranks,), dtype=torch.int64),
+    )
+
+
+def _ids_at_target(expert_ids: Tensor, gather_indices: Tensor, experts_of_rank: int) -> Tensor:
+    return expert_ids.new_empty((gather_indices.size(0), expert_ids.size(1)), dtype=torch.int64)
+
+
 def _index_arrivals(counts: Tensor, rows: int, room: int) -> tuple[Tensor, Tensor, Tensor]:
     return (
         counts.new_empty((counts.size(1),), dtype=torch.int32),
@@ -46,6 +57,8 @@ FAKES: dict[str, Callable[..., Any]] = {
     "combine_rows": _combine_rows,
     "combine_rows_out": _combine_rows_out,
     "spread_rows": _spread_rows,
+    "first_slots": _first_slots,
+    "ids_at_target": _ids_at_target,
     "index_arrivals": _index_arrivals,
 }
 

@@ -33,6 +33,23 @@ void require_positions(const Argument& positions, std::int64_t tokens, std::int6
   }
 }
 
+void require_int64(const Argument& argument) {
+  if (argument.view.dtype == DType::kInt64) return;
+  refuse_type(argument.name, " has dtype ", to_string(argument.view.dtype), "; it must be int64");
+}
+
+/// [T, topk] ids without gaps between their rows, of ranks that have so many experts; returns T.
+std::int64_t require_dense_ids(const Argument& expert_ids, std::int64_t experts_of_rank) {
+  require_form(expert_ids, {{2, "[T, topk]"}});
+  require_index(expert_ids);
+  require_topk(expert_ids.view.shape[1]);
+  require_dense(expert_ids);
+  if (experts_of_rank < 1) {
+    refuse_value("experts_of_rank is ", experts_of_rank, "; it must be at least 1");
+  }
+  return expert_ids.view.shape[0];
+}
+
 void refuse_dropped(const DroppedRow& row, std::int64_t capacity) {
   refuse_value("max_rows, the length of gather_indices, is ", capacity, ", but ", row.routed,
                " rows have an expert; the first without a place is slot ", row.slot, " of token ",
@@ -154,6 +171,45 @@ void spread_rows(const TensorView& rows_view, const TensorView& positions_view,
       .spread_rows(rows_view, positions_view, gather_indices_view, out_view, context);
 }
 
+void first_slots(const TensorView& expert_ids_view, std::int64_t experts_of_rank,
+                 const TensorView& ranks_of_slots_view, const TensorView& pairs_view,
+                 const ExecutionContext& context) {
+  const Argument expert_ids{"expert_ids", expert_ids_view};
+  const Argument ranks_of_slots{"ranks_of_slots", ranks_of_slots_view};
+  const Argument pairs{"pairs", pairs_view};
+  const std::int64_t tokens = require_dense_ids(expert_ids, experts_of_rank);
+  require_positions(ranks_of_slots, tokens, expert_ids_view.shape[1]);
+  require_form(pairs, {{1, "[ranks]"}});
+  require_extent(pairs, pairs_view.shape[0], "ranks");
+  for (const Argument* output : {&ranks_of_slots, &pairs}) {
+    require_int64(*output);
+    require_same_device(*output, expert_ids);
+  }
+  require_apart({&ranks_of_slots, &pairs}, {&expert_ids});
+  passes_for(expert_ids_view.device)
+      .first_slots(expert_ids_view, experts_of_rank, ranks_of_slots_view, pairs_view, context);
+}
+
+void ids_at_target(const TensorView& expert_ids_view, const TensorView& gather_indices_view,
+                   std::int64_t experts_of_rank, const TensorView& ids_view,
+                   const ExecutionContext& context) {
+  const Argument expert_ids{"expert_ids", expert_ids_view};
+  const Argument gather_indices{"gather_indices", gather_indices_view};
+  const Argument ids{"ids", ids_view};
+  require_dense_ids(expert_ids, experts_of_rank);
+  require_form(gather_indices, {{1, "[R]"}});
+  require_index(gather_indices);
+  require_same_device(gather_indices, expert_ids);
+  require_form(ids, {{2, "[R, topk]"}});
+  require_shape(ids, {gather_indices_view.shape[0], expert_ids_view.shape[1]}, "[R, topk]");
+  require_int64(ids);
+  require_same_device(ids, expert_ids);
+  require_dense(ids);
+  require_apart({&ids}, {&expert_ids, &gather_indices});
+  passes_for(expert_ids_view.device)
+      .ids_at_target(expert_ids_view, gather_indices_view, experts_of_rank, ids_view, context);
+}
+
 void index_arrivals(const TensorView& counts_view, std::int64_t room,
                     const TensorView& m_sizes_view, const TensorView& gather_indices_view,
                     const TensorView& expert_ids_view, const ExecutionContext& context) {
@@ -177,9 +233,7 @@ void index_arrivals(const TensorView& counts_view, std::int64_t room,
   require_same_dtype(gather_indices, m_sizes);
   require_form(expert_ids, {{1, "[R]"}});
   require_shape(expert_ids, {gather_indices_view.shape[0]}, "[R]");
-  if (expert_ids_view.dtype != DType::kInt64) {
-    refuse_type("expert_ids has dtype ", to_string(expert_ids_view.dtype), "; it must be int64");
-  }
+  require_int64(expert_ids);
   for (const Argument* output : {&m_sizes, &gather_indices, &expert_ids}) {
     require_same_device(*output, counts);
   }

@@ -42,6 +42,45 @@ void CpuPasses::spread_rows(const TensorView& rows, const TensorView& positions,
                  });
 }
 
+void CpuPasses::first_slots(const TensorView& expert_ids, std::int64_t experts_of_rank,
+                            const TensorView& ranks_of_slots, const TensorView& pairs,
+                            const ExecutionContext&) const {
+  const std::int64_t topk = expert_ids.shape[1], ranks = pairs.shape[0];
+  auto* const found = static_cast<std::int64_t*>(ranks_of_slots.data);
+  auto* const counts = static_cast<std::int64_t*>(pairs.data);
+  std::fill(counts, counts + ranks, 0);
+  std::vector<std::int64_t> seen(ranks, -1);  // the last token that goes to each rank
+  for (std::int64_t slot = 0; slot < expert_ids.numel(); ++slot) {
+    const std::int64_t id = read_index(expert_ids.data, expert_ids.dtype, slot);
+    const std::int64_t rank = id < 0 ? ranks : id / experts_of_rank;
+    found[slot] = -1;
+    if (rank >= ranks) continue;
+    ++counts[rank];
+    if (seen[rank] != slot / topk) found[slot] = rank;
+    seen[rank] = slot / topk;
+  }
+}
+
+void CpuPasses::ids_at_target(const TensorView& expert_ids, const TensorView& gather_indices,
+                              std::int64_t experts_of_rank, const TensorView& ids,
+                              const ExecutionContext&) const {
+  const std::int64_t topk = expert_ids.shape[1], slots = expert_ids.numel();
+  auto* out = static_cast<std::int64_t*>(ids.data);
+  const auto id_of = [&](std::int64_t slot) {
+    return read_index(expert_ids.data, expert_ids.dtype, slot);
+  };
+  for (std::int64_t row = 0; row < gather_indices.shape[0]; ++row, out += topk) {
+    const std::int64_t slot = read_index(gather_indices.data, gather_indices.dtype, row);
+    std::fill(out, out + topk, -1);
+    if (slot < 0 || slot >= slots || id_of(slot) < 0) continue;
+    const std::int64_t first = id_of(slot) / experts_of_rank * experts_of_rank;
+    for (std::int64_t s = 0; s < topk; ++s) {
+      const std::int64_t id = id_of(slot / topk * topk + s);
+      if (id >= first && id - first < experts_of_rank) out[s] = id - first;
+    }
+  }
+}
+
 void CpuPasses::index_arrivals(const TensorView& counts, std::int64_t room,
                                const TensorView& m_sizes, const TensorView& gather_indices,
                                const TensorView& expert_ids, const ExecutionContext&) const {
@@ -49,7 +88,8 @@ void CpuPasses::index_arrivals(const TensorView& counts, std::int64_t room,
   const std::int64_t rows = gather_indices.shape[0];
   auto* const ids = static_cast<std::int64_t*>(expert_ids.data);
   const auto count_of = [&](std::int64_t rank, std::int64_t expert) {
-    const std::int64_t count = read_index(counts.data, counts.dtype, rank * counts.row_stride + expert);
+    const std::int64_t count =
+        read_index(counts.data, counts.dtype, rank * counts.row_stride + expert);
     return std::clamp<std::int64_t>(count, 0, rows);
   };
   std::fill(ids, ids + rows, experts);

@@ -16,9 +16,9 @@
 namespace moegemm::cuda {
 
 struct PositionedArguments {
-  Floats rows;     // [row_count, columns]
-  Floats weights;  // [T * topk], or null
-  Floats out;      // [T, columns]
+  Floats rows;           // [row_count, columns]
+  Floats weights;        // [T * topk], or null
+  Floats out;            // [T, columns]
   IndexArray positions;  // [T * topk]
   std::int64_t row_count;
   std::int64_t first_token;  // of this launch
@@ -32,7 +32,8 @@ struct PositionedArguments {
 };
 
 constexpr int kPositionedThreads = 256;
-constexpr int kPositionedBlocks = 4;  ///< on a multiprocessor: 96 KB in flight where all slots have rows
+constexpr int kPositionedBlocks =
+    4;  ///< on a multiprocessor: 96 KB in flight where all slots have rows
 
 /// 32 slots of a warp: a lane's row, -1 for none, and its weight.
 struct SlotsOfWarp {

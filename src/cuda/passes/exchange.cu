@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/backend/error.h"
 #include "cuda/backend/launch.h"
 #include "cuda/device/fast_divide.h"
 #include "cuda/passes/alignment.h"
@@ -73,8 +74,7 @@ __device__ __forceinline__ void zero_rows(const SpreadArguments& a, std::int64_t
   const std::int64_t slot = row < a.out_rows ? a.gather_indices[row] : 0;
   unsigned left = __ballot_sync(kFullMask, slot < 0 || slot >= a.slots);
   for (; left != 0; left &= left - 1) {
-    Chunk* const target =
-        static_cast<Chunk*>(a.out) + (first_row + __ffs(left) - 1) * a.out_pitch;
+    Chunk* const target = static_cast<Chunk*>(a.out) + (first_row + __ffs(left) - 1) * a.out_pitch;
     for (int i = lane; i < a.chunks; i += kWarpSize) target[i] = Chunk{};
   }
 }
@@ -102,7 +102,8 @@ void launch_spread(const TensorView& rows, const TensorView& positions,
   const std::int64_t copying = rows.shape[0] * turns;
   const std::int64_t zeroing = gather_indices.given() ? (out.shape[0] + 31) / 32 : 0;
   if (std::max(copying, zeroing) > std::int64_t{1} << 30) {
-    throw Error(ErrorKind::kNotImplemented, "spread_rows on a GPU takes at most 2^30 rows of 4 KiB");
+    throw Error(ErrorKind::kNotImplemented,
+                "spread_rows on a GPU takes at most 2^30 rows of 4 KiB");
   }
   SpreadArguments arguments = {
       .rows = rows.data,
@@ -124,6 +125,72 @@ void launch_spread(const TensorView& rows, const TensorView& positions,
   launch({reinterpret_cast<const void*>(&spread_kernel<Chunk>), name,
           dim3(static_cast<unsigned>(blocks)), dim3(kThreads)},
          parameters, stream);
+}
+
+/// Ids of slots, and what they say of ranks.
+struct SlotIds {
+  IndexArray ids;
+  std::int64_t experts_of_rank;
+  std::int64_t ranks;
+
+  __device__ __forceinline__ std::int64_t rank(std::int64_t slot) const {
+    const std::int64_t id = ids[slot];
+    const std::int64_t found = id < 0 ? -1 : id / experts_of_rank;
+    return found < ranks ? found : -1;
+  }
+};
+
+constexpr int kTokenThreads = 64;    ///< few, so that many blocks share the tokens
+constexpr int kCountedRanks = 1024;  ///< whose pairs a block counts in shared memory
+
+/// A thread for each token.
+__global__ void __launch_bounds__(kTokenThreads)
+    first_slots_kernel(SlotIds slots, std::int64_t tokens, int topk, std::int64_t* ranks_of_slots,
+                       unsigned long long* pairs) {
+  __shared__ unsigned counts[kCountedRanks];
+  const bool counted = slots.ranks <= kCountedRanks;
+  const int ranks = counted ? static_cast<int>(slots.ranks) : 0;
+  for (int r = static_cast<int>(threadIdx.x); r < ranks; r += kTokenThreads) counts[r] = 0;
+  __syncthreads();
+  const std::int64_t token = std::int64_t{blockIdx.x} * kTokenThreads + threadIdx.x;
+  for (int s = 0; token < tokens && s < topk; ++s) {
+    const std::int64_t rank = slots.rank(token * topk + s);
+    bool first = rank >= 0;
+    for (int before = 0; first && before < s; ++before) {
+      first = slots.rank(token * topk + before) != rank;
+    }
+    ranks_of_slots[token * topk + s] = first ? rank : -1;
+    if (rank >= 0) {
+      if (counted) {
+        atomicAdd(&counts[rank], 1u);
+      } else {
+        atomicAdd(&pairs[rank], 1ull);
+      }
+    }
+  }
+  __syncthreads();
+  for (int r = static_cast<int>(threadIdx.x); r < ranks; r += kTokenThreads) {
+    if (counts[r] != 0) atomicAdd(&pairs[r], static_cast<unsigned long long>(counts[r]));
+  }
+}
+
+/// A thread for each slot of a row.
+__global__ void __launch_bounds__(kThreads)
+    ids_at_target_kernel(SlotIds slots, std::int64_t all_slots, IndexArray gather_indices,
+                         std::int64_t count, unsigned topk, std::int64_t* ids) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= count) return;
+  const std::int64_t row = i / topk;
+  const std::int64_t slot = gather_indices[row];
+  std::int64_t found = -1;
+  if (slot >= 0 && slot < all_slots) {
+    const std::int64_t target = slots.rank(slot);
+    const std::int64_t own = slot - slot % topk + (i - row * topk);
+    if (target >= 0 && slots.rank(own) == target) {
+      found = slots.ids[own] - target * slots.experts_of_rank;
+    }
+  }
+  ids[i] = found;
 }
 
 struct ArrivalArguments {
@@ -232,6 +299,42 @@ void CudaPasses::spread_rows(const TensorView& rows, const TensorView& positions
     launch_spread<std::uint32_t>(rows, positions, gather_indices, out, "spread_rows (4 bytes)",
                                  on.stream);
   }
+}
+
+void CudaPasses::first_slots(const TensorView& expert_ids, std::int64_t experts_of_rank,
+                             const TensorView& ranks_of_slots, const TensorView& pairs,
+                             const ExecutionContext& context) const {
+  const PassLaunch on(expert_ids.device, context);
+  cuda::check(
+      cudaMemsetAsync(pairs.data, 0, static_cast<std::size_t>(pairs.shape[0]) * 8, on.stream),
+      "zero the pairs of ranks");
+  std::int64_t tokens = expert_ids.shape[0];
+  if (tokens == 0) return;
+  SlotIds slots = {indices_of(expert_ids), experts_of_rank, pairs.shape[0]};
+  auto topk = static_cast<int>(expert_ids.shape[1]);
+  auto* found = static_cast<std::int64_t*>(ranks_of_slots.data);
+  auto* counts = static_cast<unsigned long long*>(pairs.data);
+  void* parameters[] = {&slots, &tokens, &topk, &found, &counts};
+  launch({reinterpret_cast<const void*>(&first_slots_kernel), "first_slots",
+          dim3(static_cast<unsigned>((tokens + kTokenThreads - 1) / kTokenThreads)),
+          dim3(kTokenThreads)},
+         parameters, on.stream);
+}
+
+void CudaPasses::ids_at_target(const TensorView& expert_ids, const TensorView& gather_indices,
+                               std::int64_t experts_of_rank, const TensorView& ids,
+                               const ExecutionContext& context) const {
+  const PassLaunch on(expert_ids.device, context);
+  std::int64_t count = ids.numel(), all_slots = expert_ids.numel();
+  if (count == 0) return;
+  SlotIds slots = {indices_of(expert_ids), experts_of_rank, INT64_MAX};
+  IndexArray indices = indices_of(gather_indices);
+  auto topk = static_cast<unsigned>(expert_ids.shape[1]);
+  auto* found = static_cast<std::int64_t*>(ids.data);
+  void* parameters[] = {&slots, &all_slots, &indices, &count, &topk, &found};
+  launch({reinterpret_cast<const void*>(&ids_at_target_kernel), "ids_at_target",
+          dim3(static_cast<unsigned>((count + kThreads - 1) / kThreads)), dim3(kThreads)},
+         parameters, on.stream);
 }
 
 void CudaPasses::index_arrivals(const TensorView& counts, std::int64_t room,

@@ -49,3 +49,25 @@ def test_arrivals_are_sorted_by_expert_and_then_by_rank(device, ranks, experts, 
     assert torch.equal(sizes.cpu().long(), torch.bincount(expected, minlength=experts + 1)[:experts])
     assert torch.equal(gather_indices.cpu().long()[:known], expected.sort(stable=True).indices[:known])
     assert (gather_indices[known:] == -1).all()
+
+
+@pytest.mark.parametrize(("tokens", "topk", "ranks"), [(1, 1, 1), (40, 3, 2), (300, 8, 8), (70, 40, 1500)])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_a_token_is_sent_once_to_each_rank_with_its_experts_there(device, tokens, topk, ranks, dtype):
+    here = 4
+    ids = torch.randint(-2, ranks * here + 2, (tokens, topk), device=device, dtype=dtype)
+    firsts, pairs = ops.first_slots(ids, here, ranks)
+    named = (ids >= 0) & (ids < ranks * here)
+    owners = torch.where(named, ids.long() // here, -1)
+    expected_pairs = torch.bincount(owners[named].cpu(), minlength=ranks)
+    assert torch.equal(pairs.cpu(), expected_pairs)
+    again = (owners.unsqueeze(2) == owners.unsqueeze(1)).tril(-1).any(2)
+    assert torch.equal(firsts, torch.where(again, -1, owners))
+    _, slots, _ = ops.route_compact(firsts, ranks, tokens * topk, None, None, False, False)
+    found = ops.ids_at_target(ids, slots, here)
+    sent = (slots >= 0).cpu()
+    target = owners.view(-1)[slots.clamp(min=0).long()].unsqueeze(1)
+    of_token = owners[slots.clamp(min=0).long() // topk]
+    expected = torch.where(of_token == target, ids[slots.clamp(min=0).long() // topk] - target * here, -1)
+    assert torch.equal(found.cpu()[sent], expected.cpu()[sent])
+    assert (found.cpu()[~sent] == -1).all()

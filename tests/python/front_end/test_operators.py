@@ -150,6 +150,13 @@ def test_spread_rows(device, gaps):
     torch.library.opcheck(OPS.spread_rows.default, (rows, positions, gather_indices if gaps else None, 14))
 
 
+def test_first_slots_and_ids_at_target(device):
+    ids = torch.randint(-1, 13, (7, 3), device=device)
+    torch.library.opcheck(OPS.first_slots.default, (ids, 4, 3))
+    slots = torch.tensor([0, 20, -1, 5], device=device)
+    torch.library.opcheck(OPS.ids_at_target.default, (ids, slots, 4))
+
+
 @pytest.mark.parametrize("room", [-1, 9])
 def test_index_arrivals(device, room):
     counts = torch.tensor([[1, 0, 3], [2, 2, 0]], device=device)
