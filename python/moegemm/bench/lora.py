@@ -163,6 +163,20 @@ def _runnable(layer: Layer, decode: bool) -> dict[str, Callable[[], object]]:
     return calls
 
 
+def _replayed(call: Callable[[], object]) -> Callable[[], object]:
+    """The same call as a CUDA graph: what the host takes for it does not count."""
+    side = _cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    replay: Callable[[], object] = graph.replay
+    return replay
+
+
 def _difference(layer: Layer, rank: int) -> float:
     """||ours - PEFT's|| / ||PEFT's||."""
     with torch.no_grad():
@@ -179,6 +193,10 @@ def measure_case(layer: Layer, clock: Clock, device: str, rounds: int) -> dict[s
         found[name] = spread(times[name])
         if not decode:
             found[name]["kept_mib"] = _kept_mib(layer, name, device)
+    if decode and device == "cuda":
+        graphs = {name: _replayed(call) for name, call in calls.items() if not name.startswith("peft")}
+        for name, replays in clock.round_robin(graphs, rounds, layer.flops()).items():
+            found[name]["graph_ms"] = statistics.median(replays)
     entry = {"model": layer.model.name, "tokens": layer.tokens, "what": "forward" if decode else "forward + backward"}
     ranks = [rank for rank in RANKS if f"peft {rank}" in calls]
     return entry | {"contenders": found, "difference": {str(rank): _difference(layer, rank) for rank in ranks}}
@@ -216,7 +234,10 @@ def _cell(found: dict[str, Any], name: str) -> str:
     if name not in found:
         return "does not fit"
     value, frozen = found[name], found[FROZEN]
-    text = f"{value['ms']:.2f} ({value['ms'] / frozen['ms']:.2f}x)"
+    digits = 3 if "graph_ms" in value else 2
+    text = f"{value['ms']:.{digits}f} ({value['ms'] / frozen['ms']:.2f}x)"
+    if "graph_ms" in value:
+        text += f" / {value['graph_ms']:.3f} ({value['graph_ms'] / frozen['graph_ms']:.2f}x)"
     if "kept_mib" in value:
         text += f" / {value['kept_mib']:.0f} ({value['kept_mib'] / frozen['kept_mib']:.2f}x)"
     return text
@@ -233,7 +254,8 @@ def to_markdown(record: dict[str, Any]) -> str:
         f"{run['rounds']} rounds, in which all contenders take turns. One expert layer (SwiGLU, no biases) of each",
         "model's sizes on moegemm, random routing, adapters on both weights through PEFT with fp32 parameters,",
         "gradients for x and the adapters. Milliseconds / MiB that the forward leaves allocated, each also as a",
-        "multiple of the frozen layer without adapters.",
+        "multiple of the frozen layer without adapters. Inference: milliseconds of a call, which may wait for the host,",
+        "/ of its replay as a CUDA graph.",
         "",
         "| model, tokens | frozen | " + " | ".join(titles) + " |",
         "|---|" + "---|" * (1 + len(titles)),
@@ -245,6 +267,8 @@ def to_markdown(record: dict[str, Any]) -> str:
             found, note = entry["contenders"], "" if what != "forward" else " (inference)"
             cells = " | ".join(_cell(found, name) for name in names)
             frozen = f"{found[FROZEN]['ms']:.3f}"
+            if "graph_ms" in found[FROZEN]:
+                frozen += f" / {found[FROZEN]['graph_ms']:.3f}"
             if "kept_mib" in found[FROZEN]:
                 frozen += f" / {found[FROZEN]['kept_mib']:.0f}"
             lines.append(f"| {entry['model']}, {entry['tokens']}{note} | {frozen} | {cells} |")
