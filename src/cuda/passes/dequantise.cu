@@ -5,17 +5,20 @@
 #include <cstdint>
 
 #include "cuda/backend/launch.h"
+#include "cuda/device/weight_decoders.cuh"
 #include "cuda/passes/elements.cuh"
 #include "cuda/passes/passes.h"
 
-/// W = value * scale in fp32, rounded once. One warp per row of W, eight values at a time where
-/// rows of packed values and of the result allow it, else one at a time.
+/// W = value * scale in fp32, rounded once. One warp per row of W. To bf16 and fp16 eight values at
+/// a time by the decoders of the products, where rows of packed values and of the result allow it,
+/// and several such loads in flight: that keeps up with memory. Else one value at a time.
 namespace moegemm::cuda {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kValues = 8;  // of a lane at a time
+constexpr int kInFlight = 4;
 
 __constant__ float nf4_values[16] = {
     kNf4Values[0],  kNf4Values[1],  kNf4Values[2],  kNf4Values[3], kNf4Values[4],  kNf4Values[5],
@@ -39,20 +42,18 @@ struct DequantiseArguments {
   DType out_dtype;
 };
 
-__device__ float load_scale(const void* scales, ScaleType type, std::int64_t i) {
+__device__ __forceinline__ std::uint32_t load_scale_bits(const void* scales, ScaleType type,
+                                                         std::int64_t i) {
   switch (type) {
     case ScaleType::kFloat32:
-      return static_cast<const float*>(scales)[i];
+      return __ldg(static_cast<const std::uint32_t*>(scales) + i);
     case ScaleType::kBFloat16:
-      return to_float(static_cast<const __nv_bfloat16*>(scales)[i]);
     case ScaleType::kFloat16:
-      return to_float(static_cast<const __half*>(scales)[i]);
+      return __ldg(static_cast<const std::uint16_t*>(scales) + i);
     case ScaleType::kE8m0:
       break;
   }
-  const unsigned bits = static_cast<const std::uint8_t*>(scales)[i];
-  // 2^-127 is subnormal in fp32, and 255 is NaN.
-  return __uint_as_float(bits == 0 ? 0x00400000u : bits == 255 ? 0x7fc00000u : bits << 23);
+  return __ldg(static_cast<const std::uint8_t*>(scales) + i);
 }
 
 /// The value of a nibble, or of a byte with fp8.
@@ -73,17 +74,6 @@ __device__ float value_of(unsigned bits) {
   }
 }
 
-/// Value number i of the eight in `word`, which is 4 bytes of nibbles or 8 of fp8.
-template <WeightFormat Format>
-__device__ float value_in(std::uint64_t word, int i) {
-  if constexpr (Format == WeightFormat::kFp8) {
-    return value_of<Format>(static_cast<unsigned>(word >> (8 * i)) & 255u);
-  } else {
-    const int nibble = Format == WeightFormat::kNf4 ? i ^ 1 : i;  // nf4: the high half first
-    return value_of<Format>(static_cast<unsigned>(word >> (4 * nibble)) & 15u);
-  }
-}
-
 template <WeightFormat Format>
 __device__ float value_at(const std::uint8_t* values, std::int64_t i) {
   if constexpr (Format == WeightFormat::kFp8) return value_of<Format>(values[i]);
@@ -91,58 +81,122 @@ __device__ float value_at(const std::uint8_t* values, std::int64_t i) {
   return value_of<Format>((values[i / 2] >> (high ? 4 : 0)) & 15u);
 }
 
-template <WeightFormat Format, bool Packs, typename Out>
-__global__ void __launch_bounds__(kThreads) dequantise_kernel(const DequantiseArguments a) {
-  constexpr int kStep = Packs ? kValues : 1;
+/// A row of W, and where its scales are.
+struct PackedRow {
+  const std::uint8_t* values;
+  std::int64_t first_place;  // of its values, in the matrix or the row that blocks are of
+  std::int64_t first_scale;
+
+  __device__ __forceinline__ PackedRow(const DequantiseArguments& a, std::int64_t row) {
+    const std::int64_t expert = row / a.n, n = row % a.n;
+    values = a.values + expert * a.expert_bytes;
+    first_place = a.flat_blocks ? n * a.k : 0;
+    first_scale = expert * a.expert_scales + (a.flat_blocks ? 0 : n / a.block_n * a.scale_columns);
+  }
+  __device__ __forceinline__ std::uint32_t scale_bits(const DequantiseArguments& a,
+                                                      std::int64_t column) const {
+    return load_scale_bits(a.scales, a.scale_type,
+                           first_scale + ((first_place + column) >> a.block_k_shift));
+  }
+};
+
+template <typename Body>
+__device__ __forceinline__ void for_each_row(const DequantiseArguments& a, const Body& body) {
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kWarps;
   for (std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
        row < a.rows; row += step) {
-    const std::int64_t expert = row / a.n, n = row % a.n;
-    const std::uint8_t* const values = a.values + expert * a.expert_bytes;
-    const std::int64_t first_scale =
-        expert * a.expert_scales + (a.flat_blocks ? 0 : n / a.block_n * a.scale_columns);
-    const std::int64_t first_place = a.flat_blocks ? n * a.k : 0;
-    for (std::int64_t c = static_cast<std::int64_t>(threadIdx.x % 32) * kStep; c < a.k;
-         c += 32 * kStep) {
-      const std::int64_t scale_index = first_scale + ((first_place + c) >> a.block_k_shift);
-      const float scale = load_scale(a.scales, a.scale_type, scale_index);
-      const std::int64_t at = n * a.k + c;
-      if constexpr (Packs) {
-        std::uint64_t word;
-        if constexpr (Format == WeightFormat::kFp8) {
-          word = *reinterpret_cast<const std::uint64_t*>(values + at);
-        } else {
-          word = *reinterpret_cast<const std::uint32_t*>(values + at / 2);
-        }
-        float results[kValues];
-#pragma unroll
-        for (int i = 0; i < kValues; ++i) results[i] = value_in<Format>(word, i) * scale;
-        store_pack_as(static_cast<Out*>(a.out) + row * a.k + c, results);
-      } else {
-        store_float(a.out, a.out_dtype, row * a.k + c, value_at<Format>(values, at) * scale);
-      }
-    }
+    body(row, PackedRow(a, row));
   }
 }
 
 template <WeightFormat Format>
-const void* kernel_of(bool packs, DType out) {
-  if (!packs) return reinterpret_cast<const void*>(&dequantise_kernel<Format, false, float>);
-  return with_format(FloatingFormats(), out, [&]<DType D>() -> const void* {
-    return reinterpret_cast<const void*>(&dequantise_kernel<Format, true, ElementType<D>>);
+__global__ void __launch_bounds__(kThreads) dequantise_one_by_one(const DequantiseArguments a) {
+  for_each_row(a, [&](std::int64_t row, const PackedRow& packed) {
+    const std::int64_t first = row % a.n * a.k;
+    for (std::int64_t c = threadIdx.x % 32; c < a.k; c += 32) {
+      const float scale = scale_value(a.scale_type, packed.scale_bits(a, c));
+      const float value = value_at<Format>(packed.values, first + c);
+      store_float(a.out, a.out_dtype, row * a.k + c, value * scale);
+    }
   });
 }
 
-const void* kernel_for(WeightFormat format, bool packs, DType out) {
+/// Eight packed values.
+template <WeightFormat Format>
+using Word = std::conditional_t<Format == WeightFormat::kFp8, uint2, std::uint32_t>;
+
+template <WeightFormat Format, typename Out>
+__device__ __forceinline__ void decode_word(const Word<Format>& word, ScaleType type,
+                                            std::uint32_t scale, std::uint32_t (&pairs)[4]) {
+  if constexpr (Format == WeightFormat::kMxfp4) {
+    Mxfp4Decoder<Out>(scale).decode(word, pairs);
+  } else if constexpr (Format == WeightFormat::kNf4) {
+    Nf4Decoder<Out>(__uint_as_float(scale)).decode(word, pairs);
+  } else if constexpr (Format == WeightFormat::kInt4) {
+    if (type == ScaleType::kBFloat16) {
+      Int4Decoder<Out, __nv_bfloat16>(scale).decode(word, pairs);
+    } else {
+      Int4Decoder<Out, __half>(scale).decode(word, pairs);
+    }
+  } else {
+    const Fp8Decoder<Out> decoder(scale_value(type, scale));
+    std::uint32_t low[2], high[2];
+    decoder.decode(word.x, low);
+    decoder.decode(word.y, high);
+    pairs[0] = low[0];
+    pairs[1] = low[1];
+    pairs[2] = high[0];
+    pairs[3] = high[1];
+  }
+}
+
+template <WeightFormat Format, typename Out>
+__global__ void __launch_bounds__(kThreads) dequantise_words(const DequantiseArguments a) {
+  constexpr int kStep = 32 * kValues;
+  for_each_row(a, [&](std::int64_t row, const PackedRow& packed) {
+    const auto* words = reinterpret_cast<const Word<Format>*>(packed.values) +
+                        row % a.n * a.k / kValues + threadIdx.x % 32;
+    auto* out = reinterpret_cast<uint4*>(static_cast<Out*>(a.out) + row * a.k) + threadIdx.x % 32;
+    const std::int64_t lane = threadIdx.x % 32 * kValues;
+    for (std::int64_t c = 0; c < a.k; c += kInFlight * kStep) {
+      Word<Format> word[kInFlight];
+      std::uint32_t scale[kInFlight];
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i) {
+        const std::int64_t column = c + i * kStep + lane;
+        if (column >= a.k) continue;
+        word[i] = __ldcs(words + (c + i * kStep) / kValues);
+        scale[i] = packed.scale_bits(a, column);
+      }
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i) {
+        if (c + i * kStep + lane >= a.k) continue;
+        std::uint32_t pairs[4];
+        decode_word<Format, Out>(word[i], a.scale_type, scale[i], pairs);
+        out[(c + i * kStep) / kValues] = {pairs[0], pairs[1], pairs[2], pairs[3]};
+      }
+    }
+  });
+}
+
+template <WeightFormat Format>
+const void* kernel_of(bool words, DType out) {
+  if (!words) return reinterpret_cast<const void*>(&dequantise_one_by_one<Format>);
+  return with_format(TensorCoreFormats(), out, [&]<DType D>() -> const void* {
+    return reinterpret_cast<const void*>(&dequantise_words<Format, ElementType<D>>);
+  });
+}
+
+const void* kernel_for(WeightFormat format, bool words, DType out) {
   switch (format) {
     case WeightFormat::kFp8:
-      return kernel_of<WeightFormat::kFp8>(packs, out);
+      return kernel_of<WeightFormat::kFp8>(words, out);
     case WeightFormat::kInt4:
-      return kernel_of<WeightFormat::kInt4>(packs, out);
+      return kernel_of<WeightFormat::kInt4>(words, out);
     case WeightFormat::kNf4:
-      return kernel_of<WeightFormat::kNf4>(packs, out);
+      return kernel_of<WeightFormat::kNf4>(words, out);
     default:
-      return kernel_of<WeightFormat::kMxfp4>(packs, out);
+      return kernel_of<WeightFormat::kMxfp4>(words, out);
   }
 }
 
@@ -159,8 +213,8 @@ void CudaPasses::dequantise(const TensorView& packed, const void* scales,
   const auto is_aligned = [](const void* data, std::int64_t bytes) {
     return reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(bytes) == 0;
   };
-  const bool packs =
-      k % kValues == 0 && is_aligned(packed.data, word_bytes) && is_aligned(out.data, 16);
+  const bool words = size_bytes(out.dtype) == 2 && k % kValues == 0 &&
+                     is_aligned(packed.data, word_bytes) && is_aligned(out.data, 16);
   DequantiseArguments arguments = {
       .values = static_cast<const std::uint8_t*>(packed.data),
       .scales = scales,
@@ -182,7 +236,7 @@ void CudaPasses::dequantise(const TensorView& packed, const void* scales,
   const std::int64_t most = 64 * device_facts(out.device.index)->multiprocessors;
   const std::int64_t blocks = std::min((arguments.rows + kWarps - 1) / kWarps, most);
   void* parameters[] = {&arguments};
-  launch({kernel_for(quantization.format, packs, out.dtype), "dequantise",
+  launch({kernel_for(quantization.format, words, out.dtype), "dequantise",
           dim3(static_cast<unsigned>(blocks)), dim3(kThreads)},
          parameters, on.stream);
 }
