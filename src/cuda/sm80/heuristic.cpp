@@ -6,7 +6,7 @@ namespace moegemm::cuda::sm80 {
 namespace {
 
 /// Tiles of this many rows and fewer stream weights: nothing else limits them.
-constexpr int kDecodeRows = 32;
+int decode_rows(const Problem& problem) { return problem.quantization.plain() ? 32 : 16; }
 
 }  // namespace
 
@@ -22,8 +22,9 @@ int preference_rank(const KernelEntry& kernel, const Problem& problem, const Dev
       std::max<double>(1, std::min<double>(problem.experts, problem.planned_rows()));
   const double rows =
       static_cast<double>(problem.planned_rows()) / experts;  // average of those in use
-  const bool few_rows = rows <= 0.75 * kDecodeRows;
-  return (few_rows == (kernel.info.tile.rows <= kDecodeRows) ? 0 : 3) + way;
+  const int decode = decode_rows(problem);
+  const bool few_rows = rows <= 0.75 * decode;
+  return (few_rows == (kernel.info.tile.rows <= decode) ? 0 : 3) + way;
 }
 
 int choose_among(std::span<const KernelEntry* const> feasible, const Problem& problem,

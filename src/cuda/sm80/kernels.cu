@@ -23,6 +23,20 @@ std::string refuse_dtype(const Gemm& kernel, const Problem& problem) {
   return {};
 }
 
+/// What the kernels that decode W ask of it beyond its format.
+std::string refuse_packed(const Gemm& kernel, const Problem& problem) {
+  if (!kernel.quantised) return {};
+  const Quantization& quantization = problem.quantization;
+  if (problem.packed_alignment < kChunkBytes) {
+    return "rows of packed weights must be multiples of 16 bytes";
+  }
+  if (quantization.format == WeightFormat::kNf4 && problem.k % quantization.block_k != 0) {
+    return "K = " + std::to_string(problem.k) + " is not a multiple of the block of " +
+           std::to_string(quantization.block_k);
+  }
+  return {};
+}
+
 std::string refuse_alignment(const Gemm& kernel, const Problem& problem) {
   if (kernel.loads == Loads::kElements) return {};
   const std::int64_t elements = kChunkBytes / size_bytes(problem.dtype);
@@ -78,6 +92,7 @@ std::string refuse(const Gemm& kernel, const KernelEntry& entry, const Problem& 
   if (problem.activation) return "leaves the activation to a pass after it";
   if (std::string reason = refuse_dtype(kernel, problem); !reason.empty()) return reason;
   if (std::string reason = refuse_alignment(kernel, problem); !reason.empty()) return reason;
+  if (std::string reason = refuse_packed(kernel, problem); !reason.empty()) return reason;
   return refuse_size(entry, problem, facts);
 }
 

@@ -72,7 +72,8 @@ KernelEntry entry_of(Functions) {
                    const DeviceFacts& facts) { return refuse(Kernel, self, problem, facts); },
   };
   // Kernels for some of the GPUs only are loaded when they are first launched.
-  if constexpr (kTensor16 && Kernel.arch == 80 && Kernel.loads == Loads::kVectors) {
+  if constexpr (kTensor16 && Kernel.arch == 80 && Kernel.loads == Loads::kVectors &&
+                !Kernel.quantised) {
     entry.layer_functions = layer_functions(Functions{}, Formats());
   }
   return entry;

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <bit>
+#include <utility>
 #include <vector>
 
 #include "cuda/backend/empty_output.h"
@@ -22,6 +24,28 @@ void add_low_rank(const KernelEntry& entry, const Problem& problem, const Operan
   params.low_blocks = (params.low_rank + entry.info.tile.depth - 1) / entry.info.tile.depth;
 }
 
+/// Blocks that reach past the end of W have one scale there.
+int block_shift(std::int64_t block, std::int64_t extent) {
+  return block >= extent && block > 1 ? 31 : std::countr_zero(static_cast<std::uint64_t>(block));
+}
+
+/// nf4's blocks do not cross rows here, so that they are those of a row like the others.
+WeightScales make_scales(const Problem& problem, const Operands& operands) {
+  const Quantization& quantization = problem.quantization;
+  const auto size = static_cast<unsigned>(scale_bytes(quantization.scale_type));
+  const std::int64_t expert_bytes = quantization.expert_scales(problem.n, problem.k) * size;
+  const auto* data = static_cast<const std::byte*>(operands.w_scales);
+  return {.data = data,
+          .end = data + problem.experts * expert_bytes,
+          .expert_bytes = expert_bytes,
+          .row_bytes = (problem.k + quantization.block_k - 1) / quantization.block_k * size,
+          .row_shift = block_shift(quantization.block_n, problem.n),
+          .column_shift = block_shift(quantization.block_k, problem.k),
+          .size_shift = std::countr_zero(size),
+          .format = quantization.format,
+          .type = quantization.scale_type};
+}
+
 RowGemmParams make_params(const Step& step, const Problem& problem, const Operands& operands) {
   const std::int64_t element_bytes = size_bytes(problem.dtype);
   const bool forward = problem.op == Op::kForward;
@@ -31,7 +55,12 @@ RowGemmParams make_params(const Step& step, const Problem& problem, const Operan
   params.row_pitch = forward ? row_pitch("x", operands.x_stride, problem.dtype)
                              : row_pitch("dy", operands.dy_stride, problem.dtype);
   params.weights = static_cast<const std::byte*>(operands.w);
-  params.weight_bytes = operands.w_stride * element_bytes;
+  if (problem.quantization.plain()) {
+    params.weight_bytes = operands.w_stride * element_bytes;
+  } else {
+    params.weight_bytes = problem.k * problem.quantization.bits() / 8;
+    params.scales = make_scales(problem, operands);
+  }
   params.expert_bytes = problem.n * params.weight_bytes;
   params.out = {operands.out, operands.out_stride,
                 static_cast<int>(forward ? problem.n : problem.k),
@@ -75,16 +104,31 @@ KernelEntry row_entry() {
   entry.tiles = most_row_tiles;
   entry.grid = grid;
   entry.launch = launch_rows;
+  // One kernel decodes every format; row_gemm_kernels names them.
+  if (Kernel.quantised) entry.info.weights = kWeightFormats[0].value;
   return entry;
 }
 
 }  // namespace
 
 std::vector<KernelEntry> row_gemm_kernels() {
-  return {
+  std::vector<KernelEntry> listed = {
 #define MOEGEMM_ROW_GEMM(...) row_entry<RowGemm{__VA_ARGS__}>(),
 #include "cuda/instances/sm80.inc"
   };
+  std::vector<KernelEntry> kernels;
+  for (KernelEntry& entry : listed) {
+    if (entry.info.weights == WeightFormat::kPlain) {
+      kernels.push_back(std::move(entry));
+      continue;
+    }
+    for (const WeightFormatInfo& format : kWeightFormats) {
+      kernels.push_back(entry);
+      kernels.back().info.weights = format.value;
+      kernels.back().info.name += std::string("_") + format.name;
+    }
+  }
+  return kernels;
 }
 
 }  // namespace moegemm::cuda::sm80

@@ -2,6 +2,7 @@
 
 #include "cuda/ptx/opaque.cuh"
 #include "cuda/sm80/row_gemm/params.h"
+#include "cuda/sm80/row_gemm/quantised.cuh"
 #include "cuda/sm80/row_gemm/traits.h"
 #include "cuda/sm80/tile/load.cuh"
 #include "cuda/sm80/tile/pipeline.cuh"
@@ -123,8 +124,9 @@ class RowLoader {
   __device__ __forceinline__ explicit RowLoader(const RowGemmParams& params)
       : params_(params),
         row_target_(ptx::keep(depth_major_offset<Shape::kDepthBytes>(own_row(), own_chunk()))),
-        weight_target_(outer_major_offset<Traits::kBBytes, Traits::kElementBytes>(
-            own_depth(), own_col_chunk())) {}
+        weight_target_(outer_major_offset<Traits::kBBytes, Traits::kElementBytes>(own_depth(),
+                                                                                  own_col_chunk())),
+        packed_(params, number()) {}
 
   static __device__ __forceinline__ void prepare() {}
 
@@ -132,6 +134,7 @@ class RowLoader {
   __device__ __forceinline__ int start(const RowTile& tile) {
     tile_ = &tile;
     const bool good_indices = locate_rows(tile);
+    packed_.start(params_, tile, number());
     weights_ = first_weights(params_.weights + tile.expert * params_.expert_bytes,
                              params_.weight_bytes, tile);
     cols_left_ = params_.out.cols - own_feature(tile);
@@ -144,11 +147,12 @@ class RowLoader {
   /// Copies the next block of depth, the one before the tile's last `left`, all at once: spread
   /// over the multiplications of a block, the copies came too late (Mixtral-8x7B fwd1 388 TFLOP/s,
   /// not 393, on an H200).
-  __device__ __forceinline__ void begin_load(std::uint32_t stage, int left) const {
+  __device__ __forceinline__ void begin_load(std::uint32_t stage, int left) {
     left -= params_.low_blocks;  // of the depth itself
     const bool whole = left > 0 || (left == 0 && params_.depth % Traits::kDepth == 0);
     const int granules = whole ? granules_ : 0;
     if constexpr (Traits::kLoads == Loads::kVectors) load_regular(stage, granules);
+    if constexpr (Traits::kQuantised) load_packed(stage, left);
       // A loop, not a branch, whose instructions would be predicated into every block.
 #pragma unroll 1
     for (int times = ptx::opaque(granules == 0); times > 0; --times) {
@@ -157,7 +161,9 @@ class RowLoader {
       } else {
         const int depth_left = params_.depth - (depth_blocks() - 1 - left) * Traits::kDepth;
         load_rows(stage, depth_left);
-        load_weights(stage, depth_left, weights_, params_.weight_bytes);
+        if constexpr (!Traits::kQuantised) {
+          load_weights(stage, depth_left, weights_, params_.weight_bytes);
+        }
       }
     }
   }
@@ -179,6 +185,14 @@ class RowLoader {
   __device__ __forceinline__ void stop() { granules_ = 0; }
 
   static __device__ __forceinline__ const float* scales(int) { return nullptr; }
+
+  /// What TileFeed and copy_tiles ask of packed weights.
+  __device__ __forceinline__ DecodeTicket ticket() const requires Traits::kQuantised {
+    return ticket_;
+  }
+  __device__ __forceinline__ void decode(std::uint32_t stage, DecodeTicket ticket) const {
+    packed_.decode(params_, stage + Shape::kRowsBytes, ticket, number());
+  }
 
  private:
   /// Opaque to warps that only copy: what follows from it is not kept from tile to tile.
@@ -228,9 +242,17 @@ class RowLoader {
                           i * kRowStep / Shape::kGranule < granules);
     }
 #pragma unroll
-    for (int i = 0; i < kWeightPasses; ++i) {
+    for (int i = 0; !Traits::kQuantised && i < kWeightPasses; ++i) {
       ptx::cp_async_16_if(weight_target(stage, i), weight(i, weights_, weight_bytes), granules > 0);
     }
+  }
+
+  /// The packed weights of a block, which has any: the one before the last `left` of the depth.
+  __device__ __forceinline__ void load_packed(std::uint32_t stage, int left) {
+    ticket_ = {};
+    if (left < 0) return;
+    ticket_ = packed_.copy(params_, stage + Shape::kRowsBytes, *tile_,
+                           (depth_blocks() - 1 - left) * Traits::kDepth, number());
   }
 
   /// This thread's chunk of the row of pass i, at the block to load.
@@ -363,8 +385,10 @@ class RowLoader {
   const std::byte* base_;              ///< this thread's chunk of row 0, at the block to load
   unsigned rows_[kRowPasses];          ///< in units of the pitch
   const std::byte* weights_;
-  int granules_;   ///< the tile's height, 0 if no block of it is regular
-  int cols_left_;  ///< features from the first that this thread loads on
+  std::conditional_t<Traits::kQuantised, QuantisedWeights<Traits>, PlainWeights> packed_;
+  DecodeTicket ticket_;  ///< of the block copied last
+  int granules_;         ///< the tile's height, 0 if no block of it is regular
+  int cols_left_;        ///< features from the first that this thread loads on
 };
 
 /// The flat row that row `local` of the tile stands for, if somebody asks for it; -1 if there is

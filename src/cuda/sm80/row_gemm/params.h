@@ -5,17 +5,33 @@
 
 #include "cuda/device/row_pitch.h"
 #include "cuda/sm80/tile/params.h"
+#include "moegemm/quantization.h"
 
 namespace moegemm::cuda::sm80 {
+
+/// The scales of a quantised W: that of W_e[n, k] is at
+/// e * expert_bytes + (n >> row_shift) * row_bytes + (k >> column_shift << size_shift).
+struct WeightScales {
+  const std::byte* data;
+  const std::byte* end;
+  std::int64_t expert_bytes;
+  std::int64_t row_bytes;
+  int row_shift;
+  int column_shift;
+  int size_shift;
+  WeightFormat format;
+  ScaleType type;
+};
 
 /// What a row GEMM is launched with. Forward: features = N, depth = K, rows of X. dX: features =
 /// K, depth = N, rows of dY.
 struct RowGemmParams : RoutingParams {
   const std::byte* rows;
   RowPitch row_pitch;
-  const std::byte* weights;
+  const std::byte* weights;   ///< packed, if they are quantised
   std::int64_t weight_bytes;  ///< pitch of a row of W
   std::int64_t expert_bytes;
+  WeightScales scales;
   OutputView out;
   const void* bias;  ///< [experts, out.cols] of the input type; null: none
   std::int64_t bias_stride;

@@ -33,6 +33,22 @@ class TileSource {
   TileQueue queue_;
 };
 
+/// A loader whose copies arrive packed: ticket() says what is to be known of the block that it
+/// copied last, decode(stage, ticket) decodes what this thread copied of a block.
+template <typename Loader>
+concept Decodes = requires(Loader& loader) {
+  loader.ticket();
+};
+struct NoTicket {};
+template <typename Loader>
+__device__ __forceinline__ auto ticket_of(Loader& loader) {
+  if constexpr (Decodes<Loader>) {
+    return loader.ticket();
+  } else {
+    return NoTicket{};
+  }
+}
+
 /// Keeps the ring of stages full: while one block of depth is multiplied, the next ones, of this
 /// tile or of those that follow, are on their way. All threads load; warp 0 also decodes tiles.
 ///
@@ -80,6 +96,7 @@ class TileFeed {
   /// The oldest stage is full, and the one before it free.
   __device__ __forceinline__ void wait() {
     ptx::cp_async_wait_group<Shape::kStages - 2>();
+    if constexpr (Decodes<Loader>) loader_.decode(stage_address(), tickets_[0]);
     __syncthreads();
   }
   __device__ __forceinline__ void advance() {
@@ -105,6 +122,11 @@ class TileFeed {
   }
   __device__ __forceinline__ void end_fill() {
     ptx::cp_async_commit_group();
+    if constexpr (Decodes<Loader>) {
+#pragma unroll
+      for (int i = 0; i + 1 < kTickets; ++i) tickets_[i] = tickets_[i + 1];
+      tickets_[kTickets - 1] = loader_.ticket();
+    }
     loader_.end_load(stage_before(stage_));
   }
 
@@ -133,6 +155,8 @@ class TileFeed {
     if (threadIdx.x == 0) tiles_[number % kTileSlots] = tile;
   }
 
+  static constexpr int kTickets = Shape::kStages - 1;
+  decltype(ticket_of(std::declval<Loader&>())) tickets_[kTickets];  ///< of the full stages in order
   Loader& loader_;
   Scheduler& scheduler_;
   std::byte* stages_;
@@ -194,6 +218,7 @@ __device__ __forceinline__ void share_stores() {
 
 /// The copying warps: every tile of the scheduler, block of depth after block of depth. A decoded
 /// tile becomes visible with its first block; the end mark has a block of its own, without copies.
+/// Weights that come packed are decoded when the copies of the next block have been started.
 template <typename Shape, typename Loader, typename Scheduler>
 __device__ __forceinline__ void copy_tiles(Loader& loader, Scheduler& scheduler, std::byte* stages,
                                            typename Scheduler::Tile* tiles,
@@ -201,6 +226,12 @@ __device__ __forceinline__ void copy_tiles(Loader& loader, Scheduler& scheduler,
   const bool leads = threadIdx.x == Shape::kFirstCopyThread;
   const std::uint32_t address = ptx::shared_address(stages);
   typename StageRing<Shape>::State state;
+  int before = -1;  // the stage that is to be decoded
+  [[maybe_unused]] decltype(ticket_of(loader)) ticket;
+  [[maybe_unused]] const auto publish = [&](int slot) {
+    ptx::mbarrier_arrive(&ring.full[slot]);
+    if (leads) ptx::mbarrier_arrive(&ring.full[slot]);
+  };
   int unused = Shape::kStages;  // stages of the first lap
   for (int number = 0;; ++number) {
     typename Scheduler::Tile& tile = tiles[number % kTileSlots];
@@ -220,11 +251,25 @@ __device__ __forceinline__ void copy_tiles(Loader& loader, Scheduler& scheduler,
         ring.wait_free(state);
       }
       if (!is_end) loader.load(address + state.slot * Shape::kStageBytes, state.slot, left);
-      ptx::cp_async_mbarrier_arrive_noinc(&ring.full[state.slot]);
-      if (leads) ptx::mbarrier_arrive(&ring.full[state.slot]);
+      if constexpr (Decodes<Loader>) {
+        ptx::cp_async_commit_group();
+        ptx::cp_async_wait_group<1>();
+        if (before >= 0) {
+          loader.decode(address + before * Shape::kStageBytes, ticket);
+          publish(before);
+        }
+        before = state.slot;
+        ticket = is_end ? decltype(ticket){} : loader.ticket();
+      } else {
+        ptx::cp_async_mbarrier_arrive_noinc(&ring.full[state.slot]);
+        if (leads) ptx::mbarrier_arrive(&ring.full[state.slot]);
+      }
       state.advance();
     }
-    if (is_end) return;
+    if (is_end) {
+      if constexpr (Decodes<Loader>) publish(before);
+      return;
+    }
   }
 }
 

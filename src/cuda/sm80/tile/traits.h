@@ -53,6 +53,7 @@ struct Gemm {
   int blocks;  ///< on a multiprocessor, at most
   int height_step = 1;
   int load_warps = 0;
+  bool quantised = false;  ///< decodes W from every packed format
 
   constexpr int element_bytes() const { return math == Math::kTensor16 ? 2 : 4; }
   constexpr int depth() const { return depth_bytes / element_bytes(); }
@@ -115,7 +116,7 @@ struct PipelineLayout {
 
 /// Everything that changes the inner loop of a kernel.
 template <typename Shape_, typename Element_, Math Math_, Major AMajor_, Major BMajor_,
-          Loads Loads_>
+          Loads Loads_, bool Quantised_ = false>
 struct GemmTraits {
   using Shape = Shape_;
   using Element = Element_;
@@ -123,6 +124,7 @@ struct GemmTraits {
   static constexpr Major kAMajor = AMajor_;
   static constexpr Major kBMajor = BMajor_;
   static constexpr Loads kLoads = Loads_;
+  static constexpr bool kQuantised = Quantised_;  ///< B comes packed
   static constexpr int kElementBytes = sizeof(Element);
   static constexpr int kDepth = Shape::template depth<kElementBytes>();  ///< of one stage
   static constexpr int kChunkElements = kChunkBytes / kElementBytes;

@@ -100,6 +100,41 @@ TEST(Sm80Kernels, DecodeGetsTheWeightStreamingTile) {
   EXPECT_EQ(choose(prefill, kConsumer)->info.tile.rows, 128);
 }
 
+Problem quantised(Op op, WeightFormat format, std::int64_t rows) {
+  Problem problem = layer(op, DType::kBFloat16, 128, rows);
+  problem.quantization = {format, ScaleType::kFloat32, 1, 64};
+  return problem;
+}
+
+TEST(Sm80Kernels, EveryFormatIsDecodedOnEveryGpuFromSm80Up) {
+  for (const WeightFormatInfo& format : kWeightFormats) {
+    for (const Op op : {Op::kForward, Op::kDx}) {
+      for (const std::int64_t rows : {16, 512, 65536}) {
+        for (const DeviceFacts& facts : {kConsumer, kAmpere, gpu(9, 227 << 10, 228 << 10)}) {
+          const KernelEntry* kernel = choose(quantised(op, format.value, rows), facts);
+          ASSERT_NE(kernel, nullptr) << format.name;
+          EXPECT_EQ(kernel->info.weights, format.value) << kernel->info.name;
+          EXPECT_EQ(kernel->info.tile.rows, rows <= 512 ? 16 : 128) << kernel->info.name;
+        }
+      }
+    }
+  }
+}
+
+TEST(Sm80Kernels, PackedRowsThatAreNotAlignedAreNotDecoded) {
+  Problem problem = quantised(Op::kForward, WeightFormat::kMxfp4, 512);
+  problem.packed_alignment = 8;
+  EXPECT_EQ(choose(problem, kAmpere), nullptr);
+}
+
+TEST(Sm80Kernels, BlocksOfNf4ThatCrossRowsAreNotDecoded) {
+  Problem problem = quantised(Op::kDx, WeightFormat::kNf4, 512);
+  problem.k = 2080;
+  EXPECT_EQ(choose(problem, kAmpere), nullptr);
+  problem.quantization.block_k = 32;
+  EXPECT_NE(choose(problem, kAmpere), nullptr);
+}
+
 TEST(Sm80Kernels, LongerStagesAreForGpusThatHoldTwoBlocksOfThem) {
   const DeviceFacts newer = gpu(10, 227 << 10, 228 << 10);
   for (const Op op : kOps) {
