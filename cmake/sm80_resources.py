@@ -45,6 +45,8 @@ class Kernel:
         self.least_arch = int(named.get("arch", "80"))
         self.exact = "exact" in named
         self.kind = (named["op"], named.get("math", "kTensor16"), named.get("loads", "kVectors"))
+        if "quantised" in named:
+            self.kind += ("kQuantised",)
         self.tile = [named[name] for name in ("rows", "cols", "depth_bytes", "stages")]
         self.smem = 0  # known when it is compiled
 

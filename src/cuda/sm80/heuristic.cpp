@@ -15,7 +15,8 @@ int preference_rank(const KernelEntry& kernel, const Problem& problem, const Dev
   if (kernel.any_alignment) return 6;
   // Warps that only copy, and large tiles, are fastest wherever they are compiled. Else two blocks
   // hide each other's stores and barriers; which kernels fit twice depends on the GPU.
-  const bool alone = resident_blocks(kernel, problem, facts) < kernel.blocks_per_multiprocessor;
+  const bool alone =
+      resident_blocks(kernel, problem, facts) < std::min(kernel.blocks_per_multiprocessor, 2);
   const int way = kernel.copies_apart ? 0 : (alone ? 2 : 1);
   if (problem.op == Op::kDw) return way;
   const double experts =

@@ -121,7 +121,7 @@ struct ScatteredOutput {
   __device__ __forceinline__ unsigned* words() const {
     return reinterpret_cast<unsigned*>(shared + Layout::kNamedRows);
   }
-  static __device__ __forceinline__ int word_count() { return kNamedWords; }
+  static __device__ __forceinline__ int word_count() { return Layout::kNamedWords; }
   __device__ __forceinline__ void zero(int row) const { zero_row<Traits>(params, row); }
 };
 
