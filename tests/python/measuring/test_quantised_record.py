@@ -2,10 +2,9 @@
 
 import json
 
+import moegemm
 import pytest
 import torch
-
-import moegemm
 from moegemm.bench import cli, quantised
 from moegemm.bench.cases import Model
 from moegemm.bench.timing import Clock

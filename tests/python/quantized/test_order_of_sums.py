@@ -4,9 +4,8 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 import moegemm
+import pytest
 
 
 def test_the_switch_returns_what_held_before():
