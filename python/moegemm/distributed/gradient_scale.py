@@ -21,7 +21,7 @@ class _Scaled(torch.autograd.Function):
 
 def scaled_gradient(tensor: _Maybe, factor: float) -> _Maybe:
     """The same tensor, whose gradient is multiplied."""
-    if tensor is None or factor == 1.0:
+    if not isinstance(tensor, Tensor) or factor == 1.0:  # none, or a quantised weight, which has no gradient
         return tensor
     scaled: Any = _Scaled.apply(tensor, factor)  # type: ignore[no-untyped-call]
     return scaled  # type: ignore[no-any-return]
