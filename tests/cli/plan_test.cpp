@@ -34,6 +34,21 @@ TEST(ProgramPlan, GivesTheSixProductsOfTheLayer) {
   for (const auto& entry : plans) EXPECT_NE(entry.at("plan").at("kernel"), "");
 }
 
+TEST(ProgramPlan, SaysWhoDecodesQuantisedWeights) {
+  const ProgramResult result = run_program("plan qwen3-30b-a3b --tokens 16 --weights mxfp4");
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, ::testing::HasSubstr("W      mxfp4: 214 MB of packed values and scales"));
+  EXPECT_THAT(result.out, ::testing::HasSubstr("decoded inside the product by"));
+  EXPECT_THAT(result.out, ::testing::Not(::testing::HasSubstr("dW")));
+  // What crosses memory is packed.
+  const auto bytes = [](const std::string& flags) {
+    const auto document = run_program("plan qwen3-30b-a3b --tokens 16 --json " + flags).json();
+    return document.at("plans")[0].at("cost").at("bytes").template get<double>();
+  };
+  EXPECT_LT(bytes("--weights mxfp4"), 0.3 * bytes(""));
+  EXPECT_LT(bytes("--weights fp8"), 0.55 * bytes(""));
+}
+
 TEST(ProgramPlan, GivesEveryLaunchWithItsReason) {
   const auto document = run_program("plan qwen3-30b-a3b --tokens 64 --json").json();
   for (const auto& entry : document.at("plans")) {

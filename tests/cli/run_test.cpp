@@ -27,6 +27,21 @@ TEST(ProgramRun, TableHasEveryOperationAndPasses) {
   EXPECT_THAT(result.out, Not(HasSubstr("WRONG")));
 }
 
+TEST(ProgramRun, QuantisedWeightsOfEveryFormatPass) {
+  for (const char* format : {"mxfp4", "fp8", "int4", "nf4"}) {
+    const ProgramResult result =
+        run_program(kSmallLayer + "--hidden 64 --intermediate 32 --json --weights " + format);
+    ASSERT_EQ(result.exit_code, 0) << result.out << result.err;
+    const auto document = result.json();
+    EXPECT_TRUE(document.at("passed")) << format;
+    EXPECT_EQ(document.at("layer").at("weights"), format);
+    EXPECT_EQ(document.at("ops").size(), 8) << "a frozen W has no dW";
+  }
+  const ProgramResult result = run_program(kSmallLayer + "--weights mxfp4");
+  EXPECT_NE(result.exit_code, 0);
+  EXPECT_THAT(result.err, HasSubstr("W has K = 48"));
+}
+
 struct Variant {
   const char* name;
   const char* flags;  ///< over those of the small layer

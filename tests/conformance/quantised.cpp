@@ -224,10 +224,10 @@ void add_quantised_tests() {
   static const std::vector<ProblemCase> cases = bit_cases();
   for (const Target& target : targets()) {
     for (const Op op : {Op::kForward, Op::kDx}) {
-      for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+      for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
         for (const ProblemCase& problem : cases) {
           if (!applies(problem, op, dtype)) continue;
-          if (trimmed_run() && (dtype == DType::kFloat32 || problem.work() > 4e6)) continue;
+          if (trimmed_run() && problem.work() > 4e6) continue;
           add_test(target.name() + "/QuantisedBits",
                    std::string(to_string(op)) + "_" + to_string(dtype) + "_" + problem.name,
                    [&target, &problem, op, dtype] {

@@ -112,13 +112,17 @@ Forms forms_of(const Problem& problem, const Backend& backend, WorkspaceUse work
 }
 
 /// Why a backend cannot run this problem with any of its kernels; empty if it can. The reason of a
-/// kernel for the same op says more than "this one computes dW".
+/// kernel for the same op and the same weights says more than "this one computes dW".
 std::string why_not(const Backend& backend, const Problem& problem) {
   std::string reason = join("it has no kernel for ", to_string(problem.op));
+  if (!problem.quantization.plain()) {
+    reason += join(" with ", to_string(problem.quantization), " weights");
+  }
   for (const KernelInfo& kernel : backend.kernels()) {
     std::string refusal = backend.refuse(problem, kernel);
     if (refusal.empty()) return {};
-    if (kernel.op == problem.op) reason = std::move(refusal);
+    const bool its_weights = kernel.weights == problem.quantization.format;
+    if (kernel.op == problem.op && its_weights) reason = std::move(refusal);
   }
   return reason;
 }
@@ -182,7 +186,8 @@ std::optional<Draft> form_for(const Problem& problem, const Backend& backend, in
     std::string reason = backend.refuse(form.product(), info);
     if (reason.empty()) return std::move(form);
     // What is wrong with the bare product says more than what the kernel leaves to a pass.
-    if (why_not.empty() || form.has_pass()) why_not = std::move(reason);
+    const bool its_weights = form.product().quantization.format == info.weights;
+    if (why_not.empty() || (form.has_pass() && its_weights)) why_not = std::move(reason);
   }
   return std::nullopt;
 }

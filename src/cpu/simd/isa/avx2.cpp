@@ -3,6 +3,8 @@
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include <immintrin.h>
 
+#include <type_traits>
+
 #include "cpu/simd/isa/shared.h"
 #include "cpu/simd/kernels/element.h"
 #include "cpu/simd/kernels/table.h"
@@ -44,41 +46,75 @@ struct Avx2 : Prefetches, CopiedParts<Avx2> {
     store(at, v);
   }
 
-  /// 32 nibbles of 16 bytes.
+  /// Sixteen elements to look up: of 16 bits as two tables of bytes, of 32 bits as two vectors.
+  struct ByteTables {
+    __m128i low, high;
+    template <class T>
+    explicit ByteTables(const T* table) : ByteTables(load_half(table), load_half(table + 8)) {}
+    ByteTables(__m128i first, __m128i second) {
+      const __m128i byte = _mm_set1_epi16(0xff);
+      low = _mm_packus_epi16(_mm_and_si128(first, byte), _mm_and_si128(second, byte));
+      high = _mm_packus_epi16(_mm_srli_epi16(first, 8), _mm_srli_epi16(second, 8));
+    }
+  };
+  struct FloatTables {
+    Vec low, high;
+    explicit FloatTables(const float* table) : low(load(table)), high(load(table + 8)) {}
+    FloatTables(Vec first, Vec second) : low(first), high(second) {}
+  };
   template <class T>
-  [[gnu::always_inline]] static void look_up_nibbles(const std::uint8_t* bytes, bool high_first,
-                                                     const T* table, T* out) {
+  using TableOf = std::conditional_t<sizeof(T) == 2, ByteTables, FloatTables>;
+
+  template <class T>
+  static TableOf<T> load_table(const T* table) {
+    return TableOf<T>(table);
+  }
+  template <class T>
+  static TableOf<T> make_table(const float* values, float scale) {
+    const Vec low = mul(load(values), broadcast(scale));
+    const Vec high = mul(load(values + 8), broadcast(scale));
+    if constexpr (sizeof(T) == 4) {
+      return {low, high};
+    } else if constexpr (std::is_same_v<T, Fp16>) {
+      return {_mm256_cvtps_ph(low, kNearest), _mm256_cvtps_ph(high, kNearest)};
+    } else {
+      return {round_bf16(low), round_bf16(high)};
+    }
+  }
+
+  /// 32 nibbles of 16 bytes.
+  template <bool HighFirst, bool Made, class T>
+  [[gnu::always_inline]] static void look_up_nibbles(const std::uint8_t* bytes,
+                                                     const TableOf<T>& table, T* out) {
     const __m128i packed = load_half(bytes);
     const __m128i low = _mm_and_si128(packed, _mm_set1_epi8(15));
     const __m128i high = _mm_and_si128(_mm_srli_epi16(packed, 4), _mm_set1_epi8(15));
-    const __m128i first = high_first ? high : low;
-    const __m128i second = high_first ? low : high;
+    const __m128i first = HighFirst ? high : low;
+    const __m128i second = HighFirst ? low : high;
     const __m128i places[2] = {_mm_unpacklo_epi8(first, second), _mm_unpackhi_epi8(first, second)};
     if constexpr (sizeof(T) == 2) {
-      const ByteTables tables(table);
       for (int i = 0; i < 2; ++i) {
-        const __m128i lows = _mm_shuffle_epi8(tables.low, places[i]);
-        const __m128i highs = _mm_shuffle_epi8(tables.high, places[i]);
+        const __m128i lows = _mm_shuffle_epi8(table.low, places[i]);
+        const __m128i highs = _mm_shuffle_epi8(table.high, places[i]);
         store_half(out + 16 * i, _mm_unpacklo_epi8(lows, highs));
         store_half(out + 16 * i + 8, _mm_unpackhi_epi8(lows, highs));
       }
     } else {
-      const Vec lower = load(table), upper = load(table + 8);
       for (int i = 0; i < 4; ++i) {
         const __m128i eight = i % 2 == 0 ? places[i / 2] : _mm_srli_si128(places[i / 2], 8);
         const __m256i place = _mm256_cvtepu8_epi32(eight);
         const __m256 is_upper = _mm256_castsi256_ps(_mm256_slli_epi32(place, 28));
-        store(out + 8 * i, _mm256_blendv_ps(_mm256_permutevar8x32_ps(lower, place),
-                                            _mm256_permutevar8x32_ps(upper, place), is_upper));
+        store(out + 8 * i, _mm256_blendv_ps(_mm256_permutevar8x32_ps(table.low, place),
+                                            _mm256_permutevar8x32_ps(table.high, place), is_upper));
       }
     }
   }
 
   static constexpr bool kLooksUpFp8 = true;
+  using Fp8Table = ByteTables;
   /// 32 values; the table is that of fill_fp8_table.
-  [[gnu::always_inline]] static void look_up_fp8(const std::uint8_t* bytes, const Bf16* table,
-                                                 Bf16* out) {
-    const ByteTables tables(table);
+  [[gnu::always_inline]] static void look_up_fp8(const std::uint8_t* bytes,
+                                                 const ByteTables& tables, Bf16* out) {
     const __m256i lows = _mm256_broadcastsi128_si256(tables.low);
     const __m256i highs = _mm256_broadcastsi128_si256(tables.high);
     for (int i = 0; i < 2; ++i) {
@@ -126,18 +162,6 @@ struct Avx2 : Prefetches, CopiedParts<Avx2> {
     return _mm_add_ps(_mm256_castps256_ps128(abcd), _mm256_extractf128_ps(abcd, 1));
   }
   static void store_quad(float* at, Quad v) { _mm_storeu_ps(at, v); }
-
-  /// Sixteen 16-bit elements as two tables of bytes.
-  struct ByteTables {
-    __m128i low, high;
-    template <class T>
-    explicit ByteTables(const T* table) {
-      const __m128i first = load_half(table), second = load_half(table + 8);
-      const __m128i byte = _mm_set1_epi16(0xff);
-      low = _mm_packus_epi16(_mm_and_si128(first, byte), _mm_and_si128(second, byte));
-      high = _mm_packus_epi16(_mm_srli_epi16(first, 8), _mm_srli_epi16(second, 8));
-    }
-  };
 
   static __m128i round_bf16(Vec v) {
     const __m256i bits = _mm256_castps_si256(v);

@@ -76,11 +76,27 @@ struct Portable : Prefetches, CopiedParts<Portable> {
     store(at, v);
   }
   template <class T>
-  static void look_up_nibbles(const std::uint8_t* bytes, bool high_first, const T* table, T* out) {
-    const int first = high_first ? 4 : 0;
+  struct TableOf {
+    T at[16];
+  };
+  template <class T>
+  static TableOf<T> load_table(const T* table) {
+    TableOf<T> result;
+    __builtin_memcpy(&result, table, sizeof(result));
+    return result;
+  }
+  template <class T>
+  static TableOf<T> make_table(const float* values, float scale) {
+    TableOf<T> table;
+    for (int i = 0; i < 16; i += 4) store(table.at + i, load(values + i) * broadcast(scale));
+    return table;
+  }
+  template <bool HighFirst, bool Made, class T>
+  static void look_up_nibbles(const std::uint8_t* bytes, const TableOf<T>& table, T* out) {
+    const int first = HighFirst ? 4 : 0;
     for (std::int64_t i = 0; i < 16; ++i) {
-      out[2 * i] = table[(bytes[i] >> first) & 15];
-      out[2 * i + 1] = table[(bytes[i] >> (4 - first)) & 15];
+      out[2 * i] = table.at[(bytes[i] >> first) & 15];
+      out[2 * i + 1] = table.at[(bytes[i] >> (4 - first)) & 15];
     }
   }
   static constexpr bool kLooksUpFp8 = false;

@@ -70,45 +70,65 @@ template <class Isa, class T>
   }
 }
 
-/// The values of nibbles at `place` and on, where `place` counts from `values`.
-template <class Isa, class T>
-[[gnu::always_inline]] inline void decode_nibbles(const std::uint8_t* values, std::int64_t place,
-                                                  std::int64_t count, bool high_first,
-                                                  const T* table, T* out) {
-  const auto one = [&](std::int64_t i) {
-    const bool high = ((place + i) % 2 != 0) != high_first;
+/// The values of nibbles at `place` and on, where `place` counts from `values`, one by one.
+template <class T, bool HighFirst>
+void decode_nibbles(const std::uint8_t* values, std::int64_t place, std::int64_t count,
+                    const T* table, T* out) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    const bool high = ((place + i) % 2 != 0) != HighFirst;
     out[i] = table[(values[(place + i) / 2] >> (high ? 4 : 0)) & 15];
-  };
-  std::int64_t i = 0;
-  if (place % 2 != 0 && count > 0) one(i++);
-  for (; i + kNibbleStep <= count; i += kNibbleStep) {
-    Isa::look_up_nibbles(values + (place + i) / 2, high_first, table, out + i);
   }
-  for (; i < count; ++i) one(i);
 }
 
-/// A row's columns [col, col + cols) of a format with nibbles, group by group.
-template <class Isa, class T>
+/// The nibbles of a group that is whole, where `bytes` are. What lies `ahead_bytes` after them is
+/// fetched meanwhile: it is decoded next, after a product that leaves the memory idle.
+template <class Isa, class T, bool HighFirst, bool Made, class Table>
+[[gnu::always_inline]] inline void decode_group(const std::uint8_t* bytes, std::int64_t block,
+                                                const Table& table, std::int64_t ahead_bytes,
+                                                T* out) {
+  for (std::int64_t i = 0; i < block; i += kNibbleStep, bytes += kNibbleStep / 2) {
+    Isa::prefetch_l1(bytes + ahead_bytes);
+    Isa::template look_up_nibbles<HighFirst, Made>(bytes, table, out + i);
+  }
+}
+
+/// A row's columns [col, col + cols) of a format with nibbles, group by group. Made: tables come
+/// of scales, else they were made for every scale.
+template <class Isa, class T, bool HighFirst, bool Made>
 void decode_nibble_row(const PackedWeights& w, std::int64_t row, std::int64_t col,
-                       std::int64_t cols, T* out) {
-  const bool high_first = w.format == WeightFormat::kNf4;
+                       std::int64_t cols, std::int64_t ahead_bytes, T* out) {
   const std::int64_t first_place = row * w.k;
   const std::int64_t first_scale = w.flat_blocks ? 0 : row * w.scale_columns;
   const std::int64_t from = w.flat_blocks ? first_place : 0;  // where blocks are counted from
   const std::int64_t block = std::int64_t{1} << w.block_k_shift;
-  alignas(64) T own_table[16];
-  for (std::int64_t c = col; c < col + cols;) {
-    const std::int64_t group = (from + c) >> w.block_k_shift;
-    const std::int64_t end_of_group = (group + 1) * block - from;
-    const std::int64_t end = end_of_group < col + cols ? end_of_group : col + cols;
-    const T* table = own_table;
-    if (w.tables != nullptr) {
-      table = static_cast<const T*>(w.tables) +
-              16 * static_cast<const std::uint8_t*>(w.scales)[first_scale + group];
-    } else {
-      fill_table<Isa, T>(w.table_values, scale_value(w, first_scale + group), own_table);
+  const std::int64_t last = col + cols;
+  const auto stored_table = [&](std::int64_t scale) {
+    return static_cast<const T*>(w.tables) + 16 * static_cast<const std::uint8_t*>(w.scales)[scale];
+  };
+  for (std::int64_t c = col; c < last;) {
+    std::int64_t scale = first_scale + ((from + c) >> w.block_k_shift);
+    const std::int64_t end_of_group = (((from + c) >> w.block_k_shift) + 1) * block - from;
+    // Whole groups from here on.
+    if (end_of_group - c == block && end_of_group <= last && (first_place + c) % 2 == 0) {
+      const std::uint8_t* bytes = w.values + (first_place + c) / 2;
+      for (; c + block <= last; c += block, ++scale, bytes += block / 2) {
+        T* const target = out + c - col;
+        if constexpr (Made) {
+          decode_group<Isa, T, HighFirst, true>(
+              bytes, block, Isa::template make_table<T>(w.table_values, scale_value(w, scale)),
+              ahead_bytes, target);
+        } else {
+          decode_group<Isa, T, HighFirst, false>(bytes, block, Isa::load_table(stored_table(scale)),
+                                                 ahead_bytes, target);
+        }
+      }
+      continue;
     }
-    decode_nibbles<Isa, T>(w.values, first_place + c, end - c, high_first, table, out + c - col);
+    const std::int64_t end = end_of_group < last ? end_of_group : last;
+    alignas(64) T table[16];
+    if constexpr (Made) fill_table<Isa, T>(w.table_values, scale_value(w, scale), table);
+    decode_nibbles<T, HighFirst>(w.values, first_place + c, end - c,
+                                 Made ? table : stored_table(scale), out + c - col);
     c = end;
   }
 }
@@ -147,7 +167,7 @@ inline bool fits_fp8_table(float scale) {
 /// Rows that share their scales, column block after column block.
 template <class Isa, class T>
 void decode_fp8_rows(const PackedWeights& w, std::int64_t row, std::int64_t rows, std::int64_t col,
-                     std::int64_t cols, T* out, std::int64_t stride) {
+                     std::int64_t cols, std::int64_t ahead_bytes, T* out, std::int64_t stride) {
   const std::int64_t first_scale = row / w.block_n * w.scale_columns;
   for (std::int64_t c = col; c < col + cols;) {
     const std::int64_t group = c >> w.block_k_shift;
@@ -155,26 +175,30 @@ void decode_fp8_rows(const PackedWeights& w, std::int64_t row, std::int64_t rows
     const std::int64_t end_of_group = whole_row ? w.k : (group + 1) << w.block_k_shift;
     const std::int64_t end = end_of_group < col + cols ? end_of_group : col + cols;
     const float scale = scale_value(w, first_scale + (whole_row ? 0 : group));
-    alignas(64) Bf16 table[16];
-    bool by_table = false;
     if constexpr (std::is_same_v<T, Bf16> && Isa::kLooksUpFp8) {
-      by_table = fits_fp8_table(scale);
-      if (by_table) fill_fp8_table<Isa>(scale, table);
-    }
-    for (std::int64_t r = 0; r < rows; ++r) {
-      const std::uint8_t* const bytes = w.values + (row + r) * w.k + c;
-      T* const target = out + r * stride + c - col;
-      std::int64_t done = 0;
-      if constexpr (std::is_same_v<T, Bf16> && Isa::kLooksUpFp8) {
-        if (by_table) {
-          for (; done + kFp8Step <= end - c; done += kFp8Step) {
-            Isa::look_up_fp8(bytes + done, table, target + done);
+      if (fits_fp8_table(scale)) {
+        alignas(64) Bf16 values[16];
+        fill_fp8_table<Isa>(scale, values);
+        const typename Isa::Fp8Table table(values);
+        const std::int64_t whole = (end - c) / kFp8Step * kFp8Step;
+        for (std::int64_t r = 0; r < rows; ++r) {
+          const std::uint8_t* const bytes = w.values + (row + r) * w.k + c;
+          T* const target = out + r * stride + c - col;
+          for (std::int64_t i = 0; i < whole; i += kFp8Step) {
+            Isa::prefetch_l1(bytes + i + ahead_bytes);
+            Isa::look_up_fp8(bytes + i, table, target + i);
+          }
+          if (whole < end - c) {
+            decode_fp8_span<Isa, T>(bytes + whole, end - c - whole, scale, target + whole);
           }
         }
+        c = end;
+        continue;
       }
-      if (done < end - c) {
-        decode_fp8_span<Isa, T>(bytes + done, end - c - done, scale, target + done);
-      }
+    }
+    for (std::int64_t r = 0; r < rows; ++r) {
+      decode_fp8_span<Isa, T>(w.values + (row + r) * w.k + c, end - c, scale,
+                              out + r * stride + c - col);
     }
     c = end;
   }
@@ -185,15 +209,20 @@ template <class Isa, class T>
 void decode_block(const PackedWeights& w, std::int64_t row, std::int64_t rows, std::int64_t col,
                   std::int64_t cols, T* out, std::int64_t stride) {
   if (w.format != WeightFormat::kFp8) {
+    const std::int64_t ahead_bytes = rows * w.k / 2;
+    const auto decode_row = w.tables != nullptr ? decode_nibble_row<Isa, T, false, false>
+                            : w.format == WeightFormat::kNf4
+                                ? decode_nibble_row<Isa, T, true, true>
+                                : decode_nibble_row<Isa, T, false, true>;
     for (std::int64_t r = 0; r < rows; ++r) {
-      decode_nibble_row<Isa, T>(w, row + r, col, cols, out + r * stride);
+      decode_row(w, row + r, col, cols, ahead_bytes, out + r * stride);
     }
     return;
   }
   for (std::int64_t r = 0; r < rows;) {
     const std::int64_t end_of_run = (row + r) / w.block_n * w.block_n + w.block_n - row;
     const std::int64_t end = end_of_run < rows ? end_of_run : rows;
-    decode_fp8_rows<Isa, T>(w, row + r, end - r, col, cols, out + r * stride, stride);
+    decode_fp8_rows<Isa, T>(w, row + r, end - r, col, cols, rows * w.k, out + r * stride, stride);
     r = end;
   }
 }

@@ -26,6 +26,7 @@ class FakeBackend final : public Backend {
     if (kernel.op != problem.op) return join(kernel.name, " computes ", to_string(kernel.op));
     if (problem.activation && kernel.name != fusing_kernel) return "applies no activation";
     if (problem.op == Op::kDw && problem.multiply && !multiplies) return "multiplies nothing";
+    if (std::string reason = refuse_weights(problem, kernel); !reason.empty()) return reason;
     if (problem.n < kernel.tile.columns) return join("N = ", problem.n, " is too narrow");
     return {};
   }
@@ -47,11 +48,13 @@ class FakeBackend final : public Backend {
   bool fusing_is_faster(const Problem&) const override { return fuses_faster; }
   bool gathering_first_is_faster(const Problem&) const override { return gathers_first; }
   bool scales_first(const Problem&) const override { return scales; }
+  bool dequantising_first_is_faster(const Problem&) const override { return dequantises_first; }
 
   std::string unavailable_reason;
   std::string fusing_kernel;
   bool fuses_faster = true;
   bool gathers_first = false;
+  bool dequantises_first = false;
   bool scales = false;     ///< X in a pass of its own, wherever there is memory
   bool multiplies = true;  ///< its dW kernels can
   mutable std::atomic<int> plans_made = 0;

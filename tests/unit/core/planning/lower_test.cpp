@@ -74,6 +74,75 @@ TEST_F(LowerTest, APlainProductIsOneStepWithoutWorkspace) {
   EXPECT_EQ(plan.product().workspace_offset, -1);
 }
 
+class LowerQuantised : public LowerTest {
+ protected:
+  LowerQuantised() { problem.quantization = {WeightFormat::kMxfp4, ScaleType::kE8m0, 1, 32}; }
+
+  static inline const Kinds kDecoded = {StepKind::kDequantise, StepKind::kProduct};
+  FakeBackend decoding{BackendKind::kCpu,
+                       {{BackendKind::kCpu, "plain_64", Op::kForward, {64, 64, 32}, 2},
+                        {.backend = BackendKind::kCpu,
+                         .name = "mxfp4_64",
+                         .op = Op::kForward,
+                         .tile = {64, 64, 32},
+                         .stages = 2,
+                         .weights = WeightFormat::kMxfp4},
+                        {.backend = BackendKind::kCpu,
+                         .name = "mxfp4_any_order",
+                         .op = Op::kForward,
+                         .tile = {16, 64, 32},
+                         .stages = 2,
+                         .weights = WeightFormat::kMxfp4,
+                         .own_order = true}}};
+};
+
+TEST_F(LowerQuantised, WeightsThatNoKernelDecodesAreDecodedByAPass) {
+  const Plan plan = lowered().plan;
+  EXPECT_EQ(kinds(plan), kDecoded);
+  EXPECT_EQ(plan.workspace_bytes, 4 * 1024 * 64 * 2);
+  EXPECT_EQ(plan.steps[0].workspace_offset, 0);
+  EXPECT_NE(plan.steps[0].reason.find("mxfp4"), std::string::npos);
+  EXPECT_TRUE(product_of(plan, problem).quantization.plain());
+  problem.activation = Activation{};
+  EXPECT_EQ(kinds(lowered().plan),
+            (Kinds{StepKind::kDequantise, StepKind::kProduct, StepKind::kActivate}));
+}
+
+TEST_F(LowerQuantised, AKernelThatDecodesNeedsNoPass) {
+  backends = {&decoding, &plain};
+  const Plan plan = lowered().plan;
+  EXPECT_EQ(kinds(plan), kWhole);
+  EXPECT_EQ(plan.product().kernel_name, "mxfp4_64");
+  EXPECT_EQ(plan.workspace_bytes, 0);
+  // It decodes one format.
+  problem.quantization = {WeightFormat::kInt4, ScaleType::kBFloat16, 1, 32};
+  EXPECT_EQ(kinds(lowered().plan), kDecoded);
+  EXPECT_EQ(lowered().plan.product().kernel_name, "plain_64");
+}
+
+TEST_F(LowerQuantised, APassThatIsFasterTakesFreeMemoryOnly) {
+  backends = {&decoding, &plain};
+  decoding.dequantises_first = true;
+  EXPECT_EQ(kinds(lowered().plan), kDecoded);
+  EXPECT_EQ(kinds(lowered(WorkspaceUse::kNeeded).plan), kWhole);
+  EXPECT_EQ(kinds(lowered(WorkspaceUse::kAvoid).plan), kWhole);
+}
+
+TEST_F(LowerQuantised, APlainKernelByNameReadsDecodedWeights) {
+  backends = {&decoding, &plain};
+  EXPECT_EQ(kinds(lowered(WorkspaceUse::kFree, "plain_64").plan), kDecoded);
+  EXPECT_EQ(kinds(lowered(WorkspaceUse::kFree, "mxfp4_64").plan), kWhole);
+}
+
+TEST_F(LowerQuantised, AKernelWithAnOrderOfItsOwnIsAskedForByTheProblem) {
+  backends = {&decoding, &plain};
+  expect_refusal(ErrorKind::kInvalidValue, {"mxfp4_any_order", "order of its own"},
+                 [this] { lowered(WorkspaceUse::kFree, "mxfp4_any_order"); });
+  problem.batch_invariant = false;
+  EXPECT_EQ(lowered(WorkspaceUse::kFree, "mxfp4_any_order").plan.product().kernel_name,
+            "mxfp4_any_order");
+}
+
 TEST_F(LowerTest, AnActivationThatNoKernelAppliesIsAPassAfterTheProduct) {
   problem.activation = Activation{};
   problem.bias = true;
