@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-_Maybe = TypeVar("_Maybe", Tensor, None, Tensor | None)
+_Maybe = TypeVar("_Maybe")
 
 
 class _Scaled(torch.autograd.Function):
