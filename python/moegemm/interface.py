@@ -4,6 +4,8 @@ E experts, T tokens, M = T * topk rows. Flat order: row t * topk + s is slot s o
 rows sorted by expert, expert e owning m_sizes[e] consecutive rows.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -90,17 +92,18 @@ def grouped_gemm(
     >>> moegemm.grouped_gemm(X, W, m_sizes=torch.tensor([3, 0, 1, 2]), topk=1).shape
     torch.Size([6, 8])
     """
+    weight: Any = W
     try:
-        parameter, call = W, PLAIN
-        quantised = isinstance(W, _QUANTISED)
+        parameter, call = weight, PLAIN
+        quantised = isinstance(weight, _QUANTISED)
         if quantised:
-            W = packed_of("W", W)
+            weight = packed_of("W", weight)
             asked = {"dW_only": dW_only, "accumulate": accumulate, "weight_gradients": weight_gradients}
-            refuse_weight_gradient(W, asked)
+            refuse_weight_gradient(weight, asked)
         dual = forward_ad._current_level >= 0  # whether tensors may have tangents
         transformed = _is_tracing() or dual or inside_torch_func()
         if (transformed or may_autocast()) and torch.is_autocast_enabled("cuda" if X.is_cuda else "cpu"):
-            X, W = _autocast(X), W if quantised else _autocast(W)
+            X, weight = _autocast(X), weight if quantised else _autocast(weight)
         allow_tf32 = X.is_cuda and torch_allows_tf32(X) if allow_tf32 is None else allow_tf32
         by_hand = kernel_config_fwd is not None or kernel_config_bwd_dX is not None or kernel_config_bwd_dW is not None
         has_settings = by_hand or dX_only or dW_only or accumulate or weight_gradients is not None
@@ -115,19 +118,21 @@ def grouped_gemm(
             m_sizes, settings = placed(m_sizes, starts), DEFAULTS
             if has_settings:
                 configs = (kernel_config_fwd, kernel_config_bwd_dX, kernel_config_bwd_dW)
-                settings, W = _settings(configs, options, dX_only, dW_only, accumulate, parameter, weight_gradients, W)
+                settings, weight = _settings(
+                    configs, options, dX_only, dW_only, accumulate, parameter, weight_gradients, weight
+                )
             call = (topk, options + (WARN_AT_ONCE if transformed and has_settings else ""), settings)
         if quantised:
-            return quantised_product(X, W, m_sizes, gather_indices, topk_weights, call)
+            return quantised_product(X, weight, m_sizes, gather_indices, topk_weights, call)
         if transformed:
-            return transformed_product(X, W, m_sizes, gather_indices, topk_weights, call, dual)
-        if call is PLAIN and _is_grad_enabled() and (X.requires_grad or W.requires_grad):
-            return apply_eagerly(X, W, m_sizes)  # not by eager_product, whose frame takes 0.1 us
+            return transformed_product(X, weight, m_sizes, gather_indices, topk_weights, call, dual)
+        if call is PLAIN and _is_grad_enabled() and (X.requires_grad or weight.requires_grad):
+            return apply_eagerly(X, weight, m_sizes)  # not by eager_product, whose frame takes 0.1 us
         if call is PLAIN:
-            return forward_plain(X, W, m_sizes)
-        Y = eager_product(X, W, m_sizes, gather_indices, topk_weights, call)
+            return forward_plain(X, weight, m_sizes)
+        Y = eager_product(X, weight, m_sizes, gather_indices, topk_weights, call)
     except (RuntimeError, AttributeError, ValueError) as error:  # ValueError: an array has no truth value
-        return _after_error(error, X, W, m_sizes, gather_indices, topk_weights, call, topk)
+        return _after_error(error, X, weight, m_sizes, gather_indices, topk_weights, call, topk)
     if by_hand or autotune:
         _warn(call, autotune, stacklevel=3)
     return Y

@@ -15,7 +15,7 @@ from moegemm.operators.raw import autocast_dtype
 from moegemm.quantized.weight import QuantizedWeight, packed_of
 from moegemm.sharded import local_weight
 
-Given = Tensor | QuantizedWeight  # a weight as callers hand it over
+Given = Tensor | QuantizedWeight | Packed  # a weight as callers hand it over; the last is for our own
 Pair = tuple[Given, Given]
 
 
@@ -96,7 +96,8 @@ def _one_bias(value: object) -> Tensor | None:
     """The first product's bias; a pair is put side by side, [E, 2 I]."""
     if value is None:
         return None
-    gate, up = _split("gate_up_bias", value)
+    parts: tuple[Tensor, Tensor | None] = _split("gate_up_bias", value)
+    gate, up = parts
     if up is None:
         return gate
     if gate.dim() != 2 or gate.shape != up.shape or gate.dtype != up.dtype or gate.device != up.device:
@@ -173,9 +174,9 @@ def token_arguments(
     ids = expert_ids.flatten(0, -2) if expert_ids.dim() > 1 else expert_ids.unsqueeze(0)
     first, w_up, second, gate_up_bias, down_bias = experts
     tensors = LayerTensors(rows, first, second, ids, router_weights, gate_up_bias, down_bias)
-    first, up, second = plain_shapes(experts[:3], rows)
+    gates, up, down = plain_shapes(experts[:3], rows)
     try:
-        _check_layer(rows, first, second, *tensors[3:], chosen.text(), options.get("transposed", False), up)
+        _check_layer(rows, gates, down, *tensors[3:], chosen.text(), options.get("transposed", False), up)
     except RuntimeError as error:
         raise explain(error, tensors._asdict()) from None
     return chosen, tensors, w_up

@@ -54,13 +54,14 @@ def plan(
     model: str | None = None, *, tokens: int | None = None, experts: int | None = None, topk: int | None = None,
     hidden: int | None = None, intermediate: int | None = None, dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None, gpu: str | None = None, backend: str | None = None,
-    autotune: bool = False,
+    autotune: bool = False, weights: str | None = None,
 ) -> LayerPlan:  # fmt: skip
     """Which kernel each product of an expert layer would get, what limits it, and why. Nothing is run.
 
     The arguments are those of the program: `model` is one of its presets, and sizes that are given are put over it.
     `gpu` names a GPU that need not be here ("h200", "a100", ...), `device` one that is ("cpu", "cuda", "cuda:1"). dtype
-    is "bf16", "fp16" or "fp32", or torch's. `autotune` plans as calls with autotune=True do.
+    is "bf16", "fp16" or "fp32", or torch's. `autotune` plans as calls with autotune=True do. `weights` is the format of
+    quantised weights: "mxfp4", "fp8", "int4" or "nf4".
 
     >>> import moegemm
     >>> found = moegemm.plan(experts=8, topk=2, hidden=64, intermediate=32, tokens=16)
@@ -72,6 +73,7 @@ def plan(
     given = {
         "tokens": tokens, "experts": experts, "topk": topk, "hidden": hidden, "intermediate": intermediate,
         "dtype": _DTYPES.get(dtype, dtype), "device": device, "gpu": gpu, "backend": backend,
+        "weights": weights,
     }  # fmt: skip
     if model is not None and (not isinstance(model, str) or model.startswith("-")):
         raise ValueError(f"model is {model!r}; a name of the catalogue is accepted")

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-_Maybe = TypeVar("_Maybe", Tensor, None, Tensor | None)
+_Maybe = TypeVar("_Maybe")
 
 
 class _Scaled(torch.autograd.Function):
@@ -21,7 +21,7 @@ class _Scaled(torch.autograd.Function):
 
 def scaled_gradient(tensor: _Maybe, factor: float) -> _Maybe:
     """The same tensor, whose gradient is multiplied."""
-    if tensor is None or factor == 1.0:
+    if not isinstance(tensor, Tensor) or factor == 1.0:  # none, or a quantised weight, which has no gradient
         return tensor
     scaled: Any = _Scaled.apply(tensor, factor)  # type: ignore[no-untyped-call]
     return scaled  # type: ignore[no-any-return]

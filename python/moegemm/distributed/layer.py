@@ -12,9 +12,9 @@ from moegemm.distributed.dispatcher import Dispatched, Dispatcher
 from moegemm.distributed.gradient_scale import scaled_gradient
 from moegemm.expert_layer.function import LayerCall, run_layer
 from moegemm.expert_layer.function import LayerTensors as RowTensors
-from moegemm.expert_layer.weights import Routed, stored_weights
+from moegemm.expert_layer.weights import AnyWeight, Routed, stored_weights
 from moegemm.layer import moe_mlp
-from moegemm.layer_arguments import LayerOptions, LayerTensors, Pair, token_arguments
+from moegemm.layer_arguments import Given, LayerOptions, LayerTensors, Pair, token_arguments
 from moegemm.lora.function import LoraCall, LoraTensors, run_lora_layer
 from moegemm.lora.layer import Adapters, checked_adapters, lora_moe_mlp
 from moegemm.lora.low_rank import LowRank
@@ -22,6 +22,7 @@ from moegemm.operators.derivatives import refuse_forward_mode
 from moegemm.operators.errors import explain, no_tensor, shown
 from moegemm.operators.raw import torch_allows_tf32
 from moegemm.operators.weight_gradients import WeightGradients, require_queue
+from moegemm.quantized.weight import QuantizedWeight
 from moegemm.sharded import is_distributed, local_weight, mesh_of_experts
 
 _dispatchers: dict[tuple[str, int], AllToAll] = {}
@@ -56,7 +57,7 @@ def _chosen_dispatcher(mesh: Any, dispatcher: Any, weight: Any) -> Any:
         if not (hasattr(dispatcher, "dispatch") and hasattr(dispatcher, "combine")):
             raise TypeError(f"dispatcher is {shown(dispatcher)}; it must have dispatch and combine")
         return dispatcher
-    if not isinstance(weight, Tensor):
+    if not isinstance(weight, Tensor | QuantizedWeight):
         raise no_tensor("w_down", weight)
     if mesh is None:
         mesh = mesh_of_experts(weight)
@@ -73,9 +74,9 @@ class _Given(NamedTuple):
 
     chosen: Activation
     tensors: LayerTensors
-    w_up: Tensor | None  # where w_gate_up is a pair
+    w_up: AnyWeight | None  # where w_gate_up is a pair
     options: ExpertParallelOptions
-    parameters: tuple[Tensor | Pair, Tensor]  # the weights as they were given
+    parameters: tuple[Given | Pair, Given]  # the weights as they were given
     first: list[LowRank]  # adapters of the first product
     second: list[LowRank]
 
@@ -146,8 +147,8 @@ def _by_parts(dispatcher: Dispatcher, given: _Given) -> Tensor:
 
 def expert_parallel_mlp(
     x: Tensor,
-    w_gate_up: Tensor | Pair,
-    w_down: Tensor,
+    w_gate_up: Given | Pair,
+    w_down: Given,
     expert_ids: Tensor,
     router_weights: Tensor | None,
     activation: str | Activation = "swiglu",
@@ -221,7 +222,7 @@ def _with_adapters(given: _Given, gate_up: Adapters, down: Adapters, gradient_sc
 
 
 def _checked(
-    x: Tensor, w_gate_up: Tensor | Pair, w_down: Tensor, expert_ids: Tensor, router_weights: Tensor | None,
+    x: Tensor, w_gate_up: Given | Pair, w_down: Given, expert_ids: Tensor, router_weights: Tensor | None,
     activation: str | Activation, options: ExpertParallelOptions, dispatcher: Any,
 ) -> _Given:  # fmt: skip
     """Everything that can be refused is refused before the first collective."""

@@ -275,12 +275,10 @@ def run_layer(call: LayerCall, routed: Routed, tensors: LayerTensors) -> Tensor:
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
         if call.later is not None:
             _refuse_later(call.later, tensors)
-            call = call._replace(later_w=(tensors.w_gate_up, tensors.w_up, tensors.w_down))
-            tensors = tensors._replace(
-                w_gate_up=apart(tensors.w_gate_up),
-                w_up=None if tensors.w_up is None else apart(tensors.w_up),
-                w_down=apart(tensors.w_down),
-            )
+            weights: tuple[Any, Any, Any] = tensors[1:4]
+            call = call._replace(later_w=weights)
+            first, up, down = (None if w is None else apart(w) for w in weights)
+            tensors = tensors._replace(w_gate_up=first, w_up=up, w_down=down)  # type: ignore[arg-type]
         m_sizes, gather_indices, topk, positions, tails = routed
         routing = (topk, tails), m_sizes, gather_indices, positions
         flat, scales = split(tensors, (1, 2, 3))

@@ -1,7 +1,7 @@
 """The products of an expert layer: which rows they read and write, and how their weights are stored."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -72,7 +72,7 @@ class Weights(NamedTuple):
         """N."""
         return w.size(2 if TRANSPOSED in self.options else 1)
 
-    def joined(self, w: Tensor, scales: Tensor | None) -> AnyWeight:
+    def joined(self, w: Any, scales: Tensor | None) -> Any:
         """W as the methods below take it, of the tensors that autograd has seen."""
         return w if scales is None else Packed(w, scales, self.word)
 
@@ -206,7 +206,7 @@ class StoredWeights(NamedTuple):
 
 
 def stored_weights(
-    used: tuple[AnyWeight, AnyWeight | None, AnyWeight], given: tuple[Tensor | tuple[Tensor, Tensor], Tensor],
+    used: tuple[AnyWeight, AnyWeight | None, AnyWeight], given: tuple[Any, Any],
     transposed: bool, allow_tf32: bool, accumulate: bool, tails: str = "",
 ) -> StoredWeights:  # fmt: skip
     """`used` are w_gate_up, w_up and w_down as the products read them, `given` w_gate_up and w_down as the caller gave

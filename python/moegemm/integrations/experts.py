@@ -35,8 +35,8 @@ class Stored(NamedTuple):
     second_adapters: tuple[LowRank, ...] = ()
 
     def with_biases_in(self, dtype: torch.dtype) -> "Stored":
-        biases = (None if bias is None else bias.to(dtype) for bias in (self.first_bias, self.second_bias))
-        return self._replace(**dict(zip(("first_bias", "second_bias"), biases, strict=True)))
+        first, second = (None if bias is None else bias.to(dtype) for bias in (self.first_bias, self.second_bias))
+        return self._replace(first_bias=first, second_bias=second)
 
     def with_adapters(self, module: Any, first_name: str) -> "Stored":
         """With those that are active on the module's two weights."""

@@ -123,7 +123,7 @@ def quantize_experts(model: nn.Module, format: str, **options: Any) -> nn.Module
     from moegemm.integrations.peft_adapters import follow_peft  # which reads weights through this file
 
     follow_peft()
-    found = [(name, module) for name, module in model.named_modules() if is_experts_module(module)]
+    found = [(name, module) for name, module in model.named_modules() if is_dispatched(module)]
     if not found:
         raise ValueError(f"{type(model).__name__} has no expert layer of transformers' experts interface")
     for name, module in found:
@@ -142,6 +142,6 @@ def quantize_experts(model: nn.Module, format: str, **options: Any) -> nn.Module
     return model
 
 
-def is_experts_module(module: Any) -> bool:
+def is_dispatched(module: Any) -> bool:
     """Whether transformers asks its experts interface in this module's forward."""
     return hasattr(module, "_apply_gate") and hasattr(module, "has_gate") and hasattr(module, "config")

@@ -8,7 +8,8 @@ from torch import nn
 from moegemm.integrations import llama4, own_modules
 from moegemm.integrations.forwards import OnMoegemm
 from moegemm.integrations.notices import say_once
-from moegemm.integrations.peft_adapters import NAME, follow_peft, is_dispatched
+from moegemm.integrations.packed_experts import is_dispatched
+from moegemm.integrations.peft_adapters import NAME, follow_peft
 from moegemm.integrations.registration import register
 
 _REFUSAL = "_moegemm_refusal"

@@ -10,9 +10,9 @@ from moegemm.integrations import llama4, own_modules
 from moegemm.integrations.experts import Stored, stored_in, why_not
 from moegemm.integrations.forwards import OnMoegemm
 from moegemm.integrations.gates import activation_of
-from moegemm.integrations.packed_experts import is_packed
+from moegemm.integrations.packed_experts import is_dispatched, is_packed
 from moegemm.integrations.patching import _REFUSAL, is_own_layer, separate_experts
-from moegemm.integrations.peft_adapters import NAME, is_dispatched
+from moegemm.integrations.peft_adapters import NAME
 from moegemm.tables import html_table
 
 _IN_TORCH = "in torch, between moegemm's products: no kernel has it"

@@ -1,5 +1,6 @@
 """grouped_gemm with a quantised W: the product as a torch.autograd.Function, for eager and traced calls alike."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ def _run(
     return _forward(X, W, m_sizes, gather_indices, router_weights, topk, options, settings.config_forward)
 
 
-def refuse_weight_gradient(W: Packed, asked: dict[str, object]) -> None:
+def refuse_weight_gradient(W: Packed, asked: Mapping[str, object]) -> None:
     """For arguments that say what is done with a gradient of W."""
     for name, value in asked.items():
         if value is not None and value is not False:

@@ -44,6 +44,11 @@ def _in_chunks(w: Tensor, make: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tu
     return torch.cat([values for values, _ in made]), torch.cat([scales for _, scales in made])
 
 
+def _in_groups(w: Tensor, size: int) -> Tensor:
+    """The last dimension as two."""
+    return w.reshape(*w.shape[:-1], w.size(-1) // size, size)
+
+
 def _nibbles(codes: Tensor, high_first: bool) -> Tensor:
     """Two to a byte."""
     first, second = codes[..., 0::2], codes[..., 1::2]
@@ -51,7 +56,7 @@ def _nibbles(codes: Tensor, high_first: bool) -> Tensor:
 
 
 def _mxfp4(w: Tensor, rounding: str) -> tuple[Tensor, Tensor]:
-    blocks = w.float().unflatten(-1, (-1, MX_GROUP))
+    blocks = _in_groups(w.float(), MX_GROUP)
     largest = blocks.abs().amax(-1)
     if rounding == "floor":
         # The exponent as fp32 stores it, with e8m0's own bias.
@@ -81,7 +86,8 @@ def _blocks_of(w: Tensor, block: tuple[int, int]) -> Tensor:
     """[E, rows, block_n, columns, block_k] in fp32, zeros where the last block is partial."""
     n, k = w.size(1), w.size(2)
     padded = torch.nn.functional.pad(w.float(), (0, -k % block[1], 0, -n % block[0]))
-    return padded.unflatten(2, (-1, block[1])).unflatten(1, (-1, block[0]))
+    experts, rows, columns = padded.shape
+    return padded.reshape(experts, rows // block[0], block[0], columns // block[1], block[1])
 
 
 def _fp8_blocks(w: Tensor, block: tuple[int, int], scale_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -112,10 +118,10 @@ def _fp8_channels(w: Tensor, scale_dtype: torch.dtype, whole: bool) -> tuple[Ten
 
 
 def _int4(w: Tensor, group: int, scale_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    groups = w.unflatten(-1, (-1, group))
+    groups = _in_groups(w, group)
     scale = _symmetric_scale(groups.abs().amax(-1), INT4_HALF_RANGE, scale_dtype)
     stored = (groups / scale.unsqueeze(-1)).round().clamp(-8, 7).flatten(-2).to(torch.int32) + 8
-    eights = stored.unflatten(-1, (-1, 8))
+    eights = _in_groups(stored, 8)
     packed = eights[..., 0]
     for place in range(1, 8):
         packed = packed | (eights[..., place] << (4 * place))
@@ -124,7 +130,7 @@ def _int4(w: Tensor, group: int, scale_dtype: torch.dtype) -> tuple[Tensor, Tens
 
 def _nf4(w: Tensor, blocksize: int) -> tuple[Tensor, Tensor]:
     flat = w.float().flatten(1)
-    padded = torch.nn.functional.pad(flat, (0, -flat.size(1) % blocksize)).unflatten(1, (-1, blocksize))
+    padded = _in_groups(torch.nn.functional.pad(flat, (0, -flat.size(1) % blocksize)), blocksize)
     absmax = padded.abs().amax(-1)
     scaled = (padded * (1.0 / absmax.clamp(min=1e-38)).unsqueeze(-1)).clamp(-1, 1)
     table = torch.tensor(NF4_TABLE, device=w.device)

@@ -244,7 +244,7 @@ class QuantizedWeight(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         packed = state.pop("_packed")
-        super().__setstate__({**state, "_parameters": {}})
+        super().__setstate__({**state, "_parameters": {}})  # type: ignore[no-untyped-call]
         for name, (tensor, dtype) in packed.items():
             self._parameters[name] = _frozen(tensor.view(dtype))
 

@@ -88,3 +88,10 @@ def test_the_report_of_a_model_is_a_table_in_a_notebook():
     rows = [[cell.text or "" for cell in row] for row in page.findall("tbody/tr")]
     assert [row[0] for row in rows] == [layer.name for layer in report.layers]
     assert all(row[2] == "own code" and "experts implementation" in row[3] for row in rows)
+
+
+def test_a_plan_of_quantised_weights_is_that_of_the_program():
+    found = moegemm.plan(**SIZES, weights="mxfp4")
+    printed = json.loads(program("plan", *FLAGS, "--weights=mxfp4", "--json"))
+    assert found.plans == printed["plans"]
+    assert found.plans != moegemm.plan(**SIZES).plans

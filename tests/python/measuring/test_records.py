@@ -25,7 +25,6 @@ PROGRAMS = {
     "layer/moe_layer": ("moe_layer.py",),
     "layer/fused_activation": ("fused_activation.py",),
     "layer/lora": ("grouped_gemm.py", "--stem", "lora"),
-    "quantised/quantised": ("grouped_gemm.py", "--stem", "quantised"),
     "rows/row_layouts": ("row_layouts.py",),
     "cpu/cpu": ("cpu_vs_torch.py",),
 }

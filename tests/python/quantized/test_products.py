@@ -302,3 +302,12 @@ def test_forward_mode_is_refused():
         dual = torch.autograd.forward_ad.make_dual(case.X, torch.ones_like(case.X))
         with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
             moegemm.grouped_gemm(dual, w, case.m_sizes, 1)
+
+
+def test_its_kernels_are_measured():
+    case = routed("cpu", "plain", torch.bfloat16)
+    w = weight("mxfp4")
+    reports = moegemm.tune(case.X, w, case.m_sizes, 1, budget=0.05)
+    assert [report["problem"].split()[0] for report in reports] == ["forward", "dX"]
+    tuned = moegemm.grouped_gemm(case.X, w, case.m_sizes, 1, autotune=True)
+    torch.testing.assert_close(tuned, moegemm.grouped_gemm(case.X, w.dequantize(), case.m_sizes, 1))

@@ -1,0 +1,47 @@
+"""Whether products may sum a contraction in another order than their backend's own."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from moegemm.operators.loading import ops
+
+VARIABLE = "MOEGEMM_BATCH_INVARIANT"
+
+
+def set_batch_invariant(invariant: bool) -> bool:
+    """Whether a row's bits must not depend on the other rows of a call, in all later calls of this process. Returns
+    what held before: True, unless MOEGEMM_BATCH_INVARIANT=0 says otherwise.
+
+    With False the planner may take kernels that add up in another order, where they are faster. The same call still
+    gives the same bits.
+
+    >>> import moegemm
+    >>> moegemm.set_batch_invariant(False)
+    True
+    >>> moegemm.set_batch_invariant(True)
+    False
+    """
+    if not isinstance(invariant, bool):
+        raise TypeError(f"invariant is {invariant!r}; True and False are accepted")
+    before: bool = ops.set_batch_invariant(invariant)
+    return before
+
+
+@contextmanager
+def batch_invariant(invariant: bool) -> Iterator[None]:
+    """set_batch_invariant for a `with` block."""
+    before = set_batch_invariant(invariant)
+    try:
+        yield
+    finally:
+        set_batch_invariant(before)
+
+
+def follow_environment() -> None:
+    """What the variable says, once when the package is imported."""
+    word = os.environ.get(VARIABLE, "")
+    if word not in ("", "0", "1"):
+        raise ValueError(f"{VARIABLE} is {word!r}; accepted are 0 and 1")
+    if word == "0":
+        set_batch_invariant(False)
