@@ -138,38 +138,38 @@ struct SlotIds {
     const std::int64_t found = id < 0 ? -1 : id / experts_of_rank;
     return found < ranks ? found : -1;
   }
+  /// The expert of a slot as `rank` counts it, or -1 for one of another rank: without a division,
+  /// which takes longer than the load.
+  __device__ __forceinline__ std::int64_t id_on(std::int64_t rank, std::int64_t slot) const {
+    const std::int64_t id = ids[slot] - rank * experts_of_rank;
+    return id >= 0 && id < experts_of_rank ? id : -1;
+  }
 };
 
-constexpr int kTokenThreads = 64;    ///< few, so that many blocks share the tokens
 constexpr int kCountedRanks = 1024;  ///< whose pairs a block counts in shared memory
 
-/// A thread for each token.
-__global__ void __launch_bounds__(kTokenThreads)
-    first_slots_kernel(SlotIds slots, std::int64_t tokens, int topk, std::int64_t* ranks_of_slots,
-                       unsigned long long* pairs) {
+/// A thread for each slot.
+__global__ void __launch_bounds__(kThreads)
+    first_slots_kernel(SlotIds slots, std::int64_t count, unsigned topk,
+                       std::int64_t* ranks_of_slots, unsigned long long* pairs) {
   __shared__ unsigned counts[kCountedRanks];
   const bool counted = slots.ranks <= kCountedRanks;
   const int ranks = counted ? static_cast<int>(slots.ranks) : 0;
-  for (int r = static_cast<int>(threadIdx.x); r < ranks; r += kTokenThreads) counts[r] = 0;
+  for (int r = static_cast<int>(threadIdx.x); r < ranks; r += kThreads) counts[r] = 0;
   __syncthreads();
-  const std::int64_t token = std::int64_t{blockIdx.x} * kTokenThreads + threadIdx.x;
-  for (int s = 0; token < tokens && s < topk; ++s) {
-    const std::int64_t rank = slots.rank(token * topk + s);
+  const std::int64_t slot = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::int64_t rank = slot < count ? slots.rank(slot) : -1;
+  if (slot < count) {
     bool first = rank >= 0;
-    for (int before = 0; first && before < s; ++before) {
-      first = slots.rank(token * topk + before) != rank;
+    for (std::int64_t before = slot - slot % topk; first && before < slot; ++before) {
+      first = slots.id_on(rank, before) < 0;
     }
-    ranks_of_slots[token * topk + s] = first ? rank : -1;
-    if (rank >= 0) {
-      if (counted) {
-        atomicAdd(&counts[rank], 1u);
-      } else {
-        atomicAdd(&pairs[rank], 1ull);
-      }
-    }
+    ranks_of_slots[slot] = first ? rank : -1;
   }
+  if (rank >= 0 && counted) atomicAdd(&counts[rank], 1u);
+  if (rank >= 0 && !counted) atomicAdd(&pairs[rank], 1ull);
   __syncthreads();
-  for (int r = static_cast<int>(threadIdx.x); r < ranks; r += kTokenThreads) {
+  for (int r = static_cast<int>(threadIdx.x); r < ranks; r += kThreads) {
     if (counts[r] != 0) atomicAdd(&pairs[r], static_cast<unsigned long long>(counts[r]));
   }
 }
@@ -186,9 +186,7 @@ __global__ void __launch_bounds__(kThreads)
   if (slot >= 0 && slot < all_slots) {
     const std::int64_t target = slots.rank(slot);
     const std::int64_t own = slot - slot % topk + (i - row * topk);
-    if (target >= 0 && slots.rank(own) == target) {
-      found = slots.ids[own] - target * slots.experts_of_rank;
-    }
+    if (target >= 0) found = slots.id_on(target, own);
   }
   ids[i] = found;
 }
@@ -308,16 +306,15 @@ void CudaPasses::first_slots(const TensorView& expert_ids, std::int64_t experts_
   cuda::check(
       cudaMemsetAsync(pairs.data, 0, static_cast<std::size_t>(pairs.shape[0]) * 8, on.stream),
       "zero the pairs of ranks");
-  std::int64_t tokens = expert_ids.shape[0];
-  if (tokens == 0) return;
+  std::int64_t count = expert_ids.numel();
+  if (count == 0) return;
   SlotIds slots = {indices_of(expert_ids), experts_of_rank, pairs.shape[0]};
-  auto topk = static_cast<int>(expert_ids.shape[1]);
+  auto topk = static_cast<unsigned>(expert_ids.shape[1]);
   auto* found = static_cast<std::int64_t*>(ranks_of_slots.data);
   auto* counts = static_cast<unsigned long long*>(pairs.data);
-  void* parameters[] = {&slots, &tokens, &topk, &found, &counts};
+  void* parameters[] = {&slots, &count, &topk, &found, &counts};
   launch({reinterpret_cast<const void*>(&first_slots_kernel), "first_slots",
-          dim3(static_cast<unsigned>((tokens + kTokenThreads - 1) / kTokenThreads)),
-          dim3(kTokenThreads)},
+          dim3(static_cast<unsigned>((count + kThreads - 1) / kThreads)), dim3(kThreads)},
          parameters, on.stream);
 }
 
