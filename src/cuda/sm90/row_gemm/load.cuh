@@ -6,6 +6,7 @@
 #include "cuda/device/swizzle.h"
 #include "cuda/device/tile_scheduler.cuh"
 #include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/shared_memory.cuh"
 #include "cuda/sm90/row_gemm/params.h"
 
 /// The producer warpgroup of the row GEMMs: scheduling and loads.
@@ -19,7 +20,7 @@ __device__ __forceinline__ int padded_rows(int rows) {
 
 /// Starts the copy of a weight panel of `map`. Boxes that reach past the tensor are filled with
 /// zeros and count in full.
-template <typename Traits>
+template <typename Traits, bool Quantised = Traits::kQuantised>
 __device__ __forceinline__ void load_weights(const RowGemmParams& params, const CUtensorMap* map,
                                              const Tile& tile, int depth, std::byte* shared,
                                              std::uint64_t* full) {
@@ -27,7 +28,11 @@ __device__ __forceinline__ void load_weights(const RowGemmParams& params, const 
     static_assert(Traits::kDepthMajor);
     const int column = params.activation.gated() ? tile.feature / 2 : tile.feature;
     ptx::cp_async_bulk_tensor_4d(shared, map, depth, column, 0, tile.expert, full);
+  } else if constexpr (Quantised && !Traits::kDepthMajor) {  // maps count in units of 16 bits
+    constexpr int kUnit = 16 / Traits::kKernel.weight_bits();
+    ptx::cp_async_bulk_tensor_3d(shared, map, tile.feature / kUnit, depth, tile.expert, full);
   } else if constexpr (Traits::kDepthMajor) {  // box {64 of K, kFeatures of N}
+    if constexpr (Quantised) depth /= 16 / Traits::kKernel.weight_bits();
     if (params.weights_pass_through) {
       ptx::cp_async_bulk_tensor_3d(shared, map, depth, tile.feature, tile.expert, full,
                                    ptx::createpolicy_evict_first());
@@ -45,6 +50,13 @@ __device__ __forceinline__ void load_weights(const RowGemmParams& params, const 
   }
 }
 
+/// The low-rank part's depth as it is multiplied: every kernel takes the same steps.
+template <typename Traits>
+__device__ __forceinline__ int low_depth(const RowGemmParams& params) {
+  return Traits::kLowDepth == kDepth ? params.low_rank
+                                     : ceil_div(params.low_rank, kDepth) * kDepth;
+}
+
 /// The part of a low-rank stage that one thread starts: both operands by TMA. Its rows lie in order
 /// also where the others are gathered; a full box of them is more than the tile needs, but one map.
 template <typename Traits>
@@ -52,8 +64,12 @@ __device__ __forceinline__ void load_low_rank(const RowGemmParams& params,
                                               const RowGemmShared<Traits>& shared, const Tile& tile,
                                               int depth, int slot) {
   std::uint64_t* full = &shared.rings().stage.full[slot];
-  ptx::mbarrier_arrive_expect_tx(full, Traits::kStageBytes);
-  load_weights<Traits>(params, &params.low_weights_map, tile, depth, shared.weights(slot), full);
+  constexpr int kBytes = (Traits::kFeatures + Traits::kRows) * Traits::kLowDepth * 2;
+  static_assert(kBytes <= Traits::kStageBytes && Traits::kLowDepth * 2 * Traits::kFeatures <=
+                                                     Traits::kWeightBytes);
+  ptx::mbarrier_arrive_expect_tx(full, kBytes);
+  load_weights<Traits, false>(params, &params.low_weights_map, tile, depth, shared.weights(slot),
+                              full);
   ptx::cp_async_bulk_tensor_2d(shared.rows(slot), &params.low_rows_map, depth, tile.row, full);
 }
 
@@ -79,6 +95,25 @@ __device__ __forceinline__ void publish_end(const RowGemmShared<Traits>& shared,
   }
 }
 
+/// Brings the scales of a forward tile into L2, by a whole warp: consumers load them late. Those of
+/// a dX tile lie far apart.
+template <typename Traits>
+__device__ __forceinline__ void prefetch_scales(const RowGemmParams& params, const Tile& tile) {
+  if constexpr (Traits::kDepthMajor) {
+    const WeightScales& scales = params.scales;
+    const int first = tile.feature >> scales.row_shift;
+    const int last = min(tile.feature + Traits::kFeatures, params.features) - 1 >> scales.row_shift;
+    const int bytes = (last - first + 1) * scales.row_scales * scale_bytes(scales.type);
+    const std::byte* data =
+        scales.data + (tile.expert * scales.expert_scales +
+                       static_cast<std::int64_t>(first) * scales.row_scales) *
+                          scale_bytes(scales.type);
+    for (int at = threadIdx.x % kWarpSize * 128; at < bytes; at += kWarpSize * 128) {
+      ptx::prefetch_l2(data + at);
+    }
+  }
+}
+
 /// Rows in order: one warp schedules and issues every copy.
 template <typename Traits>
 __device__ __forceinline__ void load_in_order(const RowGemmParams& params,
@@ -94,6 +129,7 @@ __device__ __forceinline__ void load_in_order(const RowGemmParams& params,
         decoder.decode<Traits::kRows, Traits::kGranule, Traits::kFeatures>(queue.current()),
         params.placement, shared.starts());
     publish_tile(shared, tile, slot);
+    if constexpr (Traits::kQuantised) prefetch_scales<Traits>(params, tile);
     const int box = Traits::box_of(tile.rows);
     const CUtensorMap* rows_map = &params.rows_maps[box];
     const int bytes = Traits::kWeightBytes + Traits::box_rows(box) * kRowBytes;
@@ -111,7 +147,7 @@ __device__ __forceinline__ void load_in_order(const RowGemmParams& params,
       stage.advance();
     }
 #pragma unroll 1
-    for (int depth = 0; depth < params.low_rank; depth += kDepth) {
+    for (int depth = 0; depth < low_depth<Traits>(params); depth += Traits::kLowDepth) {
       ring.wait_empty(stage);
       if (leader) load_low_rank(params, shared, tile, depth, stage.slot);
       __syncwarp();
@@ -220,7 +256,7 @@ __device__ __forceinline__ void load_gathered_tile(const RowGemmParams& params,
     rows.advance(1);
   }
 #pragma unroll 1
-  for (depth = 0; depth < params.low_rank; depth += kDepth) {
+  for (depth = 0; depth < low_depth<Traits>(params); depth += Traits::kLowDepth) {
     auto& ring = shared.rings().stage;
     ring.wait_empty(stage);
     if (threadIdx.x == 0) load_low_rank(params, shared, tile, depth, stage.slot);
@@ -254,6 +290,9 @@ __device__ __forceinline__ void load_gathered(const RowGemmParams& params,
       if (shared.tiles()[slot.slot].rows == 0) break;
     }
     const Tile& tile = shared.tiles()[slot.slot];  // not copied: registers are short here
+    if constexpr (Traits::kQuantised) {
+      if (scheduler) prefetch_scales<Traits>(params, tile);
+    }
     write_info(tile, slot.slot);
     rows.locate(params, tile, thread);
     load_gathered_tile<Traits>(params, shared, tile, rows, stage);
