@@ -18,6 +18,7 @@ namespace moegemm {
 struct CallerWords {
   const char* x = "x";
   const char* w = "w";
+  const char* w_scales = "w_scales";
   const char* dy = "dy";
   const char* out = nullptr;  ///< null: "y", "dx" or "dw"
   const char* router_weights = "router_weights";

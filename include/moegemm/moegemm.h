@@ -14,5 +14,6 @@
 #include "moegemm/passes.h"
 #include "moegemm/plan.h"
 #include "moegemm/problem.h"
+#include "moegemm/quantization.h"
 #include "moegemm/tensor.h"
 #include "moegemm/tune.h"

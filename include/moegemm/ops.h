@@ -8,6 +8,7 @@
 #include "moegemm/kinds.h"
 #include "moegemm/plan.h"
 #include "moegemm/problem.h"
+#include "moegemm/quantization.h"
 #include "moegemm/tensor.h"
 
 /// The three products of an MoE layer. E experts, T tokens, M = T * topk rows. Expert e owns the
@@ -76,6 +77,12 @@ struct GemmOptions {
   /// rounding of the result.
   TensorView low_rank_rows = {};
   TensorView low_rank_weights = {};
+  /// Forward and dX: a quantised W. `w` is then [E, N, K] of X's dtype, to which its values are
+  /// decoded, with dense rows; its data are the packed values. The result has the bits of
+  /// dequantise_weights followed by the same product. Where no kernel decodes the format, a pass
+  /// before the product does (StepKind::kDequantise), which on a GPU needs context.memory.
+  Quantization quantization = {};
+  ScalesView w_scales = {};
   /// Forward and dX whose result stays in expert order: activated rows are all that is stored, half
   /// as many columns with a gate. Where no kernel applies it to its own results, a pass after the
   /// product does (StepKind::kActivate), which on a GPU needs context.memory.

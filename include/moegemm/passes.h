@@ -6,6 +6,7 @@
 #include "moegemm/execution.h"
 #include "moegemm/kinds.h"
 #include "moegemm/ops.h"
+#include "moegemm/quantization.h"
 #include "moegemm/tensor.h"
 
 /// The passes of an expert layer around its products: routing and the top-k sum, activations, and
@@ -111,5 +112,13 @@ MOEGEMM_API void add_weighted_bias(const TensorView& rows, const TensorView& bia
 ///   out      [M, C] of any floating dtype
 MOEGEMM_API void add_rows(const TensorView& a, const TensorView& b, const RoutingView& routing,
                           const TensorView& out, const ExecutionContext& context = {});
+
+/// out[e, n, k] = value * scale in fp32, rounded once: a quantised W as an ordinary tensor.
+///   packed   [E, N, K] of out's dtype, dense; its data are the packed values
+///   scales   those of `quantization`: see ScalesView
+///   out      [E, N, K] of any floating dtype, dense
+MOEGEMM_API void dequantise_weights(const TensorView& packed, const ScalesView& scales,
+                                    const Quantization& quantization, const TensorView& out,
+                                    const ExecutionContext& context = {});
 
 }  // namespace moegemm

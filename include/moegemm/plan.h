@@ -69,16 +69,19 @@ struct KernelInfo {
   Op op = Op::kForward;
   TileShape tile;
   int stages = 0;
+  WeightFormat weights = WeightFormat::kPlain;  ///< what it decodes W from
+  bool own_order = false;  ///< sums in another order than the other kernels of its backend
 };
 
 /// What one launch does: the product itself, or a pass over rows before or after it.
 enum class StepKind : std::uint8_t {
   kProduct,
-  kScaleX,    ///< X times the router weights of its rows, into the workspace
-  kGatherX,   ///< the rows of X in the order of the segments, into the workspace
-  kGatherDy,  ///< the same of dY
-  kZeroGaps,  ///< zeros in the output's rows that are in no segment
-  kActivate,  ///< the product in the workspace, its bias added, activated into the output
+  kScaleX,      ///< X times the router weights of its rows, into the workspace
+  kDequantise,  ///< W, decoded into the workspace
+  kGatherX,     ///< the rows of X in the order of the segments, into the workspace
+  kGatherDy,    ///< the same of dY
+  kZeroGaps,    ///< zeros in the output's rows that are in no segment
+  kActivate,    ///< the product in the workspace, its bias added, activated into the output
 };
 
 /// The order in which a product's tiles are handed out.

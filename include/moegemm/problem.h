@@ -8,6 +8,7 @@
 
 #include "moegemm/epilogue.h"
 #include "moegemm/kinds.h"
+#include "moegemm/quantization.h"
 #include "moegemm/tensor.h"
 
 namespace moegemm {
@@ -48,6 +49,7 @@ struct Problem {
   /// M = T * topk, the flat rows that an index may name, where `rows` is not M; -1 where it is.
   std::int64_t slots = -1;
   WeightLayout weight_layout = WeightLayout::kNk;
+  Quantization quantization = {};  ///< of W; dtype is then what its values are decoded to
   Permutation permutation = Permutation::kNone;
   Segments segments = Segments::kPacked;
   Tails tails = Tails::kZero;
@@ -60,6 +62,7 @@ struct Problem {
                            ///< only say which rows are absent
   bool far_rows = false;   ///< the gathered operand spans more than 64 GiB
   bool allow_tf32 = false;
+  bool batch_invariant = true;  ///< only kernels that sum in the order of their backend
   std::int64_t low_rank =
       0;              ///< forward and dX: depth of the part that is added to the sums; 0: none
   bool bias = false;  ///< forward and dX: adds its expert's bias to each row, before it is scaled
@@ -69,10 +72,12 @@ struct Problem {
   DType weights_dtype = DType::kFloat32;  ///< of router_weights
   /// Largest power of two, at most 16, that divides the base address and the row pitch in bytes of
   /// every operand of that role.
-  int input_alignment = 16;   ///< the two inputs
+  int input_alignment = 16;   ///< the two inputs; X or dY alone where W is quantised
   int output_alignment = 16;  ///< the output
   int dy_alignment = 16;      ///< dW: of dY alone (of X if dW is [E, K, N]), whose partner a pass
                               ///< may replace by a copy
+  int packed_alignment = 16;  ///< the values of a quantised W, by its rows of packed bytes
+  int scales_alignment = 16;  ///< its scales, by their rows
   Device device;
 
   /// Flat rows: indices are in [0, flat_rows()).

@@ -18,10 +18,13 @@ namespace moegemm {
 /// The pointers of one validated call; the shapes are in its Problem. Strides are in elements,
 /// between rows; the experts of W and dW are `n * stride` elements apart.
 struct Operands {
-  const void* x = nullptr;   ///< [T or M, K]; not for dX
-  const void* w = nullptr;   ///< [E, N, K]; not for dW
-  const void* dy = nullptr;  ///< [M, N]; not for forward
-  void* out = nullptr;       ///< Y [M, N], dX [M, K] or dW [E, N, K]
+  const void* x = nullptr;  ///< [T or M, K]; not for dX
+  const void* w = nullptr;  ///< [E, N, K]; not for dW. Packed values of a quantised W, dense:
+                            ///< expert e begins at byte e * Quantization::expert_bytes, its row n
+                            ///< n * K values on
+  const void* w_scales = nullptr;  ///< of a quantised W, dense; else null
+  const void* dy = nullptr;        ///< [M, N]; not for forward
+  void* out = nullptr;             ///< Y [M, N], dX [M, K] or dW [E, N, K]
   std::int64_t x_stride = 0;
   std::int64_t w_stride = 0;
   std::int64_t dy_stride = 0;
@@ -47,6 +50,10 @@ RoutingView segments_view(const Problem& problem, const Operands& operands);
 /// The low-rank part as a product of its own, of rows in order: the same rows and features,
 /// contracted over the rank.
 Problem low_rank_part(const Problem& problem);
+
+/// The part of every feasibility predicate that concerns W and the order of sums: a kernel reads
+/// the format that KernelInfo::weights names. Empty if `kernel` can run `problem`, else the reason.
+std::string refuse_weights(const Problem& problem, const KernelInfo& kernel);
 
 /// One way to run the three products. A backend appears in the planner, in `moegemm info` and in
 /// the conformance suite by being listed in registry.cpp. It never decides policy beyond its own
@@ -90,6 +97,10 @@ class Backend {
   /// decides which operand is rounded: all backends of a device give the same answer, so that it
   /// does not depend on which of them runs the product.
   virtual bool scales_first(const Problem&) const { return false; }
+
+  /// Whether a quantised W of `problem` is decoded faster by a pass before a plain product than by
+  /// the kernels that decode it themselves. Both have the same bits.
+  virtual bool dequantising_first_is_faster(const Problem&) const { return false; }
 
   /// Whether a row GEMM zeroes what lies between segments; else a pass before it does.
   virtual bool fills_gaps() const { return true; }

@@ -24,6 +24,9 @@ class Walk {
       case StepKind::kScaleX:
         scale(step);
         break;
+      case StepKind::kDequantise:
+        dequantise(step);
+        break;
       case StepKind::kGatherX:
       case StepKind::kGatherDy:
         gather(step);
@@ -87,6 +90,20 @@ class Walk {
     operands_.x = scaled.data;
     operands_.x_stride = scaled.row_stride;
     operands_.router_weights = nullptr;
+  }
+
+  void dequantise(const Step& step) {
+    const auto weights = [&](const void* data) {
+      return TensorView::stack(data, problem_.dtype, problem_.experts, problem_.n, problem_.k, 0,
+                               problem_.device);
+    };
+    const TensorView decoded = weights(place(step.workspace_offset));
+    passes_for(problem_.device)
+        .dequantise(weights(operands_.w), operands_.w_scales, problem_.quantization, decoded,
+                    context_);
+    operands_.w = decoded.data;
+    operands_.w_stride = decoded.row_stride;
+    operands_.w_scales = nullptr;
   }
 
   void gather(const Step& step) {

@@ -37,6 +37,11 @@ TileWork row_work(const Problem& problem, const TileShape& tile) {
   const double touched = touched_experts(problem);
   const double mean = static_cast<double>(problem.planned_rows()) / std::max(touched, 1.0);
   const double column_tiles = std::ceil(columns / tile.columns);
+  // Packed values take less than the elements that they are decoded to.
+  const double packed =
+      problem.quantization.plain()
+          ? 1
+          : problem.quantization.bits() / (8.0 * static_cast<double>(size_bytes(problem.dtype)));
   TileWork work;
   for (const double deviation : kSpread) {
     const double rows = std::max(1.0, mean + deviation * std::sqrt(mean));
@@ -46,7 +51,7 @@ TileWork row_work(const Problem& problem, const TileShape& tile) {
     const double tiles = touched / kSpread.size() * row_tiles * column_tiles;
     work.tiles += tiles;
     work.padded_flops += tiles * 2 * tile_rows * tile.columns * depth;
-    work.loaded_elems += tiles * (tile_rows + tile.columns) * depth;
+    work.loaded_elems += tiles * (tile_rows + tile.columns * packed) * depth;
   }
   return work;
 }
@@ -65,6 +70,16 @@ TileWork weight_work(const Problem& problem, const TileShape& tile) {
   return work;
 }
 
+/// Of an expert's W as it is stored.
+double weight_bytes(const Problem& problem) {
+  const Quantization& quantization = problem.quantization;
+  if (!quantization.plain()) {
+    return static_cast<double>(quantization.stored_bytes(problem.n, problem.k));
+  }
+  return static_cast<double>(problem.n) * static_cast<double>(problem.k) *
+         static_cast<double>(size_bytes(problem.dtype));
+}
+
 double compulsory_bytes(const Problem& problem) {
   const auto element = static_cast<double>(size_bytes(problem.dtype));
   const auto out_element = static_cast<double>(size_bytes(problem.out_dtype));
@@ -77,10 +92,10 @@ double compulsory_bytes(const Problem& problem) {
   const double dy_rows = problem.dy_per_token ? static_cast<double>(problem.tokens()) : rows;
   switch (problem.op) {
     case Op::kForward:
-      return (touched_experts(problem) * n * k + x_rows * k) * element +
+      return touched_experts(problem) * weight_bytes(problem) + x_rows * k * element +
              out_rows * columns * out_element;
     case Op::kDx:
-      return (touched_experts(problem) * n * k + dy_rows * n) * element +
+      return touched_experts(problem) * weight_bytes(problem) + dy_rows * n * element +
              out_rows * columns * out_element;
     case Op::kDw:
       break;

@@ -61,12 +61,9 @@ class Draft {
   std::int64_t product_offset_ = -1;
 };
 
-/// A problem in one or two forms, the better one first: as a kernel that does all of it, and with a
-/// pass beside the product.
-struct Forms {
-  std::optional<Draft> first;
-  std::optional<Draft> second;
-};
+/// A problem in its forms, the better ones first: as a kernel that does all of it, and with passes
+/// beside the product.
+using Forms = std::vector<Draft>;
 
 bool runs(const Backend& backend, const Problem& problem) {
   const auto kernels = backend.kernels();
@@ -75,28 +72,43 @@ bool runs(const Backend& backend, const Problem& problem) {
   });
 }
 
-Forms forms_of(const Problem& problem, const Backend& backend, WorkspaceUse workspace) {
-  const Draft whole(problem, backend);
+/// The forms of what a draft leaves for its product.
+Forms forms_of(const Draft& whole, const Backend& backend, WorkspaceUse workspace) {
+  const Problem& problem = whole.product();
   if (problem.activation) {
     // Both have the same bits.
     const bool fused_first = workspace != WorkspaceUse::kFree || backend.fusing_is_faster(problem);
-    const Draft apart =
-        Draft(problem, backend)
-            .add(StepKind::kActivate, fused_first
-                                          ? "the kernel does not activate its own results"
-                                          : "faster than a kernel that activates its own results");
+    const Draft apart = Draft(whole).add(
+        StepKind::kActivate, fused_first ? "the kernel does not activate its own results"
+                                         : "faster than a kernel that activates its own results");
     return fused_first ? Forms{whole, apart} : Forms{apart, whole};
   }
   if (problem.op == Op::kDw && problem.multiply) {
     const bool scaled_first = workspace != WorkspaceUse::kAvoid && backend.scales_first(problem);
-    const Draft scaled =
-        Draft(problem, backend)
-            .add(StepKind::kScaleX, scaled_first
-                                        ? "tensor cores read their operands as memory has them"
+    const Draft scaled = Draft(whole).add(
+        StepKind::kScaleX, scaled_first ? "tensor cores read their operands as memory has them"
                                         : "the kernel multiplies no rows by router weights");
     return scaled_first ? Forms{scaled, whole} : Forms{whole, scaled};
   }
-  return {whole, std::nullopt};
+  return {whole};
+}
+
+Forms forms_of(const Problem& problem, const Backend& backend, WorkspaceUse workspace) {
+  const Draft packed(problem, backend);
+  Forms forms = forms_of(packed, backend, workspace);
+  if (problem.quantization.plain()) return forms;
+  // All have the same bits.
+  const bool pass_first =
+      workspace == WorkspaceUse::kFree && backend.dequantising_first_is_faster(problem);
+  const Draft decoded =
+      Draft(packed).add(StepKind::kDequantise,
+                        pass_first ? std::string("faster than a kernel that decodes W itself")
+                                   : join("no kernel of ", to_string(backend.kind()), " decodes ",
+                                          to_string(problem.quantization), " for this problem"));
+  Forms after_pass = forms_of(decoded, backend, workspace);
+  if (pass_first) std::swap(forms, after_pass);
+  std::move(after_pass.begin(), after_pass.end(), std::back_inserter(forms));
+  return forms;
 }
 
 /// Why a backend cannot run this problem with any of its kernels; empty if it can. The reason of a
@@ -166,12 +178,11 @@ std::optional<Draft> form_for(const Problem& problem, const Backend& backend, in
   if (problem.activation) workspace = WorkspaceUse::kNeeded;
   Forms forms = forms_of(problem, backend, workspace);
   const KernelInfo& info = backend.kernels()[kernel];
-  for (std::optional<Draft>* form : {&forms.first, &forms.second}) {
-    if (!*form) continue;
-    std::string reason = backend.refuse((*form)->product(), info);
-    if (reason.empty()) return std::move(*form);
+  for (Draft& form : forms) {
+    std::string reason = backend.refuse(form.product(), info);
+    if (reason.empty()) return std::move(form);
     // What is wrong with the bare product says more than what the kernel leaves to a pass.
-    if (why_not.empty() || (*form)->has_pass()) why_not = std::move(reason);
+    if (why_not.empty() || form.has_pass()) why_not = std::move(reason);
   }
   return std::nullopt;
 }
@@ -274,13 +285,13 @@ std::optional<Planned> lower_on_best(const Problem& problem, const PlanRequest& 
       continue;
     }
     Forms forms = forms_of(problem, *backend, request.workspace);
-    for (std::optional<Draft>* form : {&forms.first, &forms.second}) {
-      if (!*form || (spare && (*form)->workspace_bytes() > 0)) continue;
-      std::string refusal = why_not(*backend, (*form)->product());
+    for (Draft& form : forms) {
+      if (spare && form.workspace_bytes() > 0) continue;
+      std::string refusal = why_not(*backend, form.product());
       if (refusal.empty()) {
-        return Planned{backend, with_best(problem, std::move(**form), *backend, request, tuned)};
+        return Planned{backend, with_best(problem, std::move(form), *backend, request, tuned)};
       }
-      if (reason.empty() || (*form)->has_pass()) reason = std::move(refusal);
+      if (reason.empty() || form.has_pass()) reason = std::move(refusal);
     }
     add_reason(reasons, *backend, reason);
   }

@@ -24,6 +24,12 @@ Problem product_beside(StepKind pass, const Problem& problem) {
       product.input_alignment =
           std::min(problem.dy_alignment, dense_alignment(problem.k, problem.dtype));
       break;
+    case StepKind::kDequantise:
+      product.quantization = {};
+      product.packed_alignment = product.scales_alignment = 16;
+      product.input_alignment =
+          std::min(problem.input_alignment, dense_alignment(problem.k, problem.dtype));
+      break;
     case StepKind::kGatherX:
     case StepKind::kGatherDy:
       product.presorted = true;
@@ -55,6 +61,7 @@ std::int64_t workspace_columns(StepKind pass, const Problem& problem) {
     case StepKind::kProduct:
     case StepKind::kZeroGaps:
       break;
+    case StepKind::kDequantise:
     case StepKind::kScaleX:
     case StepKind::kGatherX:
       return problem.k;
@@ -67,8 +74,9 @@ std::int64_t workspace_columns(StepKind pass, const Problem& problem) {
 }
 
 std::int64_t row_bytes(StepKind pass, const Problem& problem) {
-  return workspace_part(problem.rows * workspace_columns(pass, problem) *
-                        size_bytes(problem.dtype));
+  const std::int64_t rows =
+      pass == StepKind::kDequantise ? problem.experts * problem.n : problem.rows;
+  return workspace_part(rows * workspace_columns(pass, problem) * size_bytes(problem.dtype));
 }
 
 std::int64_t workspace_bytes(StepKind pass, const Problem& problem) {

@@ -30,7 +30,8 @@ inline StepKind gathering_pass(const Problem& problem) {
 /// Columns of the rows in the workspace that a pass writes, or reads in the case of an activation.
 std::int64_t workspace_columns(StepKind pass, const Problem& problem);
 
-/// Bytes of those rows; the dot products that scaling makes along the way come after them.
+/// Bytes of those rows, which are W's in the case of kDequantise; the dot products that scaling
+/// makes along the way come after them.
 std::int64_t row_bytes(StepKind pass, const Problem& problem);
 
 /// All of the workspace that a pass takes.

@@ -46,6 +46,8 @@ const char* to_string(StepKind kind) {
       return "product";
     case StepKind::kScaleX:
       return "scale X";
+    case StepKind::kDequantise:
+      return "dequantise W";
     case StepKind::kGatherX:
       return "gather X";
     case StepKind::kGatherDy:

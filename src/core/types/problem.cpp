@@ -44,6 +44,7 @@ std::string to_string(const Problem& problem) {
   if (problem.weight_layout != WeightLayout::kNk) {
     text += join(" W=", to_string(problem.weight_layout));
   }
+  if (!problem.quantization.plain()) text += join(" W=", to_string(problem.quantization));
   if (problem.permutation != Permutation::kNone) {
     text += join(" ", to_string(problem.permutation));
     if (problem.index_dtype != DType::kInt32)
@@ -62,6 +63,7 @@ std::string to_string(const Problem& problem) {
   if (problem.presorted) text += " presorted";
   if (problem.far_rows) text += " far_rows";
   if (problem.allow_tf32) text += " tf32";
+  if (!problem.batch_invariant) text += " any_order";
   if (problem.low_rank > 0) text += join(" low_rank=", problem.low_rank);
   if (problem.bias) text += " bias";
   if (problem.activation) text += join(" activation=", to_string(*problem.activation));
@@ -70,6 +72,9 @@ std::string to_string(const Problem& problem) {
   }
   if (problem.input_alignment != 16 || problem.output_alignment != 16) {
     text += join(" align=", problem.input_alignment, "/", problem.output_alignment);
+  }
+  if (problem.packed_alignment != 16 || problem.scales_alignment != 16) {
+    text += join(" W align=", problem.packed_alignment, "/", problem.scales_alignment);
   }
   if (problem.dy_alignment != 16) text += join(" dY align=", problem.dy_alignment);
   return text + " on " + to_string(problem.device);
@@ -110,8 +115,17 @@ std::size_t hash_value(const Problem& problem) {
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.topk));
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.slots));
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.expected_rows));
-  hash = fold_hash(hash, static_cast<std::uint64_t>(problem.max_multiprocessors));
+  hash = fold_hash(hash, static_cast<std::uint64_t>(problem.max_multiprocessors) * 2 +
+                             (problem.batch_invariant ? 1 : 0));
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.low_rank));
+  if (const Quantization& q = problem.quantization; !q.plain()) {
+    hash = fold_hash(hash, static_cast<std::uint64_t>(q.format) << 24 |
+                               static_cast<std::uint64_t>(q.scale_type) << 16 |
+                               static_cast<std::uint64_t>(problem.packed_alignment) << 8 |
+                               static_cast<std::uint64_t>(problem.scales_alignment));
+    hash = fold_hash(hash, static_cast<std::uint64_t>(q.block_n));
+    hash = fold_hash(hash, static_cast<std::uint64_t>(q.block_k));
+  }
   if (!problem.activation) return hash;
   const Activation& activation = *problem.activation;
   hash = fold_hash(hash, static_cast<std::uint64_t>(activation.function) * 4 +

@@ -1,6 +1,7 @@
 #include "moegemm/describe.h"
 
 #include "core/refusal.h"
+#include "core/validation/quantization_rules.h"
 #include "core/validation/tensor_rules.h"
 #include "core/validation/validate.h"
 
@@ -19,6 +20,7 @@ class Describer {
         indices_{"gather_indices", routing.gather_indices},
         weights_{words.router_weights, routing.router_weights},
         bias_{"bias", options.bias},
+        scales_{words.w_scales, options.w_scales},
         low_rows_{"low_rank_rows", options.low_rank_rows},
         low_weights_{"low_rank_weights", options.low_rank_weights},
         out_{output_name(op, words), out},
@@ -45,6 +47,10 @@ class Describer {
       require_like(bias_, lead_, {problem_.experts, problem_.features()}, "[E, columns]");
     }
     if (problem_.low_rank > 0) check_low_rank();
+    if (!problem_.quantization.plain()) {
+      require_scales(scales_, problem_.quantization, problem_.experts, problem_.n, problem_.k,
+                     problem_.device);
+    }
     Description description{problem_, 0, {}, words_};
     shape_output(description);
     if (options_.config) validate(*options_.config, problem_);
@@ -70,6 +76,11 @@ class Describer {
     problem_.allow_tf32 = options_.allow_tf32;
     problem_.bias = options_.bias.given();
     problem_.activation = options_.activation;
+    problem_.quantization = options_.quantization;
+    if (problem_.quantization.plain() && scales_.view.given()) {
+      refuse_value(scales_.name, " is ", to_string(scales_.view),
+                   "; only a quantised W has scales, and no format is given");
+    }
     take_low_rank();
     validate_flags(problem_, words_);
     if (problem_.permutation != Permutation::kNone && !indices_.view.given()) {
@@ -261,6 +272,7 @@ class Describer {
   const Argument indices_;
   const Argument weights_;
   const Argument bias_;
+  const ScalesArgument scales_;
   const Argument low_rows_;
   const Argument low_weights_;
   const Argument out_;

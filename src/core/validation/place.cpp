@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "core/validation/quantization_rules.h"
 #include "core/validation/tensor_rules.h"
 #include "core/validation/validate.h"
 
@@ -18,6 +19,18 @@ bool spans_beyond_64_gib(const Problem& problem, const Operands& operands) {
 void point_at(const TensorView& view, const void*& data, std::int64_t& stride) {
   data = view.data;
   stride = view.row_stride;
+}
+
+/// W's memory holds packed values, not what its view says.
+void place_quantized(const Argument& w, const ScalesArgument& scales, const Argument& out,
+                     Call& call) {
+  Problem& problem = call.problem;
+  require_packed_memory(w, scales, problem.quantization, problem.n, problem.k, out);
+  call.operands.w_stride = problem.k;
+  call.operands.w_scales = scales.view.data;
+  problem.packed_alignment = packed_alignment(w.view, problem.quantization);
+  problem.scales_alignment =
+      scales_alignment(scales.view, problem.quantization, problem.n, problem.k);
 }
 
 }  // namespace
@@ -39,7 +52,10 @@ Call place(const Description& description, const TensorView& first_view,
   const Argument* const inputs[] = {&first, &second, &m_sizes, &starts};
   for (const Argument* input : inputs) require_memory(*input);
   require_memory(out);
-  for (const Argument* input : inputs) require_disjoint(out, *input);
+  const bool packed = !problem.quantization.plain();
+  for (const Argument* input : inputs) {
+    if (!packed || input != &second) require_disjoint(out, *input);
+  }
 
   forward ? point_at(first_view, operands.x, operands.x_stride)
           : point_at(first_view, operands.dy, operands.dy_stride);
@@ -52,6 +68,10 @@ Call place(const Description& description, const TensorView& first_view,
   problem.out_dtype = out_view.dtype;
   problem.input_alignment = std::min(alignment_bytes(first_view), alignment_bytes(second_view));
   problem.output_alignment = alignment_bytes(out_view);
+  if (packed) {
+    problem.input_alignment = alignment_bytes(first_view);
+    place_quantized(second, {words.w_scales, options.w_scales}, out, call);
+  }
   if (gradient) {
     const bool in_place_of_dy = problem.weight_layout == WeightLayout::kNk;
     problem.dy_alignment = alignment_bytes(in_place_of_dy ? first_view : second_view);

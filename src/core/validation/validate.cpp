@@ -4,6 +4,7 @@
 
 #include "core/refusal.h"
 #include "core/types/names.h"
+#include "core/validation/quantization_rules.h"
 #include "core/validation/tensor_rules.h"
 
 namespace moegemm {
@@ -59,6 +60,7 @@ void validate_flags(const Problem& problem, const CallerWords& words) {
   if (problem.low_rank != 0 && problem.op == Op::kDw) {
     refuse_value("a low-rank part is given for dW; only forward and dX add one");
   }
+  if (!problem.quantization.plain()) validate_quantized_op(problem, words);
   if (!problem.activation) return;
   if (problem.multiply) {
     refuse_value("activation is given with ", words.multiply,
@@ -102,6 +104,9 @@ void validate(const Problem& problem) {
   checked_product(checked_product(problem.experts, problem.n, "E * N"), problem.k, "E * N * K");
   checked_product(std::max(problem.rows, problem.slots), std::max(problem.n, problem.k),
                   "M * max(N, K)");
+  if (!problem.quantization.plain()) {
+    require_blocks(problem.quantization, "W", problem.n, problem.k);
+  }
 }
 
 void validate(const KernelConfig& config, const Problem& problem) {

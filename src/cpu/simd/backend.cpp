@@ -86,6 +86,7 @@ class CpuBackend final : public Backend {
 
   std::string refuse(const Problem& problem, const KernelInfo& kernel) const override {
     if (kernel.op != problem.op) return join(kernel.name, " computes ", to_string(kernel.op));
+    if (std::string reason = refuse_weights(problem, kernel); !reason.empty()) return reason;
     if (problem.activation) return join(kernel.name, " leaves the activation to a pass after it");
     if (problem.accumulate && kernel.name == kernels()[kDwStreaming].name) {
       return join(kernel.name, " does not read the output, accumulate does");

@@ -30,6 +30,7 @@ std::string refuse(const KernelEntry& entry, const Problem& problem, const Devic
     return "is compiled for compute capability " + std::to_string(major) + ".0 " +
            (entry.exact ? "only" : "and newer");
   }
+  if (std::string reason = refuse_weights(problem, entry.info); !reason.empty()) return reason;
   return entry.refuse(entry, problem, facts);
 }
 

@@ -51,6 +51,8 @@ std::string problem_bucket(const Problem& problem) {
       join(to_string(problem.op), " ", to_string(problem.dtype), "->", to_string(problem.out_dtype),
            " E=", problem.experts, " N=", problem.n, " K=", problem.k, " topk=", problem.topk,
            " T<=", tokens, " ", to_string(problem.permutation));
+  if (!problem.quantization.plain()) text += join(" W=", to_string(problem.quantization));
+  if (!problem.batch_invariant) text += " any_order";
   if (problem.multiply) text += " multiply";
   if (problem.accumulate) text += " accumulate";
   if (problem.dy_per_token) text += " dy_per_token";

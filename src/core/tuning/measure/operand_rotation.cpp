@@ -24,6 +24,8 @@ Part matrix(std::int64_t rows, std::int64_t columns, std::int64_t stride, DType 
   return {((rows - 1) * stride + columns) * size_bytes(dtype), rows * columns * size_bytes(dtype)};
 }
 
+Part bytes(std::int64_t count) { return {count, count}; }
+
 struct Input {
   const void* Operands::*place;
   Part part;
@@ -45,9 +47,13 @@ std::vector<Input> inputs_of(const Call& call, std::int64_t experts_in_use) {
     if (o.*place != nullptr && part.span > 0) inputs.push_back({place, part});
   };
   add(&Operands::x, matrix(p.gathers_x() ? p.tokens() : p.rows, p.k, o.x_stride, p.dtype));
-  Part weights = matrix(p.experts * p.n, p.k, o.w_stride, p.dtype);
+  const Quantization& q = p.quantization;
+  Part weights = q.plain() ? matrix(p.experts * p.n, p.k, o.w_stride, p.dtype)
+                           : bytes(p.experts * q.expert_bytes(p.n, p.k));
   weights.touched = weights.touched / p.experts * experts_in_use;
   add(&Operands::w, weights);
+  add(&Operands::w_scales,
+      bytes(p.experts * q.expert_scales(p.n, p.k) * scale_bytes(q.scale_type)));
   add(&Operands::dy, matrix(p.dy_per_token ? p.tokens() : p.rows, p.n, o.dy_stride, p.dtype));
   add(&Operands::bias, matrix(p.experts, p.features(), o.bias_stride, p.dtype));
   add(&Operands::low_rows, matrix(p.rows, p.low_rank, o.low_rows_stride, p.dtype));
