@@ -52,11 +52,12 @@ struct Decoder<WeightFormat::kMxfp4> {
   using Loaded = std::uint8_t;
   static constexpr bool kBf16Scales = true;
 
-  /// 2^(byte - 127) times the 2^126 that `bits` leaves out. It would not fit above 128: see excess.
-  static __device__ __forceinline__ std::uint32_t factor(std::uint32_t byte) {
-    return (min(byte, 128u) + 126) << 7;
+  /// Twice 2^(byte - 127) times the 2^126 that `bits` leaves out, of bytes up to kMost: above, it
+  /// would not fit.
+  static __device__ __forceinline__ std::uint32_t factors(std::uint32_t byte) {
+    return byte * 0x00800080u + 0x3f003f00u;
   }
-  static __device__ __forceinline__ bool exceeds(std::uint32_t byte) { return byte > 128; }
+  static constexpr std::uint32_t kMost = 128;
   /// What is left of a larger one.
   static __device__ __forceinline__ std::uint32_t excess(std::uint32_t byte) {
     return byte <= 128 ? 0x3f80 : (byte == 255 ? 0x7fc0 : (byte - 1) << 7);
@@ -91,9 +92,9 @@ struct Decoder<WeightFormat::kInt4> {
   using Loaded = std::uint16_t;
   static constexpr bool kBf16Scales = true;
 
-  static __device__ __forceinline__ std::uint32_t factor(std::uint32_t bf16) { return bf16; }
-  static __device__ __forceinline__ bool exceeds(std::uint32_t) { return false; }
-  static __device__ __forceinline__ std::uint32_t excess(std::uint32_t) { return 0x3f80; }
+  static __device__ __forceinline__ std::uint32_t factors(std::uint32_t bf16) {
+    return bf16 * 0x00010001u;
+  }
 
   /// 128 + q in bf16, minus 136.
   static __device__ __forceinline__ std::uint32_t bits(std::uint32_t nibbles) {

@@ -30,7 +30,7 @@ struct ScaleSource {
   const WeightScales& scales;
 
   __device__ __forceinline__ ScaleSource(const WeightScales& of, int number)
-      : expert(of.data + number * of.expert_scales * scale_bytes(of.type)), scales(of) {}
+      : expert(of.data + number * of.expert_scales * of.bytes), scales(of) {}
   __device__ __forceinline__ int row(int n) const {
     return (n >> scales.row_shift) * scales.row_scales;
   }
@@ -50,7 +50,7 @@ template <WeightFormat F>
 __device__ __forceinline__ auto decoder_scale(std::uint32_t loaded, ScaleType type) {
   using D = Decoder<F>;
   if constexpr (D::kBf16Scales) {
-    return D::factor(loaded) * 0x00010001u;
+    return D::factors(loaded);
   } else {
     return F == WeightFormat::kNf4 ? __uint_as_float(loaded) : scale_value(loaded, type);
   }
@@ -66,7 +66,8 @@ template <typename Traits>
 class Fragments<Traits, true> {
   static constexpr WeightFormat kFormat = Traits::kKernel.weights;
   static constexpr int kBits = Traits::kKernel.weight_bits();
-  static constexpr int kPanelRow = kDepth * kBits / 8;      ///< bytes
+  static constexpr int kHalves = 2 * Traits::kPanels;
+  static constexpr int kPanelRow = Traits::kStageDepth * kBits / 8;  ///< bytes
   static constexpr int kChunks = kHalfDepth * kBits / 128;  ///< of 16 bytes, in a half of a row
   using D = Decoder<kFormat>;
 
@@ -94,8 +95,9 @@ class Fragments<Traits, true> {
   /// The stage's scales are those that were loaded; the next stage's are requested.
   __device__ __forceinline__ void next_scales(int block) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) scales_[i / 2][i % 2] = loaded_[i / 2][i % 2];
-    load_scales(min((block + 1) * kDepth, depth_ - kDepth));
+    for (int i = 0; i < 2 * kHalves; ++i) scales_[i / 2][i % 2] = loaded_[i / 2][i % 2];
+    if constexpr (kFormat == WeightFormat::kMxfp4) clip_scales(block);
+    load_scales((block + 1) * Traits::kStageDepth);
   }
 
   template <int Half>
@@ -105,7 +107,7 @@ class Fragments<Traits, true> {
       const int chunk = ((Half * kChunks + c) ^ chunk_) << 4;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        packed_[Half][c][h] =
+        packed_[Half % 2][c][h] =
             *reinterpret_cast<const uint4*>(panel + row_ + chunk + h * 8 * kPanelRow);
       }
     }
@@ -125,21 +127,20 @@ class Fragments<Traits, true> {
       }
     }
     if constexpr (kFormat == WeightFormat::kMxfp4) {
-#ifndef X_NOEX
-      const std::uint32_t above = max(scales_[Half][0], scales_[Half][1]);
-      if (__any_sync(kFullMask, D::exceeds(above))) multiply_excess(a, scales_[Half]);
-#endif
+      if (clipped_ >= 0) multiply_excess(a, clipped_ + Half * kHalfDepth);
     }
   }
 
  private:
   __device__ __forceinline__ void load_scales(int k) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int half = 0; half < kHalves; ++half) {
+      const int at = k + half * kHalfDepth;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
+        // Past the depth the rows are zeros: any finite scale will do.
         loaded_[half][h] =
-            source_.template load<kFormat>(scale_rows_[h], k + half * kHalfDepth);
+            at < depth_ ? source_.template load<kFormat>(scale_rows_[h], at) : 0;
       }
     }
   }
@@ -147,10 +148,10 @@ class Fragments<Traits, true> {
   template <int Half, typename Scale>
   __device__ __forceinline__ std::uint32_t pair(int step, int h, int u, Scale scale) const {
     if constexpr (kBits == 8) {
-      const uint4& chunk = packed_[Half][step][h];
+      const uint4& chunk = packed_[Half % 2][step][h];
       return D::forward(u == 0 ? chunk.x : chunk.z, u == 0 ? chunk.y : chunk.w, selector_, scale);
     } else {
-      const uint4& chunk = packed_[Half][0][h];
+      const uint4& chunk = packed_[Half % 2][0][h];
       const std::uint32_t word = step == 0 ? (u == 0 ? chunk.x : chunk.y)
                                            : (u == 0 ? chunk.z : chunk.w);
       if constexpr (kFormat == WeightFormat::kNf4) {
@@ -161,25 +162,45 @@ class Fragments<Traits, true> {
     }
   }
 
-  static __device__ __forceinline__ void multiply_excess(HalfStage& a,
-                                                         const std::uint32_t (&scales)[2]) {
+  /// Scales that need two products are rare: they are loaded once more where there are any.
+  __device__ __forceinline__ void clip_scales(int block) {
+    std::uint32_t all = 0;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      a[i / 4][i % 4] =
-          multiply_bf16x2(a[i / 4][i % 4], D::excess(scales[i % 2]) * 0x00010001u);
+    for (const auto& half : scales_) all |= half[0] | half[1];
+    clipped_ = -1;
+    if (__any_sync(kFullMask, all >= D::kMost)) {
+      clipped_ = block * Traits::kStageDepth;
+#pragma unroll
+      for (auto& half : scales_) {
+        half[0] = min(half[0], D::kMost);
+        half[1] = min(half[1], D::kMost);
+      }
+    }
+  }
+  __device__ __forceinline__ void multiply_excess(HalfStage& a, int k) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const std::uint32_t byte =
+          k < depth_ ? source_.template load<kFormat>(scale_rows_[h], k) : 0;
+      const std::uint32_t factors = D::excess(byte) * 0x00010001u;
+#pragma unroll
+      for (int i = h; i < 8; i += 2) {
+        a[i / 4][i % 4] = multiply_bf16x2(a[i / 4][i % 4], factors);
+      }
     }
   }
 
   ScaleSource source_;
   ScaleType type_;
   int depth_;
-  int row_;    ///< byte offset in a panel
+  int clipped_;  ///< where the stage begins if scales were clipped, else -1
+  int row_;      ///< byte offset in a panel
   int chunk_;  ///< what the swizzle adds to its chunks
   int scale_rows_[2];
   std::uint32_t selector_;
   const std::byte* table_;
-  std::uint32_t loaded_[2][2];
-  std::uint32_t scales_[2][2];  ///< [half][h]
+  std::uint32_t loaded_[kHalves][2];
+  std::uint32_t scales_[kHalves][2];  ///< [half][h]
   uint4 packed_[2][kChunks][2];
 };
 
@@ -225,6 +246,14 @@ class Fragments<Traits, false> {
       scales_[half] = next_[half];
       next_[half] = loaded_[half];
     }
+    if constexpr (kFormat == WeightFormat::kMxfp4) {
+      clipped_ = -1;
+      if (__any_sync(kFullMask, (scales_[0] | scales_[1]) >= D::kMost)) {
+        clipped_ = block * kDepth;
+        scales_[0] = min(scales_[0], D::kMost);
+        scales_[1] = min(scales_[1], D::kMost);
+      }
+    }
     load_scales((block + 2) * kDepth);
   }
 
@@ -252,7 +281,7 @@ class Fragments<Traits, false> {
         D::dx(packed_[Half][q], selector_, pairs[q], a[q / 2][q % 2 * 2], a[q / 2][q % 2 * 2 + 1]);
       }
       if constexpr (kFormat == WeightFormat::kMxfp4) {
-        if (__any_sync(kFullMask, D::exceeds(scales_[Half]))) multiply_excess(a, scales_[Half]);
+        if (clipped_ >= 0) multiply_excess(a, clipped_ + Half * kHalfDepth);
       }
     } else {
       reinterpret_cast<float*>(exchange_)[Half * 32 + entry] = scale;
@@ -268,15 +297,15 @@ class Fragments<Traits, false> {
   }
 
  private:
+  /// Of the lane's row of 32. Rows past the last are zeros in both operands: any finite scale will
+  /// do.
+  __device__ __forceinline__ std::uint32_t load_scale_of(int n) const {
+    const int row = n + threadIdx.x % kWarpSize;
+    return row < depth_ ? source_.template load<kFormat>(source_.row(row), column_) : 0;
+  }
   __device__ __forceinline__ void load_scales(int n) {
-    const int lane = threadIdx.x % kWarpSize;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = n + half * kHalfDepth + lane;
-      // Rows past the last are zeros in both operands: any finite scale will do.
-      loaded_[half] =
-          row < depth_ ? source_.template load<kFormat>(source_.row(row), column_) : 0;
-    }
+    for (int half = 0; half < 2; ++half) loaded_[half] = load_scale_of(n + half * kHalfDepth);
   }
 
   __device__ __forceinline__ void dx(int q, int half, float2 scales, HalfStage& a) const {
@@ -289,8 +318,8 @@ class Fragments<Traits, false> {
     }
   }
 
-  static __device__ __forceinline__ void multiply_excess(HalfStage& a, std::uint32_t scale) {
-    const std::uint32_t own = D::excess(scale);
+  __device__ __forceinline__ void multiply_excess(HalfStage& a, int n) const {
+    const std::uint32_t own = D::excess(load_scale_of(n));
     const int t = threadIdx.x % 4;
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
@@ -307,6 +336,7 @@ class Fragments<Traits, false> {
   ScaleSource source_;
   ScaleType type_;
   int depth_;
+  int clipped_;  ///< where the stage begins if scales were clipped, else -1
   int row_;     ///< byte offset of the lane's row and chunk in a panel
   int column_;  ///< any of the warp's, whose scale is the same
   std::uint32_t selector_;

@@ -103,11 +103,11 @@ __device__ __forceinline__ void prefetch_scales(const RowGemmParams& params, con
     const WeightScales& scales = params.scales;
     const int first = tile.feature >> scales.row_shift;
     const int last = min(tile.feature + Traits::kFeatures, params.features) - 1 >> scales.row_shift;
-    const int bytes = (last - first + 1) * scales.row_scales * scale_bytes(scales.type);
+    const int bytes = (last - first + 1) * scales.row_scales * scales.bytes;
     const std::byte* data =
         scales.data + (tile.expert * scales.expert_scales +
                        static_cast<std::int64_t>(first) * scales.row_scales) *
-                          scale_bytes(scales.type);
+                          scales.bytes;
     for (int at = threadIdx.x % kWarpSize * 128; at < bytes; at += kWarpSize * 128) {
       ptx::prefetch_l2(data + at);
     }
@@ -132,8 +132,8 @@ __device__ __forceinline__ void load_in_order(const RowGemmParams& params,
     if constexpr (Traits::kQuantised) prefetch_scales<Traits>(params, tile);
     const int box = Traits::box_of(tile.rows);
     const CUtensorMap* rows_map = &params.rows_maps[box];
-    const int bytes = Traits::kWeightBytes + Traits::box_rows(box) * kRowBytes;
-    for (int depth = 0; depth < params.depth; depth += kDepth) {
+    const int bytes = Traits::kWeightBytes + Traits::kPanels * Traits::box_rows(box) * kRowBytes;
+    for (int depth = 0; depth < params.depth; depth += Traits::kStageDepth) {
       ring.wait_empty(stage);
       if (leader) {
         std::uint64_t* full = &ring.full[stage.slot];
@@ -141,7 +141,11 @@ __device__ __forceinline__ void load_in_order(const RowGemmParams& params,
         load_weights<Traits>(params, &params.weights_map, tile, depth, shared.weights(stage.slot),
                              full);
         // Rows of the next segment may follow: they only reach columns that are never stored.
-        ptx::cp_async_bulk_tensor_2d(shared.rows(stage.slot), rows_map, depth, tile.row, full);
+#pragma unroll
+        for (int panel = 0; panel < Traits::kPanels; ++panel) {
+          ptx::cp_async_bulk_tensor_2d(shared.rows(stage.slot) + panel * Traits::kRowsBytes,
+                                       rows_map, depth + panel * kDepth, tile.row, full);
+        }
       }
       __syncwarp();
       stage.advance();
@@ -191,7 +195,7 @@ struct GatheredRows {
   }
 };
 
-/// One stage of a gathered tile, `Offset` bytes past the row pointers. `Checked`: rows may be
+/// One stage of a gathered tile, `Offset` bytes of each panel past the row pointers. `Checked`: rows may be
 /// missing and the depth may end inside.
 template <typename Traits, bool Checked, int Offset = 0>
 __device__ __forceinline__ void load_gathered_stage(const RowGemmParams& params,
@@ -210,17 +214,22 @@ __device__ __forceinline__ void load_gathered_stage(const RowGemmParams& params,
   }
   const std::uint32_t target =
       ptx::shared_address(shared.rows(stage.slot)) + swizzle_128b(thread / 8, thread % 8);
-  const bool inside = depth + thread % 8 * 8 < params.depth;
   const int tile_rows = tile.rows;  // once: a copy in flight counts as a write to shared memory
 #pragma unroll
-  for (int i = 0; i < rows.kCount; ++i) {
-    if (i * rows.kStep < tile_rows) {
-      const std::uint32_t chunk = target + i * rows.kStep * kRowBytes;
-      if constexpr (Checked) {
-        ptx::cp_async_16_or_zero(chunk, rows.pointers[i] + Offset,
-                                 inside && !(rows.missing >> i & 1));
-      } else {
-        ptx::cp_async_16(chunk, rows.pointers[i] + Offset);
+  for (int panel = 0; panel < Traits::kPanels; ++panel) {
+    const bool inside = depth + panel * kDepth + thread % 8 * 8 < params.depth;
+    const int offset = Offset * Traits::kPanels + panel * kRowBytes;
+#pragma unroll
+    for (int i = 0; i < rows.kCount; ++i) {
+      if (i * rows.kStep < tile_rows) {
+        const std::uint32_t chunk =
+            target + panel * Traits::kRowsBytes + i * rows.kStep * kRowBytes;
+        if constexpr (Checked) {
+          ptx::cp_async_16_or_zero(chunk, rows.pointers[i] + offset,
+                                   inside && !(rows.missing >> i & 1));
+        } else {
+          ptx::cp_async_16(chunk, rows.pointers[i] + offset);
+        }
       }
     }
   }
@@ -236,24 +245,25 @@ __device__ __forceinline__ void load_gathered_tile(const RowGemmParams& params,
                                                    const Tile& tile, GatheredRows<Traits>& rows,
                                                    PipelineState<Traits::kStages>& stage) {
   constexpr int kGroup = 4;
+  constexpr int kStep = Traits::kStageDepth;
   int depth = 0;
   if (!__any_sync(kFullMask, rows.missing != 0)) {
 #pragma unroll 1
-    for (; depth + kGroup * kDepth <= params.depth; depth += kGroup * kDepth) {
+    for (; depth + kGroup * kStep <= params.depth; depth += kGroup * kStep) {
       load_gathered_stage<Traits, false>(params, shared, tile, depth, rows, stage);
-      load_gathered_stage<Traits, false, kRowBytes>(params, shared, tile, depth + kDepth, rows,
+      load_gathered_stage<Traits, false, kRowBytes>(params, shared, tile, depth + kStep, rows,
                                                     stage);
-      load_gathered_stage<Traits, false, 2 * kRowBytes>(params, shared, tile, depth + 2 * kDepth,
+      load_gathered_stage<Traits, false, 2 * kRowBytes>(params, shared, tile, depth + 2 * kStep,
                                                         rows, stage);
-      load_gathered_stage<Traits, false, 3 * kRowBytes>(params, shared, tile, depth + 3 * kDepth,
+      load_gathered_stage<Traits, false, 3 * kRowBytes>(params, shared, tile, depth + 3 * kStep,
                                                         rows, stage);
-      rows.advance(kGroup);
+      rows.advance(kGroup * Traits::kPanels);
     }
   }
 #pragma unroll 1
-  for (; depth < params.depth; depth += kDepth) {
+  for (; depth < params.depth; depth += kStep) {
     load_gathered_stage<Traits, true>(params, shared, tile, depth, rows, stage);
-    rows.advance(1);
+    rows.advance(Traits::kPanels);
   }
 #pragma unroll 1
   for (depth = 0; depth < low_depth<Traits>(params); depth += Traits::kLowDepth) {

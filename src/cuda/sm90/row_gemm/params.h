@@ -24,6 +24,7 @@ struct WeightScales {
   int row_shift;
   int column_shift;
   ScaleType type;
+  int bytes;  ///< of a scale
 };
 
 /// What a row GEMM is launched with. Forward: features = N, depth = K, rows of X. dX: features =

@@ -55,6 +55,11 @@ struct RowGemm {
   }
   /// A tile of few rows streams weights, for microseconds: what a block does once counts.
   constexpr bool streams() const { return rows <= 64; }
+  /// 64-wide panels of the contraction in a stage. Packed weights are streamed in rows of 128 bytes:
+  /// with 32 decode takes 14 % longer.
+  constexpr int panels() const {
+    return quantised() && streams() && op == Op::kForward ? 16 / weight_bits() : 1;
+  }
   /// Fewest wgmma columns: below 64 an instruction hardly gets faster, and each N is compiled.
   constexpr int least_columns() const { return rows > 64 ? 64 : granule; }
   /// m64 blocks of one warpgroup.
@@ -118,7 +123,9 @@ struct RowGemmTraits {
     return kLeast + box * kStep;
   }
   static constexpr bool kQuantised = kKernel.quantised();
-  static constexpr int kWeightBytes = kFeatures * kDepth * kKernel.weight_bits() / 8;
+  static constexpr int kPanels = kKernel.panels();
+  static constexpr int kStageDepth = kDepth * kPanels;
+  static constexpr int kWeightBytes = kFeatures * kStageDepth * kKernel.weight_bits() / 8;
   /// Depth of a stage of the low-rank part: its weights are plain, and where the others are not, a
   /// stage has no room for 64.
   static constexpr int kLowDepth = kQuantised ? 16 : kDepth;
@@ -137,10 +144,12 @@ struct RowGemmTraits {
       (kKernel.weights == WeightFormat::kNf4 ? kPairTableBytes : 0) +
       (kFeaturePairs ? kConsumers * kWarpgroupWarps * kScaleTableBytes : 0);
   /// Of the pool of 3 x 168 registers per thread triple. A producer that gathers keeps a pointer
-  /// for each of its rows.
-  static constexpr int kProducerRegisters = !kGathered ? 40 : (kRows > 192 ? 88 : 56);
+  /// for each of its rows. Tiles of 256 rows need no more than 208 for their consumers, and with
+  /// more of them ptxas takes ten times as long.
+  static constexpr int kProducerRegisters = kRows > 192 ? 88 : (kGathered ? 56 : 40);
   static constexpr int kConsumerRegisters = (3 * 168 - kProducerRegisters) / 2;
-  static constexpr int kStageBytes = kWeightBytes + kRows * kRowBytes;
+  static constexpr int kRowsBytes = kRows * kRowBytes;  ///< of a panel
+  static constexpr int kStageBytes = kWeightBytes + kPanels * kRowsBytes;
   static constexpr int kStagingBytes = kConsumers * 2 * kStagedRows * kRowBytes;
 
   /// Whether one copy of the stores serves every N. The first tile of a launch waits for its code,
