@@ -314,6 +314,15 @@ bool has_thin_side(const Problem& problem) {
   return std::min(problem.n, problem.k) <= kThinColumns;
 }
 
+/// Quantised weights: the tiles of few rows stream them, the others decode them for many rows.
+int choose_quantised(std::span<const KernelEntry* const> feasible, const Problem& problem) {
+  const bool few = facts_of(problem).rows <= kVeryFewRows;
+  for (std::size_t i = 0; i < feasible.size(); ++i) {
+    if (is(kLow, feasible[i]->info.tile) == few) return static_cast<int>(i);
+  }
+  return 0;
+}
+
 }  // namespace
 
 int preference_rank(const KernelInfo& kernel, const Problem& problem) {
@@ -333,6 +342,7 @@ int preference_rank(const KernelInfo& kernel, const Problem& problem) {
 
 int choose_among(std::span<const KernelEntry* const> feasible, const Problem& problem,
                  const DeviceFacts& facts) {
+  if (!problem.quantization.plain()) return choose_quantised(feasible, problem);
   int preferred = -1;
   int best_rank = 0;
   for (std::size_t i = 0; i < feasible.size(); ++i) {
