@@ -10,6 +10,7 @@
 #include "moegemm/execution.h"
 #include "moegemm/factors.h"
 #include "moegemm/info.h"
+#include "moegemm/invariance.h"
 #include "moegemm/kinds.h"
 #include "moegemm/ops.h"
 #include "moegemm/passes.h"

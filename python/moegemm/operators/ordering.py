@@ -1,12 +1,10 @@
 """Whether products may sum a contraction in another order than their backend's own."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from moegemm.operators.errors import explain
 from moegemm.operators.loading import ops
-
-VARIABLE = "MOEGEMM_BATCH_INVARIANT"
 
 
 def set_batch_invariant(invariant: bool) -> bool:
@@ -24,7 +22,10 @@ def set_batch_invariant(invariant: bool) -> bool:
     """
     if not isinstance(invariant, bool):
         raise TypeError(f"invariant is {invariant!r}; True and False are accepted")
-    before: bool = ops.set_batch_invariant(invariant)
+    try:
+        before: bool = ops.set_batch_invariant(invariant)
+    except RuntimeError as error:  # the environment's word
+        raise explain(error, {}) from None
     return before
 
 
@@ -36,12 +37,3 @@ def batch_invariant(invariant: bool) -> Iterator[None]:
         yield
     finally:
         set_batch_invariant(before)
-
-
-def follow_environment() -> None:
-    """What the variable says, once when the package is imported."""
-    word = os.environ.get(VARIABLE, "")
-    if word not in ("", "0", "1"):
-        raise ValueError(f"{VARIABLE} is {word!r}; accepted are 0 and 1")
-    if word == "0":
-        set_batch_invariant(False)

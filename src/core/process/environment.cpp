@@ -90,6 +90,10 @@ bool environment_allows_tuning() {
   return switch_in("MOEGEMM_AUTOTUNE", read("MOEGEMM_AUTOTUNE"), true);
 }
 
+bool environment_batch_invariant() {
+  return switch_in("MOEGEMM_BATCH_INVARIANT", read("MOEGEMM_BATCH_INVARIANT"), true);
+}
+
 std::optional<int> environment_num_threads() {
   const std::string_view word = read("MOEGEMM_NUM_THREADS");
   if (word.empty()) return std::nullopt;
