@@ -98,11 +98,10 @@ CUtensorMap encode_anew(const TensorMapSpec& spec) {
   static constexpr std::array<std::uint32_t, 5> kUnitSteps = {1, 1, 1, 1, 1};
   CUtensorMap map;
   const auto ask_driver = [&] {
-    return encode_tiled()(
-        &map, driver_type(spec.dtype), static_cast<std::uint32_t>(spec.rank),
-        const_cast<void*>(spec.base), spec.dims.data(), spec.strides_bytes.data(), spec.box.data(),
-        kUnitSteps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
-        spec.swizzle, spec.l2_promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return encode_tiled()(&map, driver_type(spec.dtype), static_cast<std::uint32_t>(spec.rank),
+                          const_cast<void*>(spec.base), spec.dims.data(), spec.strides_bytes.data(),
+                          spec.box.data(), kUnitSteps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
+                          spec.swizzle, spec.l2_promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   };
   CUresult status = ask_driver();
   if (status == CUDA_ERROR_INVALID_CONTEXT) {

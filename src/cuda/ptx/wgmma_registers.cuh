@@ -6,21 +6,21 @@
 namespace moegemm::cuda::ptx {
 
 // One specialisation: N, N / 8, and the numbers of the operands that follow the accumulators.
-#define MOEGEMM_WGMMA_REGISTERS_TYPED(T, TYPE, N, G, a0_, a1_, a2_, a3_, b_, p_)               \
-  template <>                                                                                  \
-  struct WgmmaRegisters<T, N> {                                                                \
-    static __device__ __forceinline__ void run(float* d, const std::uint32_t (&a)[4],          \
-                                               std::uint64_t b, bool accumulate) {             \
-      asm volatile(                                                                            \
-          "{\n.reg .pred p;\nsetp.ne.b32 p, %" #p_                                             \
-          ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" MOEGEMM_D##G \
-          "}, {%" #a0_ ", %" #a1_ ", %" #a2_ ", %" #a3_ "}, %" #b_ ", p, 1, 1, 0;\n}\n"        \
-          : MOEGEMM_C##G("+f")                                                                 \
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                                \
-            "r"(static_cast<int>(accumulate)));                                                \
-    }                                                                                          \
+#define MOEGEMM_WGMMA_REGISTERS_TYPED(T, TYPE, N, G, a0_, a1_, a2_, a3_, b_, p_)              \
+  template <>                                                                                 \
+  struct WgmmaRegisters<T, N> {                                                               \
+    static __device__ __forceinline__ void run(float* d, const std::uint32_t (&a)[4],         \
+                                               std::uint64_t b, bool accumulate) {            \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p_                                   \
+                   ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE      \
+                   " {" MOEGEMM_D##G "}, {%" #a0_ ", %" #a1_ ", %" #a2_ ", %" #a3_ "}, %" #b_ \
+                                     ", p, 1, 1, 0;\n}\n"                                     \
+                   : MOEGEMM_C##G("+f")                                                       \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                      \
+                     "r"(static_cast<int>(accumulate)));                                      \
+    }                                                                                         \
   };
-#define MOEGEMM_WGMMA_REGISTERS(N, G, a0_, a1_, a2_, a3_, b_, p_)                          \
+#define MOEGEMM_WGMMA_REGISTERS(N, G, a0_, a1_, a2_, a3_, b_, p_)                        \
   MOEGEMM_WGMMA_REGISTERS_TYPED(__nv_bfloat16, "bf16", N, G, a0_, a1_, a2_, a3_, b_, p_) \
   MOEGEMM_WGMMA_REGISTERS_TYPED(__half, "f16", N, G, a0_, a1_, a2_, a3_, b_, p_)
 

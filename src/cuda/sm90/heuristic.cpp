@@ -314,13 +314,22 @@ bool has_thin_side(const Problem& problem) {
   return std::min(problem.n, problem.k) <= kThinColumns;
 }
 
-/// Quantised weights: the tiles of few rows stream them, the others decode them for many rows.
+constexpr Shape kDecoded = {128, 128};      ///< quantised weights, up to 128 rows
+constexpr Shape kDecodedTall = {128, 256};  ///< the same, 130 rows and more
+
+/// Quantised weights: the tile of few rows streams them, the others decode them once for as many
+/// rows as they have.
 int choose_quantised(std::span<const KernelEntry* const> feasible, const Problem& problem) {
-  const bool few = facts_of(problem).rows <= kVeryFewRows;
+  const double rows = facts_of(problem).rows;
+  const Shape best = rows <= kVeryFewRows && problem.op == Op::kForward ? kLow
+                     : rows <= 110                                      ? kDecoded
+                                                                        : kDecodedTall;
+  int chosen = 0;
   for (std::size_t i = 0; i < feasible.size(); ++i) {
-    if (is(kLow, feasible[i]->info.tile) == few) return static_cast<int>(i);
+    if (is(best, feasible[i]->info.tile)) return static_cast<int>(i);
+    if (is(kDecodedTall, feasible[i]->info.tile)) chosen = static_cast<int>(i);
   }
-  return 0;
+  return chosen;
 }
 
 }  // namespace

@@ -5,12 +5,12 @@
 #include "cuda/device/element.cuh"
 #include "moegemm/quantization.h"
 
-/// From packed values to pairs of bf16, a register at a time. The bits are those of value * scale in
-/// fp32, rounded once.
+/// From packed values to pairs of bf16, a register at a time. The bits are those of value * scale
+/// in fp32, rounded once.
 ///
-/// Forward: a thread holds packed values of one row and takes the pairs (2 t, 2 t + 1) of each eight,
-/// t being its place in the quad. dX: it holds those of two neighbouring rows, one in each half of a
-/// register, and takes two columns (`which` = 0, 1) of both.
+/// Forward: a thread holds packed values of one row and takes the pairs (2 t, 2 t + 1) of each
+/// eight, t being its place in the quad. dX: it holds those of two neighbouring rows, one in each
+/// half of a register, and takes two columns (`which` = 0, 1) of both.
 namespace moegemm::cuda::sm90 {
 
 __device__ __forceinline__ std::uint32_t prmt(std::uint32_t a, std::uint32_t b,
@@ -71,8 +71,8 @@ struct Decoder<WeightFormat::kMxfp4> {
   static __device__ __forceinline__ std::uint32_t forward_selector(int t) {
     return (4 + t) | (12 + t) << 4 | t << 8 | (8 + t) << 12;
   }
-  static __device__ __forceinline__ std::uint32_t forward(std::uint32_t word, std::uint32_t selector,
-                                                          Scale scale) {
+  static __device__ __forceinline__ std::uint32_t forward(std::uint32_t word,
+                                                          std::uint32_t selector, Scale scale) {
     return multiply_bf16x2(bits(prmt_signed(word, word << 4, selector)), scale);
   }
   static __device__ __forceinline__ std::uint32_t dx_selector(int byte) {
@@ -103,8 +103,8 @@ struct Decoder<WeightFormat::kInt4> {
   static __device__ __forceinline__ std::uint32_t forward_selector(int t) {
     return t | (4 + t) << 8;
   }
-  static __device__ __forceinline__ std::uint32_t forward(std::uint32_t word, std::uint32_t selector,
-                                                          Scale scale) {
+  static __device__ __forceinline__ std::uint32_t forward(std::uint32_t word,
+                                                          std::uint32_t selector, Scale scale) {
     return multiply_bf16x2(bits(prmt_signed(word, word >> 4, selector)), scale);
   }
   static __device__ __forceinline__ std::uint32_t dx_selector(int byte) { return byte * 8; }
@@ -161,8 +161,9 @@ struct Decoder<WeightFormat::kNf4> : FloatDecoder {
     const std::uint32_t offset = __funnelshift_l(word, word, turn) & (255 * kPitch);
     return *reinterpret_cast<const float2*>(table + offset);
   }
-  static __device__ __forceinline__ std::uint32_t forward(const std::byte* table, std::uint32_t word,
-                                                          std::uint32_t turn, Scale scale) {
+  static __device__ __forceinline__ std::uint32_t forward(const std::byte* table,
+                                                          std::uint32_t word, std::uint32_t turn,
+                                                          Scale scale) {
     return scaled(pair(table, word, turn), scale, scale);
   }
   static __device__ __forceinline__ void dx(const std::byte* table, std::uint32_t rows,

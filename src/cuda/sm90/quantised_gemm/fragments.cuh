@@ -68,7 +68,6 @@ class Fragments<Traits, true> {
   static constexpr int kBits = Traits::kKernel.weight_bits();
   static constexpr int kHalves = 2 * Traits::kPanels;
   static constexpr int kPanelRow = Traits::kStageDepth * kBits / 8;  ///< bytes
-  static constexpr int kChunks = kHalfDepth * kBits / 128;  ///< of 16 bytes, in a half of a row
   using D = Decoder<kFormat>;
 
  public:
@@ -100,16 +99,13 @@ class Fragments<Traits, true> {
     load_scales((block + 1) * Traits::kStageDepth);
   }
 
+  /// fp8 has twice the bytes, and no registers for them: it loads while it decodes.
   template <int Half>
   __device__ __forceinline__ void load(const std::byte* panel) {
+    panel_ = panel + row_;
+    if constexpr (kBits == 4) {
 #pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      const int chunk = ((Half * kChunks + c) ^ chunk_) << 4;
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        packed_[Half % 2][c][h] =
-            *reinterpret_cast<const uint4*>(panel + row_ + chunk + h * 8 * kPanelRow);
-      }
+      for (int h = 0; h < 2; ++h) packed_[h] = chunk_of(Half, h);
     }
   }
 
@@ -120,10 +116,9 @@ class Fragments<Traits, true> {
       const auto scale = decoder_scale<kFormat>(scales_[Half][h], type_);
 #pragma unroll
       for (int step = 0; step < 2; ++step) {
-#pragma unroll
-        for (int u = 0; u < 2; ++u) {
-          a[step][h + 2 * u] = pair<Half>(step, h, u, scale);
-        }
+        const uint4 chunk = kBits == 4 ? packed_[h] : chunk_of(2 * Half + step, h);
+        a[step][h] = pair(chunk, step, 0, scale);
+        a[step][h + 2] = pair(chunk, step, 1, scale);
       }
     }
     if constexpr (kFormat == WeightFormat::kMxfp4) {
@@ -139,21 +134,23 @@ class Fragments<Traits, true> {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         // Past the depth the rows are zeros: any finite scale will do.
-        loaded_[half][h] =
-            at < depth_ ? source_.template load<kFormat>(scale_rows_[h], at) : 0;
+        loaded_[half][h] = at < depth_ ? source_.template load<kFormat>(scale_rows_[h], at) : 0;
       }
     }
   }
 
-  template <int Half, typename Scale>
-  __device__ __forceinline__ std::uint32_t pair(int step, int h, int u, Scale scale) const {
+  __device__ __forceinline__ uint4 chunk_of(int chunk, int h) const {
+    return *reinterpret_cast<const uint4*>(panel_ + ((chunk ^ chunk_) << 4) + h * 8 * kPanelRow);
+  }
+
+  template <typename Scale>
+  __device__ __forceinline__ std::uint32_t pair(const uint4& chunk, int step, int u,
+                                                Scale scale) const {
     if constexpr (kBits == 8) {
-      const uint4& chunk = packed_[Half % 2][step][h];
       return D::forward(u == 0 ? chunk.x : chunk.z, u == 0 ? chunk.y : chunk.w, selector_, scale);
     } else {
-      const uint4& chunk = packed_[Half % 2][0][h];
-      const std::uint32_t word = step == 0 ? (u == 0 ? chunk.x : chunk.y)
-                                           : (u == 0 ? chunk.z : chunk.w);
+      const std::uint32_t word =
+          step == 0 ? (u == 0 ? chunk.x : chunk.y) : (u == 0 ? chunk.z : chunk.w);
       if constexpr (kFormat == WeightFormat::kNf4) {
         return D::forward(table_, word, selector_, scale);
       } else {
@@ -180,8 +177,7 @@ class Fragments<Traits, true> {
   __device__ __forceinline__ void multiply_excess(HalfStage& a, int k) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const std::uint32_t byte =
-          k < depth_ ? source_.template load<kFormat>(scale_rows_[h], k) : 0;
+      const std::uint32_t byte = k < depth_ ? source_.template load<kFormat>(scale_rows_[h], k) : 0;
       const std::uint32_t factors = D::excess(byte) * 0x00010001u;
 #pragma unroll
       for (int i = h; i < 8; i += 2) {
@@ -195,13 +191,14 @@ class Fragments<Traits, true> {
   int depth_;
   int clipped_;  ///< where the stage begins if scales were clipped, else -1
   int row_;      ///< byte offset in a panel
-  int chunk_;  ///< what the swizzle adds to its chunks
+  int chunk_;    ///< what the swizzle adds to its chunks
   int scale_rows_[2];
   std::uint32_t selector_;
   const std::byte* table_;
   std::uint32_t loaded_[kHalves][2];
   std::uint32_t scales_[kHalves][2];  ///< [half][h]
-  uint4 packed_[2][kChunks][2];
+  const std::byte* panel_;            ///< the thread's row
+  uint4 packed_[2];                   ///< [h]
 };
 
 /// dX: a row of W is a step of the contraction. ldmatrix gives a thread 16 bits of two neighbouring
@@ -224,8 +221,8 @@ class Fragments<Traits, false> {
     const int warp = threadIdx.x / kWarpSize % 4;
     const int chunk = kBits == 8 ? consumer * 4 + warp : consumer * 2 + warp / 2;
     row_ = swizzled<kPanelRow>(lane, chunk);  // 32 rows further on the swizzle is the same
-    column_ = min(tile.feature + consumer * 64 + Traits::feature_of(warp, 0, 0),
-                  params.features - 1);
+    column_ =
+        min(tile.feature + consumer * 64 + Traits::feature_of(warp, 0, 0), params.features - 1);
     std::byte* tables = shared.decode_tables();
     if constexpr (kFormat == WeightFormat::kNf4) {
       selector_ = D::turn(warp % 2);
@@ -260,8 +257,8 @@ class Fragments<Traits, false> {
   template <int Half>
   __device__ __forceinline__ void load(const std::byte* panel) {
     std::uint32_t(&r)[4] = packed_[Half];
-    ptx::ldmatrix_x4_trans(
-        ptx::shared_address(panel) + row_ + Half * kHalfDepth * kPanelRow, r[0], r[1], r[2], r[3]);
+    ptx::ldmatrix_x4_trans(ptx::shared_address(panel) + row_ + Half * kHalfDepth * kPanelRow, r[0],
+                           r[1], r[2], r[3]);
   }
 
   template <int Half>
@@ -337,8 +334,8 @@ class Fragments<Traits, false> {
   ScaleType type_;
   int depth_;
   int clipped_;  ///< where the stage begins if scales were clipped, else -1
-  int row_;     ///< byte offset of the lane's row and chunk in a panel
-  int column_;  ///< any of the warp's, whose scale is the same
+  int row_;      ///< byte offset of the lane's row and chunk in a panel
+  int column_;   ///< any of the warp's, whose scale is the same
   std::uint32_t selector_;
   const std::byte* table_;
   std::byte* exchange_;

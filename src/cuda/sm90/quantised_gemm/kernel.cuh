@@ -3,8 +3,8 @@
 #include "cuda/sm90/quantised_gemm/mma.cuh"
 #include "cuda/sm90/row_gemm/kernel.cuh"
 
-/// Forward and dX on Hopper with weights as a checkpoint stores them. Everything but the contraction
-/// is the kernel of ../row_gemm.
+/// Forward and dX on Hopper with weights as a checkpoint stores them. Everything but the
+/// contraction is the kernel of ../row_gemm.
 namespace moegemm::cuda::sm90 {
 
 template <QuantisedGemm Kernel, DType D>

@@ -30,13 +30,13 @@ template <typename Traits, int N, int Half>
 __device__ __forceinline__ void multiply_halves(float (&d)[N / 2],
                                                 const RowGemmShared<Traits>& shared,
                                                 Fragments<Traits>& fragments, HalfStage (&a)[2],
-                                                bool accumulate, int block,
+                                                int block, int previous,
                                                 const PipelineState<Traits::kStages>& stage,
                                                 const PipelineState<Traits::kStages>& next) {
   const std::byte* panel = shared.rows(stage.slot) + Half / 2 * Traits::kRowsBytes;
   const std::uint64_t rows = ptx::smem_descriptor(ptx::shared_address(panel)) +
                              Half % 2 * 2 * ptx::kDescriptorStepK16<ptx::Major::kK>;
-  multiply_half<Traits, N>(d, a[Half % 2], rows, accumulate);
+  multiply_half<Traits, N>(d, a[Half % 2], rows, Half > 0 || block > 0);
   constexpr bool kLast = Half + 1 == 2 * Traits::kPanels;
   if constexpr (kLast) {
     fragments.next_scales(block + 1);
@@ -46,21 +46,24 @@ __device__ __forceinline__ void multiply_halves(float (&d)[N / 2],
     fragments.template decode<0>(a[0]);
   } else {
     fragments.template load<Half + 1>(shared.weights(stage.slot));
-    if constexpr (Half > 0) ptx::wgmma_wait_group<1>();
+    ptx::wgmma_wait_group<1>();
+    if (Half == 0 && block > 0 && threadIdx.x % kWarpSize == 0) {
+      ptx::mbarrier_arrive(&shared.rings().stage.empty[previous]);
+    }
     fragments.template decode<Half + 1>(a[(Half + 1) % 2]);
-    multiply_halves<Traits, N, Half + 1>(d, shared, fragments, a, true, block, stage, next);
+    multiply_halves<Traits, N, Half + 1>(d, shared, fragments, a, block, previous, stage, next);
   }
 }
 
-/// The stages of packed weights. On return all are multiplied and free. Nothing is in flight where a
-/// round of the loop ends: ptxas would take minutes for the registers, and then not find them.
+/// The stages of packed weights. On return all are multiplied and free. Nothing is in flight where
+/// a round of the loop ends: ptxas would take minutes for the registers, and then not find them.
 template <typename Traits, int N>
 __device__ __forceinline__ void multiply_decoded(float (&d)[N / 2],
                                                  const RowGemmShared<Traits>& shared, int blocks,
                                                  Fragments<Traits>& fragments,
                                                  PipelineState<Traits::kStages>& stage) {
   auto& ring = shared.rings().stage;
-  const bool leader = threadIdx.x % kWarpSize == 0;
+  int previous = 0;
   HalfStage a[2];
 #pragma unroll
   for (float& value : d) value = 0;  // outside the loop, or ptxas serialises the multiplications
@@ -75,19 +78,19 @@ __device__ __forceinline__ void multiply_decoded(float (&d)[N / 2],
     if (block + 1 == blocks) next = stage;  // decoded once more, in vain: no branch
     // cp.async wrote the rows through the generic proxy; wgmma reads through the async one.
     if constexpr (Traits::kGathered) ptx::fence_proxy_async_shared();
-    multiply_halves<Traits, N, 0>(d, shared, fragments, a, block > 0, block, stage, next);
-    ptx::wgmma_wait_group<0>();
-    if (leader) ptx::mbarrier_arrive(&ring.empty[stage.slot]);
+    multiply_halves<Traits, N, 0>(d, shared, fragments, a, block, previous, stage, next);
+    previous = stage.slot;
     stage = next;
   }
+  ptx::wgmma_wait_group<0>();
+  if (threadIdx.x % kWarpSize == 0) ptx::mbarrier_arrive(&ring.empty[previous]);
   stage.advance();
 }
 
 /// The fragment of a k16 step of plain weights of dX, features in the order of decoded ones: two
 /// bytes at a time, for stages that are few.
 template <typename Traits>
-__device__ __forceinline__ void load_plain_fragment(const std::byte* panel,
-                                                    std::uint32_t (&a)[4]) {
+__device__ __forceinline__ void load_plain_fragment(const std::byte* panel, std::uint32_t (&a)[4]) {
   const int lane = threadIdx.x % kWarpSize;
   const int warp = threadIdx.x / kWarpSize % 4;
 #pragma unroll
@@ -113,8 +116,7 @@ __device__ __forceinline__ void multiply_low_rank(float (&d)[N / 2],
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     ring.wait_full(stage);
-    const std::byte* panel =
-        shared.weights(stage.slot) + consumer * 64 * Traits::kLowDepth * 2;
+    const std::byte* panel = shared.weights(stage.slot) + consumer * 64 * Traits::kLowDepth * 2;
     const std::uint64_t rows =
         ptx::smem_descriptor_32b(ptx::shared_address(shared.rows(stage.slot)));
     if constexpr (Traits::kDepthMajor) {

@@ -97,9 +97,8 @@ __device__ __forceinline__ void consume_tile(const RowGemmParams& params,
       finish_results<Traits, N>(params, after, tile, slot.slot, d);
       if constexpr (!Traits::kCommonStores) {
         if (!params.rounds) return;
-        store_rows<Traits, N>(params, after, Tile(tile), slot.slot, [&](int m, int i) {
-          return rounded_pair<Traits, N>(d[m], i);
-        });
+        store_rows<Traits, N>(params, after, Tile(tile), slot.slot,
+                              [&](int m, int i) { return rounded_pair<Traits, N>(d[m], i); });
       }
     };
     if ((params.scatter || params.multiply) && !(Traits::kStreams && rehearsal)) {

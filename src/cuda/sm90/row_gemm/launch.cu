@@ -55,7 +55,8 @@ std::string refuse_quantised(const Problem& problem) {
     return "W's scales are not at a multiple of their size";
   }
   const auto serves = [](std::int64_t block, std::int64_t all, std::int64_t least) {
-    return block >= all || (block >= least && std::has_single_bit(static_cast<std::uint64_t>(block)));
+    return block >= all ||
+           (block >= least && std::has_single_bit(static_cast<std::uint64_t>(block)));
   };
   if (!serves(q.block_n, problem.n, 1) || !serves(q.block_k, problem.k, 32) ||
       (q.format == WeightFormat::kNf4 && problem.k % q.block_k != 0)) {
@@ -250,18 +251,16 @@ void launch_rows(const RowGemm& kernel, const KernelEntry& entry, const Step& st
 std::string name_of(const RowGemm& kernel) {
   return std::string(kernel.op == Op::kForward ? "sm90_forward_" : "sm90_dx_") +
          (kernel.activated ? "activated_" : "") +
-         (kernel.quantised() ? to_string(kernel.weights) + std::string("_") : "") + std::to_string(kernel.features) + "x" +
-         std::to_string(kernel.rows) + "_s" + std::to_string(kernel.stages) +
-         (kernel.pingpong() ? "_pingpong" : "_coop");
+         (kernel.quantised() ? to_string(kernel.weights) + std::string("_") : "") +
+         std::to_string(kernel.features) + "x" + std::to_string(kernel.rows) + "_s" +
+         std::to_string(kernel.stages) + (kernel.pingpong() ? "_pingpong" : "_coop");
 }
 
 template <RowGemm Kernel>
 struct Functions {
   template <DType D>
   KernelFunctions operator()() const {
-    if constexpr (D != DType::kBFloat16) {
-      return {};
-    } else if constexpr (!Kernel.quantised()) {
+    if constexpr (!Kernel.quantised()) {
       return row_gemm_functions<Kernel, D>();
     } else if constexpr (D == DType::kBFloat16) {
       return quantised_gemm_functions<Kernel, D>();

@@ -55,8 +55,7 @@ __device__ __forceinline__ void load_weights(const RowGemmParams& params, const 
 /// The low-rank part's depth as it is multiplied: every kernel takes the same steps.
 template <typename Traits>
 __device__ __forceinline__ int low_depth(const RowGemmParams& params) {
-  return Traits::kLowDepth == kDepth ? params.low_rank
-                                     : ceil_div(params.low_rank, kDepth) * kDepth;
+  return Traits::kLowDepth == kDepth ? params.low_rank : ceil_div(params.low_rank, kDepth) * kDepth;
 }
 
 /// The part of a low-rank stage that one thread starts: both operands by TMA. Its rows lie in order
@@ -67,8 +66,8 @@ __device__ __forceinline__ void load_low_rank(const RowGemmParams& params,
                                               int depth, int slot) {
   std::uint64_t* full = &shared.rings().stage.full[slot];
   constexpr int kBytes = (Traits::kFeatures + Traits::kRows) * Traits::kLowDepth * 2;
-  static_assert(kBytes <= Traits::kStageBytes && Traits::kLowDepth * 2 * Traits::kFeatures <=
-                                                     Traits::kWeightBytes);
+  static_assert(kBytes <= Traits::kStageBytes &&
+                Traits::kLowDepth * 2 * Traits::kFeatures <= Traits::kWeightBytes);
   ptx::mbarrier_arrive_expect_tx(full, kBytes);
   load_weights<Traits, false>(params, &params.low_weights_map, tile, depth, shared.weights(slot),
                               full);
@@ -117,10 +116,9 @@ __device__ __forceinline__ void prefetch_scales(const RowGemmParams& params, con
     const int first = tile.feature >> scales.row_shift;
     const int last = min(tile.feature + Traits::kFeatures, params.features) - 1 >> scales.row_shift;
     const int bytes = (last - first + 1) * scales.row_scales * scales.bytes;
-    const std::byte* data =
-        scales.data + (tile.expert * scales.expert_scales +
-                       static_cast<std::int64_t>(first) * scales.row_scales) *
-                          scales.bytes;
+    const std::byte* data = scales.data + (tile.expert * scales.expert_scales +
+                                           static_cast<std::int64_t>(first) * scales.row_scales) *
+                                              scales.bytes;
     for (int at = threadIdx.x % kWarpSize * 128; at < bytes; at += kWarpSize * 128) {
       ptx::prefetch_l2(data + at);
     }
@@ -256,8 +254,8 @@ struct GatheredRows {
   }
 };
 
-/// One stage of a gathered tile, `Offset` bytes of each panel past the row pointers. `Checked`: rows may be
-/// missing and the depth may end inside.
+/// One stage of a gathered tile, `Offset` bytes of each panel past the row pointers. `Checked`:
+/// rows may be missing and the depth may end inside.
 template <typename Traits, bool Checked, int Offset = 0>
 __device__ __forceinline__ void load_gathered_stage(const RowGemmParams& params,
                                                     const RowGemmShared<Traits>& shared,

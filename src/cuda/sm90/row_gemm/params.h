@@ -40,8 +40,8 @@ struct RowGemmParams : SegmentParams {
   /// Forward: {K, N, E}, box {64, features of the tile, 1}. dX: {64, N, K / 64, E}, box {64, 64,
   /// slabs of the tile, 1}, so that a panel of 64-column slabs is one copy; {K, N, E}, box {64, 64,
   /// 1} where K is not a multiple of 64. Quantised, of packed values: {K, N, E}, box {64, features
-  /// of the tile, 1}; dX: box {features of the tile, 64, 1}. Activated tiles: {K, N / 2, 2, E}, box {64, half of the
-  /// tile's features, 2, 1}, or {K, N, 1, E} without a gate.
+  /// of the tile, 1}; dX: box {features of the tile, 64, 1}. Activated tiles: {K, N / 2, 2, E}, box
+  /// {64, half of the tile's features, 2, 1}, or {K, N, 1, E} without a gate.
   CUtensorMap weights_map;
   CUtensorMap rows_maps[kMaxBoxes];  ///< {depth, M}, box {64, box_rows(i)}; for rows in order
 

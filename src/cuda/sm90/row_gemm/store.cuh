@@ -162,8 +162,7 @@ __device__ __forceinline__ void finish_results(const RowGemmParams& params,
   for (int m = 0; m < Traits::kBlocks; ++m) {
     const int feature = first + m * 64;
     if constexpr (Traits::kAddsBias) {
-      if (params.bias)
-        add_block_bias<Traits, N>(params, tile.expert, feature, d[m]);
+      if (params.bias) add_block_bias<Traits, N>(params, tile.expert, feature, d[m]);
     }
     if (params.multiply) scale_block<N>(d[m], shared.scales(slot), index % kWarpSize);
     if (params.out_is_fp32) {
@@ -183,7 +182,8 @@ __device__ __forceinline__ void stage_feature_pairs(std::byte* rows, int count, 
     std::byte* const at = rows + swizzle_128b(lane % 4 * 2 + i, column / 8) + column % 8 * 2;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      if (8 * j < count) *reinterpret_cast<std::uint32_t*>(at + j * 8 * kRowBytes) = pair(2 * j + i);
+      if (8 * j < count)
+        *reinterpret_cast<std::uint32_t*>(at + j * 8 * kRowBytes) = pair(2 * j + i);
     }
   }
 }

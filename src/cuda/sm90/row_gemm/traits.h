@@ -55,13 +55,18 @@ struct RowGemm {
   }
   /// A tile of few rows streams weights, for microseconds: what a block does once counts.
   constexpr bool streams() const { return rows <= 64; }
-  /// 64-wide panels of the contraction in a stage. Packed weights are streamed in rows of 128 bytes:
-  /// with 32 decode takes 14 % longer.
+  /// 64-wide panels of the contraction in a stage. Packed weights are streamed in rows of 128
+  /// bytes: with 32 decode takes 14 % longer.
   constexpr int panels() const {
     return quantised() && streams() && op == Op::kForward ? 16 / weight_bits() : 1;
   }
   /// Fewest wgmma columns: below 64 an instruction hardly gets faster, and each N is compiled.
-  constexpr int least_columns() const { return rows > 64 ? 64 : granule; }
+  /// Quantised weights: four N, more and ptxas does not find the registers (see
+  /// ../quantised_gemm/mma.cuh).
+  constexpr int least_columns() const {
+    if (quantised() && !streams()) return rows - 3 * granule;
+    return rows > 64 ? 64 : granule;
+  }
   /// m64 blocks of one warpgroup.
   constexpr int blocks() const { return features / 64 / (pingpong() ? 1 : kConsumers); }
   constexpr int accumulators() const { return blocks() * rows / 2; }
@@ -73,9 +78,7 @@ struct RowGemm {
   /// its dx1 8 %. Streaming tiles load few rows beside their weights; each height is one more map
   /// to encode.
   constexpr int least_box() const { return streams() ? rows / 2 : least_columns(); }
-  constexpr int box_step() const {
-    return streams() ? rows / 2 : (rows > 192 ? 2 * granule : granule);
-  }
+  constexpr int box_step() const { return streams() ? rows / 2 : granule; }
   constexpr int boxes() const { return (rows - least_box()) / box_step() + 1; }
   constexpr int box_rows(int box) const { return least_box() + box * box_step(); }
 
