@@ -121,6 +121,8 @@ function(moegemm_add_generation target generation arch)
     set(dtypes ${tensor_core_formats})
     if("${fields}" MATCHES "\\.math = Math::k(Float|Tf32)")
       set(dtypes kFloat32)
+    elseif("${family}" STREQUAL "quantised_gemm")  # what quantised models run in
+      set(dtypes kBFloat16)
     endif()
     set(kernel_arch ${arch})
     set(exact ${instances_EXACT})

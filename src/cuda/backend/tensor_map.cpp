@@ -79,7 +79,7 @@ void require_valid(const TensorMapSpec& spec) {
   if (inner_bytes % 16 != 0) {
     refuse("box[0] in bytes", inner_bytes, "a multiple of 16");
   }
-  if (spec.swizzle_128b && inner_bytes > 128) {
+  if (spec.swizzle == CU_TENSOR_MAP_SWIZZLE_128B && inner_bytes > 128) {
     refuse("box[0] in bytes", inner_bytes, "at most 128 with the 128-byte swizzle");
   }
 }
@@ -98,12 +98,10 @@ CUtensorMap encode_anew(const TensorMapSpec& spec) {
   static constexpr std::array<std::uint32_t, 5> kUnitSteps = {1, 1, 1, 1, 1};
   CUtensorMap map;
   const auto ask_driver = [&] {
-    return encode_tiled()(
-        &map, driver_type(spec.dtype), static_cast<std::uint32_t>(spec.rank),
-        const_cast<void*>(spec.base), spec.dims.data(), spec.strides_bytes.data(), spec.box.data(),
-        kUnitSteps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
-        spec.swizzle_128b ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
-        spec.l2_promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return encode_tiled()(&map, driver_type(spec.dtype), static_cast<std::uint32_t>(spec.rank),
+                          const_cast<void*>(spec.base), spec.dims.data(), spec.strides_bytes.data(),
+                          spec.box.data(), kUnitSteps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
+                          spec.swizzle, spec.l2_promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   };
   CUresult status = ask_driver();
   if (status == CUDA_ERROR_INVALID_CONTEXT) {

@@ -20,7 +20,7 @@ struct TensorMapSpec {
   std::array<std::uint64_t, 4> strides_bytes = {};  ///< of dims 1, 2, ...: multiples of 16, < 2^40
   std::array<std::uint32_t, 5> box = {};  ///< elements, each 1 to 256; box[0] a multiple of
                                           ///< 16 bytes, at most 128 bytes with swizzle
-  bool swizzle_128b = true;
+  CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B;
   CUtensorMapL2promotion l2_promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
 
   bool operator==(const TensorMapSpec&) const = default;

@@ -301,6 +301,24 @@ Preference preference_activated(double rows) {
   return {kTall, kWide, kSmall, kBalanced};
 }
 
+constexpr Shape kDecoded = {128, 128};      ///< quantised weights, up to 128 rows
+constexpr Shape kDecodedTall = {128, 256};  ///< the same, 130 rows and more
+
+/// Quantised weights: the tile of few rows streams them, the others decode them once for as many
+/// rows as they have.
+int choose_quantised(std::span<const KernelEntry* const> feasible, const Problem& problem) {
+  const double rows = facts_of(problem).rows;
+  const Shape best = rows <= kVeryFewRows && problem.op == Op::kForward ? kLow
+                     : rows <= 110                                      ? kDecoded
+                                                                        : kDecodedTall;
+  int chosen = 0;
+  for (std::size_t i = 0; i < feasible.size(); ++i) {
+    if (is(best, feasible[i]->info.tile)) return static_cast<int>(i);
+    if (is(kDecodedTall, feasible[i]->info.tile)) chosen = static_cast<int>(i);
+  }
+  return chosen;
+}
+
 }  // namespace
 
 int preference_rank(const KernelInfo& kernel, const Problem& problem) {
@@ -317,6 +335,7 @@ int preference_rank(const KernelInfo& kernel, const Problem& problem) {
 
 int choose_among(std::span<const KernelEntry* const> feasible, const Problem& problem,
                  const DeviceFacts& facts) {
+  if (!problem.quantization.plain()) return choose_quantised(feasible, problem);
   int preferred = -1;
   int best_rank = 0;
   for (std::size_t i = 0; i < feasible.size(); ++i) {

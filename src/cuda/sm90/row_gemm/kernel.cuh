@@ -31,19 +31,24 @@ __device__ __forceinline__ void meet_block() { ptx::bar_sync(0, kThreads); }
 template <typename Traits, int N>
 __device__ __forceinline__ void accumulate_tile(const RowGemmParams& params,
                                                 const RowGemmShared<Traits>& shared, int consumer,
+                                                int tile_slot,
                                                 PipelineState<Traits::kStages>& stage,
                                                 float (&d)[Traits::kBlocks][N / 2]) {
-  // Pingpong: a main loop starts only when the other one has issued its last step, else a stage's
-  // parity could be read two laps ahead.
-  if constexpr (Traits::kPingpong) {
-    ptx::bar_sync(barrier_id(NamedBarrier::kMainloop, consumer), kConsumers * kWarpgroupThreads);
+  if constexpr (Traits::kQuantised) {  // found where the kernel is instantiated
+    accumulate_decoded(params, shared, consumer, tile_slot, stage, d);
+  } else {
+    // Pingpong: a main loop starts only when the other one has issued its last step, else a stage's
+    // parity could be read two laps ahead.
+    if constexpr (Traits::kPingpong) {
+      ptx::bar_sync(barrier_id(NamedBarrier::kMainloop, consumer), kConsumers * kWarpgroupThreads);
+    }
+    multiply_tile<Traits, N>(d, shared, consumer, params.blocks, stage);
+    if constexpr (Traits::kPingpong) {
+      ptx::bar_arrive(barrier_id(NamedBarrier::kMainloop, consumer ^ 1),
+                      kConsumers * kWarpgroupThreads);
+    }
+    finish_tile<Traits, N>(d, shared, stage);
   }
-  multiply_tile<Traits, N>(d, shared, consumer, params.blocks, stage);
-  if constexpr (Traits::kPingpong) {
-    ptx::bar_arrive(barrier_id(NamedBarrier::kMainloop, consumer ^ 1),
-                    kConsumers * kWarpgroupThreads);
-  }
-  finish_tile<Traits, N>(d, shared, stage);
 }
 
 /// Opaque: what follows from the number of experts must not wait in registers, which are short.
@@ -83,7 +88,7 @@ __device__ __forceinline__ void consume_tile(const RowGemmParams& params,
   if (Traits::kStreams && rehearsal) {
     clear(d);
   } else {
-    accumulate_tile<Traits, N>(params, shared, consumer, stage, d);
+    accumulate_tile<Traits, N>(params, shared, consumer, slot_at(place).slot, stage, d);
   }
   if constexpr (!Traits::kActivated) {
     const PipelineState<kTileSlots> slot = slot_at(ptx::opaque(place));
@@ -92,9 +97,8 @@ __device__ __forceinline__ void consume_tile(const RowGemmParams& params,
       finish_results<Traits, N>(params, after, tile, slot.slot, d);
       if constexpr (!Traits::kCommonStores) {
         if (!params.rounds) return;
-        store_rows<Traits, N>(params, after, Tile(tile), slot.slot, [&](int m, int i) {
-          return round_pair(d[m][2 * i], d[m][2 * i + 1], typename Traits::Element{});
-        });
+        store_rows<Traits, N>(params, after, Tile(tile), slot.slot,
+                              [&](int m, int i) { return rounded_pair<Traits, N>(d[m], i); });
       }
     };
     if ((params.scatter || params.multiply) && !(Traits::kStreams && rehearsal)) {
@@ -297,6 +301,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) std::byte dynamic_shared[];
   const bool row_info = params.scatter || params.multiply;
   const RowGemmShared<Traits> shared = {dynamic_shared, params.experts};
+  if constexpr (Traits::kQuantised) prepare_decoding(shared);
   const int warp = threadIdx.x / kWarpSize;
   const int column_tiles = ceil_div(params.features, Traits::kFeatures);
   if constexpr (Traits::kStreams) {  // few accumulators: every thread keeps its 168 registers
@@ -310,10 +315,6 @@ __global__ void __launch_bounds__(kThreads, 1)
       consume<Traits>(params, shared, warp / 4 - 1);
     }
   } else {
-    // The pool is 3 x 168 registers per thread triple: 56 + 2 x 224 and 40 + 2 x 232 both use it
-    // up.
-    constexpr int kProducerRegisters = Traits::kGathered ? 56 : 40;
-    constexpr int kConsumerRegisters = Traits::kGathered ? 224 : 232;
     if (warp < 4) {
       scan(params, shared, column_tiles);
     } else if (threadIdx.x == kWarpgroupThreads) {
@@ -321,10 +322,10 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     __syncthreads();
     if (warp < 4) {
-      ptx::setmaxnreg_dec<kProducerRegisters>();
+      ptx::setmaxnreg_dec<Traits::kProducerRegisters>();
       produce<Traits>(params, shared, warp, row_info);
     } else {
-      ptx::setmaxnreg_inc<kConsumerRegisters>();
+      ptx::setmaxnreg_inc<Traits::kConsumerRegisters>();
       consume<Traits>(params, shared, warp / 4 - 1);
     }
   }

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -30,14 +31,46 @@ RowProblem row_problem(const Problem& problem, const Operands& operands) {
 bool needs_row_info(const Problem& problem) { return problem.scatters() || problem.multiply; }
 
 LaunchPolicy grid(const KernelEntry& entry, const Problem& problem, const DeviceFacts& facts) {
-  const bool pass = weights_pass_through_l2(problem, entry.info.tile, facts.l2_bytes);
+  const bool pass = problem.quantization.plain() &&
+                    weights_pass_through_l2(problem, entry.info.tile, facts.l2_bytes);
   return {.grid = persistent_grid(entry, problem, facts),
           .weights = pass ? WeightCaching::kPassThrough : WeightCaching::kKeep};
+}
+
+/// What the decoders need of a quantised W.
+std::string refuse_quantised(const Problem& problem) {
+  const Quantization& q = problem.quantization;
+  if (problem.dtype != DType::kBFloat16) return "decodes W to bf16 only";
+  if (problem.k % 64 != 0) {
+    return "K = " + std::to_string(problem.k) + " is not a multiple of 64, the decoder's step";
+  }
+  if (problem.packed_alignment < 16) {
+    return "W's packed rows must be multiples of 16 bytes, at such an address (TMA)";
+  }
+  if (problem.scales_alignment < scale_bytes(q.scale_type)) {
+    return "W's scales are not at a multiple of their size";
+  }
+  const auto serves = [](std::int64_t block, std::int64_t all, std::int64_t least) {
+    return block >= all ||
+           (block >= least && std::has_single_bit(static_cast<std::uint64_t>(block)));
+  };
+  if (!serves(q.block_n, problem.n, 1) || !serves(q.block_k, problem.k, 32) ||
+      (q.format == WeightFormat::kNf4 && problem.k % q.block_k != 0)) {
+    return "decodes no blocks of " + std::to_string(q.block_n) + " x " + std::to_string(q.block_k) +
+           " in rows of " + std::to_string(problem.k);
+  }
+  if (q.format == WeightFormat::kInt4 && q.scale_type != ScaleType::kBFloat16) {
+    return "decodes int4 with bf16 scales only";
+  }
+  return {};
 }
 
 std::string refuse(const RowGemm& kernel, const KernelEntry& entry, const Problem& problem,
                    const DeviceFacts& facts) {
   if (std::string reason = refuse_operands(problem); !reason.empty()) return reason;
+  if (kernel.quantised()) {
+    if (std::string reason = refuse_quantised(problem); !reason.empty()) return reason;
+  }
   if (!entry.function(problem)) {
     return problem.gathers() ? "is not compiled for gathered rows"
                              : "is compiled for gathered rows only";
@@ -66,10 +99,43 @@ bool weights_in_slabs(const Problem& problem) {
   return problem.op == Op::kDx && problem.k % 64 != 0;
 }
 
+CUtensorMapSwizzle swizzle_of(std::int64_t row_bytes) {
+  return row_bytes == 32   ? CU_TENSOR_MAP_SWIZZLE_32B
+         : row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                           : CU_TENSOR_MAP_SWIZZLE_128B;
+}
+
+/// Packed values, in units of 16 bits.
+TensorMapSpec packed_spec(const RowGemm& kernel, const Problem& problem, const Operands& operands) {
+  const std::int64_t bits = kernel.weight_bits();
+  const std::int64_t pitch = problem.k * bits / 8;
+  const bool forward = problem.op == Op::kForward;
+  const std::int64_t columns = forward ? kDepth * kernel.panels() : kernel.features;
+  TensorMapSpec spec = tensor_spec(
+      operands.w, DType::kBFloat16, {problem.k * bits / 16, problem.n, problem.experts},
+      {pitch, pitch * problem.n}, {columns * bits / 16, forward ? kernel.features : kDepth, 1});
+  spec.swizzle = swizzle_of(columns * bits / 8);
+  return spec;
+}
+
+WeightScales weight_scales(const Problem& problem, const Operands& operands) {
+  const Quantization& q = problem.quantization;
+  const auto shift = [](std::int64_t block, std::int64_t all) {
+    return block >= all ? 31 : std::countr_zero(static_cast<std::uint64_t>(block));
+  };
+  return {.data = static_cast<const std::byte*>(operands.w_scales),
+          .expert_scales = q.expert_scales(problem.n, problem.k),
+          .row_scales = static_cast<int>((problem.k + q.block_k - 1) / q.block_k),
+          .row_shift = shift(q.block_n, problem.n),
+          .column_shift = shift(q.block_k, problem.k),
+          .type = q.scale_type,
+          .bytes = scale_bytes(q.scale_type)};
+}
+
 /// Activated tiles: gates and ups are a dimension of their own, so that one box holds half of the
 /// tile's features of each.
-TensorMapSpec weights_spec(const RowGemm& kernel, const Problem& problem,
-                           const Operands& operands) {
+TensorMapSpec weights_spec(const RowGemm& kernel, const Problem& problem, const Operands& operands,
+                           int depth = kDepth) {
   const std::int64_t n = problem.n, k = problem.k, experts = problem.experts;
   const std::int64_t pitch = operands.w_stride * size_bytes(problem.dtype);
   if (kernel.activated) {
@@ -83,10 +149,24 @@ TensorMapSpec weights_spec(const RowGemm& kernel, const Problem& problem,
   if (problem.op == Op::kForward || weights_in_slabs(problem)) {
     const int features = problem.op == Op::kForward ? kernel.features : 64;
     return tensor_spec(operands.w, problem.dtype, {k, n, experts}, {pitch, pitch * n},
-                       {kDepth, features, 1});
+                       {depth, features, 1});
   }
   return tensor_spec(operands.w, problem.dtype, {64, n, k / 64, experts},
-                     {pitch, kRowBytes, pitch * n}, {64, kDepth, kernel.features / 64, 1});
+                     {pitch, kRowBytes, pitch * n}, {64, depth, kernel.features / 64, 1});
+}
+
+/// The low-rank part in stages of `depth`.
+void add_low_rank(const RowGemm& kernel, const Problem& problem, const Operands& low,
+                  RowGemmParams& params) {
+  const int depth = kernel.quantised() ? 16 : kDepth;
+  TensorMapSpec weights = weights_spec(kernel, low_rank_part(problem), low, depth);
+  TensorMapSpec rows =
+      tensor_spec(low.x, problem.dtype, {problem.low_rank, problem.rows},
+                  {low.x_stride * size_bytes(problem.dtype)}, {depth, kernel.rows});
+  rows.swizzle = swizzle_of(2 * depth);
+  if (problem.op == Op::kForward) weights.swizzle = rows.swizzle;
+  params.low_weights_map = encode(weights);
+  params.low_rows_map = encode(rows);
 }
 
 RowGemmParams make_params(const RowGemm& kernel, const Step& step, const Problem& problem,
@@ -96,7 +176,9 @@ RowGemmParams make_params(const RowGemm& kernel, const Step& step, const Problem
   static_cast<SegmentParams&>(params) = segment_params(problem, operands);
   params.rows = static_cast<const std::byte*>(rows.rows);
   params.row_bytes = rows.row_stride * size_bytes(problem.dtype);
-  params.weights_map = encode(weights_spec(kernel, problem, operands));
+  params.weights_map = encode(kernel.quantised() ? packed_spec(kernel, problem, operands)
+                                                 : weights_spec(kernel, problem, operands));
+  if (kernel.quantised()) params.scales = weight_scales(problem, operands);
   params.weights_in_slabs = weights_in_slabs(problem);
   params.weights_pass_through = step.weights == WeightCaching::kPassThrough;
   if (!problem.gathers()) {
@@ -106,13 +188,7 @@ RowGemmParams make_params(const RowGemm& kernel, const Step& step, const Problem
                              {params.row_bytes}, {kDepth, kernel.box_rows(box)}));
     }
   }
-  if (problem.low_rank > 0) {
-    const Operands low = operands.low_rank_part();
-    params.low_weights_map = encode(weights_spec(kernel, low_rank_part(problem), low));
-    params.low_rows_map =
-        encode(tensor_spec(low.x, problem.dtype, {problem.low_rank, problem.rows},
-                           {low.x_stride * size_bytes(problem.dtype)}, {kDepth, kernel.rows}));
-  }
+  if (problem.low_rank > 0) add_low_rank(kernel, problem, operands.low_rank_part(), params);
   params.out = operands.out;
   params.out_stride = operands.out_stride;
   params.gather_indices = {operands.gather_indices, problem.index_dtype == DType::kInt64};
@@ -155,16 +231,23 @@ void launch_rows(const RowGemm& kernel, const KernelEntry& entry, const Step& st
 
 std::string name_of(const RowGemm& kernel) {
   return std::string(kernel.op == Op::kForward ? "sm90_forward_" : "sm90_dx_") +
-         (kernel.activated ? "activated_" : "") + std::to_string(kernel.features) + "x" +
-         std::to_string(kernel.rows) + "_s" + std::to_string(kernel.stages) +
-         (kernel.pingpong() ? "_pingpong" : "_coop");
+         (kernel.activated ? "activated_" : "") +
+         (kernel.quantised() ? to_string(kernel.weights) + std::string("_") : "") +
+         std::to_string(kernel.features) + "x" + std::to_string(kernel.rows) + "_s" +
+         std::to_string(kernel.stages) + (kernel.pingpong() ? "_pingpong" : "_coop");
 }
 
 template <RowGemm Kernel>
 struct Functions {
   template <DType D>
   KernelFunctions operator()() const {
-    return row_gemm_functions<Kernel, D>();
+    if constexpr (!Kernel.quantised()) {
+      return row_gemm_functions<Kernel, D>();
+    } else if constexpr (D == DType::kBFloat16) {
+      return quantised_gemm_functions<Kernel, D>();
+    } else {
+      return {};
+    }
   }
 };
 
@@ -182,7 +265,8 @@ KernelEntry entry_of() {
                    .name = name_of(Kernel),
                    .op = Kernel.op,
                    .tile = {Kernel.rows, Kernel.features, kDepth},
-                   .stages = Kernel.stages},
+                   .stages = Kernel.stages,
+                   .weights = Kernel.weights},
           .arch = Kernel.arch,
           .exact = Kernel.exact,
           .threads = kThreads,
@@ -209,6 +293,7 @@ KernelEntry entry_of() {
 std::vector<KernelEntry> row_gemm_kernels() {
   return {
 #define MOEGEMM_ROW_GEMM(...) entry_of<RowGemm{__VA_ARGS__}>(),
+#define MOEGEMM_QUANTISED_GEMM(...) entry_of<QuantisedGemm{__VA_ARGS__}>(),
 #include "cuda/instances/sm90.inc"
   };
 }

@@ -6,6 +6,7 @@
 #include "cuda/device/swizzle.h"
 #include "cuda/device/tile_scheduler.cuh"
 #include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/shared_memory.cuh"
 #include "cuda/sm90/row_gemm/params.h"
 
 /// The producer warpgroup of the row GEMMs: scheduling and loads.
@@ -19,7 +20,7 @@ __device__ __forceinline__ int padded_rows(int rows) {
 
 /// Starts the copy of a weight panel of `map`. Boxes that reach past the tensor are filled with
 /// zeros and count in full.
-template <typename Traits>
+template <typename Traits, bool Quantised = Traits::kQuantised>
 __device__ __forceinline__ void load_weights(const RowGemmParams& params, const CUtensorMap* map,
                                              const Tile& tile, int depth, std::byte* shared,
                                              std::uint64_t* full) {
@@ -27,7 +28,11 @@ __device__ __forceinline__ void load_weights(const RowGemmParams& params, const 
     static_assert(Traits::kDepthMajor);
     const int column = params.activation.gated() ? tile.feature / 2 : tile.feature;
     ptx::cp_async_bulk_tensor_4d(shared, map, depth, column, 0, tile.expert, full);
+  } else if constexpr (Quantised && !Traits::kDepthMajor) {  // maps count in units of 16 bits
+    constexpr int kUnit = 16 / Traits::kKernel.weight_bits();
+    ptx::cp_async_bulk_tensor_3d(shared, map, tile.feature / kUnit, depth, tile.expert, full);
   } else if constexpr (Traits::kDepthMajor) {  // box {64 of K, kFeatures of N}
+    if constexpr (Quantised) depth /= 16 / Traits::kKernel.weight_bits();
     if (params.weights_pass_through) {
       ptx::cp_async_bulk_tensor_3d(shared, map, depth, tile.feature, tile.expert, full,
                                    ptx::createpolicy_evict_first());
@@ -45,6 +50,12 @@ __device__ __forceinline__ void load_weights(const RowGemmParams& params, const 
   }
 }
 
+/// The low-rank part's depth as it is multiplied: every kernel takes the same steps.
+template <typename Traits>
+__device__ __forceinline__ int low_depth(const RowGemmParams& params) {
+  return Traits::kLowDepth == kDepth ? params.low_rank : ceil_div(params.low_rank, kDepth) * kDepth;
+}
+
 /// The part of a low-rank stage that one thread starts: both operands by TMA. Its rows lie in order
 /// also where the others are gathered; a full box of them is more than the tile needs, but one map.
 template <typename Traits>
@@ -52,8 +63,12 @@ __device__ __forceinline__ void load_low_rank(const RowGemmParams& params,
                                               const RowGemmShared<Traits>& shared, const Tile& tile,
                                               int depth, int slot) {
   std::uint64_t* full = &shared.rings().stage.full[slot];
-  ptx::mbarrier_arrive_expect_tx(full, Traits::kStageBytes);
-  load_weights<Traits>(params, &params.low_weights_map, tile, depth, shared.weights(slot), full);
+  constexpr int kBytes = (Traits::kFeatures + Traits::kRows) * Traits::kLowDepth * 2;
+  static_assert(kBytes <= Traits::kStageBytes &&
+                Traits::kLowDepth * 2 * Traits::kFeatures <= Traits::kWeightBytes);
+  ptx::mbarrier_arrive_expect_tx(full, kBytes);
+  load_weights<Traits, false>(params, &params.low_weights_map, tile, depth, shared.weights(slot),
+                              full);
   ptx::cp_async_bulk_tensor_2d(shared.rows(slot), &params.low_rows_map, depth, tile.row, full);
 }
 
@@ -79,6 +94,24 @@ __device__ __forceinline__ void publish_end(const RowGemmShared<Traits>& shared,
   }
 }
 
+/// Brings the scales of a forward tile into L2, by a whole warp: consumers load them late. Those of
+/// a dX tile lie far apart.
+template <typename Traits>
+__device__ __forceinline__ void prefetch_scales(const RowGemmParams& params, const Tile& tile) {
+  if constexpr (Traits::kDepthMajor) {
+    const WeightScales& scales = params.scales;
+    const int first = tile.feature >> scales.row_shift;
+    const int last = min(tile.feature + Traits::kFeatures, params.features) - 1 >> scales.row_shift;
+    const int bytes = (last - first + 1) * scales.row_scales * scales.bytes;
+    const std::byte* data = scales.data + (tile.expert * scales.expert_scales +
+                                           static_cast<std::int64_t>(first) * scales.row_scales) *
+                                              scales.bytes;
+    for (int at = threadIdx.x % kWarpSize * 128; at < bytes; at += kWarpSize * 128) {
+      ptx::prefetch_l2(data + at);
+    }
+  }
+}
+
 /// Rows in order: one warp schedules and issues every copy.
 template <typename Traits>
 __device__ __forceinline__ void load_in_order(const RowGemmParams& params,
@@ -94,10 +127,11 @@ __device__ __forceinline__ void load_in_order(const RowGemmParams& params,
         decoder.decode<Traits::kRows, Traits::kGranule, Traits::kFeatures>(queue.current()),
         params.placement, shared.starts());
     publish_tile(shared, tile, slot);
+    if constexpr (Traits::kQuantised) prefetch_scales<Traits>(params, tile);
     const int box = Traits::box_of(tile.rows);
     const CUtensorMap* rows_map = &params.rows_maps[box];
-    const int bytes = Traits::kWeightBytes + Traits::box_rows(box) * kRowBytes;
-    for (int depth = 0; depth < params.depth; depth += kDepth) {
+    const int bytes = Traits::kWeightBytes + Traits::kPanels * Traits::box_rows(box) * kRowBytes;
+    for (int depth = 0; depth < params.depth; depth += Traits::kStageDepth) {
       ring.wait_empty(stage);
       if (leader) {
         std::uint64_t* full = &ring.full[stage.slot];
@@ -105,13 +139,17 @@ __device__ __forceinline__ void load_in_order(const RowGemmParams& params,
         load_weights<Traits>(params, &params.weights_map, tile, depth, shared.weights(stage.slot),
                              full);
         // Rows of the next segment may follow: they only reach columns that are never stored.
-        ptx::cp_async_bulk_tensor_2d(shared.rows(stage.slot), rows_map, depth, tile.row, full);
+#pragma unroll
+        for (int panel = 0; panel < Traits::kPanels; ++panel) {
+          ptx::cp_async_bulk_tensor_2d(shared.rows(stage.slot) + panel * Traits::kRowsBytes,
+                                       rows_map, depth + panel * kDepth, tile.row, full);
+        }
       }
       __syncwarp();
       stage.advance();
     }
 #pragma unroll 1
-    for (int depth = 0; depth < params.low_rank; depth += kDepth) {
+    for (int depth = 0; depth < low_depth<Traits>(params); depth += Traits::kLowDepth) {
       ring.wait_empty(stage);
       if (leader) load_low_rank(params, shared, tile, depth, stage.slot);
       __syncwarp();
@@ -155,8 +193,8 @@ struct GatheredRows {
   }
 };
 
-/// One stage of a gathered tile, `Offset` bytes past the row pointers. `Checked`: rows may be
-/// missing and the depth may end inside.
+/// One stage of a gathered tile, `Offset` bytes of each panel past the row pointers. `Checked`:
+/// rows may be missing and the depth may end inside.
 template <typename Traits, bool Checked, int Offset = 0>
 __device__ __forceinline__ void load_gathered_stage(const RowGemmParams& params,
                                                     const RowGemmShared<Traits>& shared,
@@ -174,17 +212,22 @@ __device__ __forceinline__ void load_gathered_stage(const RowGemmParams& params,
   }
   const std::uint32_t target =
       ptx::shared_address(shared.rows(stage.slot)) + swizzle_128b(thread / 8, thread % 8);
-  const bool inside = depth + thread % 8 * 8 < params.depth;
   const int tile_rows = tile.rows;  // once: a copy in flight counts as a write to shared memory
 #pragma unroll
-  for (int i = 0; i < rows.kCount; ++i) {
-    if (i * rows.kStep < tile_rows) {
-      const std::uint32_t chunk = target + i * rows.kStep * kRowBytes;
-      if constexpr (Checked) {
-        ptx::cp_async_16_or_zero(chunk, rows.pointers[i] + Offset,
-                                 inside && !(rows.missing >> i & 1));
-      } else {
-        ptx::cp_async_16(chunk, rows.pointers[i] + Offset);
+  for (int panel = 0; panel < Traits::kPanels; ++panel) {
+    const bool inside = depth + panel * kDepth + thread % 8 * 8 < params.depth;
+    const int offset = Offset * Traits::kPanels + panel * kRowBytes;
+#pragma unroll
+    for (int i = 0; i < rows.kCount; ++i) {
+      if (i * rows.kStep < tile_rows) {
+        const std::uint32_t chunk =
+            target + panel * Traits::kRowsBytes + i * rows.kStep * kRowBytes;
+        if constexpr (Checked) {
+          ptx::cp_async_16_or_zero(chunk, rows.pointers[i] + offset,
+                                   inside && !(rows.missing >> i & 1));
+        } else {
+          ptx::cp_async_16(chunk, rows.pointers[i] + offset);
+        }
       }
     }
   }
@@ -200,27 +243,28 @@ __device__ __forceinline__ void load_gathered_tile(const RowGemmParams& params,
                                                    const Tile& tile, GatheredRows<Traits>& rows,
                                                    PipelineState<Traits::kStages>& stage) {
   constexpr int kGroup = 4;
+  constexpr int kStep = Traits::kStageDepth;
   int depth = 0;
   if (!__any_sync(kFullMask, rows.missing != 0)) {
 #pragma unroll 1
-    for (; depth + kGroup * kDepth <= params.depth; depth += kGroup * kDepth) {
+    for (; depth + kGroup * kStep <= params.depth; depth += kGroup * kStep) {
       load_gathered_stage<Traits, false>(params, shared, tile, depth, rows, stage);
-      load_gathered_stage<Traits, false, kRowBytes>(params, shared, tile, depth + kDepth, rows,
+      load_gathered_stage<Traits, false, kRowBytes>(params, shared, tile, depth + kStep, rows,
                                                     stage);
-      load_gathered_stage<Traits, false, 2 * kRowBytes>(params, shared, tile, depth + 2 * kDepth,
+      load_gathered_stage<Traits, false, 2 * kRowBytes>(params, shared, tile, depth + 2 * kStep,
                                                         rows, stage);
-      load_gathered_stage<Traits, false, 3 * kRowBytes>(params, shared, tile, depth + 3 * kDepth,
+      load_gathered_stage<Traits, false, 3 * kRowBytes>(params, shared, tile, depth + 3 * kStep,
                                                         rows, stage);
-      rows.advance(kGroup);
+      rows.advance(kGroup * Traits::kPanels);
     }
   }
 #pragma unroll 1
-  for (; depth < params.depth; depth += kDepth) {
+  for (; depth < params.depth; depth += kStep) {
     load_gathered_stage<Traits, true>(params, shared, tile, depth, rows, stage);
-    rows.advance(1);
+    rows.advance(Traits::kPanels);
   }
 #pragma unroll 1
-  for (depth = 0; depth < params.low_rank; depth += kDepth) {
+  for (depth = 0; depth < low_depth<Traits>(params); depth += Traits::kLowDepth) {
     auto& ring = shared.rings().stage;
     ring.wait_empty(stage);
     if (threadIdx.x == 0) load_low_rank(params, shared, tile, depth, stage.slot);
@@ -254,6 +298,9 @@ __device__ __forceinline__ void load_gathered(const RowGemmParams& params,
       if (shared.tiles()[slot.slot].rows == 0) break;
     }
     const Tile& tile = shared.tiles()[slot.slot];  // not copied: registers are short here
+    if constexpr (Traits::kQuantised) {
+      if (scheduler) prefetch_scales<Traits>(params, tile);
+    }
     write_info(tile, slot.slot);
     rows.locate(params, tile, thread);
     load_gathered_tile<Traits>(params, shared, tile, rows, stage);

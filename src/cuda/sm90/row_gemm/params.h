@@ -15,18 +15,33 @@
 
 namespace moegemm::cuda::sm90 {
 
+/// The scales of quantised weights: that of W_e[n, k] is number
+/// e * expert_scales + (n >> row_shift) * row_scales + (k >> column_shift).
+struct WeightScales {
+  const std::byte* data;
+  std::int64_t expert_scales;
+  int row_scales;
+  int row_shift;
+  int column_shift;
+  ScaleType type;
+  int bytes;  ///< of a scale
+};
+
 /// What a row GEMM is launched with. Forward: features = N, depth = K, rows of X. dX: features =
 /// K, depth = N, rows of dY.
 struct RowGemmParams : SegmentParams {
   /// Forward: {K, N, E}, box {64, features of the tile, 1}. dX: {64, N, K / 64, E}, box {64, 64,
   /// slabs of the tile, 1}, so that a panel of 64-column slabs is one copy; {K, N, E}, box {64, 64,
-  /// 1} where K is not a multiple of 64. Activated tiles: {K, N / 2, 2, E}, box {64, half of the
-  /// tile's features, 2, 1}, or {K, N, 1, E} without a gate.
+  /// 1} where K is not a multiple of 64. Quantised, of packed values: {K, N, E}, box {64, features
+  /// of the tile, 1}; dX: box {features of the tile, 64, 1}. Activated tiles: {K, N / 2, 2, E}, box
+  /// {64, half of the tile's features, 2, 1}, or {K, N, 1, E} without a gate.
   CUtensorMap weights_map;
   CUtensorMap rows_maps[kMaxBoxes];  ///< {depth, M}, box {64, box_rows(i)}; for rows in order
 
-  CUtensorMap low_weights_map;  ///< the low-rank part's, as weights_map
-  CUtensorMap low_rows_map;     ///< {low_rank, M}, box {64, rows of the tile}
+  /// The low-rank part's: as weights_map and the rows' with full boxes, in steps of
+  /// Traits::kLowDepth.
+  CUtensorMap low_weights_map;
+  CUtensorMap low_rows_map;
 
   const std::byte* rows;   ///< gathered rows: base address
   std::int64_t row_bytes;  ///< and pitch
@@ -53,6 +68,8 @@ struct RowGemmParams : SegmentParams {
   bool out_is_fp32;
   bool rounds;        ///< the opposite, for the common epilogue: one flag would stay in a register
   bool vector_store;  ///< 16-byte stores of 16-bit results are aligned
+
+  WeightScales scales;  ///< quantised weights only
 
   const void* bias;  ///< [experts, features] in the dtype of the inputs; null: none
   std::int64_t bias_stride;
@@ -104,6 +121,8 @@ struct RowGemmShared {
   __device__ __forceinline__ std::byte* rows(int slot) const {
     return weights(slot) + Traits::kWeightBytes;
   }
+  /// Quantised weights: the tables of the decoder.
+  __device__ __forceinline__ std::byte* decode_tables() const { return base + Layout::kDecode; }
   /// Two store buffers of one consumer warpgroup.
   __device__ __forceinline__ std::byte* staging(int consumer) const {
     return base + Layout::kStaging + consumer * 2 * kStagedRows * kRowBytes;

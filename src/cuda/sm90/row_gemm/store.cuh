@@ -46,9 +46,10 @@ __device__ __forceinline__ void scale_block(float (&d)[N / 2], const float* scal
 }
 
 /// Adds the bias of an expert to the fp32 results of one m64 block: a thread has two features.
-template <typename T, int N>
+template <typename Traits, int N>
 __device__ __forceinline__ void add_block_bias(const RowGemmParams& params, int expert, int feature,
                                                float (&d)[N / 2]) {
+  using T = typename Traits::Element;
   const T* bias = static_cast<const T*>(params.bias) + expert * params.bias_stride;
   const int lane = threadIdx.x % kWarpSize;
   const int warp = threadIdx.x / kWarpSize % 4;
@@ -56,7 +57,7 @@ __device__ __forceinline__ void add_block_bias(const RowGemmParams& params, int 
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float value =
-        static_cast<float>(__ldg(bias + min(feature + warp * 16 + lane / 4 + half * 8, last)));
+        static_cast<float>(__ldg(bias + min(feature + Traits::feature_of(warp, lane, half), last)));
 #pragma unroll
     for (int j = 0; j < N / 8; ++j) {
       d[4 * j + 2 * half] += value;
@@ -73,7 +74,8 @@ __device__ __forceinline__ void store_block_fp32(const RowGemmParams& params,
   const int lane = threadIdx.x % kWarpSize;
   const int warp = threadIdx.x / kWarpSize % 4;
   auto* out = static_cast<float*>(params.out);
-  const int column = feature + warp * 16 + lane / 4;
+  constexpr int kStep = Traits::kHalfStep;
+  const int column = feature + Traits::feature_of(warp, lane, 0);
   if constexpr (Traits::kGathered) {  // rows in order: one pointer, opaque so that it stays one
     const int own = lane % 4 * 2;
     float* line = out + (targets.first + own) * params.out_stride + column;
@@ -84,7 +86,7 @@ __device__ __forceinline__ void store_block_fp32(const RowGemmParams& params,
         if (8 * j + own + i >= targets.rows) continue;
         float* at = line + i * params.out_stride;
         if (column < params.features) at[0] = d[4 * j + i];
-        if (column + 8 < params.features) at[8] = d[4 * j + 2 + i];
+        if (column + kStep < params.features) at[kStep] = d[4 * j + 2 + i];
       }
       line = ptx::opaque(line + 8 * params.out_stride);
     }
@@ -97,7 +99,7 @@ __device__ __forceinline__ void store_block_fp32(const RowGemmParams& params,
         if (row < 0) continue;
         float* line = out + row * params.out_stride;
         if (column < params.features) line[column] = d[4 * j + i];
-        if (column + 8 < params.features) line[column + 8] = d[4 * j + 2 + i];
+        if (column + kStep < params.features) line[column + kStep] = d[4 * j + 2 + i];
       }
     }
   }
@@ -120,7 +122,15 @@ __device__ __forceinline__ void store_chunk(const RowGemmParams& params, int row
   }
 }
 
-/// The results of a warpgroup's blocks as 16-bit pairs of rows. They come from the code of any N;
+/// The i-th pair of 16-bit results: two rows of a feature, or two features of a row.
+template <typename Traits, int N>
+__device__ __forceinline__ std::uint32_t rounded_pair(const float (&d)[N / 2], int i) {
+  const int first = Traits::kFeaturePairs ? i / 2 * 4 + i % 2 : 2 * i;
+  return round_pair(d[first], d[first + (Traits::kFeaturePairs ? 2 : 1)],
+                    typename Traits::Element{});
+}
+
+/// The results of a warpgroup's blocks as 16-bit pairs. They come from the code of any N;
 /// what is done with them is compiled once.
 template <typename Traits>
 struct RoundedTile {
@@ -134,9 +144,7 @@ struct RoundedTile {
     for (int block = 0; block < Traits::kBlocks; ++block) {
 #pragma unroll
       for (int i = 0; i < Traits::kRows / 4; ++i) {
-        pairs[block][i] = i < N / 4 ? ptx::opaque(round_pair(d[block][2 * i], d[block][2 * i + 1],
-                                                             typename Traits::Element{}))
-                                    : 0;
+        pairs[block][i] = i < N / 4 ? ptx::opaque(rounded_pair<Traits, N>(d[block], i)) : 0;
       }
     }
   }
@@ -154,12 +162,28 @@ __device__ __forceinline__ void finish_results(const RowGemmParams& params,
   for (int m = 0; m < Traits::kBlocks; ++m) {
     const int feature = first + m * 64;
     if constexpr (Traits::kAddsBias) {
-      if (params.bias)
-        add_block_bias<typename Traits::Element, N>(params, tile.expert, feature, d[m]);
+      if (params.bias) add_block_bias<Traits, N>(params, tile.expert, feature, d[m]);
     }
     if (params.multiply) scale_block<N>(d[m], shared.scales(slot), index % kWarpSize);
     if (params.out_is_fp32) {
       store_block_fp32<Traits, N>(params, row_targets(params, shared, tile, slot), feature, d[m]);
+    }
+  }
+}
+
+/// Stages the pairs of features of 16 rows (of `count`) that a thread has: pair 2 j + i is in row
+/// 8 j + 2 (lane % 4) + i.
+template <typename Traits, typename Pair>
+__device__ __forceinline__ void stage_feature_pairs(std::byte* rows, int count, int warp, int lane,
+                                                    const Pair& pair) {
+  const int column = Traits::feature_of(warp, lane, 0);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    std::byte* const at = rows + swizzle_128b(lane % 4 * 2 + i, column / 8) + column % 8 * 2;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      if (8 * j < count)
+        *reinterpret_cast<std::uint32_t*>(at + j * 8 * kRowBytes) = pair(2 * j + i);
     }
   }
 }
@@ -201,7 +225,11 @@ __device__ __forceinline__ void store_rows(const RowGemmParams& params,
       const int i = group / 4;
       const std::uint32_t address =
           ptx::shared_address(buffer(step)) + write_offset + (group - base) * kRowBytes;
-      if (group + 16 <= MaxRows) {
+      if constexpr (Traits::kFeaturePairs) {
+        stage_feature_pairs<Traits>(buffer(step) + (group - base) * kRowBytes, MaxRows - group,
+                                    thread / kWarpSize, lane,
+                                    [&](int of_group) { return pair(m, i + of_group); });
+      } else if (group + 16 <= MaxRows) {
         ptx::stmatrix_x4_trans(address, pair(m, i), pair(m, i + 1), pair(m, i + 2), pair(m, i + 3));
       } else {
         ptx::stmatrix_x2_trans(address, pair(m, i), pair(m, i + 1));

@@ -7,6 +7,7 @@
 #include "cuda/device/host_device.h"
 #include "cuda/sm90/warpgroups.h"
 #include "moegemm/kinds.h"
+#include "moegemm/quantization.h"
 
 /// Shapes and shared-memory layout of the row GEMMs (forward and dX), as host-device maths.
 ///
@@ -29,6 +30,8 @@ constexpr int kTileSlots =
     4;  ///< decoded tiles in flight: two being multiplied or stored, two ahead
 constexpr int kMaxBoxes = 9;     ///< heights of a kernel's boxes of rows
 constexpr int kStagedRows = 32;  ///< rows per store buffer: 4 KiB, half of a warpgroup's two
+constexpr int kPairTableBytes = 256 * 16 * 8;  ///< a pair of fp32 for each byte, sixteen times
+constexpr int kScaleTableBytes = 2 * 32 * 4;   ///< two times 32 scales
 
 /// A line of instances/sm90.inc.
 struct RowGemm {
@@ -42,12 +45,28 @@ struct RowGemm {
   Schedule schedule;
   RowLoads loads;
   bool activated = false;  ///< the tile stores what its activation leaves: see activate.cuh
+  WeightFormat weights = WeightFormat::kPlain;  ///< else they are decoded: see ../quantised_gemm
 
   constexpr bool pingpong() const { return schedule == Schedule::kPingpong; }
+  constexpr bool quantised() const { return weights != WeightFormat::kPlain; }
+  /// Of a weight in shared memory.
+  constexpr int weight_bits() const {
+    return quantised() ? Quantization{.format = weights}.bits() : 16;
+  }
   /// A tile of few rows streams weights, for microseconds: what a block does once counts.
   constexpr bool streams() const { return rows <= 64; }
+  /// 64-wide panels of the contraction in a stage. Packed weights are streamed in rows of 128
+  /// bytes: with 32 decode takes 14 % longer.
+  constexpr int panels() const {
+    return quantised() && streams() && op == Op::kForward ? 16 / weight_bits() : 1;
+  }
   /// Fewest wgmma columns: below 64 an instruction hardly gets faster, and each N is compiled.
-  constexpr int least_columns() const { return rows > 64 ? 64 : granule; }
+  /// Quantised weights: four N, more and ptxas does not find the registers (see
+  /// ../quantised_gemm/mma.cuh).
+  constexpr int least_columns() const {
+    if (quantised() && !streams()) return rows - 3 * granule;
+    return rows > 64 ? 64 : granule;
+  }
   /// m64 blocks of one warpgroup.
   constexpr int blocks() const { return features / 64 / (pingpong() ? 1 : kConsumers); }
   constexpr int accumulators() const { return blocks() * rows / 2; }
@@ -106,8 +125,34 @@ struct RowGemmTraits {
     constexpr int kStep = kKernel.box_step();
     return kLeast + box * kStep;
   }
-  static constexpr int kWeightBytes = kFeatures * kRowBytes;
-  static constexpr int kStageBytes = kWeightBytes + kRows * kRowBytes;
+  static constexpr bool kQuantised = kKernel.quantised();
+  static constexpr int kPanels = kKernel.panels();
+  static constexpr int kStageDepth = kDepth * kPanels;
+  static constexpr int kWeightBytes = kFeatures * kStageDepth * kKernel.weight_bits() / 8;
+  /// Depth of a stage of the low-rank part: its weights are plain, and where the others are not, a
+  /// stage has no room for 64.
+  static constexpr int kLowDepth = kQuantised ? 16 : kDepth;
+  /// dX decodes neighbouring features: those of a thread are a pair.
+  static constexpr bool kFeaturePairs = kQuantised && !kDepthMajor;
+  /// Which of 64 features is row lane / 4 + 8 * half of a warp's m16 block.
+  static MOEGEMM_HOST_DEVICE constexpr int feature_of(int warp, int lane, int half) {
+    if (!kFeaturePairs) return warp * 16 + lane / 4 + half * 8;
+    if (kKernel.weight_bits() == 8) return warp * 16 + lane / 4 * 2 + half;
+    return warp / 2 * 32 + lane / 4 * 4 + warp % 2 * 2 + half;
+  }
+  /// From one to the other.
+  static constexpr int kHalfStep = kFeaturePairs ? 1 : 8;
+  /// The table of nf4 pairs, and in dX a table of scales for each consumer warp.
+  static constexpr int kDecodeBytes =
+      (kKernel.weights == WeightFormat::kNf4 ? kPairTableBytes : 0) +
+      (kFeaturePairs ? kConsumers * kWarpgroupWarps * kScaleTableBytes : 0);
+  /// Of the pool of 3 x 168 registers per thread triple. A producer that gathers keeps a pointer
+  /// for each of its rows. Tiles of 256 rows need no more than 208 for their consumers, and with
+  /// more of them ptxas takes ten times as long.
+  static constexpr int kProducerRegisters = kRows > 192 ? 88 : (kGathered ? 56 : 40);
+  static constexpr int kConsumerRegisters = (3 * 168 - kProducerRegisters) / 2;
+  static constexpr int kRowsBytes = kRows * kRowBytes;  ///< of a panel
+  static constexpr int kStageBytes = kWeightBytes + kPanels * kRowsBytes;
   static constexpr int kStagingBytes = kConsumers * 2 * kStagedRows * kRowBytes;
 
   /// Whether one copy of the stores serves every N. The first tile of a launch waits for its code,
@@ -115,7 +160,8 @@ struct RowGemmTraits {
   /// of 6 microseconds for the first store of Qwen3-30B fwd2, and products of short depth are up to
   /// 11 % faster with one copy (Qwen3-Next fwd2). Cooperative tiles are up to 2 % slower, and with
   /// three blocks the registers of all N do not come together without spills.
-  static constexpr bool kCommonStores = kActivated || (kPingpong && kBlocks == 2 && !kStreams);
+  static constexpr bool kCommonStores =
+      kActivated || (kPingpong && kBlocks == 2 && !kStreams) || (kQuantised && !kStreams);
 
   static_assert(kFeatures % (kPingpong ? 64 : 128) == 0);
   static_assert(kRows % kGranule == 0 && kRows <= 256);
@@ -138,7 +184,8 @@ constexpr int kBiasBytes = 256;  ///< biases of a warpgroup's features in an act
 template <typename Traits>
 struct RowGemmLayout {
   static constexpr int kStaging = Traits::kStages * Traits::kStageBytes;
-  static constexpr int kRings = kStaging + Traits::kStagingBytes;
+  static constexpr int kDecode = kStaging + Traits::kStagingBytes;
+  static constexpr int kRings = kDecode + Traits::kDecodeBytes;
   static constexpr int kBiases =
       kRings + (Traits::kActivated ? kActivatedRingBytes : kRingBytes);  ///< of each consumer
   static constexpr int kTiles = kBiases + (Traits::kActivated ? kConsumers * kBiasBytes : 0);
@@ -162,5 +209,10 @@ struct RowGemmLayout {
 /// Defined in kernel.cuh, instantiated in a translation unit for each line and element type.
 template <RowGemm Kernel, DType D>
 KernelFunctions row_gemm_functions();
+
+/// The same for lines with quantised weights, in ../quantised_gemm/kernel.cuh.
+using QuantisedGemm = RowGemm;
+template <QuantisedGemm Kernel, DType D>
+KernelFunctions quantised_gemm_functions();
 
 }  // namespace moegemm::cuda::sm90

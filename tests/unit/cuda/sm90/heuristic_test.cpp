@@ -289,6 +289,21 @@ TEST(Sm90Heuristic, EveryRowCountRanksEveryTileOfItsOp) {
   }
 }
 
+TEST(Sm90Quantised, TilesFollowRowsPerExpert) {
+  const auto rows_of_tile = [](Op op, std::int64_t rows) {
+    Problem problem = layer(op, 128, 128 * rows, 1536, 2048, Permutation::kNone);
+    problem.quantization = {WeightFormat::kMxfp4, ScaleType::kE8m0, 1, 32};
+    std::vector<KernelInfo> kernels = {row_gemm(op, 128, 256), row_gemm(op, 128, 128)};
+    if (op == Op::kForward) kernels.push_back(row_gemm(op, 128, 32));
+    return kernels[choose_from(kernels, problem)].tile.rows;
+  };
+  EXPECT_EQ(rows_of_tile(Op::kForward, 4), 32);
+  EXPECT_EQ(rows_of_tile(Op::kForward, 64), 128);
+  EXPECT_EQ(rows_of_tile(Op::kForward, 512), 256);
+  EXPECT_EQ(rows_of_tile(Op::kDx, 4), 128);
+  EXPECT_EQ(rows_of_tile(Op::kDx, 256), 256);
+}
+
 Problem activated(std::int64_t experts, std::int64_t rows, std::int64_t n, std::int64_t k) {
   Problem problem = layer(Op::kForward, experts, rows, n, k, Permutation::kX);
   problem.activation = Activation{};

@@ -95,7 +95,8 @@ TEST(Sm90Kernels, ARefusalNamesWhatIsWrongBeforeWhatElseThereIs) {
   Problem narrow = first_product(Permutation::kX);
   narrow.k = 20;
   for (const KernelEntry& entry : row_gemm_kernels()) {
-    if (entry.info.op != Op::kForward || entry.info.name.find("256x128") != std::string::npos) {
+    if (entry.info.op != Op::kForward || entry.info.weights != WeightFormat::kPlain ||
+        entry.info.name.find("256x128") != std::string::npos) {
       continue;  // that one gathers nothing
     }
     EXPECT_EQ(entry.refuse(entry, narrow, hopper()),
@@ -184,6 +185,59 @@ TEST(Sm90Kernels, AGatheredOperandOfDwBeyond64GiBIsRefusedByThePlan) {
             "gathers from at most 64 GiB, the permuted operand spans more");
   problem.presorted = true;  // copied into order: nothing is gathered
   EXPECT_EQ(weight_refusal(problem), "");
+}
+
+Problem quantised(const Quantization& quantization, Op op = Op::kForward) {
+  Problem problem = first_product(Permutation::kNone);
+  problem.op = op;
+  problem.quantization = quantization;
+  return problem;
+}
+
+constexpr Quantization kMxfp4 = {WeightFormat::kMxfp4, ScaleType::kE8m0, 1, 32};
+constexpr Quantization kInt4 = {WeightFormat::kInt4, ScaleType::kBFloat16, 1, 128};
+constexpr Quantization kNf4 = {WeightFormat::kNf4, ScaleType::kFloat32, 1, 64};
+constexpr Quantization kFp8 = {WeightFormat::kFp8, ScaleType::kFloat32, 128, 128};
+
+TEST(Sm90Kernels, EveryFormatIsDecodedInForwardAndDx) {
+  for (const Quantization& format : {kMxfp4, kInt4, kNf4, kFp8}) {
+    for (const Permutation permutation : {Permutation::kNone, Permutation::kX, Permutation::kY}) {
+      Problem problem = quantised(format);
+      problem.permutation = permutation;
+      problem.bias = true;
+      problem.low_rank = 16;
+      EXPECT_EQ(takers(problem), (Tiles{{128, 256}, {128, 128}, {128, 32}}));
+      problem.op = Op::kDx;
+      EXPECT_EQ(takers(problem).count({128, 256}), 1u);
+    }
+  }
+}
+
+TEST(Sm90Kernels, BlocksOfOneScaleMayBeRowsOrExperts) {
+  for (const std::int64_t rows : {std::int64_t{1}, std::int64_t{1536}}) {
+    const Problem problem =
+        quantised({WeightFormat::kFp8, ScaleType::kBFloat16, rows, 2048}, Op::kDx);
+    EXPECT_EQ(takers(problem), (Tiles{{128, 256}}));
+  }
+}
+
+TEST(Sm90Kernels, WhatTheDecodersDoNotTakeIsRefused) {
+  const auto no_takers = [](Problem problem) { return takers(problem).empty(); };
+  Problem problem = quantised(kMxfp4);
+  problem.dtype = problem.out_dtype = DType::kFloat16;
+  EXPECT_TRUE(no_takers(problem));
+  problem = quantised(kMxfp4);
+  problem.k = 96;
+  EXPECT_TRUE(no_takers(problem));
+  problem = quantised(kMxfp4);
+  problem.packed_alignment = 8;
+  EXPECT_TRUE(no_takers(problem));
+  Quantization fp16_scales = kInt4;
+  fp16_scales.scale_type = ScaleType::kFloat16;
+  EXPECT_TRUE(no_takers(quantised(fp16_scales)));
+  Quantization across_rows = kNf4;
+  across_rows.block_k = 4096;
+  EXPECT_TRUE(no_takers(quantised(across_rows)));
 }
 
 }  // namespace

@@ -70,6 +70,22 @@ void check_boxes() {
   }
 }
 
+/// Rows of a warpgroup's fragments are its 64 features, in some order.
+template <typename Traits>
+void check_features() {
+  std::set<int> features;
+  for (int warp = 0; warp < 4; ++warp) {
+    for (int lane = 0; lane < 32; lane += 4) {
+      const int first = Traits::feature_of(warp, lane, 0);
+      EXPECT_EQ(Traits::feature_of(warp, lane, 1), first + Traits::kHalfStep);
+      features.insert({first, first + Traits::kHalfStep});
+    }
+  }
+  EXPECT_EQ(features.size(), 64u);
+  EXPECT_EQ(*features.begin(), 0);
+  EXPECT_EQ(*features.rbegin(), 63);
+}
+
 /// Calls check.operator()<Traits>() for every compiled kernel.
 template <typename Check>
 void for_every_compiled_kernel(const Check& check) {
@@ -79,6 +95,7 @@ void for_every_compiled_kernel(const Check& check) {
   using sm90::Schedule;
 #define MOEGEMM_ROW_GEMM(...) \
   check.template operator()<RowGemmTraits<RowGemm{__VA_ARGS__}, DType::kBFloat16, false>>();
+#define MOEGEMM_QUANTISED_GEMM(...) MOEGEMM_ROW_GEMM(__VA_ARGS__)
 #include "cuda/instances/sm90.inc"
 }
 
@@ -88,6 +105,10 @@ TEST(RowGemmTraits, EveryCompiledTileFitsSharedMemoryAndAlignment) {
 
 TEST(RowGemmTraits, EveryCompiledTileLoadsItsRowsInTheLowestBoxThatHoldsThem) {
   for_every_compiled_kernel([]<typename Traits>() { check_boxes<Traits>(); });
+}
+
+TEST(RowGemmTraits, TheFragmentsOfEveryCompiledTileHaveEachFeatureOnce) {
+  for_every_compiled_kernel([]<typename Traits>() { check_features<Traits>(); });
 }
 
 }  // namespace

@@ -1,0 +1,219 @@
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/device/element.cuh"
+#include "moegemm/quantization.h"
+
+/// From packed values to pairs of bf16, a register at a time. The bits are those of value * scale
+/// in fp32, rounded once.
+///
+/// Forward: a thread holds packed values of one row and takes the pairs (2 t, 2 t + 1) of each
+/// eight, t being its place in the quad. dX: it holds those of two neighbouring rows, one in each
+/// half of a register, and takes two columns (`which` = 0, 1) of both.
+namespace moegemm::cuda::sm90 {
+
+__device__ __forceinline__ std::uint32_t prmt(std::uint32_t a, std::uint32_t b,
+                                              std::uint32_t selector) {
+  return __byte_perm(a, b, selector);
+}
+/// A byte_perm whose selector may have its sign bits set: such a byte becomes eight copies of its
+/// highest bit.
+__device__ __forceinline__ std::uint32_t prmt_signed(std::uint32_t a, std::uint32_t b,
+                                                     std::uint32_t selector) {
+  std::uint32_t result;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(selector));
+  return result;
+}
+__device__ __forceinline__ std::uint32_t multiply_bf16x2(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t result;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+__device__ __forceinline__ std::uint32_t subtract_bf16x2(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t result;
+  asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+/// Two e4m3 values, the first in the low byte.
+__device__ __forceinline__ float2 e4m3_pair(std::uint32_t bits) {
+  std::uint32_t halves;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<std::uint16_t>(bits)));
+  return pair_to_float(halves, __half{});
+}
+
+template <WeightFormat F>
+struct Decoder;
+
+/// Scales are bf16 factors, two to a register.
+template <>
+struct Decoder<WeightFormat::kMxfp4> {
+  using Scale = std::uint32_t;
+  using Loaded = std::uint8_t;
+  static constexpr bool kBf16Scales = true;
+
+  /// Twice 2^(byte - 127) times the 2^126 that `bits` leaves out, of bytes up to kMost: above, it
+  /// would not fit.
+  static __device__ __forceinline__ std::uint32_t factors(std::uint32_t byte) {
+    return byte * 0x00800080u + 0x3f003f00u;
+  }
+  static constexpr std::uint32_t kMost = 128;
+  /// What is left of a larger one.
+  static __device__ __forceinline__ std::uint32_t excess(std::uint32_t byte) {
+    return byte <= 128 ? 0x3f80 : (byte == 255 ? 0x7fc0 : (byte - 1) << 7);
+  }
+
+  /// Each half has a value on top of its low byte, its sign in all of the high one: sign, exponent
+  /// and mantissa move to where bf16 has them.
+  static __device__ __forceinline__ std::uint32_t bits(std::uint32_t nibbles) {
+    return (nibbles << 2) & 0x81c081c0u;
+  }
+  static __device__ __forceinline__ std::uint32_t forward_selector(int t) {
+    return (4 + t) | (12 + t) << 4 | t << 8 | (8 + t) << 12;
+  }
+  static __device__ __forceinline__ std::uint32_t forward(std::uint32_t word,
+                                                          std::uint32_t selector, Scale scale) {
+    return multiply_bf16x2(bits(prmt_signed(word, word << 4, selector)), scale);
+  }
+  static __device__ __forceinline__ std::uint32_t dx_selector(int byte) {
+    return byte | (8 + byte) << 4 | (2 + byte) << 8 | (10 + byte) << 12;
+  }
+  static __device__ __forceinline__ void dx(std::uint32_t rows, std::uint32_t selector, Scale scale,
+                                            std::uint32_t& first, std::uint32_t& second) {
+    const std::uint32_t low = rows << 4;
+    first = multiply_bf16x2(bits(prmt_signed(low, low, selector)), scale);
+    second = multiply_bf16x2(bits(prmt_signed(rows, rows, selector)), scale);
+  }
+};
+
+template <>
+struct Decoder<WeightFormat::kInt4> {
+  using Scale = std::uint32_t;
+  using Loaded = std::uint16_t;
+  static constexpr bool kBf16Scales = true;
+
+  static __device__ __forceinline__ std::uint32_t factors(std::uint32_t bf16) {
+    return bf16 * 0x00010001u;
+  }
+
+  /// 128 + q in bf16, minus 136.
+  static __device__ __forceinline__ std::uint32_t bits(std::uint32_t nibbles) {
+    return subtract_bf16x2((nibbles & 0x000f000fu) | 0x43004300u, 0x43084308u);
+  }
+  static __device__ __forceinline__ std::uint32_t forward_selector(int t) {
+    return t | (4 + t) << 8;
+  }
+  static __device__ __forceinline__ std::uint32_t forward(std::uint32_t word,
+                                                          std::uint32_t selector, Scale scale) {
+    return multiply_bf16x2(bits(prmt_signed(word, word >> 4, selector)), scale);
+  }
+  static __device__ __forceinline__ std::uint32_t dx_selector(int byte) { return byte * 8; }
+  static __device__ __forceinline__ void dx(std::uint32_t rows, std::uint32_t shift, Scale scale,
+                                            std::uint32_t& first, std::uint32_t& second) {
+    const std::uint32_t shifted = rows >> shift;
+    first = multiply_bf16x2(bits(shifted), scale);
+    second = multiply_bf16x2(bits(shifted >> 4), scale);
+  }
+};
+
+/// Scales are fp32: one in forward, those of two rows in dX.
+struct FloatDecoder {
+  using Scale = float;
+  static constexpr bool kBf16Scales = false;
+  using Element = __nv_bfloat16;
+
+  static __device__ __forceinline__ std::uint32_t scaled(float2 pair, float first, float second) {
+    return round_pair(__fmul_rn(pair.x, first), __fmul_rn(pair.y, second), Element{});
+  }
+};
+
+template <>
+struct Decoder<WeightFormat::kFp8> : FloatDecoder {
+  using Loaded = std::uint32_t;  ///< of any type: see load_scale
+
+  /// Of eight values in two words.
+  static __device__ __forceinline__ std::uint32_t forward_selector(int t) {
+    return 2 * t | (2 * t + 1) << 4;
+  }
+  static __device__ __forceinline__ std::uint32_t forward(std::uint32_t low, std::uint32_t high,
+                                                          std::uint32_t selector, Scale scale) {
+    return scaled(e4m3_pair(prmt_signed(low, high, selector)), scale, scale);
+  }
+  static __device__ __forceinline__ void dx(std::uint32_t rows, float2 scales, std::uint32_t& first,
+                                            std::uint32_t& second) {
+    first = scaled(e4m3_pair(prmt(rows, 0, 0x4420)), scales.x, scales.y);
+    second = scaled(e4m3_pair(prmt(rows, 0, 0x4431)), scales.x, scales.y);
+  }
+};
+
+/// A table in shared memory has the pair of fp32 numbers of every byte, once for each bank pair:
+/// half a warp reads sixteen of them at once.
+template <>
+struct Decoder<WeightFormat::kNf4> : FloatDecoder {
+  using Loaded = std::uint32_t;
+  static constexpr int kPitch = 128;
+
+  /// How far to turn a word left so that byte `byte` counts entries of the table.
+  static __device__ __forceinline__ std::uint32_t turn(int byte) { return (7 - 8 * byte) & 31; }
+  /// `table` is the thread's own column.
+  static __device__ __forceinline__ float2 pair(const std::byte* table, std::uint32_t word,
+                                                std::uint32_t turn) {
+    const std::uint32_t offset = __funnelshift_l(word, word, turn) & (255 * kPitch);
+    return *reinterpret_cast<const float2*>(table + offset);
+  }
+  static __device__ __forceinline__ std::uint32_t forward(const std::byte* table,
+                                                          std::uint32_t word, std::uint32_t turn,
+                                                          Scale scale) {
+    return scaled(pair(table, word, turn), scale, scale);
+  }
+  static __device__ __forceinline__ void dx(const std::byte* table, std::uint32_t rows,
+                                            std::uint32_t turn, float2 scales, std::uint32_t& first,
+                                            std::uint32_t& second) {
+    const float2 low = pair(table, rows, turn);
+    const float2 high = pair(table, rows, turn + 16);
+    first = scaled({low.x, high.x}, scales.x, scales.y);
+    second = scaled({low.y, high.y}, scales.x, scales.y);
+  }
+
+  /// Fills the table, by all threads of a block.
+  static __device__ __forceinline__ void fill(std::byte* table) {
+    for (int i = threadIdx.x; i < 256 * 16; i += blockDim.x) {
+      const int byte = i / 16;
+      reinterpret_cast<float2*>(table)[i] = {value(byte >> 4), value(byte & 15)};
+    }
+  }
+  static __device__ __forceinline__ float value(int place) {
+    constexpr auto kValues = kNf4Values;
+    float result = 0;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) result = place == i ? kValues[i] : result;
+    return result;
+  }
+};
+
+/// A scale of any type as 32 bits, and as fp32.
+__device__ __forceinline__ std::uint32_t load_scale(const std::byte* data, ScaleType type,
+                                                    std::int64_t index) {
+  switch (type) {
+    case ScaleType::kE8m0:
+      return __ldg(reinterpret_cast<const std::uint8_t*>(data) + index);
+    case ScaleType::kFloat32:
+      return __ldg(reinterpret_cast<const std::uint32_t*>(data) + index);
+    default:
+      return __ldg(reinterpret_cast<const std::uint16_t*>(data) + index);
+  }
+}
+__device__ __forceinline__ float scale_value(std::uint32_t bits, ScaleType type) {
+  switch (type) {
+    case ScaleType::kE8m0:  // 0 is 2^-127, below the normal numbers
+      return __uint_as_float(bits == 255 ? 0x7fc00000u : (bits == 0 ? 0x00400000u : bits << 23));
+    case ScaleType::kFloat32:
+      return __uint_as_float(bits);
+    case ScaleType::kBFloat16:
+      return __uint_as_float(bits << 16);
+    default:
+      return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+  }
+}
+
+}  // namespace moegemm::cuda::sm90
