@@ -39,7 +39,15 @@ def load(path, device="cpu", **changes):
     ).to(device)
 
 
+def require_dequantising(family):
+    """Early releases of transformers 5 cannot merge the dequantised experts of an fp8 checkpoint."""
+    release = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+    if family == "qwen3_moe" and release < (5, 17):
+        pytest.skip(f"transformers {transformers.__version__} cannot dequantise separate fp8 experts")
+
+
 def dequantised(path, family, device="cpu"):
+    require_dequantising(family)
     kind = transformers.Mxfp4Config if family == "gpt_oss" else transformers.FineGrainedFP8Config
     return load(path, device, quantization_config=kind(dequantize=True))
 
@@ -68,6 +76,7 @@ def gradients(model, ids):
     return {"logits": out.logits.detach().float(), **found}
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("device", DEVICES)
 def test_one_line_loads_it_packed_with_the_logits_of_the_dequantised_model(checkpoints, family, device):
     model = load(checkpoints[family], device)
@@ -153,6 +162,7 @@ def test_merging_into_packed_weights_is_refused(checkpoints, family):
         model.merge_and_unload()
 
 
+@pytest.mark.smoke
 def test_it_is_saved_as_it_was_loaded(checkpoints, family, tmp_path):
     model = load(checkpoints[family])
     model.save_pretrained(tmp_path)
@@ -190,6 +200,7 @@ def test_fp8_scales_may_have_16_bits(tmp_path, scales):
 
 
 def test_other_implementations_load_as_without_moegemm(checkpoints, family):
+    require_dequantising(family)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         checkpoints[family], experts_implementation="eager", dtype=torch.bfloat16
     )

@@ -111,6 +111,7 @@ def assert_equal(got: dict, expected: dict) -> None:
         assert torch.equal(value, expected[name]), name
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("word", WORDS)
 def test_the_layer_has_the_bits_of_the_dequantised_one(device, word):
     x, first, second, ids, router = layer_arguments(word, device, torch.bfloat16)
@@ -230,6 +231,7 @@ def test_fake_tensors_run_the_layer():
         assert tuple(first.dequantize().shape) == tuple(first.shape)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("word", ["mxfp4", "fp8/128x128", "int4/32", "nf4/64"])
 def test_compiled_code_has_the_same_bits(device, word):
     x, first, second, ids, router = layer_arguments(word, device, torch.bfloat16)
