@@ -82,7 +82,6 @@ constexpr Operator kOperators[] = {
     {"load_kernels(int device) -> int", TORCH_BOX(&load_kernels)},
     {"loads_early() -> bool", TORCH_BOX(&loads_early)},
     {"set_max_multiprocessors(int most) -> int", TORCH_BOX(&raising_set_max_multiprocessors)},
-    {"set_batch_invariant(bool invariant) -> bool", TORCH_BOX(&set_batch_invariant)},
     {"take_notes() -> str", TORCH_BOX(&take_notes)},
     {"tuning_cache() -> str", TORCH_BOX(&tuning_cache)},
     {"set_tune_progress(int address) -> ()", TORCH_BOX(&set_tune_progress)},

@@ -108,7 +108,6 @@ Product::Product(Op op, const ProductTensors& tensors, std::int64_t topk, Produc
       describe(op, first_.metadata(), packed_ ? packed_->view() : second_.metadata(),
                routing(m_sizes_.metadata(), gather_indices_.metadata(), router_weights_.metadata()),
                gemm, out_.metadata(), kWords);
-  description_.problem.batch_invariant = batch_invariant();
 }
 
 Output Product::allocate_output() const {

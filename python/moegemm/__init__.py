@@ -20,7 +20,6 @@ from moegemm.lora import LoraAdapter, LowRank, lora_moe_mlp
 from moegemm.operators.early_loading import load_kernels
 from moegemm.operators.information import info
 from moegemm.operators.multiprocessors import max_multiprocessors, set_max_multiprocessors
-from moegemm.operators.ordering import batch_invariant, set_batch_invariant
 from moegemm.operators.weight_gradients import WeightGradients
 from moegemm.plans import plan
 from moegemm.quantized import QuantizedWeight, quantize
@@ -71,7 +70,6 @@ __all__ = [
     "LowRank",
     "QuantizedWeight",
     "WeightGradients",
-    "batch_invariant",
     "combine",
     "experts_mlp",
     "grouped_gemm",
@@ -89,7 +87,6 @@ __all__ = [
     "quantize_experts",
     "report",
     "route",
-    "set_batch_invariant",
     "set_max_multiprocessors",
     "tune",
     "tuning_cache",

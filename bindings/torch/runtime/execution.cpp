@@ -66,7 +66,6 @@ void* current_stream(int device_index) {
 }
 
 std::atomic<int> max_multiprocessors = 0;
-std::atomic<bool> invariant_of_process = true;
 
 struct Notes {
   std::mutex mutex;
@@ -88,10 +87,6 @@ std::int64_t set_max_multiprocessors(std::int64_t most) {
   }
   return max_multiprocessors.exchange(static_cast<int>(most));
 }
-
-bool set_batch_invariant(bool invariant) { return invariant_of_process.exchange(invariant); }
-
-bool batch_invariant() { return invariant_of_process.load(std::memory_order_relaxed); }
 
 Execution::Execution(Device device, double flops) {
   context_.max_multiprocessors = max_multiprocessors.load(std::memory_order_relaxed);

@@ -1,9 +1,8 @@
 """Between Python and the compiled operators: loading them, what torch has to know of them, their options, the rules of
 their arguments, and the way back of errors and warnings. Importing it loads and registers them."""
 
-from moegemm.operators import early_loading, flops, kernels_meta, ordering
+from moegemm.operators import early_loading, flops, kernels_meta
 
 kernels_meta.register()
 flops.register()
 early_loading.load_early()
-ordering.follow_environment()
