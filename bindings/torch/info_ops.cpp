@@ -3,6 +3,7 @@
 #include "moegemm/error.h"
 #include "moegemm/execution.h"
 #include "moegemm/info.h"
+#include "moegemm/invariance.h"
 #include "registration.h"
 #include "runtime/execution.h"
 #include "runtime/torch_tuning.h"
@@ -77,11 +78,17 @@ std::int64_t raising_set_max_multiprocessors(std::int64_t most) {
   return raising([&] { return set_max_multiprocessors(most); });
 }
 
+/// See moegemm::set_batch_invariant.
+bool raising_set_batch_invariant(bool on) {
+  return raising([&] { return set_batch_invariant(on); });
+}
+
 constexpr Operator kOperators[] = {
     {"info() -> str", TORCH_BOX(&info)},
     {"load_kernels(int device) -> int", TORCH_BOX(&load_kernels)},
     {"loads_early() -> bool", TORCH_BOX(&loads_early)},
     {"set_max_multiprocessors(int most) -> int", TORCH_BOX(&raising_set_max_multiprocessors)},
+    {"set_batch_invariant(bool on) -> bool", TORCH_BOX(&raising_set_batch_invariant)},
     {"take_notes() -> str", TORCH_BOX(&take_notes)},
     {"tuning_cache() -> str", TORCH_BOX(&tuning_cache)},
     {"set_tune_progress(int address) -> ()", TORCH_BOX(&set_tune_progress)},

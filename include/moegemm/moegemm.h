@@ -9,6 +9,7 @@
 #include "moegemm/error.h"
 #include "moegemm/execution.h"
 #include "moegemm/info.h"
+#include "moegemm/invariance.h"
 #include "moegemm/kinds.h"
 #include "moegemm/ops.h"
 #include "moegemm/passes.h"

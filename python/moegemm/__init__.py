@@ -19,6 +19,7 @@ from moegemm.layer import moe_mlp
 from moegemm.lora import LoraAdapter, LowRank, lora_moe_mlp
 from moegemm.operators.early_loading import load_kernels
 from moegemm.operators.information import info
+from moegemm.operators.batch_invariance import set_batch_invariant
 from moegemm.operators.multiprocessors import max_multiprocessors, set_max_multiprocessors
 from moegemm.operators.weight_gradients import WeightGradients
 from moegemm.plans import plan
@@ -87,6 +88,7 @@ __all__ = [
     "quantize_experts",
     "report",
     "route",
+    "set_batch_invariant",
     "set_max_multiprocessors",
     "tune",
     "tuning_cache",

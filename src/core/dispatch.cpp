@@ -10,6 +10,7 @@
 #include "core/tuning/tune_call.h"
 #include "core/validation/validate.h"
 #include "core/workspace.h"
+#include "moegemm/invariance.h"
 #include "moegemm/ops.h"
 
 namespace moegemm {
@@ -112,7 +113,9 @@ Plan plan(const Problem& problem, const std::optional<BackendKind>& backend,
           const std::optional<KernelConfig>& config, bool may_use_workspace) {
   validate(problem);
   if (config) validate(*config, problem);
-  return plan_problem(in_stored_form(problem), backend, config, false,
+  Problem asked = in_stored_form(problem);
+  asked.batch_invariant = asked.batch_invariant && is_batch_invariant();
+  return plan_problem(asked, backend, config, false,
                       may_use_workspace ? WorkspaceUse::kFree : WorkspaceUse::kAvoid)
       .plan;
 }

@@ -15,6 +15,7 @@
 #include "layer_options.h"
 #include "moegemm/error.h"
 #include "moegemm/info.h"
+#include "moegemm/invariance.h"
 #include "moegemm/plan.h"
 #include "program.h"
 #include "report.h"
@@ -154,9 +155,10 @@ struct PlanReport {
 
   std::string headline() const {
     return fmt::format(
-        "{}: {} experts, top {}, hidden {}, intermediate {}; {} tokens, {:.1f} rows per expert",
+        "{}: {} experts, top {}, hidden {}, intermediate {}; {} tokens, {:.1f} rows per expert{}",
         spec.name, spec.experts, spec.topk, spec.hidden, spec.intermediate, spec.tokens,
-        static_cast<double>(spec.rows()) / static_cast<double>(spec.experts));
+        static_cast<double>(spec.rows()) / static_cast<double>(spec.experts),
+        is_batch_invariant() ? "" : "; not batch invariant: kernels may sum in any order");
   }
   std::string text() const {
     std::string text = headline() + "\n";
@@ -166,7 +168,7 @@ struct PlanReport {
   nlohmann::json json() const {
     nlohmann::json plans = nlohmann::json::array();
     for (const PlannedProduct& product : products) plans.push_back(product_json(product));
-    return {{"layer", spec}, {"plans", plans}};
+    return {{"layer", spec}, {"batch_invariant", is_batch_invariant()}, {"plans", plans}};
   }
   std::string svg() const {
     return plan_svg(fmt::format("{}, {} on {}", headline(), to_string(spec.dtype),

@@ -8,6 +8,7 @@
 #include "core/refusal.h"
 #include "core/registry.h"
 #include "core/validation/validate.h"
+#include "moegemm/invariance.h"
 #include "moegemm/plan.h"
 
 namespace moegemm {
@@ -58,7 +59,8 @@ PlanExplanation explain(const Problem& written, const std::optional<BackendKind>
                         const std::optional<KernelConfig>& config, bool autotune) {
   validate(written);
   if (config) validate(*config, written);
-  const Problem asked = in_stored_form(written);
+  Problem asked = in_stored_form(written);
+  asked.batch_invariant = asked.batch_invariant && is_batch_invariant();
   const Planned planned = plan_problem(asked, backend, config, autotune);
   const Problem problem = product_of(planned.plan, asked);
   const int chosen = planned.plan.product().kernel;

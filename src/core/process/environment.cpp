@@ -18,9 +18,10 @@ namespace moegemm {
 namespace {
 
 /// Everything that moegemm reads, in C++ and in Python.
-constexpr std::array<std::string_view, 8> kNames = {
-    "MOEGEMM_AUTOTUNE", "MOEGEMM_BACKEND",    "MOEGEMM_CACHE_DIR",   "MOEGEMM_CHECK",
-    "MOEGEMM_CPU_ISA",  "MOEGEMM_LOAD_EARLY", "MOEGEMM_NUM_THREADS", "MOEGEMM_TORCH_LIBRARY",
+constexpr std::array<std::string_view, 9> kNames = {
+    "MOEGEMM_AUTOTUNE",   "MOEGEMM_BACKEND",     "MOEGEMM_BATCH_INVARIANT",
+    "MOEGEMM_CACHE_DIR",  "MOEGEMM_CHECK",       "MOEGEMM_CPU_ISA",
+    "MOEGEMM_LOAD_EARLY", "MOEGEMM_NUM_THREADS", "MOEGEMM_TORCH_LIBRARY",
 };
 
 /// More workers than this is a typing error, not a machine.
@@ -87,6 +88,10 @@ bool CallEnvironment::check() const { return switch_in("MOEGEMM_CHECK", check_wo
 
 bool environment_allows_tuning() {
   return switch_in("MOEGEMM_AUTOTUNE", read("MOEGEMM_AUTOTUNE"), true);
+}
+
+bool environment_batch_invariant() {
+  return switch_in("MOEGEMM_BATCH_INVARIANT", read("MOEGEMM_BATCH_INVARIANT"), true);
 }
 
 std::optional<int> environment_num_threads() {

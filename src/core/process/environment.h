@@ -28,6 +28,9 @@ CallEnvironment environment_of_call();
 /// MOEGEMM_AUTOTUNE: "0" forbids to measure anything; "1" or empty leaves it to the calls.
 bool environment_allows_tuning();
 
+/// MOEGEMM_BATCH_INVARIANT: "0" lets kernels sum in an order of their own; "1" or empty does not.
+bool environment_batch_invariant();
+
 /// MOEGEMM_NUM_THREADS: workers of default_executor(); not set or empty: one per usable core.
 std::optional<int> environment_num_threads();
 

@@ -3,6 +3,7 @@
 #include "core/validation/quantization_rules.h"
 #include "core/validation/tensor_rules.h"
 #include "core/validation/validate.h"
+#include "moegemm/invariance.h"
 
 namespace moegemm {
 namespace {
@@ -106,6 +107,7 @@ Call place(const Description& description, const TensorView& first_view,
     point_at(rows.view, operands.low_rows, operands.low_rows_stride);
     point_at(weights.view, operands.low_weights, operands.low_weights_stride);
   }
+  problem.batch_invariant = is_batch_invariant();
   problem.far_rows = problem.gathers() && spans_beyond_64_gib(problem, operands);
   return call;
 }
