@@ -1,6 +1,9 @@
 """Whether a row's bits may depend on the kernel that was chosen for the batch around it."""
 
-from moegemm.operators.errors import explain
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from moegemm.operators.errors import explain, shown
 from moegemm.operators.loading import ops
 
 
@@ -16,8 +19,20 @@ def set_batch_invariant(on: bool) -> bool:
     >>> moegemm.set_batch_invariant(True)
     False
     """
+    if not isinstance(on, bool):
+        raise TypeError(f"on is {shown(on)}; True and False are accepted")
     try:
         before: bool = ops.set_batch_invariant(on)
     except RuntimeError as error:
         raise explain(error, {}) from None
     return before
+
+
+@contextmanager
+def batch_invariant(on: bool) -> Iterator[None]:
+    """set_batch_invariant for a `with` block."""
+    before = set_batch_invariant(on)
+    try:
+        yield
+    finally:
+        set_batch_invariant(before)
