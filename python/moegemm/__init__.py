@@ -17,10 +17,10 @@ from moegemm.expert_layer.expert_major import experts_mlp
 from moegemm.interface import grouped_gemm, grouped_gemm_dW, grouped_gemm_dX, grouped_gemm_forward
 from moegemm.layer import moe_mlp
 from moegemm.lora import LoraAdapter, LowRank, lora_moe_mlp
+from moegemm.operators.batch_invariance import batch_invariant, set_batch_invariant
 from moegemm.operators.early_loading import load_kernels
 from moegemm.operators.information import info
 from moegemm.operators.multiprocessors import max_multiprocessors, set_max_multiprocessors
-from moegemm.operators.ordering import batch_invariant, set_batch_invariant
 from moegemm.operators.weight_gradients import WeightGradients
 from moegemm.plans import plan
 from moegemm.quantized import QuantizedWeight, quantize

@@ -26,7 +26,6 @@ class Execution {
 /// held before.
 std::int64_t set_max_multiprocessors(std::int64_t most);
 
-
 /// Keeps what the user should be told about a manual config, once per process and text, until
 /// take_notes() hands it to Python's warnings. `at_once` warns through torch instead: compiled
 /// graphs have operators without Python.

@@ -14,7 +14,7 @@ def test_the_switch_returns_what_held_before():
     with moegemm.batch_invariant(False):
         assert moegemm.set_batch_invariant(False) is False
     assert moegemm.set_batch_invariant(True) is True
-    with pytest.raises(TypeError, match="invariant is 'no'"):
+    with pytest.raises(TypeError, match="on is 'no'"):
         moegemm.set_batch_invariant("no")
 
 
