@@ -48,7 +48,10 @@ StridedStack part_of(StridedStack stack, int dim, std::int64_t offset, std::int6
 
 StridedStack dense(const Output& output) {
   const Shape& shape = output.view.shape;
-  return {output.view.data, output.view.dtype, shape, {shape[1] * shape[2], shape[2], 1},
+  return {output.view.data,
+          output.view.dtype,
+          shape,
+          {shape[1] * shape[2], shape[2], 1},
           output.view.device};
 }
 

@@ -41,7 +41,8 @@ MOEGEMM_API void copy_factors(std::span<const FactorCopy> copies, const TensorVi
 ///   x        [T, K] with routing.gather_indices, as permute_x, else [M, K]; bf16 or fp16
 ///   factor   [E, r, K] in x's dtype or fp32
 ///   routing  m_sizes, gather_indices and topk; segments follow one another
-///   rows     [M, r rounded up to a multiple of 8] in x's dtype; what is in no segment stays as it is
+///   rows     [M, r rounded up to a multiple of 8] in x's dtype; what is in no segment stays as it
+///   is
 /// On a GPU, with K a multiple of 8, columns side by side and every row aligned to 16 bytes; else
 /// it is refused as not implemented.
 MOEGEMM_API void factor_rows(const TensorView& x, const StridedStack& factor,

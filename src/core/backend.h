@@ -102,8 +102,8 @@ class Backend {
   /// the kernels that decode it themselves. Both have the same bits.
   virtual bool dequantising_first_is_faster(const Problem&) const { return false; }
 
-  /// Whether a problem that is not aligned is faster on copies of its inputs that are. Both have the
-  /// same bits.
+  /// Whether a problem that is not aligned is faster on copies of its inputs that are. Both have
+  /// the same bits.
   virtual bool aligning_first_is_faster(const Problem&) const { return false; }
 
   /// Whether a row GEMM zeroes what lies between segments; else a pass before it does.

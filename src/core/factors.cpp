@@ -64,7 +64,8 @@ void require_stack(const char* name, std::size_t at, const StridedStack& stack) 
 /// What the kernel of factor_rows does not take.
 std::string why_not(const TensorView& x, const StridedStack& factor, const RoutingView& routing,
                     const TensorView& rows) {
-  if (x.device.type != DeviceType::kCuda) return "x is on " + to_string(x.device) + ", not on a GPU";
+  if (x.device.type != DeviceType::kCuda)
+    return "x is on " + to_string(x.device) + ", not on a GPU";
   if (size_bytes(x.dtype) != 2) return join("x is ", to_string(x.dtype), ", not bf16 or fp16");
   if (routing.segments() != Segments::kPacked) return "segments do not follow one another";
   const std::int64_t k = x.shape[1];

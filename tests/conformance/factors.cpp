@@ -67,7 +67,8 @@ std::vector<FactorCase> factor_cases() {
   for (int rank = 1; rank <= 256; rank = rank < 10 ? rank + 1 : rank * 3 / 2) {
     const std::int64_t missing = (8 - rank % 8) % 8;
     cases.push_back({"b_rank_" + std::to_string(rank), {9, 34, rank}, kPeft, kDense, {0, missing}});
-    cases.push_back({"a_rank_" + std::to_string(rank), {9, rank, 34}, kDense, kDense, {missing, 0}});
+    cases.push_back(
+        {"a_rank_" + std::to_string(rank), {9, rank, 34}, kDense, kDense, {missing, 0}});
     cases.push_back({"d_b_rank_" + std::to_string(rank), {9, 34, rank}, kDense, kPeft});
   }
   return cases;
@@ -112,10 +113,9 @@ void expect_copied(const RowTarget& target, const FactorCase& c, DType dtype) {
   std::vector<FactorCopy> copies;
   for (int i = 0; i < c.copies; ++i) {
     results.push_back(std::make_unique<DeviceMatrix>(memory, blank));
-    copies.push_back(
-        {{source.view().data, c.from_dtype, c.shape, from_strides, memory.device()},
-         {results.back()->view().data, dtype, to_shape, to_strides, memory.device()},
-         0.75f + static_cast<float>(i)});
+    copies.push_back({{source.view().data, c.from_dtype, c.shape, from_strides, memory.device()},
+                      {results.back()->view().data, dtype, to_shape, to_strides, memory.device()},
+                      0.75f + static_cast<float>(i)});
   }
   copy_factors(copies, c.m_sizes.empty() ? TensorView() : sizes.view(), memory.context());
   memory.synchronize();
@@ -131,7 +131,8 @@ void expect_copied(const RowTarget& target, const FactorCase& c, DType dtype) {
           }
           float want = 0;
           if (r < c.shape[1] && k < c.shape[2]) {
-            const std::int64_t given = e * from_strides[0] + r * from_strides[1] + k * from_strides[2];
+            const std::int64_t given =
+                e * from_strides[0] + r * from_strides[1] + k * from_strides[2];
             want = from.row(0)[given] * copies[i].scaling;
           }
           float rounded = 0;

@@ -14,7 +14,7 @@ void add_row_tests();  ///< combine and scale_rows
 void add_activation_tests();
 void add_expert_sum_tests();  ///< the gradients of biases
 void add_fused_activation_tests();
-void add_factor_tests();  ///< copies of low-rank factors
+void add_factor_tests();     ///< copies of low-rank factors
 void add_quantised_tests();  ///< decoding, and the bits of decoded weights
 
 /// Only a GPU has streams and graphs; without one these are skipped with the reason.

@@ -254,7 +254,7 @@ def to_markdown(record: dict[str, Any]) -> str:
         f"{run['rounds']} rounds, in which all contenders take turns. One expert layer (SwiGLU, no biases) of each",
         "model's sizes on moegemm, random routing, adapters on both weights through PEFT with fp32 parameters,",
         "gradients for x and the adapters. Milliseconds / MiB that the forward leaves allocated, each also as a",
-        "multiple of the frozen layer without adapters. Inference: milliseconds of a call, which may wait for the host,",
+        "multiple of the bare frozen layer. Inference: milliseconds of a call, which may wait for its host,",
         "/ of its replay as a CUDA graph.",
         "",
         "| model, tokens | frozen | " + " | ".join(titles) + " |",

@@ -27,8 +27,8 @@ inline StepKind gathering_pass(const Problem& problem) {
   return problem.gathers_x() ? StepKind::kGatherX : StepKind::kGatherDy;
 }
 
-/// Whether the extents, the inputs and the output have rows of whole 16 bytes that begin at multiples
-/// of 16.
+/// Whether the extents, the inputs and the output have rows of whole 16 bytes that begin at
+/// multiples of 16.
 bool is_aligned(const Problem& problem);
 
 /// Whether the product of padded inputs is wider or higher than the output, which kTrim then fills.

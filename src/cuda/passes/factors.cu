@@ -41,7 +41,7 @@ struct Copy {
   bool to_vectors;  ///< two at a time (turned, writing)
   int across;       ///< tiles, or not turned vectors, of a line
   FastDivisor across_divisor;
-  int units;        ///< of all lines
+  int units;  ///< of all lines
   int first_block;
   Side columns, lines;
 };
@@ -67,8 +67,7 @@ __device__ __forceinline__ Place place(const Side& side, int at, const IndexArra
                  outer * side.to_outer + inner * side.to_inner,
                  inner < side.given_inner && outer < side.given_outer, true};
   if (sizes.data && (side.inner_is_expert || side.outer_is_expert)) {
-    found.used =
-        load_index(sizes.data, sizes.is_64_bit, side.inner_is_expert ? inner : outer) > 0;
+    found.used = load_index(sizes.data, sizes.is_64_bit, side.inner_is_expert ? inner : outer) > 0;
   }
   return found;
 }
@@ -102,13 +101,12 @@ __device__ __forceinline__ void store_run(T* target, bool whole, int left,
                                           const float (&values)[Count]) {
   if (whole) {
     if constexpr (sizeof(T) == 4 && Count == 4) {
-      *reinterpret_cast<float4*>(target) =
-          make_float4(values[0], values[1], values[2], values[3]);
+      *reinterpret_cast<float4*>(target) = make_float4(values[0], values[1], values[2], values[3]);
     } else if constexpr (sizeof(T) == 4) {
       *reinterpret_cast<float2*>(target) = make_float2(values[0], values[1]);
     } else if constexpr (Count == 4) {
-      *reinterpret_cast<uint2*>(target) = make_uint2(round_pair(values[0], values[1], T()),
-                                                     round_pair(values[2], values[3], T()));
+      *reinterpret_cast<uint2*>(target) =
+          make_uint2(round_pair(values[0], values[1], T()), round_pair(values[2], values[3], T()));
     } else {
       *reinterpret_cast<unsigned*>(target) = round_pair(values[0], values[1], T());
     }
@@ -132,8 +130,8 @@ __device__ void copy_run(const Copy& copy, const IndexArray& sizes, int first) {
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     const int unit = first + i * kThreads + static_cast<int>(threadIdx.x);
-    const int line =
-        static_cast<int>(copy.across_divisor.divide(static_cast<unsigned>(min(unit, copy.units - 1))));
+    const int line = static_cast<int>(
+        copy.across_divisor.divide(static_cast<unsigned>(min(unit, copy.units - 1))));
     columns[i] = (unit - line * copy.across) * kVector;
     lines[i] = place(copy.lines, line, sizes);
     if (unit >= copy.units) lines[i].used = false;
@@ -149,8 +147,8 @@ __device__ void copy_run(const Copy& copy, const IndexArray& sizes, int first) {
     if (!lines[i].used) continue;
 #pragma unroll
     for (float& value : values[i]) value *= copy.scaling;
-    store_run<kVector>(to + lines[i].to + columns[i], copy.vectors,
-                       copy.columns.inner - columns[i], values[i]);
+    store_run<kVector>(to + lines[i].to + columns[i], copy.vectors, copy.columns.inner - columns[i],
+                       values[i]);
   }
 }
 
@@ -231,7 +229,8 @@ __device__ void copy_block(const Copy& copy, const IndexArray& sizes, int block,
   if (!copy.turned) return copy_run<From, To>(copy, sizes, block * kRunVectors);
   const int line = static_cast<int>(copy.across_divisor.divide(static_cast<unsigned>(block)));
   const int first_line = line * kTile, first_column = (block - line * copy.across) * kTile;
-  if (!is_used(copy.lines, sizes, first_line) || !is_used(copy.columns, sizes, first_column)) return;
+  if (!is_used(copy.lines, sizes, first_line) || !is_used(copy.columns, sizes, first_column))
+    return;
   turn_tile<From, To>(copy, sizes, first_line, first_column, tile);
 }
 

@@ -121,11 +121,10 @@ void expect_weighted_dw_of_misaligned_rows_is_as_good(const Target& target) {
 void add_alignment_tests(const Target& target) {
   for (const Op op : {Op::kForward, Op::kDx, Op::kDw}) {
     for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
-      for (const Permutation permutation :
-           {Permutation::kNone, Permutation::kX, Permutation::kY}) {
+      for (const Permutation permutation : {Permutation::kNone, Permutation::kX, Permutation::kY}) {
         add_test(target.name() + "/Plan",
-                 std::string("AlignedCopiesKeepTheBits_") + to_string(op) + "_" +
-                     to_string(dtype) + "_" + to_string(permutation),
+                 std::string("AlignedCopiesKeepTheBits_") + to_string(op) + "_" + to_string(dtype) +
+                     "_" + to_string(permutation),
                  [target, op, dtype, permutation] {
                    expect_aligned_copies_keep_the_bits(target, op, dtype, permutation);
                  });

@@ -35,7 +35,8 @@ def test_products_have_the_bits_of_dequantised_weights(device, w_format, dtype):
     torch.manual_seed(1)
     w, scales = packed(w_format, device)
     W = OPS.dequantize(w, scales, w_format, dtype)
-    assert W.shape == (E, N, K) and W.dtype == dtype and not W.isnan().any()
+    assert (W.shape, W.dtype) == ((E, N, K), dtype)
+    assert not W.isnan().any()
     X, dY = (torch.randn(M, width, device=device).to(dtype) for width in (K, N))
     sizes, quantised = routing(device), {"w_scales": scales, "w_format": w_format}
     assert torch.equal(OPS.forward(X, w, sizes, **quantised), OPS.forward(X, W, sizes))

@@ -6,9 +6,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from layer_reference import make_layer, reference_gradients, relative_error
-from test_lora import EXPERTS, HIDDEN, INNER, SIXTEEN_BIT, dense, run
-
 from moegemm.operators.loading import ops
+from test_lora import EXPERTS, HIDDEN, INNER, SIXTEEN_BIT, dense, run
 
 SCALING = 1.5
 

@@ -20,8 +20,8 @@ StridedStack stack(float* data, std::array<std::int64_t, 3> shape,
 /// What PEFT has: [N, r, E] in memory, [E, N, r] to us.
 TEST(FactorTiles, PeftsOwnLayoutIsTurnedAsOneMatrix) {
   float from[1], to[1];
-  const FactorTiles tiles = factor_tiles(
-      {stack(from, {4, 6, 8}, {1, 32, 4}), stack(to, {4, 6, 8}, {48, 8, 1}), 2.0f});
+  const FactorTiles tiles =
+      factor_tiles({stack(from, {4, 6, 8}, {1, 32, 4}), stack(to, {4, 6, 8}, {48, 8, 1}), 2.0f});
   EXPECT_TRUE(tiles.turned);
   EXPECT_EQ(tiles.columns.extent(), 4);
   EXPECT_TRUE(tiles.columns.inner_is_expert);
@@ -32,8 +32,8 @@ TEST(FactorTiles, PeftsOwnLayoutIsTurnedAsOneMatrix) {
 
 TEST(FactorTiles, TheWayBackKeepsRowsTogether) {
   float from[1], to[1];
-  const FactorTiles tiles = factor_tiles(
-      {stack(from, {4, 6, 8}, {48, 8, 1}), stack(to, {4, 6, 8}, {1, 32, 4}), 1.0f});
+  const FactorTiles tiles =
+      factor_tiles({stack(from, {4, 6, 8}, {48, 8, 1}), stack(to, {4, 6, 8}, {1, 32, 4}), 1.0f});
   EXPECT_TRUE(tiles.turned);
   EXPECT_EQ(tiles.columns.extent(), 48);
   EXPECT_EQ(tiles.lines.extent(), 4);
@@ -42,8 +42,8 @@ TEST(FactorTiles, TheWayBackKeepsRowsTogether) {
 
 TEST(FactorTiles, TheSameLayoutIsNotTurned) {
   float from[1], to[1];
-  const FactorTiles tiles = factor_tiles(
-      {stack(from, {4, 6, 8}, {48, 8, 1}), stack(to, {4, 6, 8}, {48, 8, 1}), 1.0f});
+  const FactorTiles tiles =
+      factor_tiles({stack(from, {4, 6, 8}, {48, 8, 1}), stack(to, {4, 6, 8}, {48, 8, 1}), 1.0f});
   EXPECT_FALSE(tiles.turned);
   EXPECT_EQ(tiles.columns.extent(), 8);
   EXPECT_EQ(tiles.lines.extent(), 24);
@@ -57,14 +57,19 @@ TEST(CopyFactors, RefusesWhatDoesNotFit) {
     copy_factors({&one, 1});
   };
   using enum ErrorKind;
-  expect_refusal(kInvalidValue, {"to 0 has extent 4 in dimension 2", "at least 5 as from"},
-                 [&] { copy(stack(from.data(), {2, 3, 5}, {15, 5, 1}), small); });
+  expect_refusal(kInvalidValue, {"to 0 has extent 4 in dimension 2", "at least 5 as from"}, [&] {
+    copy(stack(from.data(), {2, 3, 5}, {15, 5, 1}), small);
+  });
   expect_refusal(kInvalidValue, {"to 0 has extent 2 in dimension 0", "it must have 1 as from"},
-                 [&] { copy(stack(from.data(), {1, 3, 4}, {12, 4, 1}), small); });
-  expect_refusal(kInvalidValue, {"from 0 has no data"},
-                 [&] { copy(stack(nullptr, {2, 3, 4}, {12, 4, 1}), small); });
-  expect_refusal(kInvalidValue, {"stride -4 in dimension 1", "neither may be negative"},
-                 [&] { copy(stack(from.data(), {2, 3, 4}, {12, -4, 1}), small); });
+                 [&] {
+                   copy(stack(from.data(), {1, 3, 4}, {12, 4, 1}), small);
+                 });
+  expect_refusal(kInvalidValue, {"from 0 has no data"}, [&] {
+    copy(stack(nullptr, {2, 3, 4}, {12, 4, 1}), small);
+  });
+  expect_refusal(kInvalidValue, {"stride -4 in dimension 1", "neither may be negative"}, [&] {
+    copy(stack(from.data(), {2, 3, 4}, {12, -4, 1}), small);
+  });
   StridedStack whole = stack(from.data(), {2, 3, 4}, {12, 4, 1});
   whole.dtype = DType::kInt32;
   expect_refusal(kInvalidType, {"from 0 has dtype int32", "bf16, fp16 or fp32"},

@@ -125,8 +125,8 @@ __device__ __forceinline__ void prefetch_scales(const RowGemmParams& params, con
   }
 }
 
-/// Every stage of a tile of rows in order. A low-rank part is more blocks of the same loop: a second
-/// one, jumped over, made Qwen3-30B fwd2 on an H200 1 % slower.
+/// Every stage of a tile of rows in order. A low-rank part is more blocks of the same loop: a
+/// second one, jumped over, made Qwen3-30B fwd2 on an H200 1 % slower.
 template <typename Traits>
 __device__ __forceinline__ void load_ordered_tile(const RowGemmParams& params,
                                                   const RowGemmShared<Traits>& shared,

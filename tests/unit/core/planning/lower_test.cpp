@@ -91,13 +91,13 @@ TEST_F(LowerTest, AProductOfPaddedInputsIsTrimmedWhereTheOutputIsSmaller) {
   fast.aligns_first = true;
   problem.n = 1021;
   const Plan plan = lowered().plan;
-  EXPECT_EQ(kinds(plan), (Kinds{StepKind::kAlignX, StepKind::kAlignW, StepKind::kProduct,
-                                StepKind::kTrim}));
+  EXPECT_EQ(kinds(plan),
+            (Kinds{StepKind::kAlignX, StepKind::kAlignW, StepKind::kProduct, StepKind::kTrim}));
   EXPECT_GE(plan.product().workspace_offset, 0);
   EXPECT_EQ(product_of(plan, problem).n, 1024);
   problem.op = Op::kDw;
-  EXPECT_EQ(kinds(lowered().plan), (Kinds{StepKind::kAlignX, StepKind::kAlignDy, StepKind::kProduct,
-                                          StepKind::kTrim}));
+  EXPECT_EQ(kinds(lowered().plan),
+            (Kinds{StepKind::kAlignX, StepKind::kAlignDy, StepKind::kProduct, StepKind::kTrim}));
 }
 
 TEST_F(LowerTest, WhatPassesCannotAlignIsLeftAsItIs) {
