@@ -28,6 +28,26 @@ std::int64_t packed_cols(std::int64_t rows, std::int64_t share) {
   return std::clamp(share / rows / kMaxPanelCols * kMaxPanelCols, kMaxPanelCols, kept);
 }
 
+bool in_place(DxPath path, std::int64_t expert_rows) {
+  return path == DxPath::kInPlace || (path == DxPath::kAdaptive && expert_rows <= kMaxRowsInPlace);
+}
+
+WorkList blocks_of(const Problem& problem, const RowLocator& locator, DxPath path,
+                   std::int64_t packed_rows, std::int64_t share, std::int64_t tile_rows) {
+  WorkList work;
+  for (std::int64_t e = 0; e < problem.experts; ++e) {
+    if (in_place(path, locator.size(e))) {
+      const std::int64_t rows = std::min(locator.size(e), kMaxRowsInPlace);
+      const std::int64_t cols = std::clamp(share / (rows + 6), kMinInPlaceCols, kMaxInPlaceCols);
+      work.add(e, locator.size(e), problem.k, kMaxRowsInPlace, cols, kMaxPanelCols);
+    } else {
+      const std::int64_t cols = packed_cols(std::min(locator.size(e), packed_rows), share);
+      work.add(e, locator.size(e), problem.k, packed_rows, cols, kMaxPanelCols, tile_rows);
+    }
+  }
+  return work;
+}
+
 }  // namespace
 
 void run_dx(const KernelTable& kernels, DxPath path, const Problem& problem,
@@ -39,27 +59,11 @@ void run_dx(const KernelTable& kernels, DxPath path, const Problem& problem,
   const RowLocator locator(problem, operands);
   const DTypeKernels& typed = kernels_for(kernels, problem.dtype);
   const int workers = executor_of(context).concurrency();
-  const auto in_place = [path](std::int64_t expert_rows) {
-    return path == DxPath::kInPlace ||
-           (path == DxPath::kAdaptive && expert_rows <= kMaxRowsInPlace);
-  };
-
   const std::int64_t cost = locator.cost();
   const std::int64_t share = balanced_share(cost * problem.k, workers);
   const std::int64_t packed_rows =
       std::clamp(share / kMaxPackedCols, kMinPackedRows, RowBlock::kMaxRows);
-  WorkList work;
-  for (std::int64_t e = 0; e < problem.experts; ++e) {
-    if (in_place(locator.size(e))) {
-      const std::int64_t rows = std::min(locator.size(e), kMaxRowsInPlace);
-      const std::int64_t cols = std::clamp(share / (rows + 6), kMinInPlaceCols, kMaxInPlaceCols);
-      work.add(e, locator.size(e), problem.k, kMaxRowsInPlace, cols, kMaxPanelCols);
-    } else {
-      const std::int64_t cols = packed_cols(std::min(locator.size(e), packed_rows), share);
-      work.add(e, locator.size(e), problem.k, packed_rows, cols, kMaxPanelCols, kernels.tile_rows);
-    }
-  }
-
+  const WorkList work = blocks_of(problem, locator, path, packed_rows, share, kernels.tile_rows);
   const auto weights_of = [&](const Block& block) {
     return static_cast<const char*>(operands.w) +
            (block.expert * problem.n * operands.w_stride + block.first_col) * element;
@@ -113,7 +117,7 @@ void run_dx(const KernelTable& kernels, DxPath path, const Problem& problem,
     task.panels = scratch.take<std::uint32_t>(kPackedWords);
     task.words = scratch.take<std::uint32_t>(words);
     task.totals = scratch.take<float>(totals);
-    (in_place(locator.size(block.expert)) ? typed.dx_in_place : typed.dx_packed)(task);
+    (in_place(path, locator.size(block.expert)) ? typed.dx_in_place : typed.dx_packed)(task);
     rows.clear_zero_rows();
   });
   clear_unwritten_rows(locator, problem, context);

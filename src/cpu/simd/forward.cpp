@@ -26,6 +26,20 @@ std::int64_t most_rows_of_block(std::int64_t row_bytes, std::int64_t tile_rows) 
   return (rows + tile_rows - 1) / tile_rows * tile_rows;
 }
 
+WorkList blocks_of(const Problem& problem, const RowLocator& locator, std::int64_t max_rows,
+                   std::int64_t share, std::int64_t tile_rows,
+                   std::int64_t& rows_of_largest_block) {
+  WorkList work;
+  work.reserve(problem.experts);
+  for (std::int64_t e = 0; e < problem.experts; ++e) {
+    const std::int64_t rows = std::min(locator.size(e), max_rows);
+    rows_of_largest_block = std::max(rows_of_largest_block, rows);
+    const std::int64_t weight_rows = std::clamp(share / (rows + 6), kMinWeightRows, kMaxWeightRows);
+    work.add(e, locator.size(e), problem.n, max_rows, weight_rows, kStagedCols, tile_rows);
+  }
+  return work;
+}
+
 }  // namespace
 
 void run_forward(const KernelTable& kernels, const Problem& problem, const Operands& operands,
@@ -42,16 +56,9 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
   const int workers = worthwhile_workers(context, operations);
   const std::int64_t share =
       workers == 1 ? cost * problem.n : balanced_share(cost * problem.n, workers);
-  WorkList work;
-  work.reserve(problem.experts);
   std::int64_t rows_of_largest_block = 0;
-  for (std::int64_t e = 0; e < problem.experts; ++e) {
-    const std::int64_t rows = std::min(locator.size(e), max_rows);
-    rows_of_largest_block = std::max(rows_of_largest_block, rows);
-    const std::int64_t weight_rows = std::clamp(share / (rows + 6), kMinWeightRows, kMaxWeightRows);
-    work.add(e, locator.size(e), problem.n, max_rows, weight_rows, kStagedCols, tile_rows);
-  }
-
+  const WorkList work =
+      blocks_of(problem, locator, max_rows, share, tile_rows, rows_of_largest_block);
   const DTypeKernels& typed = kernels_for(kernels, problem.dtype);
   const std::int64_t packed_row_bytes =
       (problem.k + typed.dot_step - 1) / typed.dot_step * typed.dot_step * element;

@@ -296,6 +296,21 @@ void begin_low_rank(const LowRankPart& low, std::int64_t n, std::int64_t valid, 
   }
 }
 
+/// Points a tile at four weight rows from `n` on, decoded first where W is quantised.
+template <class Isa, class T>
+void begin_weight_rows(const ForwardTask& task, std::int64_t n, std::int64_t valid,
+                       DotTile<T>& tile) {
+  static_assert(kForwardDecodedRows == 4);
+  const bool decodes = task.packed_w != nullptr;
+  T* const decoded = static_cast<T*>(task.decoded);
+  const std::int64_t stride = decodes ? decoded_stride(task.k) : task.w_stride;
+  if (decodes) {
+    decode_block<Isa, T>(*task.packed_w, task.first_w_row + n, valid, 0, task.k, decoded, stride);
+  }
+  const T* const rows = decodes ? decoded : static_cast<const T*>(task.w) + n * stride;
+  for (std::int64_t j = 0; j < 4; ++j) tile.w[j] = rows + (j < valid ? j : valid - 1) * stride;
+}
+
 template <class Isa, class T>
 void forward_task(const ForwardTask& task) {
   using Dot = typename Isa::template Dot<T>;
@@ -314,22 +329,11 @@ void forward_task(const ForwardTask& task) {
   const bool short_rows = task.k * std::int64_t{sizeof(T)} <= 1024;
   // The hardware follows rows of a few lines itself; prefetches would be a third of the loop.
   const bool fetch_ahead = task.k * std::int64_t{sizeof(T)} > 256 && task.packed_w == nullptr;
-  static_assert(kForwardDecodedRows == 4);
-  T* const decoded = static_cast<T*>(task.decoded);
-  const std::int64_t stride = decoded_stride(task.k);
   DotTile<T> tile = {};
   for (std::int64_t n = 0; n < task.w_rows; n += 4) {
     // Past the last weight row the last one is computed again and not stored.
     const std::int64_t valid = task.w_rows - n < 4 ? task.w_rows - n : 4;
-    if (task.packed_w != nullptr) {
-      decode_block<Isa, T>(*task.packed_w, task.first_w_row + n, valid, 0, task.k, decoded, stride);
-    }
-    for (std::int64_t j = 0; j < 4; ++j) {
-      const std::int64_t row = j < valid ? j : valid - 1;
-      tile.w[j] = task.packed_w != nullptr
-                      ? decoded + row * stride
-                      : static_cast<const T*>(task.w) + (n + row) * task.w_stride;
-    }
+    begin_weight_rows<Isa, T>(task, n, valid, tile);
     // Two groups ahead: one is too late, eight measured worse.
     const T* ahead[4];
     int ahead_rows = 0;
