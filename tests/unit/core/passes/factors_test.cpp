@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/expect_refusal.h"
+#include "unit/core/expect_refusal.h"
 #include "core/factor_tiles.h"
 
 namespace moegemm::testing {
