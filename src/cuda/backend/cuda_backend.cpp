@@ -27,7 +27,9 @@ int choose(const Generation& generation, std::span<const KernelEntry> kernels,
   std::array<const KernelEntry*, kMostKernels> feasible = {};
   std::size_t count = 0;
   for (const KernelEntry& entry : kernels) {
-    if (entry.info.op != problem.op || count == kMostKernels) continue;
+    // The many that are for other weights cost no refusal's text.
+    if (entry.info.op != problem.op || entry.info.weights != problem.quantization.format) continue;
+    if (count == kMostKernels) break;
     if (cuda::refuse(entry, problem, facts).empty()) feasible[count++] = &entry;
   }
   if (count == 0) return -1;
