@@ -30,7 +30,7 @@ try:
 except ModuleNotFoundError:
     sys.path.insert(0, str(Path(__file__).parent.parent / "python"))
     import moegemm.transformers
-from moegemm.integrations.packed_experts import expect_mxfp4, is_packed
+from moegemm.integrations.expert_modules.packed_experts import expect_mxfp4, is_packed
 
 SIZES = {
     "tiny": {

@@ -14,15 +14,15 @@ from torch.nn import Module as _Module
 
 from moegemm.autograd import GroupedGemm
 from moegemm.expert_layer.expert_major import experts_mlp
+from moegemm.expert_layer.layer import moe_mlp
 from moegemm.interface import grouped_gemm, grouped_gemm_dW, grouped_gemm_dX, grouped_gemm_forward
-from moegemm.layer import moe_mlp
 from moegemm.lora import LoraAdapter, LowRank, lora_moe_mlp
-from moegemm.operators.batch_invariance import batch_invariant, set_batch_invariant
-from moegemm.operators.early_loading import load_kernels
-from moegemm.operators.information import info
-from moegemm.operators.multiprocessors import max_multiprocessors, set_max_multiprocessors
-from moegemm.operators.weight_gradients import WeightGradients
-from moegemm.plans import plan
+from moegemm.operators.gradients.weight_gradients import WeightGradients
+from moegemm.operators.process.batch_invariance import batch_invariant, set_batch_invariant
+from moegemm.operators.process.early_loading import load_kernels
+from moegemm.operators.process.information import info
+from moegemm.operators.process.multiprocessors import max_multiprocessors, set_max_multiprocessors
+from moegemm.program.plans import plan
 from moegemm.quantized import QuantizedWeight, quantize
 from moegemm.routing import combine, route
 from moegemm.tuning import KernelConfigBackward_dW, KernelConfigBackward_dX, KernelConfigForward
@@ -49,8 +49,8 @@ def unpatch(model: _Module) -> _Module:
 
 
 def quantize_experts(model: _Module, format: str, **options: object) -> _Module:
-    """Quantises a model's experts in place; see moegemm.integrations.packed_experts.quantize_experts."""
-    from moegemm.integrations.packed_experts import quantize_experts as quantize_in_place
+    """Quantises a model's experts in place; see moegemm.integrations.expert_modules.packed_experts.quantize_experts."""
+    from moegemm.integrations.expert_modules.packed_experts import quantize_experts as quantize_in_place
 
     return quantize_in_place(model, format, **options)
 

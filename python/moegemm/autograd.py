@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moegemm.operators.derivatives import primal_of, refuse_traced_forward_mode, vmap_refusal
-from moegemm.operators.gradients import DEFAULTS, FORWARD_ONLY, Call, Settings, backward, needed, slots_of
+from moegemm.operators.gradients.derivatives import primal_of, refuse_traced_forward_mode, vmap_refusal
+from moegemm.operators.gradients.product import DEFAULTS, FORWARD_ONLY, Call, Settings, backward, needed, slots_of
 from moegemm.operators.loading import ops
 from moegemm.operators.options import AUTOTUNE, FLOAT32_OUTPUT, MULTIPLY, without
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from moegemm.operators.errors import no_tensor, shown
+from moegemm.operators.gradients.main_grad import count_write
 from moegemm.operators.loading import ops
-from moegemm.operators.main_grad import count_write
 from moegemm.operators.rules import require_same_device
 
 _route_compact: Callable[..., tuple[Tensor, Tensor, Tensor]] = ops.route_compact.default

@@ -11,18 +11,18 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from moegemm.autograd import transformed_product
-from moegemm.operators.derivatives import inside_torch_func
 from moegemm.operators.errors import explain, shown
-from moegemm.operators.gradients import DEFAULTS, PLAIN, Call, Settings
-from moegemm.operators.main_grad import main_grad_of
-from moegemm.operators.notes import warn_of_replaced_kernels
+from moegemm.operators.gradients.derivatives import inside_torch_func
+from moegemm.operators.gradients.main_grad import main_grad_of
+from moegemm.operators.gradients.product import DEFAULTS, PLAIN, Call, Settings
+from moegemm.operators.gradients.weight_gradients import WeightGradients, apart, require_queue
 from moegemm.operators.options import ACCUMULATE, WARN_AT_ONCE
 from moegemm.operators.packed import Packed
+from moegemm.operators.process.notes import warn_of_replaced_kernels
 from moegemm.operators.raw import RawArguments, autocast_dtype, raw_options, run_raw, torch_allows_tf32
 from moegemm.operators.rules import require_no_fuse_mul_pre, require_valid_role
 from moegemm.operators.segments import ZERO, placed, tail_options
 from moegemm.operators.shortcuts import apply_eagerly, eager_product, forward_plain, may_autocast
-from moegemm.operators.weight_gradients import WeightGradients, apart, require_queue
 from moegemm.quantized.product import quantised_product, refuse_weight_gradient
 from moegemm.quantized.weight import QuantizedWeight, packed_of
 from moegemm.sharded import is_distributed, local_weight

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from moegemm.capacity import capacity_of, route_within
-from moegemm.operators.combine_gradient import TransformedCombine
-from moegemm.operators.derivatives import refuse_forward_mode, refuse_traced_forward_mode, transforms_active
 from moegemm.operators.errors import explain, no_tensor, shown
+from moegemm.operators.gradients.combine import TransformedCombine
+from moegemm.operators.gradients.derivatives import refuse_forward_mode, refuse_traced_forward_mode, transforms_active
 from moegemm.operators.loading import ops
 
 _combine: Callable[..., Tensor] = ops.combine.default

@@ -4,7 +4,7 @@ After this import `from_pretrained(name, experts_implementation="moegemm")` make
 moegemm. For a model that is there already, `moegemm.patch(model)`. Routers and attention are left alone.
 """
 
-from moegemm.integrations.experts import experts_forward
+from moegemm.integrations.expert_modules.experts import experts_forward
 from moegemm.integrations.patching import patch, unpatch
 from moegemm.integrations.peft_adapters import NAME
 from moegemm.integrations.registration import register

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from moegemm.bench.cases import DECODE_TOKENS, Model
 from moegemm.bench.timing import Clock, spread
-from moegemm.integrations.experts import experts_forward
+from moegemm.integrations.expert_modules.experts import experts_forward
 from moegemm.integrations.peft_adapters import follow_peft, left_to_peft
 
 RANKS = (16, 64)

@@ -10,18 +10,18 @@ from moegemm.activations import Activation
 from moegemm.distributed.all_to_all import AllToAll, process_group
 from moegemm.distributed.dispatcher import Dispatched, Dispatcher
 from moegemm.distributed.gradient_scale import scaled_gradient
+from moegemm.expert_layer.arguments import Given, LayerOptions, LayerTensors, Pair, token_arguments
 from moegemm.expert_layer.function import LayerCall, run_layer
 from moegemm.expert_layer.function import LayerTensors as RowTensors
+from moegemm.expert_layer.layer import moe_mlp
 from moegemm.expert_layer.weights import AnyWeight, Routed, stored_weights
-from moegemm.layer import moe_mlp
-from moegemm.layer_arguments import Given, LayerOptions, LayerTensors, Pair, token_arguments
 from moegemm.lora.function import LoraCall, LoraTensors, run_lora_layer
 from moegemm.lora.layer import Adapters, checked_adapters, lora_moe_mlp
 from moegemm.lora.low_rank import LowRank
-from moegemm.operators.derivatives import refuse_forward_mode
 from moegemm.operators.errors import explain, no_tensor, shown
+from moegemm.operators.gradients.derivatives import refuse_forward_mode
+from moegemm.operators.gradients.weight_gradients import WeightGradients, require_queue
 from moegemm.operators.raw import torch_allows_tf32
-from moegemm.operators.weight_gradients import WeightGradients, require_queue
 from moegemm.quantized.weight import QuantizedWeight
 from moegemm.sharded import is_distributed, local_weight, mesh_of_experts
 

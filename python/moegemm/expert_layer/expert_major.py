@@ -7,10 +7,7 @@ import torch
 from torch import Tensor
 
 from moegemm.activations import Activation
-from moegemm.expert_layer.buffers import LayerBuffers, checked_buffers
-from moegemm.expert_layer.function import LayerCall, LayerTensors, run_layer
-from moegemm.expert_layer.weights import Routed, stored_weights
-from moegemm.layer_arguments import (
+from moegemm.expert_layer.arguments import (
     ExpertTensors,
     Given,
     LayerOptions,
@@ -19,12 +16,15 @@ from moegemm.layer_arguments import (
     plain_shapes,
     require_tensors,
 )
-from moegemm.operators.derivatives import refuse_forward_mode
+from moegemm.expert_layer.buffers import LayerBuffers, checked_buffers
+from moegemm.expert_layer.function import LayerCall, LayerTensors, run_layer
+from moegemm.expert_layer.weights import Routed, stored_weights
 from moegemm.operators.errors import explain
+from moegemm.operators.gradients.derivatives import refuse_forward_mode
+from moegemm.operators.gradients.weight_gradients import WeightGradients, require_queue
 from moegemm.operators.loading import ops
 from moegemm.operators.raw import autocast_dtype, torch_allows_tf32
 from moegemm.operators.segments import ZERO, placed, tail_options
-from moegemm.operators.weight_gradients import WeightGradients, require_queue
 
 _check_expert_rows: Callable[..., None] = ops.check_expert_rows.default
 

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from moegemm.activations import Activation
 from moegemm.expert_layer.weights import AnyWeight, Routed, Weights, first_product, tokens_gradient_of_pair
-from moegemm.operators.derivatives import once_only, refuse_tangents_in_backward, vmap_refusal
 from moegemm.operators.errors import explain
+from moegemm.operators.gradients.derivatives import once_only, refuse_tangents_in_backward, vmap_refusal
+from moegemm.operators.gradients.main_grad import count_write
+from moegemm.operators.gradients.weight_gradients import WeightGradient, WeightGradients, apart
 from moegemm.operators.loading import ops
-from moegemm.operators.main_grad import count_write
 from moegemm.operators.packed import REFUSED_GRADIENT, Packed, split
 from moegemm.operators.shortcuts import apply_function
-from moegemm.operators.weight_gradients import WeightGradient, WeightGradients, apart
 
 _activate: Callable[..., Tensor] = ops.activate.default
 _activate_backward: Callable[..., tuple[Tensor, Tensor]] = ops.activate_backward.default

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 from moegemm.activations import Activation
+from moegemm.operators.gradients.main_grad import MainGrad, count_write, main_grad_of
+from moegemm.operators.gradients.weight_gradients import WeightGradient
 from moegemm.operators.loading import ops
-from moegemm.operators.main_grad import MainGrad, count_write, main_grad_of
 from moegemm.operators.options import ALLOW_TF32, DY_PER_TOKEN, FLOAT32_OUTPUT, PERMUTE_X, PERMUTE_Y, TRANSPOSED
 from moegemm.operators.packed import REFUSED_GRADIENT, Packed
 from moegemm.operators.row_products import dx as _dx
 from moegemm.operators.row_products import dx_out as _dx_out
 from moegemm.operators.row_products import forward as _forward
 from moegemm.operators.row_products import forward_out as _forward_out
-from moegemm.operators.weight_gradients import WeightGradient
 
 _combine: Callable[..., Tensor] = ops.combine.default
 _combine_out: Callable[..., None] = ops.combine_out.default

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from moegemm.integrations.experts import run_experts, stored_in
-from moegemm.integrations.gates import activation_of
+from moegemm.integrations.expert_modules.experts import run_experts, stored_in
+from moegemm.integrations.expert_modules.gates import activation_of
 
 NAME = "moegemm"
 

@@ -15,7 +15,7 @@ from torch.nn import Parameter
 
 from moegemm.expert_layer.expert_major import experts_mlp
 from moegemm.integrations.notices import say_once
-from moegemm.operators.weight_gradients import WeightGradients
+from moegemm.operators.gradients.weight_gradients import WeightGradients
 
 _GATED = {F.silu: "swiglu", F.gelu: "geglu"}
 _PLAIN = {F.silu: "silu", F.gelu: "gelu", F.relu: "relu"}

@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from moegemm.integrations import llama4, own_modules
-from moegemm.integrations.forwards import OnMoegemm
+from moegemm.integrations.expert_modules import llama4, own_modules
+from moegemm.integrations.expert_modules.forwards import OnMoegemm
+from moegemm.integrations.expert_modules.packed_experts import is_dispatched
 from moegemm.integrations.notices import say_once
-from moegemm.integrations.packed_experts import is_dispatched
 from moegemm.integrations.peft_adapters import NAME, follow_peft
 from moegemm.integrations.registration import register
 

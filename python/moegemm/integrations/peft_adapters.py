@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from moegemm.integrations.forwards import OnMoegemm
+from moegemm.integrations.expert_modules.forwards import OnMoegemm
+from moegemm.integrations.expert_modules.packed_experts import WEIGHT_NAMES, is_dispatched, packed_weight
 from moegemm.integrations.late_imports import when_imported
 from moegemm.integrations.notices import say_once
-from moegemm.integrations.packed_experts import WEIGHT_NAMES, is_dispatched, packed_weight
 from moegemm.lora.low_rank import LowRank
 from moegemm.operators.packed import Packed
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moegemm.integrations.forwards import OnMoegemm, give_forward
+from moegemm.integrations.expert_modules.forwards import OnMoegemm, give_forward
+from moegemm.integrations.expert_modules.packed_experts import expect_mxfp4
 from moegemm.integrations.late_imports import when_imported
-from moegemm.integrations.packed_experts import expect_mxfp4
 from moegemm.integrations.peft_adapters import NAME
 from moegemm.interface import grouped_gemm
 from moegemm.operators.packed import Packed
@@ -156,7 +156,7 @@ def _follow(auto: Any) -> None:
 
 
 def _teach_fp8_experts(fp8: Any) -> None:
-    from moegemm.integrations.experts import experts_forward
+    from moegemm.integrations.expert_modules.experts import experts_forward
 
     interface = getattr(fp8, "ALL_FP8_EXPERTS_FUNCTIONS", None)
     if interface is not None and NAME not in interface:

@@ -3,8 +3,8 @@
 import importlib
 from typing import Any
 
-from moegemm.integrations import llama4
-from moegemm.integrations.experts import experts_forward
+from moegemm.integrations.expert_modules import llama4
+from moegemm.integrations.expert_modules.experts import experts_forward
 from moegemm.integrations.peft_adapters import NAME, follow_peft
 from moegemm.integrations.quantizers import follow_quantizers
 

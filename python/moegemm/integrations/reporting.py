@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from moegemm.activations import Activation
-from moegemm.integrations import llama4, own_modules
-from moegemm.integrations.experts import Stored, stored_in, why_not
-from moegemm.integrations.forwards import OnMoegemm
-from moegemm.integrations.gates import activation_of
-from moegemm.integrations.packed_experts import is_dispatched, is_packed
+from moegemm.integrations.expert_modules import llama4, own_modules
+from moegemm.integrations.expert_modules.experts import Stored, stored_in, why_not
+from moegemm.integrations.expert_modules.forwards import OnMoegemm
+from moegemm.integrations.expert_modules.gates import activation_of
+from moegemm.integrations.expert_modules.packed_experts import is_dispatched, is_packed
 from moegemm.integrations.patching import _REFUSAL, is_own_layer, separate_experts
 from moegemm.integrations.peft_adapters import NAME
-from moegemm.tables import html_table
+from moegemm.program.tables import html_table
 
 _IN_TORCH = "in torch, between moegemm's products: no kernel has it"
 

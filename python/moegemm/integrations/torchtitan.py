@@ -23,7 +23,7 @@ from torchtitan.models.gpt_oss.moe import GptOssGroupedExperts
 
 from moegemm.distributed import checkpoint_ops, expert_parallel_mlp
 from moegemm.expert_layer.expert_major import experts_mlp
-from moegemm.layer import moe_mlp
+from moegemm.expert_layer.layer import moe_mlp
 
 _VERSION = getattr(torchtitan, "__version__", "0.3")
 if not _VERSION.startswith("0.3"):

@@ -9,8 +9,8 @@ from torch import Tensor
 from moegemm.activations import Activation
 from moegemm.expert_layer.weights import AnyWeight, Routed, Weights
 from moegemm.lora.low_rank import Adapted, LowRank, Pair, pairs_of, split_gradients
-from moegemm.operators.derivatives import once_only, refuse_tangents_in_backward, vmap_refusal
 from moegemm.operators.errors import explain
+from moegemm.operators.gradients.derivatives import once_only, refuse_tangents_in_backward, vmap_refusal
 from moegemm.operators.loading import ops
 from moegemm.operators.options import ALLOW_TF32, FLOAT32_OUTPUT, MULTIPLY, PERMUTE_X, PERMUTE_Y, TRANSPOSED
 from moegemm.operators.packed import split

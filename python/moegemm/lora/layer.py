@@ -9,20 +9,20 @@ from typing_extensions import Unpack
 
 from moegemm.activations import Activation
 from moegemm.capacity import capacity_of
+from moegemm.expert_layer.arguments import Given, LayerOptions, LayerTensors, layer_arguments
+from moegemm.expert_layer.layer import route_rows
 from moegemm.expert_layer.weights import stored_weights
-from moegemm.layer import route_rows
-from moegemm.layer_arguments import Given, LayerOptions, LayerTensors, layer_arguments
 from moegemm.lora.adapter import LoraAdapter
 from moegemm.lora.function import LoraCall, LoraTensors, run_lora_layer
 from moegemm.lora.low_rank import LowRank, require_fitting
 from moegemm.lora.products import adapted_first, adapted_second
-from moegemm.operators.derivatives import (
+from moegemm.operators.errors import explain, shown
+from moegemm.operators.gradients.derivatives import (
     once_only,
     refuse_forward_mode,
     refuse_tangents_in_backward,
     vmap_refusal,
 )
-from moegemm.operators.errors import explain, shown
 from moegemm.operators.loading import ops
 from moegemm.operators.raw import torch_allows_tf32
 from moegemm.operators.shortcuts import apply_function

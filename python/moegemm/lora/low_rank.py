@@ -6,9 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from moegemm.operators.factors import RANK_STEP
 from moegemm.operators.loading import ops
 from moegemm.operators.raw import autocast_dtype
+from moegemm.operators.registered.factors import RANK_STEP
 from moegemm.operators.rules import require_same_device, require_same_dtype
 
 _joined_factors: Callable[..., list[Tensor]] = ops.joined_factors.default

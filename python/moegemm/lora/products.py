@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from moegemm.expert_layer.products import LowRankPart, expert_product, first_product, second_product
 from moegemm.expert_layer.weights import AnyWeight, Routed
 from moegemm.lora.low_rank import LowRank
-from moegemm.operators.factors import RANK_STEP
-from moegemm.products import LowRankPart, expert_product, first_product, second_product
+from moegemm.operators.registered.factors import RANK_STEP
 
 
 def _padded(thin: list[Tensor], weights: list[Tensor]) -> LowRankPart:

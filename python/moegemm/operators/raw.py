@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from moegemm.operators import row_products
-from moegemm.operators.derivatives import refuse_forward_mode
 from moegemm.operators.errors import explain
+from moegemm.operators.gradients.derivatives import refuse_forward_mode
+from moegemm.operators.gradients.main_grad import count_write, require_no_grad
 from moegemm.operators.loading import ops
-from moegemm.operators.main_grad import count_write, require_no_grad
-from moegemm.operators.notes import warn_of_replaced_kernels
 from moegemm.operators.options import (
     ALLOW_TF32,
     AUTOTUNE,
@@ -23,6 +22,7 @@ from moegemm.operators.options import (
     WARN_AT_ONCE,
 )
 from moegemm.operators.packed import Packed
+from moegemm.operators.process.notes import warn_of_replaced_kernels
 from moegemm.operators.shortcuts import cuda_matmul_uses_tf32
 from moegemm.sharded import is_distributed, local_weight
 from moegemm.tuning import KernelConfig

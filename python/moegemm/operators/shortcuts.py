@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moegemm.operators.derivatives import inside_torch_func
-from moegemm.operators.gradients import DEFAULTS, PLAIN, Call, backward, needed, slots_of
+from moegemm.operators.gradients.derivatives import inside_torch_func
+from moegemm.operators.gradients.product import DEFAULTS, PLAIN, Call, backward, needed, slots_of
 from moegemm.operators.loading import ops
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moegemm.operators.derivatives import refuse_forward_mode, vmap_refusal
-from moegemm.operators.gradients import Call, backward, needed, slots_of
+from moegemm.operators.gradients.derivatives import refuse_forward_mode, vmap_refusal
+from moegemm.operators.gradients.product import Call, backward, needed, slots_of
 from moegemm.operators.packed import REFUSED_GRADIENT, Packed
 from moegemm.operators.row_products import forward as _forward
 from moegemm.operators.shortcuts import apply_function

@@ -15,8 +15,8 @@ from typing import Any, TextIO
 import torch
 
 from moegemm.operators.loading import ops
-from moegemm.operators.notes import warn_of_replaced_kernels
 from moegemm.operators.options import AUTOTUNE
+from moegemm.operators.process.notes import warn_of_replaced_kernels
 
 _is_compiling = torch.compiler.is_compiling
 _torch: Any = torch

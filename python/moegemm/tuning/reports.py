@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from moegemm.tables import html_table, text_table
+from moegemm.program.tables import html_table, text_table
 
 _HEAD = ("problem", "fastest", "us", "status")
 

@@ -4,8 +4,8 @@ import moegemm
 import pytest
 import torch
 from layer_reference import Layer, make_layer
-from moegemm.layer import Routed
-from moegemm.products import expert_product, first_product, second_product
+from moegemm.expert_layer.layer import Routed
+from moegemm.expert_layer.products import expert_product, first_product, second_product
 from second_derivatives import FORWARD_MODE, WAYS, second_derivative
 from torch.autograd import forward_ad
 

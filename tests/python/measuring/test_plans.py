@@ -10,7 +10,7 @@ from pathlib import Path
 import moegemm
 import pytest
 import torch
-from moegemm import plans
+from moegemm.program import plans
 
 SIZES = {"experts": 8, "topk": 2, "hidden": 64, "intermediate": 32, "tokens": 16}
 FLAGS = [f"--{name}={value}" for name, value in SIZES.items()]

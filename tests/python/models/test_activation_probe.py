@@ -8,7 +8,7 @@ from tiny_models import build, experts_of, routing
 
 experts_forward = pytest.importorskip("moegemm.transformers").experts_forward
 notices = pytest.importorskip("moegemm.integrations.notices")
-gates = pytest.importorskip("moegemm.integrations.gates")
+gates = pytest.importorskip("moegemm.integrations.expert_modules.gates")
 
 X = torch.linspace(-60, 60, 40 * 32).view(40, 32)
 

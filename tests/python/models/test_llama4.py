@@ -9,7 +9,7 @@ from tiny_models import assert_same, build, experts_of, outputs_and_gradients, t
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("moegemm.transformers")
-llama4 = pytest.importorskip("moegemm.integrations.llama4")
+llama4 = pytest.importorskip("moegemm.integrations.expert_modules.llama4")
 
 TARGETS = ["experts.gate_up_proj", "experts.down_proj"]
 

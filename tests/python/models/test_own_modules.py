@@ -10,7 +10,7 @@ from own_experts import KNOWN, REFUSED, Biased, Clamped, GatedByMethod, OwnExper
 from tiny_models import build, routing
 
 notices = pytest.importorskip("moegemm.integrations.notices")
-own_modules = pytest.importorskip("moegemm.integrations.own_modules")
+own_modules = pytest.importorskip("moegemm.integrations.expert_modules.own_modules")
 
 
 def outputs(module: torch.nn.Module, x: torch.Tensor) -> list[torch.Tensor]:

@@ -12,7 +12,7 @@ from tiny_models import DISPATCHED, FAMILIES, assert_same, build, experts_of, ou
 
 transformers = pytest.importorskip("transformers")
 integration = pytest.importorskip("moegemm.transformers")
-running = pytest.importorskip("moegemm.integrations.experts")
+running = pytest.importorskip("moegemm.integrations.expert_modules.experts")
 notices = pytest.importorskip("moegemm.integrations.notices")
 
 

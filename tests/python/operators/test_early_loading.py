@@ -7,7 +7,7 @@ import moegemm
 import pytest
 import torch
 from conftest import NO_CUDA
-from moegemm.operators import early_loading
+from moegemm.operators.process import early_loading
 
 
 def test_the_cpu_has_nothing_to_load():

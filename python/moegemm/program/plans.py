@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from moegemm.operators.loading import candidates
-from moegemm.tables import html_table
+from moegemm.program.tables import html_table
 
 _ERRORS = (ValueError, TypeError, NotImplementedError, RuntimeError)  # moegemm::ErrorKind, in its order
 _DTYPES: dict[Any, str] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from moegemm.operators.derivatives import once_only, refuse_tangents_in_backward
 from moegemm.operators.errors import explain
+from moegemm.operators.gradients.derivatives import once_only, refuse_tangents_in_backward
+from moegemm.operators.gradients.main_grad import MainGrad
+from moegemm.operators.gradients.weight_gradients import WeightGradient, WeightGradients
 from moegemm.operators.loading import ops
-from moegemm.operators.main_grad import MainGrad
-from moegemm.operators.notes import warn_of_replaced_kernels
 from moegemm.operators.options import (
     AUTOTUNE,
     CHECK,
@@ -21,9 +21,9 @@ from moegemm.operators.options import (
     without,
 )
 from moegemm.operators.packed import Packed
+from moegemm.operators.process.notes import warn_of_replaced_kernels
 from moegemm.operators.row_products import dx as _dx
 from moegemm.operators.row_products import dx_out as _dx_out
-from moegemm.operators.weight_gradients import WeightGradient, WeightGradients
 from moegemm.tuning.autotune import after_autotune
 
 _dw: Callable[..., Tensor] = ops.dw.default

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moegemm.integrations.experts import why_not
-from moegemm.integrations.forwards import OnMoegemm, give_forward, take_forward_back, why_not_replaceable
+from moegemm.integrations.expert_modules.experts import why_not
+from moegemm.integrations.expert_modules.forwards import OnMoegemm, give_forward, take_forward_back, why_not_replaceable
+from moegemm.integrations.expert_modules.own_modules import Form, run_as, stored_as
 from moegemm.integrations.notices import say_once
-from moegemm.integrations.own_modules import Form, run_as, stored_as
 from moegemm.integrations.peft_adapters import added_by_peft
 
 FORM = Form(transposed=True)  # act_fn(gate) * up, concatenated

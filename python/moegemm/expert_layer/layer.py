@@ -6,15 +6,15 @@ from torch import Tensor
 
 from moegemm.activations import Activation
 from moegemm.capacity import Capacity, capacity_of, route_within
+from moegemm.expert_layer.arguments import Given, LayerOptions, Pair, token_arguments
 from moegemm.expert_layer.buffers import LayerBuffers, checked_buffers
 from moegemm.expert_layer.function import LayerCall, LayerTensors, run_layer
 from moegemm.expert_layer.weights import Routed, stored_weights
-from moegemm.layer_arguments import Given, LayerOptions, Pair, token_arguments
-from moegemm.operators.derivatives import refuse_forward_mode
 from moegemm.operators.errors import explain
+from moegemm.operators.gradients.derivatives import refuse_forward_mode
+from moegemm.operators.gradients.weight_gradients import WeightGradients, require_queue
 from moegemm.operators.loading import ops
 from moegemm.operators.raw import torch_allows_tf32
-from moegemm.operators.weight_gradients import WeightGradients, require_queue
 
 __all__ = ["Routed", "moe_mlp"]
 

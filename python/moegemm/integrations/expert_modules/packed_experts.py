@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moegemm.integrations.forwards import OnMoegemm, give_forward
+from moegemm.integrations.expert_modules.forwards import OnMoegemm, give_forward
 from moegemm.operators.packed import Packed
 from moegemm.quantized.rounding import quantize
 from moegemm.quantized.weight import FP8_BLOCK, MX_GROUP
@@ -24,7 +24,9 @@ class PackedExperts(OnMoegemm):
     """The forward of a module that moegemm packed: its own code cannot read the weights any more."""
 
     def forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        from moegemm.integrations.experts import experts_forward  # which reads its weights through this file
+        from moegemm.integrations.expert_modules.experts import (
+            experts_forward,  # which reads its weights through this file
+        )
 
         return experts_forward(self, hidden_states, top_k_index, top_k_weights)
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from moegemm.expert_layer.weights import AnyWeight, Routed, Weights
-from moegemm.operators.derivatives import (
+from moegemm.operators.errors import explain
+from moegemm.operators.gradients.derivatives import (
     once_only,
     refuse_forward_mode,
     refuse_tangents_in_backward,
     vmap_refusal,
 )
-from moegemm.operators.errors import explain
 from moegemm.operators.loading import ops
 from moegemm.operators.options import ALLOW_TF32, PERMUTE_Y, TRANSPOSED
 from moegemm.operators.packed import Packed, split

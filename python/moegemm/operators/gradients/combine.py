@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moegemm.operators.derivatives import primal_of, vmap_refusal
+from moegemm.operators.gradients.derivatives import primal_of, vmap_refusal
 from moegemm.operators.loading import ops
 
 _combine: Callable[..., Tensor] = ops.combine.default

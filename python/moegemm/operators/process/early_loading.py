@@ -13,7 +13,7 @@ import torch
 
 from moegemm.operators.errors import explain, shown
 from moegemm.operators.loading import ops
-from moegemm.operators.notes import warn_of_replaced_kernels
+from moegemm.operators.process.notes import warn_of_replaced_kernels
 
 PATIENCE_SECONDS = 120.0  # a GPU that is not in use by then is not waited for
 SHORTEST_WAIT, LONGEST_WAIT = 0.002, 0.2

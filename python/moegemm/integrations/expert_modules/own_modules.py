@@ -16,9 +16,9 @@ from torch import Tensor
 
 from moegemm.activations import GATED_LAYOUTS, Activation
 from moegemm.formats import FORMATS, NAMES
-from moegemm.integrations.experts import Stored, run_experts, why_not
-from moegemm.integrations.forwards import OnMoegemm, give_forward, take_forward_back, why_not_replaceable
-from moegemm.integrations.gates import NUMBER_NAMES, activation_of, split_gate
+from moegemm.integrations.expert_modules.experts import Stored, run_experts, why_not
+from moegemm.integrations.expert_modules.forwards import OnMoegemm, give_forward, take_forward_back, why_not_replaceable
+from moegemm.integrations.expert_modules.gates import NUMBER_NAMES, activation_of, split_gate
 from moegemm.integrations.notices import say_once, unsaid
 from moegemm.integrations.peft_adapters import added_by_peft
 from moegemm.operators.raw import torch_allows_tf32

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from moegemm.operators.derivatives import inside_torch_func
 from moegemm.operators.errors import explain, shown
+from moegemm.operators.gradients.derivatives import inside_torch_func
+from moegemm.operators.gradients.main_grad import MainGrad, count_write, gradient_after_adding
 from moegemm.operators.loading import ops
-from moegemm.operators.main_grad import MainGrad, count_write, gradient_after_adding
 from moegemm.operators.options import ACCUMULATE, FLOAT32_OUTPUT, TRANSPOSED, without
 
 _dw: Callable[..., Tensor] = ops.dw.default

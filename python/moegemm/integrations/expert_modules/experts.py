@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from moegemm.activations import Activation
+from moegemm.expert_layer.layer import Routed, moe_mlp
 from moegemm.formats import FORMATS, NAMES
+from moegemm.integrations.expert_modules.gates import activation_of
+from moegemm.integrations.expert_modules.packed_experts import is_packed, packed_weight
 from moegemm.integrations.expert_parallel import ids_of_others_remain, rows_needed
-from moegemm.integrations.gates import activation_of
 from moegemm.integrations.notices import say_once
-from moegemm.integrations.packed_experts import is_packed, packed_weight
 from moegemm.integrations.peft_adapters import adapters_of, added_by_peft
-from moegemm.layer import Routed, moe_mlp
 from moegemm.lora.layer import lora_moe_mlp
 from moegemm.lora.low_rank import LowRank
 from moegemm.lora.products import adapted_first, adapted_second

@@ -1,0 +1,1 @@
+"""One experts module of a model: what it computes, where its weights are, and its forward on moegemm."""

@@ -1,0 +1,1 @@
+"""What holds for a process: its settings, loading its kernels, what this installation is, and its warnings."""
