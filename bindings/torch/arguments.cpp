@@ -8,23 +8,6 @@
 namespace moegemm::torch_ops {
 namespace {
 
-/// torch's numbers for the dtypes we know: asked for once, they are only fixed within one torch.
-struct DTypeNumbers {
-  std::int32_t float32 = aoti_torch_dtype_float32();
-  std::int32_t float16 = aoti_torch_dtype_float16();
-  std::int32_t bfloat16 = aoti_torch_dtype_bfloat16();
-  std::int32_t int32 = aoti_torch_dtype_int32();
-  std::int32_t int64 = aoti_torch_dtype_int64();
-  std::int32_t uint8 = aoti_torch_dtype_uint8();
-  std::int32_t cpu = aoti_torch_device_type_cpu();
-  std::int32_t cuda = aoti_torch_device_type_cuda();
-};
-
-const DTypeNumbers& numbers() {
-  static const DTypeNumbers known;
-  return known;
-}
-
 std::int32_t torch_dtype(DType dtype) {
   switch (dtype) {
     case DType::kFloat32:
@@ -42,17 +25,28 @@ std::int32_t torch_dtype(DType dtype) {
 }
 
 DType library_dtype(const char* name, AtenTensorHandle tensor) {
-  std::int32_t number = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor, &number));
-  const DTypeNumbers& known = numbers();
+  const std::int32_t number = dtype_number(tensor);
+  const TorchNumbers& known = numbers();
   if (number == known.float32) return DType::kFloat32;
   if (number == known.bfloat16) return DType::kBFloat16;
   if (number == known.float16) return DType::kFloat16;
   if (number == known.int32) return DType::kInt32;
   if (number == known.int64) return DType::kInt64;
-  refuse_type(name, " has dtype ", torch::headeronly::toString(shared(tensor).scalar_type()),
+  refuse_type(name, " has dtype ", dtype_name(tensor),
               "; accepted are bfloat16, float16 and float32 for values, int32 and int64 for sizes "
               "and indices");
+}
+
+Device library_device(const char* name, AtenTensorHandle tensor) {
+  std::int32_t type = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor, &type));
+  if (type == numbers().cpu) return {DeviceType::kCpu, 0};
+  if (type != numbers().cuda) {
+    refuse_type(name, " is on a device of type number ", type, "; accepted are cpu and cuda");
+  }
+  std::int32_t index = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor, &index));
+  return {DeviceType::kCuda, index};
 }
 
 void* writable_data(AtenTensorHandle tensor) {
@@ -77,38 +71,54 @@ OwnTensor allocate_torch(std::int64_t rank, const std::int64_t* shape, std::int3
 
 }  // namespace
 
+const TorchNumbers& numbers() {
+  static const TorchNumbers known;
+  return known;
+}
+
 Tensor shared(AtenTensorHandle tensor) {
   AtenTensorHandle copy = nullptr;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(tensor, &copy));
   return Tensor(copy);
 }
 
-Device library_device(const char* name, AtenTensorHandle tensor) {
-  std::int32_t type = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor, &type));
-  if (type == numbers().cpu) return {DeviceType::kCpu, 0};
-  if (type != numbers().cuda) {
-    refuse_type(name, " is on a device of type number ", type, "; accepted are cpu and cuda");
+std::int32_t dtype_number(AtenTensorHandle tensor) {
+  std::int32_t number = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor, &number));
+  return number;
+}
+
+const char* dtype_name(AtenTensorHandle tensor) {
+  return torch::headeronly::toString(shared(tensor).scalar_type());
+}
+
+const void* readable_data(AtenTensorHandle tensor) {
+  const void* data = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_get_const_data_ptr(tensor, &data));
+  return data;
+}
+
+Extents::Extents(const char* name, AtenTensorHandle tensor) {
+  std::int64_t dimensions = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor, &dimensions));
+  if (dimensions < 1 || dimensions > 3) {
+    refuse_value(name, " has ", dimensions, " dimensions; between 1 and 3 are accepted");
   }
-  std::int32_t index = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor, &index));
-  return {DeviceType::kCuda, index};
+  std::int64_t* sizes = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor, &sizes));
+  rank = static_cast<int>(dimensions);
+  std::copy_n(sizes, rank, shape.begin());
+  device = library_device(name, tensor);
 }
 
 Argument::Argument(const char* name, AtenTensorHandle tensor) : name_(name), tensor_(tensor) {
   if (tensor == nullptr) return;
-  std::int64_t rank = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor, &rank));
-  if (rank < 1 || rank > 3) {
-    refuse_value(name, " has ", rank, " dimensions; between 1 and 3 are accepted");
-  }
-  std::int64_t* sizes = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor, &sizes));
-  view_.rank = static_cast<int>(rank);
-  for (int dim = 0; dim < view_.rank; ++dim) view_.shape[dim] = sizes[dim];
+  const Extents extents(name, tensor);
+  view_.rank = extents.rank;
+  view_.shape = extents.shape;
   view_.row_stride = view_.shape[view_.rank - 1];
   view_.dtype = library_dtype(name, tensor);
-  view_.device = library_device(name, tensor);
+  view_.device = extents.device;
 }
 
 bool Argument::walkable() {
@@ -141,9 +151,7 @@ void Argument::make_contiguous() {
 const TensorView& Argument::readable() {
   if (!given()) return view_;
   if (walkable()) {
-    const void* data = nullptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(torch_get_const_data_ptr(tensor_, &data));
-    view_.data = const_cast<void*>(data);
+    view_.data = const_cast<void*>(readable_data(tensor_));
   } else {
     make_contiguous();
   }

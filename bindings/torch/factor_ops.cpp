@@ -29,9 +29,7 @@ StridedStack stack_of(const char* name, const Tensor& tensor) {
   if (view.rank != 3) refuse_value(name, " is ", to_string(view), "; it must have 3 dimensions");
   std::int64_t* strides = nullptr;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor.get(), &strides));
-  const void* data = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_get_const_data_ptr(tensor.get(), &data));
-  return {const_cast<void*>(data),
+  return {const_cast<void*>(readable_data(tensor.get())),
           view.dtype,
           view.shape,
           {strides[0], strides[1], strides[2]},

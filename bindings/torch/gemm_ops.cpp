@@ -32,8 +32,26 @@ ProductOptions with_config(ProductOptions options, const Config& numbers) {
   return options;
 }
 
-/// activation(X W^T + bias), each if given. `words` are those of product.h, `activation` is a text
-/// for parse_activation.
+/// What every product is given; the rest is for its operator to add.
+ProductTensors tensors_of(const Tensor& first, const Tensor& second, const Tensor& m_sizes,
+                          const std::optional<Tensor>& gather_indices,
+                          const std::optional<Tensor>& router_weights,
+                          const std::optional<Tensor>& w_scales = std::nullopt) {
+  return {.first = first.get(),
+          .second = second.get(),
+          .m_sizes = m_sizes.get(),
+          .gather_indices = handle_of(gather_indices),
+          .router_weights = handle_of(router_weights),
+          .w_scales = handle_of(w_scales)};
+}
+
+/// `activation` is a text for parse_activation, or empty.
+ProductOptions with_activation(ProductOptions options, const std::string& activation) {
+  if (!activation.empty()) options.gemm.activation = parse_activation(activation);
+  return options;
+}
+
+/// activation(X W^T + bias), each if given. `words` are those of product.h.
 Tensor forward(const Tensor& x, const Tensor& w, const Tensor& m_sizes,
                const std::optional<Tensor>& gather_indices,
                const std::optional<Tensor>& router_weights, std::int64_t topk,
@@ -41,18 +59,10 @@ Tensor forward(const Tensor& x, const Tensor& w, const Tensor& m_sizes,
                const std::string& activation, const std::optional<Tensor>& w_scales,
                const std::string& w_format) {
   return raising([&] {
-    ProductOptions options = with_config(read_options(words), config);
-    if (!activation.empty()) options.gemm.activation = parse_activation(activation);
-    Product product(Op::kForward,
-                    {.first = x.get(),
-                     .second = w.get(),
-                     .m_sizes = m_sizes.get(),
-                     .gather_indices = handle_of(gather_indices),
-                     .router_weights = handle_of(router_weights),
-                     .bias = handle_of(bias),
-                     .w_scales = handle_of(w_scales)},
-                    topk, std::move(options), w_format);
-    return product.run().hand_over();
+    ProductTensors tensors = tensors_of(x, w, m_sizes, gather_indices, router_weights, w_scales);
+    tensors.bias = handle_of(bias);
+    ProductOptions options = with_activation(with_config(read_options(words), config), activation);
+    return Product(Op::kForward, tensors, topk, std::move(options), w_format).run().hand_over();
   });
 }
 
@@ -77,15 +87,10 @@ Tensor dx(const Tensor& dy, const Tensor& w, const Tensor& m_sizes,
           std::int64_t topk, const std::string& words, const Config& config,
           const std::optional<Tensor>& w_scales, const std::string& w_format) {
   return raising([&] {
-    Product product(Op::kDx,
-                    {.first = dy.get(),
-                     .second = w.get(),
-                     .m_sizes = m_sizes.get(),
-                     .gather_indices = handle_of(gather_indices),
-                     .router_weights = handle_of(router_weights),
-                     .w_scales = handle_of(w_scales)},
-                    topk, with_config(read_options(words), config), w_format);
-    return product.run().hand_over();
+    return Product(Op::kDx, tensors_of(dy, w, m_sizes, gather_indices, router_weights, w_scales),
+                   topk, with_config(read_options(words), config), w_format)
+        .run()
+        .hand_over();
   });
 }
 
@@ -94,11 +99,10 @@ Tensor dw(const Tensor& dy, const Tensor& x, const Tensor& m_sizes,
           const std::optional<Tensor>& gather_indices, const std::optional<Tensor>& router_weights,
           std::int64_t topk, const std::string& words, const Config& config) {
   return raising([&] {
-    Product product(
-        Op::kDw,
-        {dy.get(), x.get(), m_sizes.get(), handle_of(gather_indices), handle_of(router_weights)},
-        topk, with_config(read_options(words), config));
-    return product.run().hand_over();
+    return Product(Op::kDw, tensors_of(dy, x, m_sizes, gather_indices, router_weights), topk,
+                   with_config(read_options(words), config))
+        .run()
+        .hand_over();
   });
 }
 
@@ -111,76 +115,50 @@ Tensor low_rank_product(const Tensor& first, const Tensor& w, const Tensor& m_si
                         const std::optional<Tensor>& bias, const std::string& activation,
                         const std::optional<Tensor>& w_scales, const std::string& w_format) {
   return raising([&] {
-    ProductOptions options = read_options(words);
-    if (!activation.empty()) options.gemm.activation = parse_activation(activation);
-    Product product(op,
-                    {.first = first.get(),
-                     .second = w.get(),
-                     .m_sizes = m_sizes.get(),
-                     .gather_indices = handle_of(gather_indices),
-                     .bias = handle_of(bias),
-                     .low_rank_rows = low_rank_rows.get(),
-                     .low_rank_weights = low_rank_weights.get(),
-                     .w_scales = handle_of(w_scales)},
-                    topk, std::move(options), w_format);
-    return product.run().hand_over();
+    ProductTensors tensors = tensors_of(first, w, m_sizes, gather_indices, {}, w_scales);
+    tensors.bias = handle_of(bias);
+    tensors.low_rank_rows = low_rank_rows.get();
+    tensors.low_rank_weights = low_rank_weights.get();
+    ProductOptions options = with_activation(read_options(words), activation);
+    return Product(op, tensors, topk, std::move(options), w_format).run().hand_over();
   });
 }
 
-/// `forward` into `out`, without an activation.
+/// `forward`, `dx` or `dw` into `out`, without an activation.
+void product_into(Op op, ProductTensors tensors, std::int64_t topk, const std::string& words,
+                  const Config& config, const Tensor& out, const std::string& w_format = {}) {
+  tensors.out = out.get();
+  raising([&] {
+    Product(op, tensors, topk, with_config(read_options(words), config), w_format).run_into_out();
+  });
+}
+
 void forward_out(const Tensor& x, const Tensor& w, const Tensor& m_sizes,
                  const std::optional<Tensor>& gather_indices,
                  const std::optional<Tensor>& router_weights, std::int64_t topk,
                  const std::string& words, const Config& config, const Tensor& out,
                  const std::optional<Tensor>& bias, const std::optional<Tensor>& w_scales,
                  const std::string& w_format) {
-  raising([&] {
-    Product product(Op::kForward,
-                    {.first = x.get(),
-                     .second = w.get(),
-                     .m_sizes = m_sizes.get(),
-                     .gather_indices = handle_of(gather_indices),
-                     .router_weights = handle_of(router_weights),
-                     .bias = handle_of(bias),
-                     .out = out.get(),
-                     .w_scales = handle_of(w_scales)},
-                    topk, with_config(read_options(words), config), w_format);
-    product.run_into_out();
-  });
+  ProductTensors tensors = tensors_of(x, w, m_sizes, gather_indices, router_weights, w_scales);
+  tensors.bias = handle_of(bias);
+  product_into(Op::kForward, tensors, topk, words, config, out, w_format);
 }
 
-/// `dx` into `out`.
 void dx_out(const Tensor& dy, const Tensor& w, const Tensor& m_sizes,
             const std::optional<Tensor>& gather_indices,
             const std::optional<Tensor>& router_weights, std::int64_t topk,
             const std::string& words, const Config& config, const Tensor& out,
             const std::optional<Tensor>& w_scales, const std::string& w_format) {
-  raising([&] {
-    Product product(Op::kDx,
-                    {.first = dy.get(),
-                     .second = w.get(),
-                     .m_sizes = m_sizes.get(),
-                     .gather_indices = handle_of(gather_indices),
-                     .router_weights = handle_of(router_weights),
-                     .out = out.get(),
-                     .w_scales = handle_of(w_scales)},
-                    topk, with_config(read_options(words), config), w_format);
-    product.run_into_out();
-  });
+  product_into(Op::kDx, tensors_of(dy, w, m_sizes, gather_indices, router_weights, w_scales), topk,
+               words, config, out, w_format);
 }
 
-/// `dw` into `out`.
 void dw_out(const Tensor& dy, const Tensor& x, const Tensor& m_sizes,
             const std::optional<Tensor>& gather_indices,
             const std::optional<Tensor>& router_weights, std::int64_t topk,
             const std::string& words, const Config& config, const Tensor& out) {
-  raising([&] {
-    Product product(Op::kDw,
-                    {dy.get(), x.get(), m_sizes.get(), handle_of(gather_indices),
-                     handle_of(router_weights), nullptr, out.get()},
-                    topk, with_config(read_options(words), config));
-    product.run_into_out();
-  });
+  product_into(Op::kDw, tensors_of(dy, x, m_sizes, gather_indices, router_weights), topk, words,
+               config, out);
 }
 
 /// Measures one product ("forward", "dx" or "dw") as `moegemm::tune_forward` does; the report as
@@ -196,12 +174,7 @@ std::string tune(const std::string& name, const Tensor& first, const Tensor& sec
       refuse_value("op is '", name, "'; accepted are forward, dx and dw");
     }
     Product product(op,
-                    {.first = first.get(),
-                     .second = second.get(),
-                     .m_sizes = m_sizes.get(),
-                     .gather_indices = handle_of(gather_indices),
-                     .router_weights = handle_of(router_weights),
-                     .w_scales = handle_of(w_scales)},
+                    tensors_of(first, second, m_sizes, gather_indices, router_weights, w_scales),
                     topk, read_options(words), w_format);
     return product.tune(budget_seconds, again);
   });

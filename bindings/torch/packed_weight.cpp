@@ -9,48 +9,6 @@
 namespace moegemm::torch_ops {
 namespace {
 
-/// torch's numbers for the dtypes of packed values and scales, asked for once.
-struct PackedNumbers {
-  std::int32_t uint8 = aoti_torch_dtype_uint8();
-  std::int32_t int32 = aoti_torch_dtype_int32();
-  std::int32_t e4m3 = aoti_torch_dtype_float8_e4m3fn();
-  // torch 2.12 is the first that can be asked; the number is the same in all.
-  std::int32_t e8m0 = static_cast<std::int32_t>(torch::headeronly::ScalarType::Float8_e8m0fnu);
-  std::int32_t float32 = aoti_torch_dtype_float32();
-  std::int32_t bfloat16 = aoti_torch_dtype_bfloat16();
-  std::int32_t float16 = aoti_torch_dtype_float16();
-};
-
-const PackedNumbers& numbers() {
-  static const PackedNumbers known;
-  return known;
-}
-
-std::int32_t dtype_number(AtenTensorHandle tensor) {
-  std::int32_t number = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor, &number));
-  return number;
-}
-
-const char* dtype_name(AtenTensorHandle tensor) {
-  return torch::headeronly::toString(shared(tensor).scalar_type());
-}
-
-/// Into a view that has room for three dimensions.
-template <class View>
-void take_shape(const char* name, AtenTensorHandle tensor, View& view) {
-  std::int64_t rank = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor, &rank));
-  if (rank < 1 || rank > 3) {
-    refuse_value(name, " has ", rank, " dimensions; between 1 and 3 are accepted");
-  }
-  std::int64_t* sizes = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor, &sizes));
-  view.rank = static_cast<int>(rank);
-  for (int dim = 0; dim < view.rank; ++dim) view.shape[dim] = sizes[dim];
-  view.device = library_device(name, tensor);
-}
-
 WeightFormat format_named(const std::string& format) {
   const std::string_view name = std::string_view(format).substr(0, format.find('/'));
   for (const WeightFormatInfo& info : kWeightFormats) {
@@ -109,8 +67,11 @@ TensorView decoded_view(const char* name, AtenTensorHandle tensor, std::string& 
                         DType dtype) {
   const WeightFormat kind = format_named(format);
   const PackedElements elements = elements_of(kind);
+  const Extents extents(name, tensor);
   TensorView view;
-  take_shape(name, tensor, view);
+  view.rank = extents.rank;
+  view.shape = extents.shape;
+  view.device = extents.device;
   if (!has_packed_dtype(kind, dtype_number(tensor))) {
     refuse_type(name, " has dtype ", dtype_name(tensor), "; accepted with ", format, " are ",
                 elements.dtypes);
@@ -170,9 +131,7 @@ const void* dense_data(AtenTensorHandle tensor, std::optional<Tensor>& copy) {
     copy = torch::stable::contiguous(shared(tensor));
     return copy->const_data_ptr();
   }
-  const void* data = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_get_const_data_ptr(tensor, &data));
-  return data;
+  return readable_data(tensor);
 }
 
 }  // namespace
@@ -183,7 +142,10 @@ PackedWeight::PackedWeight(const char* name, AtenTensorHandle w, const char* sca
   if (scales == nullptr) {
     refuse_value(scales_name, " is None; w_format '", format, "' needs it");
   }
-  take_shape(scales_name, scales, scales_);
+  const Extents extents(scales_name, scales);
+  scales_.rank = extents.rank;
+  scales_.shape = extents.shape;
+  scales_.device = extents.device;
   scales_.type = scale_type_of(scales_name, scales);
   std::string text = format;
   if (format_named(format) == WeightFormat::kPlain) parse_quantization(format, scales_.type, 1, 1);
