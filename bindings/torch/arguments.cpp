@@ -39,19 +39,19 @@ DType library_dtype(const char* name, AtenTensorHandle tensor) {
 
 Device library_device(const char* name, AtenTensorHandle tensor) {
   std::int32_t type = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor, &type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor, &type));
   if (type == numbers().cpu) return {DeviceType::kCpu, 0};
   if (type != numbers().cuda) {
     refuse_type(name, " is on a device of type number ", type, "; accepted are cpu and cuda");
   }
   std::int32_t index = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor, &index));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor, &index));
   return {DeviceType::kCuda, index};
 }
 
 void* writable_data(AtenTensorHandle tensor) {
   void* data = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_get_mutable_data_ptr(tensor, &data));
+  TORCH_ERROR_CODE_CHECK(torch_get_mutable_data_ptr(tensor, &data));
   return data;
 }
 
@@ -63,7 +63,7 @@ OwnTensor allocate_torch(std::int64_t rank, const std::int64_t* shape, std::int3
   }
   const bool cuda = device.type == DeviceType::kCuda;
   AtenTensorHandle handle = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(rank, shape, strides.data(), dtype,
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(rank, shape, strides.data(), dtype,
                                                          cuda ? numbers().cuda : numbers().cpu,
                                                          cuda ? device.index : 0, &handle));
   return OwnTensor(handle);
@@ -78,13 +78,13 @@ const TorchNumbers& numbers() {
 
 Tensor shared(AtenTensorHandle tensor) {
   AtenTensorHandle copy = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(tensor, &copy));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(tensor, &copy));
   return Tensor(copy);
 }
 
 std::int32_t dtype_number(AtenTensorHandle tensor) {
   std::int32_t number = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor, &number));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor, &number));
   return number;
 }
 
@@ -94,18 +94,18 @@ const char* dtype_name(AtenTensorHandle tensor) {
 
 const void* readable_data(AtenTensorHandle tensor) {
   const void* data = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_get_const_data_ptr(tensor, &data));
+  TORCH_ERROR_CODE_CHECK(torch_get_const_data_ptr(tensor, &data));
   return data;
 }
 
 Extents::Extents(const char* name, AtenTensorHandle tensor) {
   std::int64_t dimensions = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor, &dimensions));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor, &dimensions));
   if (dimensions < 1 || dimensions > 3) {
     refuse_value(name, " has ", dimensions, " dimensions; between 1 and 3 are accepted");
   }
   std::int64_t* sizes = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor, &sizes));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor, &sizes));
   rank = static_cast<int>(dimensions);
   std::copy_n(sizes, rank, shape.begin());
   device = library_device(name, tensor);
@@ -123,7 +123,7 @@ Argument::Argument(const char* name, AtenTensorHandle tensor) : name_(name), ten
 
 bool Argument::walkable() {
   std::int64_t* strides = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor_, &strides));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor_, &strides));
   const auto& shape = view_.shape;
   const int last = view_.rank - 1;
   if (numel() == 0) {

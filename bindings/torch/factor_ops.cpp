@@ -28,7 +28,7 @@ StridedStack stack_of(const char* name, const Tensor& tensor) {
   const TensorView& view = argument.metadata();
   if (view.rank != 3) refuse_value(name, " is ", to_string(view), "; it must have 3 dimensions");
   std::int64_t* strides = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor.get(), &strides));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor.get(), &strides));
   return {const_cast<void*>(readable_data(tensor.get())),
           view.dtype,
           view.shape,

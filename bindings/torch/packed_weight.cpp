@@ -112,8 +112,8 @@ ScaleType scale_type_of(const char* name, AtenTensorHandle tensor) {
 
 bool is_contiguous(AtenTensorHandle tensor, int rank) {
   std::int64_t *sizes = nullptr, *strides = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor, &sizes));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor, &strides));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor, &sizes));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor, &strides));
   std::int64_t expected = 1;
   for (int dim = rank - 1; dim >= 0; --dim) {
     if (sizes[dim] == 0) return true;
@@ -126,7 +126,7 @@ bool is_contiguous(AtenTensorHandle tensor, int rank) {
 /// Its elements without gaps.
 const void* dense_data(AtenTensorHandle tensor, std::optional<Tensor>& copy) {
   std::int64_t rank = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor, &rank));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor, &rank));
   if (!is_contiguous(tensor, static_cast<int>(rank))) {
     copy = torch::stable::contiguous(shared(tensor));
     return copy->const_data_ptr();

@@ -61,7 +61,7 @@ void* current_stream(int device_index) {
                 "tensors need a CUDA build of torch 2.10 or newer");
   }
   void* stream = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(get(device_index, &stream));
+  TORCH_ERROR_CODE_CHECK(get(device_index, &stream));
   return stream;
 }
 
