@@ -5,36 +5,17 @@
 #include <algorithm>
 #include <array>
 
+#include "dtypes.h"
+
 namespace moegemm::torch_ops {
 namespace {
 
-std::int32_t torch_dtype(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return numbers().float32;
-    case DType::kFloat16:
-      return numbers().float16;
-    case DType::kBFloat16:
-      return numbers().bfloat16;
-    case DType::kInt32:
-      return numbers().int32;
-    case DType::kInt64:
-      return numbers().int64;
+DType checked_dtype(const char* name, AtenTensorHandle tensor) {
+  const std::optional<DType> dtype = library_dtype(dtype_number(tensor));
+  if (!dtype) {
+    refuse_type(name, " has dtype ", dtype_name(tensor), "; accepted are ", kAcceptedDTypes);
   }
-  return numbers().float32;
-}
-
-DType library_dtype(const char* name, AtenTensorHandle tensor) {
-  const std::int32_t number = dtype_number(tensor);
-  const TorchNumbers& known = numbers();
-  if (number == known.float32) return DType::kFloat32;
-  if (number == known.bfloat16) return DType::kBFloat16;
-  if (number == known.float16) return DType::kFloat16;
-  if (number == known.int32) return DType::kInt32;
-  if (number == known.int64) return DType::kInt64;
-  refuse_type(name, " has dtype ", dtype_name(tensor),
-              "; accepted are bfloat16, float16 and float32 for values, int32 and int64 for sizes "
-              "and indices");
+  return *dtype;
 }
 
 Device library_device(const char* name, AtenTensorHandle tensor) {
@@ -64,17 +45,12 @@ OwnTensor allocate_torch(std::int64_t rank, const std::int64_t* shape, std::int3
   const bool cuda = device.type == DeviceType::kCuda;
   AtenTensorHandle handle = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(rank, shape, strides.data(), dtype,
-                                                         cuda ? numbers().cuda : numbers().cpu,
-                                                         cuda ? device.index : 0, &handle));
+                                                  cuda ? numbers().cuda : numbers().cpu,
+                                                  cuda ? device.index : 0, &handle));
   return OwnTensor(handle);
 }
 
 }  // namespace
-
-const TorchNumbers& numbers() {
-  static const TorchNumbers known;
-  return known;
-}
 
 Tensor shared(AtenTensorHandle tensor) {
   AtenTensorHandle copy = nullptr;
@@ -117,7 +93,7 @@ Argument::Argument(const char* name, AtenTensorHandle tensor) : name_(name), ten
   view_.rank = extents.rank;
   view_.shape = extents.shape;
   view_.row_stride = view_.shape[view_.rank - 1];
-  view_.dtype = library_dtype(name, tensor);
+  view_.dtype = checked_dtype(name, tensor);
   view_.device = extents.device;
 }
 

@@ -43,22 +43,6 @@ template <class... Parts>
   refuse(ErrorKind::kInvalidType, parts...);
 }
 
-/// torch's numbers for what we know: asked for once, they are only fixed within one torch.
-struct TorchNumbers {
-  std::int32_t float32 = aoti_torch_dtype_float32();
-  std::int32_t float16 = aoti_torch_dtype_float16();
-  std::int32_t bfloat16 = aoti_torch_dtype_bfloat16();
-  std::int32_t int32 = aoti_torch_dtype_int32();
-  std::int32_t int64 = aoti_torch_dtype_int64();
-  std::int32_t uint8 = aoti_torch_dtype_uint8();
-  std::int32_t e4m3 = aoti_torch_dtype_float8_e4m3fn();
-  // torch 2.12 is the first that can be asked; the number is the same in all.
-  std::int32_t e8m0 = static_cast<std::int32_t>(torch::headeronly::ScalarType::Float8_e8m0fnu);
-  std::int32_t cpu = aoti_torch_device_type_cpu();
-  std::int32_t cuda = aoti_torch_device_type_cuda();
-};
-const TorchNumbers& numbers();
-
 /// For torch's functions that want a Tensor.
 Tensor shared(AtenTensorHandle tensor);
 std::int32_t dtype_number(AtenTensorHandle tensor);

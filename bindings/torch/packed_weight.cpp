@@ -6,6 +6,8 @@
 #include <charconv>
 #include <string_view>
 
+#include "dtypes.h"
+
 namespace moegemm::torch_ops {
 namespace {
 

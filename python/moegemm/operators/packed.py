@@ -18,17 +18,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moegemm.operators.packed_shapes import packed_shape
-
 REFUSED_GRADIENT = (
     "a quantised weight is frozen and has no gradient: train low-rank adapters beside it (moegemm.LoraAdapter, PEFT), "
     "or train weights that are not quantised"
 )
 
 
+# Values in an element of the packed tensor.
+VALUES_PER_ELEMENT = {"mxfp4": 2, "fp8": 1, "int4": 8, "nf4": 2}
+
+
 def format_of(word: str) -> str:
     """The format's name without its block."""
     return word.partition("/")[0]
+
+
+def packed_shape(w: Tensor, scales: Tensor | None, w_format: str) -> tuple[int, int, int]:
+    """E, N and K."""
+    name, *rest = w_format.split("/")
+    if name not in VALUES_PER_ELEMENT:
+        raise ValueError(f"w_format is '{w_format}'; accepted begin with {', '.join(VALUES_PER_ELEMENT)}")
+    if scales is None:
+        raise ValueError(f"w_scales is None; w_format '{w_format}' needs it")
+    if w.dim() == 2 and len(rest) == 2:  # flat nf4 with its shape
+        n, k = map(int, rest[1].split("x"))
+        return w.size(0), n, k
+    if w.dim() != 3:
+        raise ValueError(f"W has {w.dim()} dimensions; a packed W has three: [E, N, packed K]")
+    return w.size(0), w.size(1), w.size(2) * VALUES_PER_ELEMENT[name]
 
 
 class Packed:

@@ -6,10 +6,10 @@
 #include <memory>
 
 #include "commands/commands.h"
-#include "json.h"
 #include "moegemm/error.h"
 #include "moegemm/tune.h"
-#include "report.h"
+#include "output/json.h"
+#include "output/report.h"
 
 namespace moegemm::cli {
 namespace {

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "moegemm/error.h"
-#include "report.h"
+#include "output/report.h"
 
 namespace moegemm::cli {
 namespace {

@@ -4,9 +4,9 @@
 #include <memory>
 
 #include "commands/commands.h"
-#include "json.h"
 #include "moegemm/info.h"
-#include "report.h"
+#include "output/json.h"
+#include "output/report.h"
 
 namespace moegemm::cli {
 namespace {

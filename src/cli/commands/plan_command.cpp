@@ -10,15 +10,15 @@
 #include "commands/commands.h"
 #include "commands/expert_parallel_plan.h"
 #include "commands/plan_picture.h"
-#include "json.h"
 #include "layer/layer_run.h"
 #include "layer_options.h"
 #include "moegemm/error.h"
 #include "moegemm/info.h"
 #include "moegemm/invariance.h"
 #include "moegemm/plan.h"
+#include "output/json.h"
+#include "output/report.h"
 #include "program.h"
-#include "report.h"
 
 namespace moegemm::cli {
 namespace {

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "report.h"
+#include "output/report.h"
 
 namespace moegemm::cli {
 namespace {

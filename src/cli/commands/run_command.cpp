@@ -7,10 +7,10 @@
 #include <optional>
 
 #include "commands/commands.h"
-#include "json.h"
 #include "layer_options.h"
-#include "progress.h"
-#include "report.h"
+#include "output/json.h"
+#include "output/progress.h"
+#include "output/report.h"
 
 namespace moegemm::cli {
 namespace {

@@ -5,11 +5,11 @@
 #include <memory>
 
 #include "commands/commands.h"
-#include "json.h"
 #include "layer_options.h"
 #include "moegemm/error.h"
-#include "progress.h"
-#include "report.h"
+#include "output/json.h"
+#include "output/progress.h"
+#include "output/report.h"
 
 namespace moegemm::cli {
 namespace {

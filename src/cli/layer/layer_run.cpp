@@ -6,7 +6,7 @@
 
 #include "layer/random_weights.h"
 #include "moegemm/passes.h"
-#include "progress.h"
+#include "output/progress.h"
 #include "testing/device/device_tensor.h"
 #include "testing/numerics/floats.h"
 

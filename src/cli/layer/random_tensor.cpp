@@ -23,11 +23,12 @@ float RandomTensor::at(std::int64_t index) const {
   return testing::round_to(dtype_, amplitude_ * unit);
 }
 
-void RandomTensor::fill(testing::Memory& memory, void* data, std::int64_t count,
-                        const std::function<void(int chunk, int chunks)>& told) const {
+void fill_in_chunks(testing::Memory& memory, void* data, std::int64_t count,
+                    std::int64_t element_bytes, const ToldOfChunks& told,
+                    const std::function<void(void* host, std::int64_t begin, std::int64_t first,
+                                             std::int64_t last)>& make) {
   // 16 Mi elements: 64 MiB of staging at most, long enough that a chunk's fork and join vanish.
   constexpr std::int64_t kChunk = std::int64_t{1} << 24;
-  const std::int64_t element_bytes = size_bytes(dtype_);
   const bool in_place = memory.device().type == DeviceType::kCpu;
   std::vector<std::byte> staging(
       in_place ? 0 : static_cast<std::size_t>(std::min(count, kChunk) * element_bytes));
@@ -40,12 +41,20 @@ void RandomTensor::fill(testing::Memory& memory, void* data, std::int64_t count,
     std::byte* target = static_cast<std::byte*>(data) + begin * element_bytes;
     void* host = in_place ? target : staging.data();
     executor.run(workers, [&](int worker) {
-      const std::int64_t from = chunk * worker / workers;
-      const std::int64_t to = chunk * (worker + 1) / workers;
-      for (std::int64_t i = from; i < to; ++i) testing::encode(dtype_, host, i, at(begin + i));
+      make(host, begin, begin + chunk * worker / workers, begin + chunk * (worker + 1) / workers);
     });
     if (!in_place) memory.copy_in(target, host, chunk * element_bytes);
   }
+}
+
+void RandomTensor::fill(testing::Memory& memory, void* data, std::int64_t count,
+                        const ToldOfChunks& told) const {
+  fill_in_chunks(memory, data, count, size_bytes(dtype_), told,
+                 [this](void* host, std::int64_t begin, std::int64_t first, std::int64_t last) {
+                   for (std::int64_t i = first; i < last; ++i) {
+                     testing::encode(dtype_, host, i - begin, at(i));
+                   }
+                 });
 }
 
 void RandomTensor::fill_repeating(testing::Memory& memory, void* data, std::int64_t count) const {

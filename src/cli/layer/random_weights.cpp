@@ -9,33 +9,6 @@
 #include "testing/numerics/weight_formats.h"
 
 namespace moegemm::cli {
-namespace {
-
-/// Hands `count` bytes that `made` makes to the device, in parallel and chunk by chunk.
-template <typename Made>
-testing::Buffer fill(testing::Memory& memory, std::int64_t count, const Made& made,
-                     const std::function<void(int chunk, int chunks)>& told) {
-  constexpr std::int64_t kChunk = std::int64_t{1} << 24;
-  testing::Buffer buffer(memory, static_cast<std::size_t>(count));
-  std::vector<std::uint8_t> staging(static_cast<std::size_t>(std::min(count, kChunk)));
-  Executor& executor = default_executor();
-  const int workers = executor.concurrency();
-  const auto chunks = static_cast<int>((count + kChunk - 1) / kChunk);
-  for (std::int64_t begin = 0; begin < count; begin += kChunk) {
-    if (told) told(static_cast<int>(begin / kChunk) + 1, chunks);
-    const std::int64_t chunk = std::min(kChunk, count - begin);
-    executor.run(workers, [&](int worker) {
-      for (std::int64_t i = chunk * worker / workers; i < chunk * (worker + 1) / workers; ++i) {
-        staging[static_cast<std::size_t>(i)] = made(begin + i);
-      }
-    });
-    memory.copy_in(static_cast<std::uint8_t*>(buffer.data()) + begin, staging.data(),
-                   static_cast<std::size_t>(chunk));
-  }
-  return buffer;
-}
-
-}  // namespace
 
 GemmOptions LayerWeights::with(GemmOptions options) const {
   options.quantization = quantization;
@@ -80,8 +53,7 @@ float RandomWeights::at(std::int64_t index) const {
   return testing::round_to(plain_.dtype(), static_cast<float>(value * static_cast<double>(factor)));
 }
 
-LayerWeights RandomWeights::make(testing::Memory& memory,
-                                 const std::function<void(int chunk, int chunks)>& told) const {
+LayerWeights RandomWeights::make(testing::Memory& memory, const ToldOfChunks& told) const {
   LayerWeights weights;
   weights.quantization = quantization_;
   if (quantization_.plain()) {
@@ -91,9 +63,13 @@ LayerWeights RandomWeights::make(testing::Memory& memory,
     weights.view = tensor.view;
     return weights;
   }
-  weights.values = fill(
-      memory, experts_ * quantization_.expert_bytes(n_, k_),
-      [this](std::int64_t i) { return byte(i); }, told);
+  const std::int64_t bytes = experts_ * quantization_.expert_bytes(n_, k_);
+  weights.values = testing::Buffer(memory, static_cast<std::size_t>(bytes));
+  fill_in_chunks(memory, weights.values.data(), bytes, 1, told,
+                 [this](void* host, std::int64_t begin, std::int64_t first, std::int64_t last) {
+                   auto* values = static_cast<std::uint8_t*>(host);
+                   for (std::int64_t i = first; i < last; ++i) values[i - begin] = byte(i);
+                 });
   const std::int64_t scales = experts_ * quantization_.expert_scales(n_, k_);
   const int each = scale_bytes(quantization_.scale_type);
   std::vector<std::uint8_t> stored(static_cast<std::size_t>(scales * each));

@@ -33,8 +33,7 @@ class RandomWeights {
   float at(std::int64_t index) const;
 
   /// `told` is as in RandomTensor::fill.
-  LayerWeights make(testing::Memory& memory,
-                    const std::function<void(int chunk, int chunks)>& told = {}) const;
+  LayerWeights make(testing::Memory& memory, const ToldOfChunks& told = {}) const;
 
  private:
   std::uint8_t byte(std::int64_t index) const;

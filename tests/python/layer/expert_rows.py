@@ -66,3 +66,29 @@ def as_pairs(tensors: dict, options: dict) -> dict:
     if tensors["gate_up_bias"] is not None:
         pairs["gate_up_bias"] = tuple(t.contiguous() for t in tensors["gate_up_bias"].split(inner, 1))
     return pairs
+
+
+def check_replays(tensors: dict, options: dict, segments: list[dict]) -> None:
+    """A CUDA graph of the layer and its gradients gives the bits of a call with each of `segments`, tensors of
+    `options` that are overwritten before a replay."""
+    tensors = {name: t.nan_to_num() for name, t in tensors.items()}
+    mine = leaves_of(tensors)
+    d_out = torch.randn_like(tensors["rows"])
+    given = list(mine.values())
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            torch.autograd.grad(moegemm.experts_mlp(**mine, **options), given, d_out)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = moegemm.experts_mlp(**mine, **options)
+        gradients = torch.autograd.grad(out, given, d_out)
+    for changed in segments:
+        for name, values in changed.items():
+            options[name].copy_(torch.tensor(values))
+        graph.replay()
+        expected = results(tensors, options, d_out)
+        assert torch.equal(out, expected["out"])
+        for name, value in zip(mine, gradients, strict=True):
+            assert torch.equal(value, expected[name]), name

@@ -12,8 +12,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from moegemm.operators.loading import ops
 from moegemm.operators.options import DY_PER_TOKEN, PERMUTE_X
-from moegemm.operators.packed import format_of
-from moegemm.operators.packed_shapes import VALUES_PER_ELEMENT
+from moegemm.operators.packed import VALUES_PER_ELEMENT, format_of
 
 Shape = tuple[int, ...]
 

@@ -14,7 +14,7 @@ from moegemm.activations import is_gated
 from moegemm.operators.gradients import combine as combine_gradient
 from moegemm.operators.gradients.derivatives import vmap_refusal
 from moegemm.operators.options import DY_PER_TOKEN, FLOAT32_OUTPUT, PERMUTE_X, PERMUTE_Y, TRANSPOSED
-from moegemm.operators.packed_shapes import packed_shape
+from moegemm.operators.packed import packed_shape
 from moegemm.operators.registered import compact, factors
 from moegemm.operators.rules import require_same_device, require_same_dtype
 

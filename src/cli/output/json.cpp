@@ -1,8 +1,8 @@
-#include "json.h"
+#include "output/json.h"
 
 #include <fmt/format.h>
 
-#include "report.h"
+#include "output/report.h"
 
 namespace moegemm {
 
