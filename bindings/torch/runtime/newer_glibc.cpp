@@ -9,6 +9,23 @@ extern "C" {
 extern MOEGEMM_INSIDE char __libc_single_threaded;
 char __libc_single_threaded = 0;
 
+// From 2.33 on; std::filesystem calls them. Until then headers made them calls of these, with the
+// number that `struct stat` of this architecture has.
+struct stat;
+int __xstat(int version, const char* path, struct stat* into);
+int __lxstat(int version, const char* path, struct stat* into);
+#if defined(__x86_64__)
+constexpr int kStatVersion = 1;
+#else
+constexpr int kStatVersion = 0;
+#endif
+MOEGEMM_INSIDE int stat(const char* path, struct stat* into) {
+  return __xstat(kStatVersion, path, into);
+}
+MOEGEMM_INSIDE int lstat(const char* path, struct stat* into) {
+  return __lxstat(kStatVersion, path, into);
+}
+
 // From 2.38 on, whose headers call strtol and its like by these names: in C23 they read binary
 // numbers too.
 long older_strtol(const char*, char**, int) __asm__("strtol");
