@@ -1,3 +1,4 @@
+#include "dtypes.h"
 #include "moegemm/passes.h"
 #include "packed_weight.h"
 #include "registration.h"
@@ -9,17 +10,12 @@ namespace {
 using torch::headeronly::ScalarType;
 
 DType decoded_dtype(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::BFloat16:
-      return DType::kBFloat16;
-    case ScalarType::Half:
-      return DType::kFloat16;
-    case ScalarType::Float:
-      return DType::kFloat32;
-    default:
-      refuse_type("dtype is ", torch::headeronly::toString(dtype),
-                  "; accepted are bfloat16, float16 and float32");
+  const std::optional<DType> known = library_dtype(static_cast<std::int32_t>(dtype));
+  if (!known || !is_floating(*known)) {
+    refuse_type("dtype is ", torch::headeronly::toString(dtype),
+                "; accepted are bfloat16, float16 and float32");
   }
+  return *known;
 }
 
 /// See moegemm::dequantise_weights; the arguments are those of packed_weight.h.

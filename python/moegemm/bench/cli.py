@@ -6,6 +6,7 @@ the record is written as JSON (after each case), Markdown and pictures. benchmar
 """
 
 import argparse
+import importlib
 import json
 import os
 import sys
@@ -37,6 +38,8 @@ from moegemm.bench.record import add_render_option, read_to_render, write_json
 # Less than two minutes with starting and drawing.
 CPU_SECONDS = 95.0
 SMALLEST = "demo"  # for trying things out; not a published model
+# What is measured instead of products, each by the module of its name, and the folder of such a record in a checkout.
+KINDS = {"planner": "planner", "lora": "layer", "quantised": "quantised"}
 
 
 def words(text: str) -> list[str]:
@@ -66,16 +69,16 @@ def place_of(kind: str, records: Path | None) -> tuple[Path, str]:
     A checkout puts each record in a folder of `records`."""
     if records is None:
         return Path("moegemm-bench"), kind
-    if kind == "planner":
-        return records / "planner", "planner"
-    if kind == "lora":
-        return records / "layer", "lora"
-    if kind == "quantised":
-        return records / "quantised", "quantised"
+    if kind in KINDS:
+        return records / KINDS[kind], kind
     device, _, backend = kind.partition("-")
     if device == "cpu":
         return records / "cpu", "products"
     return records / ("sm80" if backend == "sm80" else "hopper"), "hopper" + (f"-{backend}" if backend else "")
+
+
+def module_of(kind: str) -> Any:
+    return importlib.import_module(f"moegemm.bench.{kind}")  # only where it is wanted: each imports what it measures
 
 
 def kind_of(record: report.Record) -> str:
@@ -133,9 +136,8 @@ def complete(options: argparse.Namespace, catalogue: dict[str, Any], records: Pa
     if options.render:
         kind = kind_of(json.loads(options.render.read_text()))
     else:
-        kind = options.device + (f"-{options.backend}" if options.backend else "")
-        kind = "planner" if options.planner else "lora" if options.lora else kind
-        kind = "quantised" if options.quantised else kind
+        products = options.device + (f"-{options.backend}" if options.backend else "")
+        kind = next((kind for kind in KINDS if getattr(options, kind)), products)
     folder, stem = place_of(kind, records)
     options.out = options.out or folder
     options.stem = options.stem or stem
@@ -173,20 +175,8 @@ def complete(options: argparse.Namespace, catalogue: dict[str, Any], records: Pa
 
 def render(record: report.Record, folder: Path, stem: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    if record.get("kind") == "planner":
-        from moegemm.bench import planner
-
-        (folder / f"{stem}.md").write_text(planner.to_markdown(record))
-        return
-    if record.get("kind") == "lora":
-        from moegemm.bench import lora
-
-        (folder / f"{stem}.md").write_text(lora.to_markdown(record))
-        return
-    if record.get("kind") == "quantised":
-        from moegemm.bench import quantised
-
-        (folder / f"{stem}.md").write_text(quantised.to_markdown(record))
+    if (kind := record.get("kind")) in KINDS:
+        (folder / f"{stem}.md").write_text(module_of(kind).to_markdown(record))
         return
     figures: list[tuple[str, str]] = []
     try:
@@ -353,50 +343,32 @@ def measure_planner(options: argparse.Namespace, root: Path) -> int:
     return 0
 
 
-def measure_lora(options: argparse.Namespace, root: Path) -> int:
-    from moegemm.bench import lora
+def measure_layers(options: argparse.Namespace, root: Path, kind: str) -> int:
+    """Cases of "lora" or "quantised", each kept as soon as it is there."""
     from moegemm.bench.measure import DTYPES
     from moegemm.bench.timing import Clock
 
     begin = time.monotonic()
-    record = begin_record(options, root) | {"kind": "lora"}
-    done = {(case["model"], case["tokens"]) for case in record["cases"]}
+    module = module_of(kind)
+    record = begin_record(options, root) | {"kind": kind}
+    count, fields = len(options.models) * len(set(options.tokens)), ["model", "tokens"]
+    given = [options.models, options.tokens, options.device, DTYPES[options.dtype], options.rounds]
+    if kind == "quantised":
+        count, fields = count * len(options.ops), [*fields, "op"]
+        given[2:4] = [options.formats, options.ops, options.device]
+    done = {tuple(case[field] for field in fields) for case in record["cases"]}
     clock = Clock(options.device)
     clock.heat(options.heat)
-    with Progress(len(options.models) * len(set(options.tokens)), len(done)) as progress:
+    with Progress(count, len(done)) as progress:
 
         def keep(entry: dict[str, Any]) -> None:
             record["cases"].append(entry)
             write_json(record, options.out, options.stem)
-            progress.step(lora.words_of(entry))
+            progress.step(module.words_of(entry))
 
         with ending_early():
-            given = (options.models, options.tokens, options.device, DTYPES[options.dtype], options.rounds)
-            lora.measure(*given, clock, done, keep)
-    finish_record(options, record, [lora.words_of(entry) for entry in record["cases"]], begin)
-    return 0
-
-
-def measure_quantised(options: argparse.Namespace, root: Path) -> int:
-    from moegemm.bench import quantised
-    from moegemm.bench.timing import Clock
-
-    begin = time.monotonic()
-    record = begin_record(options, root) | {"kind": "quantised"}
-    done = {(case["model"], case["tokens"], case["op"]) for case in record["cases"]}
-    clock = Clock(options.device)
-    clock.heat(options.heat)
-    with Progress(len(options.models) * len(set(options.tokens)) * len(options.ops), len(done)) as progress:
-
-        def keep(entry: dict[str, Any]) -> None:
-            record["cases"].append(entry)
-            write_json(record, options.out, options.stem)
-            progress.step(quantised.words_of(entry))
-
-        with ending_early():
-            given = (options.models, options.tokens, options.formats, options.ops, options.device, options.rounds)
-            quantised.measure(*given, clock, done, keep)
-    finish_record(options, record, [quantised.words_of(entry) for entry in record["cases"]], begin)
+            module.measure(*given, clock, done, keep)
+    finish_record(options, record, [module.words_of(entry) for entry in record["cases"]], begin)
     return 0
 
 
@@ -421,10 +393,8 @@ def main(arguments: Sequence[str] | None = None, *, records: Path | None = None)
     if options.render:
         render(read_to_render(options.render, options.out, options.stem), options.out, options.stem)
         return 0
-    if options.lora:
-        return measure_lora(options, root)
-    if options.quantised:
-        return measure_quantised(options, root)
+    if options.lora or options.quantised:
+        return measure_layers(options, root, "lora" if options.lora else "quantised")
     return measure_planner(options, root) if options.planner else measure(options, root)
 
 

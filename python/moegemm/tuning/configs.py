@@ -8,6 +8,7 @@ block size, warps or stages.
 
 import operator
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
 import torch
 
@@ -24,6 +25,10 @@ ANY = 0  # of the numbers that operators take
 @dataclass
 class KernelConfig:
     """What the three products' configs share."""
+
+    # The tile along the result's rows and columns and along the contraction, then TMA for the operand with one row per
+    # routed row (X or dY) and for the other one.
+    _NUMBERS: ClassVar[tuple[str, str, str, str, str]]
 
     BLOCK_SIZE_M: int | None = DEFAULT_BLOCK
     BLOCK_SIZE_N: int | None = DEFAULT_BLOCK
@@ -59,20 +64,6 @@ class KernelConfig:
         defaults = _DEFAULTS.get(type(self))
         return defaults is not None and all(map(operator.is_, vars(self).values(), defaults))
 
-    def extents(self) -> list[int | None]:
-        """The tile along the result's rows and columns and along the contraction; None for any."""
-        raise NotImplementedError
-
-    @property
-    def tma_rows(self) -> bool:
-        """TMA for the operand with one row per routed row: X (forward, dW) or dY (dX)."""
-        raise NotImplementedError
-
-    @property
-    def tma_weights(self) -> bool:
-        """TMA for the other operand: W (forward, dX) or dY (dW)."""
-        raise NotImplementedError
-
     def require_valid(self, argument: str, options: str) -> None:
         """Refuses a config for another permutation than the call's, or one the hardware cannot run."""
         for name, word in (("permute_x", PERMUTE_X), ("permute_y", PERMUTE_Y), ("fuse_mul_post", MULTIPLY)):
@@ -100,12 +91,9 @@ class KernelConfig:
 
     def numbers(self) -> list[int]:
         """The operators' `config` argument."""
-        return [
-            *(number or ANY for number in (*self.extents(), self.num_stages)),
-            int(self.tma_rows),
-            int(self.tma_weights),
-            int(self.use_tma_store),
-        ]
+        rows, columns, depth, tma_rows, tma_others = (getattr(self, name) for name in self._NUMBERS)
+        tile = [number or ANY for number in (rows, columns, depth, self.num_stages)]
+        return [*tile, int(tma_rows), int(tma_others), int(self.use_tma_store)]
 
     def all_defaults(self) -> bool:
         """True if nothing asks for a particular kernel."""
@@ -123,17 +111,7 @@ class KernelConfigForward(KernelConfig):
 
     use_tma_load_w: bool = False
     use_tma_load_x: bool = False
-
-    def extents(self) -> list[int | None]:
-        return [self.BLOCK_SIZE_M, self.BLOCK_SIZE_N, self.BLOCK_SIZE_K]
-
-    @property
-    def tma_rows(self) -> bool:
-        return self.use_tma_load_x
-
-    @property
-    def tma_weights(self) -> bool:
-        return self.use_tma_load_w
+    _NUMBERS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "use_tma_load_x", "use_tma_load_w")
 
 
 @dataclass
@@ -146,17 +124,7 @@ class KernelConfigBackward_dX(KernelConfig):  # noqa: N801 - Unsloth's name
 
     use_tma_load_dy: bool = False
     use_tma_load_w: bool = False
-
-    def extents(self) -> list[int | None]:
-        return [self.BLOCK_SIZE_M, self.BLOCK_SIZE_K, self.BLOCK_SIZE_N]
-
-    @property
-    def tma_rows(self) -> bool:
-        return self.use_tma_load_dy
-
-    @property
-    def tma_weights(self) -> bool:
-        return self.use_tma_load_w
+    _NUMBERS = ("BLOCK_SIZE_M", "BLOCK_SIZE_K", "BLOCK_SIZE_N", "use_tma_load_dy", "use_tma_load_w")
 
 
 @dataclass
@@ -169,17 +137,7 @@ class KernelConfigBackward_dW(KernelConfig):  # noqa: N801 - Unsloth's name
 
     use_tma_load_dy: bool = False
     use_tma_load_x: bool = False
-
-    def extents(self) -> list[int | None]:
-        return [self.BLOCK_SIZE_N, self.BLOCK_SIZE_K, self.BLOCK_SIZE_M]
-
-    @property
-    def tma_rows(self) -> bool:
-        return self.use_tma_load_x
-
-    @property
-    def tma_weights(self) -> bool:
-        return self.use_tma_load_dy
+    _NUMBERS = ("BLOCK_SIZE_N", "BLOCK_SIZE_K", "BLOCK_SIZE_M", "use_tma_load_x", "use_tma_load_dy")
 
 
 _DEFAULTS: dict[type, tuple[object, ...]] = {
