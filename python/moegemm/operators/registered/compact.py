@@ -25,10 +25,6 @@ def _combine_rows(rows: Tensor, weights: Tensor | None, positions: Tensor, float
     return rows.new_empty(shape, dtype=torch.float32 if float32_output else rows.dtype)
 
 
-def _combine_rows_out(rows: Tensor, weights: Tensor | None, positions: Tensor, out: Tensor) -> None:
-    """Nothing to create: the result goes into `out`."""
-
-
 def _spread_rows(rows: Tensor, positions: Tensor, gather_indices: Tensor | None, count: int) -> Tensor:
     return rows.new_empty((count, rows.size(1)))
 
@@ -55,7 +51,6 @@ def _index_arrivals(counts: Tensor, rows: int, room: int) -> tuple[Tensor, Tenso
 FAKES: dict[str, Callable[..., Any]] = {
     "route_compact": _route_compact,
     "combine_rows": _combine_rows,
-    "combine_rows_out": _combine_rows_out,
     "spread_rows": _spread_rows,
     "first_slots": _first_slots,
     "ids_at_target": _ids_at_target,

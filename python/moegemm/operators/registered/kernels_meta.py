@@ -2,7 +2,6 @@
 torch.compile), the gradient of `combine`, and that none of them can be vmapped."""
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from moegemm._ops import NAMESPACE, add_op_namespace_prefix
 from moegemm.activations import is_gated
 from moegemm.operators.gradients import combine as combine_gradient
 from moegemm.operators.gradients.derivatives import vmap_refusal
+from moegemm.operators.loading import ops
 from moegemm.operators.options import DY_PER_TOKEN, FLOAT32_OUTPUT, PERMUTE_X, PERMUTE_Y, TRANSPOSED
 from moegemm.operators.packed import packed_shape
 from moegemm.operators.registered import compact, factors
@@ -106,25 +106,6 @@ def _dw(
     return dy.new_empty(shape, dtype=_dtype(dy, options))
 
 
-def _writes_out(
-    first: Tensor, second: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, router_weights: Tensor | None,
-    topk: int, options: str, config: Config, out: Tensor, bias: Tensor | None = None,
-    w_scales: Tensor | None = None, w_format: str = "",
-) -> None:  # fmt: skip
-    """Nothing to create: the result goes into `out`."""
-
-
-def _dx_out(
-    dy: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, router_weights: Tensor | None,
-    topk: int, options: str, config: Config, out: Tensor, w_scales: Tensor | None = None, w_format: str = "",
-) -> None:  # fmt: skip
-    """Likewise."""
-
-
-def _combine_out(rows: Tensor, weights: Tensor | None, topk: int, out: Tensor) -> None:
-    """Likewise."""
-
-
 def _route(expert_ids: Tensor, num_experts: int, wide: bool, with_inverse: bool) -> tuple[Tensor, Tensor, Tensor]:
     dtype = torch.int64 if wide else torch.int32
     rows = expert_ids.numel()
@@ -147,45 +128,27 @@ def _scale_rows(
     return router_weights.new_empty((product.size(0),))
 
 
-def _check_layer(
-    x: Tensor, w_gate_up: Tensor, w_down: Tensor, expert_ids: Tensor, router_weights: Tensor | None,
-    gate_up_bias: Tensor | None, down_bias: Tensor | None, activation: str, transposed: bool,
-    w_up: Tensor | None = None, gate_up_format: str = "", down_format: str = "",
-) -> None:  # fmt: skip
-    """Shapes that may be symbolic are left to the products."""
-    _require_dtypes("x", x, w_gate_up, w_down, w_up, gate_up_format, down_format)
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Of operators that only write a tensor which is there."""
 
 
-def _check_expert_rows(
-    rows: Tensor, w_gate_up: Tensor, w_down: Tensor, sizes: Tensor, row_weights: Tensor | None,
-    gate_up_bias: Tensor | None, down_bias: Tensor | None, activation: str, transposed: bool,
-    w_up: Tensor | None = None, gate_up_format: str = "", down_format: str = "",
-) -> None:  # fmt: skip
-    _require_dtypes("rows", rows, w_gate_up, w_down, w_up, gate_up_format, down_format)
+def _check_experts(lead_name: str) -> Callable[..., None]:
+    """Packed values have a dtype of their own. Shapes, which may be symbolic, are left to the products."""
 
+    def check(
+        lead: Tensor, w_gate_up: Tensor, w_down: Tensor, segments: Tensor, weights: Tensor | None,
+        gate_up_bias: Tensor | None, down_bias: Tensor | None, activation: str, transposed: bool,
+        w_up: Tensor | None = None, gate_up_format: str = "", down_format: str = "",
+    ) -> None:  # fmt: skip
+        plain = {} if down_format else {"w_down": w_down}
+        if not gate_up_format:
+            plain = {"w_gate_up" if w_up is None else "w_gate_up[0]": w_gate_up, **plain}
+            if w_up is not None:
+                plain["w_gate_up[1]"] = w_up
+        for name, tensor in plain.items():
+            require_same_dtype(name, tensor, lead_name, lead)
 
-def _require_dtypes(
-    name: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor, w_up: Tensor | None, gate_up_format: str, down_format: str
-) -> None:
-    """Packed values have a dtype of their own."""
-    weights = {} if down_format else {"w_down": w_down}
-    if not gate_up_format:
-        pair = w_up is not None
-        weights = {"w_gate_up[0]" if pair else "w_gate_up": w_gate_up, **weights}
-        if w_up is not None:
-            weights["w_gate_up[1]"] = w_up
-    for other, tensor in weights.items():
-        require_same_dtype(other, tensor, name, x)
-
-
-def _add_weighted_bias(
-    rows: Tensor, bias: Tensor, m_sizes: Tensor, row_weights: Tensor, out: Tensor, options: str = ""
-) -> None:
-    """Nothing to create."""
-
-
-def _add_rows(a: Tensor, b: Tensor, m_sizes: Tensor, out: Tensor, options: str = "") -> None:
-    """Nothing to create."""
+    return check
 
 
 def _activate(
@@ -224,18 +187,19 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "route": _route,
     "combine": _combine,
     "scale_rows": _scale_rows,
-    "combine_out": _combine_out,
-    "check_layer": _check_layer,
-    "check_expert_rows": _check_expert_rows,
-    "add_weighted_bias": _add_weighted_bias,
-    "add_rows": _add_rows,
+    "combine_out": _nothing,
+    "check_layer": _check_experts("x"),
+    "check_expert_rows": _check_experts("rows"),
+    "add_weighted_bias": _nothing,
+    "add_rows": _nothing,
     "activate": _activate,
     "activate_backward": _activate_backward,
     "expert_sums": _expert_sums,
-    "forward_out": _writes_out,
-    "dx_out": _dx_out,
+    "forward_out": _nothing,
+    "dx_out": _nothing,
     "dequantize": _dequantize,
-    "dw_out": _writes_out,
+    "dw_out": _nothing,
+    "combine_rows_out": _nothing,
     **compact.FAKES,
     **factors.FAKES,
 }
@@ -244,10 +208,11 @@ _FAKES: dict[str, Callable[..., Any]] = {
 _CALLERS_NAMES = {"x": "X", "w": "W", "dy": "dY", "router_weights": "topk_weights"}
 
 
-def _on_one_device(fake: Callable[..., Any], callers_names: dict[str, str]) -> Callable[..., Any]:
-    """`fake` for tensors that share a device. With one meta tensor among others torch runs no kernel but this, and its
-    result would be memory that nobody wrote."""
-    names = list(inspect.signature(fake).parameters)
+def _on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator's `fake` for tensors that share a device. With one meta tensor among others torch runs no kernel but
+    this, and its result would be memory that nobody wrote."""
+    names = [argument.name for argument in getattr(ops, name).default._schema.arguments]
+    callers_names = {} if name.startswith("check_") else _CALLERS_NAMES
 
     @functools.wraps(fake)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -276,8 +241,7 @@ _ours: Any = _torch_library.Library(NAMESPACE, "IMPL")  # kept: its registration
 def register() -> None:
     """Tells torch all of it; once per process."""
     for name, fake in _FAKES.items():
-        names = {} if name.startswith("check_") else _CALLERS_NAMES
-        _torch_library.register_fake(add_op_namespace_prefix(name), _on_one_device(fake, names))
+        _torch_library.register_fake(add_op_namespace_prefix(name), _on_one_device(name, fake))
         _torch_library.register_vmap(add_op_namespace_prefix(name), _refusing_vmap(name))
     _torch_library.register_autograd(
         add_op_namespace_prefix("combine"), combine_gradient.backward, setup_context=combine_gradient.setup_context
