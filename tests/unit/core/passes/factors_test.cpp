@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "unit/core/expect_refusal.h"
 #include "core/factor_tiles.h"
+#include "unit/core/expect_refusal.h"
 
 namespace moegemm::testing {
 namespace {
