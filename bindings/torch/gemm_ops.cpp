@@ -149,12 +149,14 @@ void forward_out(const Tensor& x, const Tensor& w, const Tensor& m_sizes,
   });
 }
 
-/// `dx` into `out`.
+/// `dx`, or `dx_low_rank`, into `out`.
 void dx_out(const Tensor& dy, const Tensor& w, const Tensor& m_sizes,
             const std::optional<Tensor>& gather_indices,
             const std::optional<Tensor>& router_weights, std::int64_t topk,
             const std::string& words, const Config& config, const Tensor& out,
-            const std::optional<Tensor>& w_scales, const std::string& w_format) {
+            const std::optional<Tensor>& w_scales, const std::string& w_format,
+            const std::optional<Tensor>& low_rank_rows,
+            const std::optional<Tensor>& low_rank_weights) {
   raising([&] {
     Product product(Op::kDx,
                     {.first = dy.get(),
@@ -163,6 +165,8 @@ void dx_out(const Tensor& dy, const Tensor& w, const Tensor& m_sizes,
                      .gather_indices = handle_of(gather_indices),
                      .router_weights = handle_of(router_weights),
                      .out = out.get(),
+                     .low_rank_rows = handle_of(low_rank_rows),
+                     .low_rank_weights = handle_of(low_rank_weights),
                      .w_scales = handle_of(w_scales)},
                     topk, with_config(read_options(words), config), w_format);
     product.run_into_out();
@@ -238,7 +242,8 @@ constexpr Operator kOperators[] = {
      TORCH_BOX(&forward_out)},
     {"dx_out(Tensor dy, Tensor w, Tensor m_sizes, Tensor? gather_indices, "
      "Tensor? router_weights, int topk, str options, int[]? config, Tensor(a!) out, "
-     "Tensor? w_scales=None, str w_format=\"\") -> ()",
+     "Tensor? w_scales=None, str w_format=\"\", Tensor? low_rank_rows=None, "
+     "Tensor? low_rank_weights=None) -> ()",
      TORCH_BOX(&dx_out)},
     {"dw_out(Tensor dy, Tensor x, Tensor m_sizes, Tensor? gather_indices, "
      "Tensor? router_weights, int topk, str options, int[]? config, Tensor(a!) out) -> ()",

@@ -12,6 +12,7 @@ from moegemm.operators.main_grad import MainGrad, count_write, main_grad_of
 from moegemm.operators.options import ALLOW_TF32, DY_PER_TOKEN, FLOAT32_OUTPUT, PERMUTE_X, PERMUTE_Y, TRANSPOSED
 from moegemm.operators.packed import REFUSED_GRADIENT, Packed
 from moegemm.operators.row_products import dx as _dx
+from moegemm.operators.row_products import dx_low_rank as _dx_low_rank
 from moegemm.operators.row_products import dx_out as _dx_out
 from moegemm.operators.row_products import forward as _forward
 from moegemm.operators.row_products import forward_out as _forward_out
@@ -147,6 +148,22 @@ class Weights(NamedTuple):
         count_write(out)
         return out
 
+    def unsummed_gradient_of_both(
+        self, d_pre: Tensor, w: Tensor, w_up: Tensor, routed: Routed, out: Tensor | None
+    ) -> Tensor:
+        """The same of two products whose weights are stored alike: one contraction over the columns of both, the second
+        of which the operators know as a low-rank part."""
+        middle = self.columns(w)
+        d_gate, d_up = d_pre[:, :middle], d_pre[:, middle:]
+        indices, topk, words = None, 1, self.options
+        if routed.gather_indices is not None and routed.positions is None:
+            indices, topk, words = routed.gather_indices, routed.topk, PERMUTE_X + words
+        if out is None:
+            return _dx_low_rank(d_gate, w, routed.m_sizes, indices, d_up, w_up, topk, words)
+        _dx_out(d_gate, w, routed.m_sizes, indices, None, topk, words, None, out, None, "", d_up, w_up)
+        count_write(out)
+        return out
+
     def tokens_gradient(self, d_rows: Tensor, w: AnyWeight, routed: Routed, out: Tensor | None = None) -> Tensor:
         """The gradient [T, K] of from_tokens' tokens."""
         if not _is_summed(routed):
@@ -164,6 +181,10 @@ def tokens_gradient_of_pair(
 ) -> Tensor:
     """The gradient of tokens that two products read: of each row the sum of both in fp32, rounded once. The sum over a
     token's rows takes them rounded, as where one product makes them: rows may come back from other ranks."""
+    if isinstance(w_gate, Tensor) and isinstance(w_up, Tensor) and pair[0].options == pair[1].options:
+        summed = _is_summed(routed)
+        rows = pair[0].unsummed_gradient_of_both(d_pre, w_gate, w_up, routed, None if summed else out)
+        return routed.summed(rows, None, out) if summed else rows
     middle = pair[0].columns(w_gate)
     gate = pair[0].unsummed_tokens_gradient(d_pre[:, :middle], w_gate, routed, FLOAT32_OUTPUT)
     up = pair[1].unsummed_tokens_gradient(d_pre[:, middle:], w_up, routed, FLOAT32_OUTPUT)

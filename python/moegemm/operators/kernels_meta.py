@@ -116,6 +116,7 @@ def _writes_out(
 def _dx_out(
     dy: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, router_weights: Tensor | None,
     topk: int, options: str, config: Config, out: Tensor, w_scales: Tensor | None = None, w_format: str = "",
+    low_rank_rows: Tensor | None = None, low_rank_weights: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Likewise."""
 
