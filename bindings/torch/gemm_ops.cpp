@@ -127,6 +127,26 @@ Tensor low_rank_product(const Tensor& first, const Tensor& w, const Tensor& m_si
   });
 }
 
+/// `forward` with W in two tensors (moegemm::GemmOptions::w_up): an operator apart, likewise.
+Tensor forward_pair(const Tensor& x, const Tensor& w, const Tensor& w_up, const Tensor& m_sizes,
+                    const std::optional<Tensor>& gather_indices, std::int64_t topk,
+                    const std::string& words, const std::optional<Tensor>& bias,
+                    const std::string& activation) {
+  return raising([&] {
+    ProductOptions options = read_options(words);
+    if (!activation.empty()) options.gemm.activation = parse_activation(activation);
+    Product product(Op::kForward,
+                    {.first = x.get(),
+                     .second = w.get(),
+                     .m_sizes = m_sizes.get(),
+                     .gather_indices = handle_of(gather_indices),
+                     .bias = handle_of(bias),
+                     .w_up = w_up.get()},
+                    topk, std::move(options));
+    return product.run().hand_over();
+  });
+}
+
 /// `forward` into `out`, without an activation.
 void forward_out(const Tensor& x, const Tensor& w, const Tensor& m_sizes,
                  const std::optional<Tensor>& gather_indices,
@@ -232,6 +252,9 @@ constexpr Operator kOperators[] = {
      "Tensor low_rank_rows, Tensor low_rank_weights, int topk=1, str options=\"\", "
      "Tensor? bias=None, str activation=\"\", Tensor? w_scales=None, str w_format=\"\") -> Tensor",
      TORCH_BOX(&low_rank_product<Op::kForward>)},
+    {"forward_pair(Tensor x, Tensor w, Tensor w_up, Tensor m_sizes, Tensor? gather_indices=None, "
+     "int topk=1, str options=\"\", Tensor? bias=None, str activation=\"\") -> Tensor",
+     TORCH_BOX(&forward_pair)},
     {"dx_low_rank(Tensor dy, Tensor w, Tensor m_sizes, Tensor? gather_indices, "
      "Tensor low_rank_rows, Tensor low_rank_weights, int topk=1, str options=\"\", "
      "Tensor? bias=None, str activation=\"\", Tensor? w_scales=None, str w_format=\"\") -> Tensor",

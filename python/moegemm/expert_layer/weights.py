@@ -18,6 +18,7 @@ from moegemm.operators.row_products import forward as _forward
 from moegemm.operators.row_products import forward_out as _forward_out
 from moegemm.operators.weight_gradients import WeightGradient
 
+_forward_pair: Callable[..., Tensor] = ops.forward_pair.default
 _combine: Callable[..., Tensor] = ops.combine.default
 _combine_out: Callable[..., None] = ops.combine_out.default
 _combine_rows: Callable[..., Tensor] = ops.combine_rows.default
@@ -80,6 +81,14 @@ class Weights(NamedTuple):
     def from_tokens(self, tokens: Tensor, w: AnyWeight, routed: Routed) -> Tensor:
         """[T, K] -> [M, N] in expert order: row r reads its token. The first product."""
         return _forward(tokens, w, *routed[:2], None, routed.topk, routed.reads_tokens() + self.options)
+
+    def both_from_tokens(
+        self, tokens: Tensor, w: Tensor, w_up: Tensor, routed: Routed, bias: Tensor | None = None, activation: str = ""
+    ) -> Tensor:
+        """from_tokens of two weights for which `are_a_pair` holds, [M, 2 N] with the halves side by side; with an
+        activation its bias is added and nothing but activated rows is kept."""
+        words = routed.reads_tokens() + self.options
+        return _forward_pair(tokens, w, w_up, *routed[:2], routed.topk, words, bias, activation)
 
     def from_tokens_into(self, tokens: Tensor, w: AnyWeight, routed: Routed, pre: Tensor) -> None:
         """The same into `pre`, which may be some columns of a wider matrix."""
@@ -171,6 +180,14 @@ class Weights(NamedTuple):
         return routed.summed(self.unsummed_tokens_gradient(d_rows, w, routed), None, out)
 
 
+def are_a_pair(pair: tuple[Weights, Weights | None], w: AnyWeight, w_up: AnyWeight | None) -> bool:
+    """Whether one operator takes both: plain weights [E, N, K], with rows as far apart in either."""
+    if not isinstance(w, Tensor) or not isinstance(w_up, Tensor) or pair[1] is None:
+        return False
+    alike = pair[0].options == pair[1].options and w.stride() == w_up.stride()
+    return alike and TRANSPOSED not in pair[0].options
+
+
 def _is_summed(routed: Routed) -> bool:
     """Whether a token's gradient is a sum over its rows."""
     return routed.gather_indices is not None and (routed.positions is not None or routed.topk > 1)
@@ -259,6 +276,8 @@ def first_product(
     first, up = pair
     if up is None or w_up is None:
         return first.from_tokens(tokens, w_gate_up, routed)
+    if are_a_pair(pair, w_gate_up, w_up):
+        return first.both_from_tokens(tokens, w_gate_up, w_up, routed)  # type: ignore[arg-type]
     middle = first.columns(w_gate_up)
     pre = torch.empty((routed.rows(tokens), 2 * middle), dtype=tokens.dtype, device=tokens.device)
     first.from_tokens_into(tokens, w_gate_up, routed, pre[:, :middle])
