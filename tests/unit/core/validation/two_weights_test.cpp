@@ -13,8 +13,8 @@ class TwoWeights : public testing::ValidCall {
   TensorView wide = TensorView::matrix(y_data.data(), kType, 12, 8);
 
   void expect_refused(std::initializer_list<const char*> parts) {
-    expect_refusal(ErrorKind::kInvalidValue, parts,
-                   [this] { described_call(Op::kForward, x, gates, wide); });
+    testing::expect_refusal(ErrorKind::kInvalidValue, parts,
+                            [this] { described_call(Op::kForward, x, gates, wide); });
   }
 };
 
