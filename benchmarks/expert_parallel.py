@@ -144,7 +144,7 @@ def bytes_alone(layer: Layer, sent_rows: int) -> Calls:
     moved = (layer.x.size(0) + sent_rows) * layer.x.size(1)
     source, target = (torch.empty(moved // 2, dtype=layer.x.dtype, device=layer.x.device) for _ in range(2))
     rows = layer.rows[:sent_rows]
-    return {"copy": lambda: target.copy_(source), "fill": lambda: torch.empty_like(rows).fill_(1.0)}
+    return {"copy": lambda: target.copy_(source), "fill": lambda: torch.empty_like(rows).zero_()}
 
 
 def parse_options() -> argparse.Namespace:

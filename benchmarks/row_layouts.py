@@ -59,13 +59,16 @@ class Layer:
         aligned = (sizes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
         capacity = int(aligned.max())
         gapped = (aligned.cumsum(0) - aligned).int()
-        masked = (torch.arange(self.experts, device="cuda") * capacity).int()
         undefined = {"tails": "undefined", "expected_rows": self.count}
         return {
             "packed": (self.rows(self.count), {}),
             "capacity": (self.rows(CAPACITY * self.count), undefined),
             "gapped": (self.rows(int(aligned.sum())), {"starts": gapped, **undefined}),
-            "masked": (self.rows(self.experts * capacity), {"starts": masked, **undefined}),
+            "gapped, one tensor": (
+                self.rows(int(aligned.sum())),
+                {"sizes": torch.stack((self.sizes, gapped)), **undefined},
+            ),
+            "masked": (self.rows(self.experts * capacity).view(self.experts, capacity, -1), undefined),
         }
 
 
@@ -81,7 +84,8 @@ def layout_calls(layer: Layer) -> tuple[Calls, Calls]:
     for name, (rows, arguments) in layer.layouts().items():
 
         def call(rows: Tensor = rows, arguments: dict[str, Any] = arguments) -> Tensor:
-            return moegemm.experts_mlp(rows, layer.w_gate_up, layer.w_down, layer.sizes, **arguments)
+            given = {"sizes": layer.sizes, **arguments}
+            return moegemm.experts_mlp(rows, layer.w_gate_up, layer.w_down, **given)
 
         forward[name] = torch.no_grad()(call)
         both[name] = backward_too(call, rows, layer.w_gate_up, layer.w_down)
@@ -187,6 +191,7 @@ def measure_budget(clock: Clock, rounds: int, most: int = 112) -> dict[str, Any]
 
 
 Times = dict[str, dict[str, float]]
+PLACED = ("capacity", "gapped", "gapped, one tensor", "masked")
 
 
 def pair(times: Times, name: str) -> str:
@@ -200,26 +205,27 @@ def ratio(times: Times, name: str, of: str, digits: int = 3) -> str:
 def layout_lines(layers: list[dict[str, Any]]) -> list[str]:
     lines = [
         f'`packed` has exact rows. `capacity` has {CAPACITY} times as many rows as are used and `tails="undefined"`,',
-        f"`gapped` segments that begin at multiples of {ALIGNMENT}, `masked` the same room for each expert. `torch` is",
-        "three `torch._grouped_mm` and a SiLU, as torchtitan's GroupedExperts has them.",
+        f"`gapped` segments that begin at multiples of {ALIGNMENT}, with sizes and starts in two tensors, or in one,",
+        "which saves a launch, `masked` is rows [E, capacity, H]. `torch` is three `torch._grouped_mm` and a SiLU, as",
+        "torchtitan's GroupedExperts has them.",
         "",
-        "| layer | rows | packed | capacity | gapped | masked | gate and up apart | torch |",
-        "|---|---|---|---|---|---|---|---|",
+        "| layer | rows | packed | capacity | gapped | in one tensor | masked | gate and up apart | torch |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for entry in layers:
-        names = ("packed", "capacity", "gapped", "masked", "gate and up apart", "torch")
+        names = ("packed", *PLACED, "gate and up apart", "torch")
         cells = [pair(entry["layouts"], name) for name in names]
         lines.append(f"| {entry['model']}, {entry['tokens']} tokens | {entry['rows']} | " + " | ".join(cells) + " |")
     lines += [
         "",
         "The same as times of packed rows, and torch as times of both forms of the weights.",
         "",
-        "| layer | capacity | gapped | masked | gate and up apart | torch / packed | torch / gate and up apart |",
-        "|---|---|---|---|---|---|---|",
+        "| layer | capacity | gapped | in one tensor | masked | gate and up apart | torch / packed | torch / apart |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for entry in layers:
         times = entry["layouts"]
-        cells = [ratio(times, n, "packed") for n in ("capacity", "gapped", "masked", "gate and up apart")]
+        cells = [ratio(times, n, "packed") for n in (*PLACED, "gate and up apart")]
         cells += [ratio(times, "torch", of, 2) for of in ("packed", "gate and up apart")]
         lines.append(f"| {entry['model']} | " + " | ".join(cells) + " |")
     return lines
