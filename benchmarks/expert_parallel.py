@@ -1,5 +1,6 @@
 """Times what surrounds the exchange of an expert-parallel layer on one GPU: route, pack, index and combine, with the
-shapes of one rank of EP 8. Beside it the same steps as torchtitan takes them, in torch's own operators.
+shapes of one rank of EP 8. Beside it the same steps as torchtitan takes them, in torch's own operators, and what moving
+the bytes of pack and combine takes. Writes the record.
 
     python benchmarks/expert_parallel.py                                   # Qwen3-30B, 8192 tokens
     python benchmarks/expert_parallel.py --tokens 64 --experts 16 --ranks 2 --hidden 32 --device cpu --rounds 2
@@ -13,6 +14,7 @@ import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,11 +24,17 @@ try:
 except ModuleNotFoundError:
     sys.path.insert(0, str(Path(__file__).parent.parent / "python"))
     import moegemm
+from moegemm.bench.machine import commit_of, describe
+from moegemm.bench.record import add_record_options, read_to_render, write_json
 from moegemm.bench.timing import Clock
 from moegemm.distributed.exchange import Splits, arrived, packed
 from moegemm.distributed.sending import ids_at_target, once_per_rank, once_per_slot, order_of
 
-GOAL_US = 150.0
+ROOT = Path(__file__).resolve().parent.parent
+STEM = "expert_parallel"
+STEPS = ("route", "pack", "index", "combine", "all")
+WAYS = {"per slot": "a row for each slot", "once per rank": "`unique=True`", "torch": "torch's operators"}
+Calls = dict[str, Callable[[], object]]
 
 
 class Layer:
@@ -46,7 +54,7 @@ class Layer:
         self.counts = counts.to(device)
 
 
-def moegemm_steps(layer: Layer) -> dict[str, Callable[[], object]]:
+def moegemm_steps(layer: Layer) -> Calls:
     sending = once_per_slot(layer.ids, layer.experts, layer.ranks)
     rows = sum(layer.sent)
     order = order_of(sending, rows, True, False)
@@ -67,7 +75,7 @@ def moegemm_steps(layer: Layer) -> dict[str, Callable[[], object]]:
     }
 
 
-def unique_steps(layer: Layer) -> dict[str, Callable[[], object]]:
+def unique_steps(layer: Layer) -> Calls:
     """A token travels once to each rank, with its ids; the weights are multiplied there."""
     sending = once_per_rank(layer.ids, layer.experts, layer.ranks)
     rows, here = int(sending.counts.sum()), layer.experts // layer.ranks
@@ -89,7 +97,7 @@ def unique_steps(layer: Layer) -> dict[str, Callable[[], object]]:
     }
 
 
-def torch_steps(layer: Layer) -> dict[str, Callable[[], object]]:
+def torch_steps(layer: Layer) -> Calls:
     """Sort, gather, permute rank-major to expert-major and back, scale and scatter-add: what a dispatcher in torch does
     around its two exchanges."""
     flat = layer.ids.flatten()
@@ -131,6 +139,14 @@ def torch_steps(layer: Layer) -> dict[str, Callable[[], object]]:
     }
 
 
+def bytes_alone(layer: Layer, sent_rows: int) -> Calls:
+    """Kernels that only move what pack reads and writes, which is what combine writes and reads."""
+    moved = (layer.x.size(0) + sent_rows) * layer.x.size(1)
+    source, target = (torch.empty(moved // 2, dtype=layer.x.dtype, device=layer.x.device) for _ in range(2))
+    rows = layer.rows[:sent_rows]
+    return {"copy": lambda: target.copy_(source), "fill": lambda: torch.empty_like(rows).zero_()}
+
+
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in (
@@ -143,24 +159,71 @@ def parse_options() -> argparse.Namespace:
     ):
         parser.add_argument(f"--{name}", type=int, default=value, help="default: %(default)s")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    add_record_options(parser, ROOT / "build" / "bench" / "rows")
     return parser.parse_args()
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    layer = Layer(options)
+    unique_rows = int(once_per_rank(layer.ids, layer.experts, layer.ranks).counts.sum())
+    rows = {"per slot": sum(layer.sent), "once per rank": unique_rows, "torch": sum(layer.sent)}
+    ways = {"per slot": moegemm_steps(layer), "once per rank": unique_steps(layer), "torch": torch_steps(layer)}
+    calls = {f"{way}: {step}": call for way, steps in ways.items() for step, call in steps.items()}
+    for way in ("per slot", "once per rank"):
+        calls |= {f"{way}: {name}": call for name, call in bytes_alone(layer, rows[way]).items()}
+    clock = Clock(options.device)
+    clock.heat(options.heat)
+    times = clock.round_robin(calls, options.rounds)
+    us = {name: 1e3 * statistics.median(found) for name, found in times.items()}
+    run = describe(options.device, "bf16", options.rounds, options.commit or commit_of(ROOT))
+    shape = {name: getattr(options, name) for name in ("tokens", "experts", "topk", "hidden", "ranks")}
+    return {"run": run, "shape": shape, "rows": rows, "us": us}
+
+
+def page(record: dict[str, Any]) -> str:
+    run, shape, us = record["run"], record["shape"], record["us"]
+    lines = [
+        "# Around the exchange of an expert-parallel layer",
+        "",
+        f"{shape['tokens']} tokens, top {shape['topk']} of {shape['experts']} experts, hidden {shape['hidden']}, one "
+        f"rank of {shape['ranks']}, bf16, on one {run.get('gpu', run.get('cpu'))}, {run.get('date', '')}; medians of "
+        f"{run.get('rounds')} rounds in turns, caches flushed. Microseconds.",
+        "",
+        "The exchange itself is left out. `pack` copies tokens in the order in which they are sent, `index` tells",
+        "experts where the rows that came are, `combine` sums a token's rows. In torch's operators, as torchtitan's",
+        "dispatcher has them, `index` and `combine` also move rows between the order of ranks and that of experts.",
+        "",
+        "| way | rows sent | " + " | ".join(STEPS) + " |",
+        "|---|" + "---|" * (len(STEPS) + 1),
+    ]
+    for way, what in WAYS.items():
+        cells = [f"{us[f'{way}: {step}']:.0f}" for step in STEPS]
+        lines.append(f"| {what} | {record['rows'][way]} | " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        "What memory allows: a copy of as many bytes as pack reads and writes, which combine moves the other way, and",
+        "a fill of the rows that pack writes.",
+        "",
+        "| rows sent | MB moved by pack, and by combine | copy | fill | route, index and two copies |",
+        "|---|---|---|---|---|",
+    ]
+    for way in ("per slot", "once per rank"):
+        moved = (shape["tokens"] + record["rows"][way]) * shape["hidden"] * 2 / 1e6
+        copy, fill = us[f"{way}: copy"], us[f"{way}: fill"]
+        least = us[f"{way}: route"] + us[f"{way}: index"] + 2 * copy
+        lines.append(f"| {record['rows'][way]} | {moved:.0f} | {copy:.0f} | {fill:.0f} | {least:.0f} |")
+    return "\n".join([*lines, ""])
 
 
 def main() -> int:
     options = parse_options()
-    layer = Layer(options)
-    calls = {f"moegemm: {name}": call for name, call in moegemm_steps(layer).items()}
-    calls |= {f"once per rank: {name}": call for name, call in unique_steps(layer).items()}
-    calls |= {f"torch: {name}": call for name, call in torch_steps(layer).items()}
-    times = Clock(options.device).round_robin(calls, options.rounds)
-    print(
-        f"{options.tokens} tokens, top {options.topk} of {options.experts} experts, hidden {options.hidden}, "
-        f"EP {options.ranks}, bf16 on {options.device}: microseconds, median of {options.rounds}"
-    )
-    for name, found in times.items():
-        print(f"  {name:28} {1e3 * statistics.median(found):9.1f}")
-    all_of_it = 1e3 * statistics.median(times["moegemm: all"])
-    print(f"around the exchange: {all_of_it:.1f} us; the goal for Qwen3-30B on an H200 is {GOAL_US:.0f}")
+    if options.render:
+        (options.out / f"{STEM}.md").write_text(page(read_to_render(options.render, options.out, STEM)))
+        return 0
+    record = measure(options)
+    write_json(record, options.out, STEM)
+    (options.out / f"{STEM}.md").write_text(page(record))
+    print(page(record))
     return 0
 
 

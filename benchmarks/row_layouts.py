@@ -59,13 +59,16 @@ class Layer:
         aligned = (sizes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
         capacity = int(aligned.max())
         gapped = (aligned.cumsum(0) - aligned).int()
-        masked = (torch.arange(self.experts, device="cuda") * capacity).int()
         undefined = {"tails": "undefined", "expected_rows": self.count}
         return {
             "packed": (self.rows(self.count), {}),
             "capacity": (self.rows(CAPACITY * self.count), undefined),
             "gapped": (self.rows(int(aligned.sum())), {"starts": gapped, **undefined}),
-            "masked": (self.rows(self.experts * capacity), {"starts": masked, **undefined}),
+            "gapped, one tensor": (
+                self.rows(int(aligned.sum())),
+                {"sizes": torch.stack((self.sizes, gapped)), **undefined},
+            ),
+            "masked": (self.rows(self.experts * capacity).view(self.experts, capacity, -1), undefined),
         }
 
 
@@ -81,7 +84,8 @@ def layout_calls(layer: Layer) -> tuple[Calls, Calls]:
     for name, (rows, arguments) in layer.layouts().items():
 
         def call(rows: Tensor = rows, arguments: dict[str, Any] = arguments) -> Tensor:
-            return moegemm.experts_mlp(rows, layer.w_gate_up, layer.w_down, layer.sizes, **arguments)
+            given = {"sizes": layer.sizes, **arguments}
+            return moegemm.experts_mlp(rows, layer.w_gate_up, layer.w_down, **given)
 
         forward[name] = torch.no_grad()(call)
         both[name] = backward_too(call, rows, layer.w_gate_up, layer.w_down)
@@ -119,7 +123,11 @@ def sharded_calls(layer: Layer) -> tuple[Calls, Calls]:
 
     calls = {"all slots": sharded(None), "local slots": sharded(exact), "packed local rows": local}
     leaves = {"packed local rows": gathered}
-    forward = {name: torch.no_grad()(call) for name, call in calls.items()}
+    # What the sum of each token's rows reads and writes, moved by a kernel that does nothing else.
+    moved = (layer.count + x.size(0)) * layer.hidden
+    source, target = (torch.empty(moved // 2, dtype=HALF, device="cuda") for _ in range(2))
+    forward: Calls = {name: torch.no_grad()(call) for name, call in calls.items()}
+    forward["copy"] = lambda: target.copy_(source)
     both = {
         name: backward_too(call, leaves.get(name, x), layer.w_gate_up, layer.w_down) for name, call in calls.items()
     }
@@ -182,53 +190,83 @@ def measure_budget(clock: Clock, rounds: int, most: int = 112) -> dict[str, Any]
     return {"most": most, "of": everything, **times}
 
 
-def page(record: dict[str, Any]) -> str:
-    run = record["run"]
+Times = dict[str, dict[str, float]]
+PLACED = ("capacity", "gapped", "gapped, one tensor", "masked")
+
+
+def pair(times: Times, name: str) -> str:
+    return f"{times['forward'][name]:.3f} / {times['both'][name]:.3f}"
+
+
+def ratio(times: Times, name: str, of: str, digits: int = 3) -> str:
+    return " / ".join(f"{times[w][name] / times[w][of]:.{digits}f}" for w in ("forward", "both"))
+
+
+def layout_lines(layers: list[dict[str, Any]]) -> list[str]:
     lines = [
+        f'`packed` has exact rows. `capacity` has {CAPACITY} times as many rows as are used and `tails="undefined"`,',
+        f"`gapped` segments that begin at multiples of {ALIGNMENT}, with sizes and starts in two tensors, or in one,",
+        "which saves a launch, `masked` is rows [E, capacity, H]. `torch` is three `torch._grouped_mm` and a SiLU, as",
+        "torchtitan's GroupedExperts has them.",
+        "",
+        "| layer | rows | packed | capacity | gapped | in one tensor | masked | gate and up apart | torch |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for entry in layers:
+        names = ("packed", *PLACED, "gate and up apart", "torch")
+        cells = [pair(entry["layouts"], name) for name in names]
+        lines.append(f"| {entry['model']}, {entry['tokens']} tokens | {entry['rows']} | " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        "The same as times of packed rows, and torch as times of both forms of the weights.",
+        "",
+        "| layer | capacity | gapped | in one tensor | masked | gate and up apart | torch / packed | torch / apart |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for entry in layers:
+        times = entry["layouts"]
+        cells = [ratio(times, n, "packed") for n in (*PLACED, "gate and up apart")]
+        cells += [ratio(times, "torch", of, 2) for of in ("packed", "gate and up apart")]
+        lines.append(f"| {entry['model']} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def sharded_lines(layers: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "The layer of transformers' expert parallelism: every rank has all tokens, and an eighth of the ids is its.",
+        "`all slots` computes a row for each slot, `local slots` (`max_rows=`) for those of this rank. `copy` moves",
+        "as many bytes as the sum of each token's rows does. Packed local rows have neither that sum, once forward and",
+        "once backward, nor a routing, nor rows to gather.",
+        "",
+        "| layer | all slots | local slots | packed local rows | local / packed | copy | MiB kept: all slots | local |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for entry in layers:
+        times = entry["sharded"]
+        cells = [pair(times, n) for n in ("all slots", "local slots", "packed local rows")]
+        cells += [ratio(times, "local slots", "packed local rows", 2), f"{times['forward']['copy']:.3f}"]
+        cells += [f"{entry['kept_mib'][n]:.0f}" for n in ("all slots", "local slots")]
+        lines.append(f"| {entry['model']}, {entry['tokens']} tokens | " + " | ".join(cells) + " |")
+    return lines
+
+
+def page(record: dict[str, Any]) -> str:
+    run, budget = record["run"], record["budget"]
+    share = budget["all"] / budget["some"]
+    return "\n".join([
         "# Rows as engines hand them over",
         "",
         f"Layers of one rank of {RANKS}, bf16, on one {run.get('gpu', run.get('cpu'))}, {run.get('date', '')}; medians "
         f"of {run.get('rounds')} rounds in turns, L2 flushed. Milliseconds, forward / forward and backward.",
         "",
-        f'`packed` has exact rows. `capacity` has {CAPACITY} times as many rows as are used and `tails="undefined"`,',
-        f"`gapped` segments that begin at multiples of {ALIGNMENT}, `masked` the same room for each expert. `torch` is",
-        "three `torch._grouped_mm` and a SiLU, as torchtitan's GroupedExperts has them.",
+        *layout_lines(record["layers"]),
         "",
-        "| layer | rows | packed | capacity | gapped | masked | gate and up apart | torch | torch / packed |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-
-    def pair(times: dict[str, dict[str, float]], name: str) -> str:
-        return f"{times['forward'][name]:.3f} / {times['both'][name]:.3f}"
-
-    for entry in record["layers"]:
-        times = entry["layouts"]
-        ratio = " / ".join(f"{times[w]['torch'] / times[w]['packed']:.2f}" for w in ("forward", "both"))
-        cells = [pair(times, n) for n in ("packed", "capacity", "gapped", "masked", "gate and up apart", "torch")]
-        lines.append(
-            f"| {entry['model']}, {entry['tokens']} tokens | {entry['rows']} | " + " | ".join(cells) + f" | {ratio} |"
-        )
-    lines += [
-        "",
-        "The layer of transformers' expert parallelism: every rank has all tokens, and an eighth of the ids is its.",
-        "`all slots` computes a row for each slot, `local slots` (`max_rows=`) for those of this rank.",
-        "",
-        "| layer | all slots | local slots | packed local rows | MiB kept, all slots | local slots |",
-        "|---|---|---|---|---|---|",
-    ]
-    for entry in record["layers"]:
-        cells = [pair(entry["sharded"], n) for n in ("all slots", "local slots", "packed local rows")]
-        kept = [f"{entry['kept_mib'][n]:.0f}" for n in ("all slots", "local slots")]
-        lines.append(f"| {entry['model']}, {entry['tokens']} tokens | " + " | ".join(cells + kept) + " |")
-    budget = record["budget"]
-    share = budget["all"] / budget["some"]
-    lines += [
+        *sharded_lines(record["layers"]),
         "",
         f"On {budget['most']} of {budget['of']} multiprocessors the first product of {MODELS[0]} runs at {share:.3f} "
         f"of its speed on all ({budget['most']}/{budget['of']} = {budget['most'] / budget['of']:.3f}).",
         "",
-    ]
-    return "\n".join(lines)
+    ])  # fmt: skip
 
 
 def main() -> None:

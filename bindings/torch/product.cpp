@@ -85,6 +85,7 @@ Product::Product(Op op, const ProductTensors& tensors, std::int64_t topk, Produc
       out_("out", tensors.out),
       low_rank_rows_("low_rank_rows", tensors.low_rank_rows),
       low_rank_weights_("low_rank_weights", tensors.low_rank_weights),
+      w_up_("w_up", tensors.w_up),
       topk_(topk),
       options_(std::move(options)) {
   GemmOptions& gemm = options_.gemm;
@@ -94,6 +95,7 @@ Product::Product(Op op, const ProductTensors& tensors, std::int64_t topk, Produc
   }
   if (gemm.multiply) router_weights_ = Argument("topk_weights", tensors.router_weights);
   gemm.bias = bias_.metadata();
+  gemm.w_up = w_up_.metadata();
   gemm.low_rank_rows = low_rank_rows_.metadata();
   gemm.low_rank_weights = low_rank_weights_.metadata();
   if (!w_format.empty()) {
@@ -146,6 +148,7 @@ void Product::run(const TensorView& out) {
   const TensorView& first = first_.readable();
   const TensorView& second = readable_second();
   options_.gemm.bias = bias_.readable();
+  options_.gemm.w_up = w_up_.readable();
   options_.gemm.low_rank_rows = low_rank_rows_.readable();
   options_.gemm.low_rank_weights = low_rank_weights_.readable();
   const Execution execution(description_.problem.device, description_.problem.flops());

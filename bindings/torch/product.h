@@ -33,6 +33,7 @@ struct ProductTensors {
   AtenTensorHandle low_rank_rows = nullptr;
   AtenTensorHandle low_rank_weights = nullptr;
   AtenTensorHandle w_scales = nullptr;
+  AtenTensorHandle w_up = nullptr;
 };
 
 /// One product of the operators, described from metadata alone: a refused call has allocated and
@@ -60,7 +61,7 @@ class Product {
   const TensorView& readable_second();
 
   Argument first_, second_, m_sizes_, gather_indices_, router_weights_, bias_, out_;
-  Argument low_rank_rows_, low_rank_weights_;
+  Argument low_rank_rows_, low_rank_weights_, w_up_;
   std::unique_ptr<PackedWeight> packed_;  ///< in place of second_
   std::int64_t topk_;
   ProductOptions options_;

@@ -19,6 +19,7 @@ struct CallerWords {
   const char* x = "x";
   const char* w = "w";
   const char* w_scales = "w_scales";
+  const char* w_up = "w_up";
   const char* dy = "dy";
   const char* out = nullptr;  ///< null: "y", "dx" or "dw"
   const char* router_weights = "router_weights";

@@ -70,6 +70,10 @@ struct GemmOptions {
   /// Forward and dX: [E, columns of the product] of X's dtype, or not given. Added to the fp32
   /// result before multiply scales it, also to that of a row which reads as zeros.
   TensorView bias = {};
+  /// Forward: W has the first half of the columns of Y, gates for instance, and this one the second
+  /// half: both [E, N / 2, K], with rows of the same pitch. Not given: W has all of them. The bits
+  /// are those of one W.
+  TensorView w_up = {};
   /// Forward and dX: a low-rank part, both or neither. low_rank_rows [M, r], in expert order
   /// whatever the indices say, times low_rank_weights, which is W with a contraction of r: [E, N,
   /// r] for forward and [E, r, K] for dX, or [E, r, N] and [E, K, r] where W is [E, K, N]. It is

@@ -71,6 +71,7 @@ struct KernelInfo {
   int stages = 0;
   WeightFormat weights = WeightFormat::kPlain;  ///< what it decodes W from
   bool own_order = false;  ///< sums in another order than the other kernels of its backend
+  bool ups_apart = false;  ///< reads gates and ups from two tensors, where one map spans both
 };
 
 /// What one launch does: the product itself, or a pass over rows before or after it.
@@ -96,6 +97,9 @@ enum class TileOrder : std::uint8_t {
   kAlongRows,       ///< dW: neighbours differ in their columns of dY
 };
 
+/// Which columns of the output a product makes: those of W, and those of GemmOptions::w_up.
+enum class Columns : std::uint8_t { kAll, kFirstHalf, kSecondHalf };
+
 /// What the cache of the device should do with the weights of a product.
 enum class WeightCaching : std::uint8_t { kKeep, kPassThrough };
 
@@ -110,6 +114,7 @@ struct Step {
   int grid = 0;  ///< thread blocks, or CPU workers
   TileOrder order = TileOrder::kByExpert;
   WeightCaching weights = WeightCaching::kKeep;
+  Columns columns = Columns::kAll;
   /// Where in the workspace its result goes, in bytes; -1: into the output of the call.
   std::int64_t workspace_offset = -1;
   std::string reason;  ///< why this step, and why so

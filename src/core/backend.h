@@ -22,6 +22,7 @@ struct Operands {
   const void* w = nullptr;  ///< [E, N, K]; not for dW. Packed values of a quantised W, dense:
                             ///< expert e begins at byte e * Quantization::expert_bytes, its row n
                             ///< n * K values on
+  const void* w_up = nullptr;      ///< the second half of N, as w; null unless Problem::ups_apart
   const void* w_scales = nullptr;  ///< of a quantised W, dense; else null
   const void* dy = nullptr;        ///< [M, N]; not for forward
   void* out = nullptr;             ///< Y [M, N], dX [M, K] or dW [E, N, K]

@@ -94,7 +94,24 @@ class Walk {
       operands_.bias = nullptr;
       problem_ = product_beside(StepKind::kActivate, problem_);
     }
-    backend.launch(step, problem_, operands_, context_);
+    if (step.columns == Columns::kAll) {
+      backend.launch(step, problem_, operands_, context_);
+    } else {
+      backend.launch(step, half_of(problem_), operands_of(step.columns), context_);
+    }
+  }
+
+  Operands operands_of(Columns columns) const {
+    Operands half = operands_;
+    half.w_up = nullptr;
+    if (columns == Columns::kFirstHalf) return half;
+    const std::int64_t first = asked_.problem.n / 2;
+    half.w = operands_.w_up;
+    half.out = static_cast<std::byte*>(half.out) + first * size_bytes(problem_.out_dtype);
+    if (half.bias != nullptr) {
+      half.bias = static_cast<const std::byte*>(half.bias) + first * size_bytes(problem_.dtype);
+    }
+    return half;
   }
 
   void scale(const Step& step) {

@@ -65,6 +65,7 @@ void add_all_tests() {
   add_check_tests();
   add_route_tests();
   add_row_tests();
+  add_exchange_tests();
   add_activation_tests();
   add_expert_sum_tests();
   add_fused_activation_tests();

@@ -10,7 +10,8 @@ void add_invariance_tests();    ///< same bits: again, alone, in any batch, with
 void add_large_offset_tests();  ///< more than 2^31 and 2^32 elements ("slow")
 void add_check_tests();         ///< GemmOptions::check
 void add_route_tests();
-void add_row_tests();  ///< combine and scale_rows
+void add_row_tests();       ///< combine and scale_rows
+void add_exchange_tests();  ///< spread_rows
 void add_activation_tests();
 void add_expert_sum_tests();  ///< the gradients of biases
 void add_fused_activation_tests();

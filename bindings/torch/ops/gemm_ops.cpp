@@ -133,6 +133,20 @@ void product_into(Op op, ProductTensors tensors, std::int64_t topk, const std::s
   });
 }
 
+/// `forward` with W in two tensors (moegemm::GemmOptions::w_up): an operator apart, likewise.
+Tensor forward_pair(const Tensor& x, const Tensor& w, const Tensor& w_up, const Tensor& m_sizes,
+                    const std::optional<Tensor>& gather_indices, std::int64_t topk,
+                    const std::string& words, const std::optional<Tensor>& bias,
+                    const std::string& activation) {
+  return raising([&] {
+    ProductTensors tensors = tensors_of(x, w, m_sizes, gather_indices, {});
+    tensors.bias = handle_of(bias);
+    tensors.w_up = w_up.get();
+    ProductOptions options = with_activation(read_options(words), activation);
+    return Product(Op::kForward, tensors, topk, std::move(options)).run().hand_over();
+  });
+}
+
 void forward_out(const Tensor& x, const Tensor& w, const Tensor& m_sizes,
                  const std::optional<Tensor>& gather_indices,
                  const std::optional<Tensor>& router_weights, std::int64_t topk,
@@ -144,13 +158,18 @@ void forward_out(const Tensor& x, const Tensor& w, const Tensor& m_sizes,
   product_into(Op::kForward, tensors, topk, words, config, out, w_format);
 }
 
+/// `dx`, or `dx_low_rank`, into `out`.
 void dx_out(const Tensor& dy, const Tensor& w, const Tensor& m_sizes,
             const std::optional<Tensor>& gather_indices,
             const std::optional<Tensor>& router_weights, std::int64_t topk,
             const std::string& words, const Config& config, const Tensor& out,
-            const std::optional<Tensor>& w_scales, const std::string& w_format) {
-  product_into(Op::kDx, tensors_of(dy, w, m_sizes, gather_indices, router_weights, w_scales), topk,
-               words, config, out, w_format);
+            const std::optional<Tensor>& w_scales, const std::string& w_format,
+            const std::optional<Tensor>& low_rank_rows,
+            const std::optional<Tensor>& low_rank_weights) {
+  ProductTensors tensors = tensors_of(dy, w, m_sizes, gather_indices, router_weights, w_scales);
+  tensors.low_rank_rows = handle_of(low_rank_rows);
+  tensors.low_rank_weights = handle_of(low_rank_weights);
+  product_into(Op::kDx, tensors, topk, words, config, out, w_format);
 }
 
 void dw_out(const Tensor& dy, const Tensor& x, const Tensor& m_sizes,
@@ -201,6 +220,9 @@ constexpr Operator kOperators[] = {
      "Tensor low_rank_rows, Tensor low_rank_weights, int topk=1, str options=\"\", "
      "Tensor? bias=None, str activation=\"\", Tensor? w_scales=None, str w_format=\"\") -> Tensor",
      TORCH_BOX(&low_rank_product<Op::kForward>)},
+    {"forward_pair(Tensor x, Tensor w, Tensor w_up, Tensor m_sizes, Tensor? gather_indices=None, "
+     "int topk=1, str options=\"\", Tensor? bias=None, str activation=\"\") -> Tensor",
+     TORCH_BOX(&forward_pair)},
     {"dx_low_rank(Tensor dy, Tensor w, Tensor m_sizes, Tensor? gather_indices, "
      "Tensor low_rank_rows, Tensor low_rank_weights, int topk=1, str options=\"\", "
      "Tensor? bias=None, str activation=\"\", Tensor? w_scales=None, str w_format=\"\") -> Tensor",
@@ -211,7 +233,8 @@ constexpr Operator kOperators[] = {
      TORCH_BOX(&forward_out)},
     {"dx_out(Tensor dy, Tensor w, Tensor m_sizes, Tensor? gather_indices, "
      "Tensor? router_weights, int topk, str options, int[]? config, Tensor(a!) out, "
-     "Tensor? w_scales=None, str w_format=\"\") -> ()",
+     "Tensor? w_scales=None, str w_format=\"\", Tensor? low_rank_rows=None, "
+     "Tensor? low_rank_weights=None) -> ()",
      TORCH_BOX(&dx_out)},
     {"dw_out(Tensor dy, Tensor x, Tensor m_sizes, Tensor? gather_indices, "
      "Tensor? router_weights, int topk, str options, int[]? config, Tensor(a!) out) -> ()",

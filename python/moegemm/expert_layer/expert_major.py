@@ -24,7 +24,7 @@ from moegemm.operators.gradients.derivatives import refuse_forward_mode
 from moegemm.operators.gradients.weight_gradients import WeightGradients, require_queue
 from moegemm.operators.loading import ops
 from moegemm.operators.raw import autocast_dtype, torch_allows_tf32
-from moegemm.operators.segments import ZERO, placed, tail_options
+from moegemm.operators.segments import ZERO, masked, placed, tail_options
 
 _check_expert_rows: Callable[..., None] = ops.check_expert_rows.default
 
@@ -35,12 +35,12 @@ class _Rows(NamedTuple):
     rows: Tensor  # [R, H]
     sizes: Tensor  # [E]
     starts: Tensor | None
-    ends: bool  # sizes are cumulative ends
+    both: Tensor | None  # ends [1, E], or sizes and starts [2, E]: what the operators take
     row_weights: Tensor | None  # [R]
 
     def segments(self) -> Tensor:
         """In the operators' one argument."""
-        return self.sizes.view(1, -1) if self.ends else placed(self.sizes, self.starts, "sizes")
+        return placed(self.sizes, self.starts, "sizes") if self.both is None else self.both
 
 
 def _masked(rows: Tensor, sizes: Tensor, starts: Tensor | None, row_weights: Tensor | None) -> _Rows:
@@ -59,8 +59,7 @@ def _masked(rows: Tensor, sizes: Tensor, starts: Tensor | None, row_weights: Ten
                 f"{list(rows.shape[:2])}"
             )
         row_weights = row_weights.flatten()
-    begins = torch.arange(experts, device=sizes.device, dtype=sizes.dtype) * capacity
-    return _Rows(rows.flatten(0, 1), sizes.clamp(max=capacity), begins, False, row_weights)
+    return _Rows(rows.flatten(0, 1), sizes, None, masked(sizes, capacity), row_weights)
 
 
 def _laid_out(rows: Tensor, sizes: Tensor, starts: Tensor | None, row_weights: Tensor | None) -> _Rows:
@@ -68,13 +67,14 @@ def _laid_out(rows: Tensor, sizes: Tensor, starts: Tensor | None, row_weights: T
     if rows.dim() == 3:
         return _masked(rows, sizes, starts, row_weights)
     if sizes.dim() != 2:
-        return _Rows(rows, sizes, starts, False, row_weights)
-    if sizes.size(0) != 1 or starts is not None:
+        return _Rows(rows, sizes, starts, None, row_weights)
+    if sizes.size(0) not in (1, 2) or starts is not None:
         given = "" if starts is None else " and starts given"
         raise ValueError(
-            f"sizes is {list(sizes.shape)}{given}; its shape must be [E], or [1, E] for ends without starts"
+            f"sizes is {list(sizes.shape)}{given}; its shape must be [E], or without starts [1, E] for ends or [2, E] "
+            "for sizes and starts"
         )
-    return _Rows(rows, sizes[0], None, True, row_weights)
+    return _Rows(rows, sizes[0], None, sizes, row_weights)
 
 
 def _checked(laid_out: _Rows, experts: ExpertTensors, activation: str, transposed: bool) -> _Rows:
@@ -123,7 +123,8 @@ def experts_mlp(
 
     Shapes, with C = 2 I for a gated activation and C = I for one without:
         rows: [R, H], or [E, capacity, H] with sizes[e] rows of expert e; bf16, fp16 or fp32. Returns the same shape.
-        sizes: [E], or [1, E] for cumulative ends; starts: [E]. int32 or int64, both alike, on the device of rows.
+        sizes: [E], or [1, E] for cumulative ends, or [2, E] for sizes and starts; starts: [E]. int32 or int64, both
+            alike, on the device of rows.
         row_weights: the shape of rows without H; fp32 or the rows' dtype; None for none.
         w_gate_up: [E, C, H], w_down: [E, H, I]; with transposed [E, H, C] and [E, I, H]. No layout is copied.
         gate_up_bias: [E, C], down_bias: [E, H]; None for none. w_gate_up and gate_up_bias may be pairs (gate, up).

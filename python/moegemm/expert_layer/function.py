@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from moegemm.activations import Activation
-from moegemm.expert_layer.weights import AnyWeight, Routed, Weights, first_product, tokens_gradient_of_pair
+from moegemm.expert_layer.weights import (
+    AnyWeight,
+    Routed,
+    Weights,
+    are_a_pair,
+    first_product,
+    tokens_gradient_of_pair,
+)
 from moegemm.operators.errors import explain
 from moegemm.operators.gradients.derivatives import once_only, refuse_tangents_in_backward, vmap_refusal
 from moegemm.operators.gradients.main_grad import count_write
@@ -99,8 +106,16 @@ def _run_forward(call: LayerCall, routed: Routed, tensors: LayerTensors) -> tupl
 
 def _run_inference(call: LayerCall, routed: Routed, tensors: LayerTensors) -> Tensor:
     """The same output where no backward needs the first product: the GPU may store activated rows only."""
-    if call.up is not None or _row_weights(routed, tensors.weights) is not None:
+    if _row_weights(routed, tensors.weights) is not None:
         return _run_forward(call, routed, tensors)[0]
+    if call.up is not None:
+        concatenated = call.activation.layout == "concatenated"
+        if not (concatenated and are_a_pair((call.first, call.up), tensors.w_gate_up, tensors.w_up)):
+            return _run_forward(call, routed, tensors)[0]
+        weights: tuple[Any, Any] = tensors.w_gate_up, tensors.w_up
+        text = call.activation.text()
+        act = call.first.both_from_tokens(tensors.x, *weights, routed, tensors.gate_up_bias, text)
+        return _run_second(call, routed, act, tensors)
     act = call.first.activated_from_tokens(tensors.x, tensors.w_gate_up, tensors.gate_up_bias, call.activation, routed)
     return _run_second(call, routed, act, tensors)
 

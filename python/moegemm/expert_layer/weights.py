@@ -13,10 +13,12 @@ from moegemm.operators.loading import ops
 from moegemm.operators.options import ALLOW_TF32, DY_PER_TOKEN, FLOAT32_OUTPUT, PERMUTE_X, PERMUTE_Y, TRANSPOSED
 from moegemm.operators.packed import REFUSED_GRADIENT, Packed
 from moegemm.operators.row_products import dx as _dx
+from moegemm.operators.row_products import dx_low_rank as _dx_low_rank
 from moegemm.operators.row_products import dx_out as _dx_out
 from moegemm.operators.row_products import forward as _forward
 from moegemm.operators.row_products import forward_out as _forward_out
 
+_forward_pair: Callable[..., Tensor] = ops.forward_pair.default
 _combine: Callable[..., Tensor] = ops.combine.default
 _combine_out: Callable[..., None] = ops.combine_out.default
 _combine_rows: Callable[..., Tensor] = ops.combine_rows.default
@@ -79,6 +81,14 @@ class Weights(NamedTuple):
     def from_tokens(self, tokens: Tensor, w: AnyWeight, routed: Routed) -> Tensor:
         """[T, K] -> [M, N] in expert order: row r reads its token. The first product."""
         return _forward(tokens, w, *routed[:2], None, routed.topk, routed.reads_tokens() + self.options)
+
+    def both_from_tokens(
+        self, tokens: Tensor, w: Tensor, w_up: Tensor, routed: Routed, bias: Tensor | None = None, activation: str = ""
+    ) -> Tensor:
+        """from_tokens of two weights for which `are_a_pair` holds, [M, 2 N] with the halves side by side; with an
+        activation its bias is added and nothing but activated rows is kept."""
+        words = routed.reads_tokens() + self.options
+        return _forward_pair(tokens, w, w_up, *routed[:2], routed.topk, words, bias, activation)
 
     def from_tokens_into(self, tokens: Tensor, w: AnyWeight, routed: Routed, pre: Tensor) -> None:
         """The same into `pre`, which may be some columns of a wider matrix."""
@@ -147,11 +157,35 @@ class Weights(NamedTuple):
         count_write(out)
         return out
 
+    def unsummed_gradient_of_both(
+        self, d_pre: Tensor, w: Tensor, w_up: Tensor, routed: Routed, out: Tensor | None
+    ) -> Tensor:
+        """The same of two products whose weights are stored alike: one contraction over the columns of both, the second
+        of which the operators know as a low-rank part."""
+        middle = self.columns(w)
+        d_gate, d_up = d_pre[:, :middle], d_pre[:, middle:]
+        indices, topk, words = None, 1, self.options
+        if routed.gather_indices is not None and routed.positions is None:
+            indices, topk, words = routed.gather_indices, routed.topk, PERMUTE_X + words
+        if out is None:
+            return _dx_low_rank(d_gate, w, routed.m_sizes, indices, d_up, w_up, topk, words)
+        _dx_out(d_gate, w, routed.m_sizes, indices, None, topk, words, None, out, None, "", d_up, w_up)
+        count_write(out)
+        return out
+
     def tokens_gradient(self, d_rows: Tensor, w: AnyWeight, routed: Routed, out: Tensor | None = None) -> Tensor:
         """The gradient [T, K] of from_tokens' tokens."""
         if not _is_summed(routed):
             return self.unsummed_tokens_gradient(d_rows, w, routed, out=out)
         return routed.summed(self.unsummed_tokens_gradient(d_rows, w, routed), None, out)
+
+
+def are_a_pair(pair: tuple[Weights, Weights | None], w: AnyWeight, w_up: AnyWeight | None) -> bool:
+    """Whether one operator takes both: plain weights [E, N, K], with rows as far apart in either."""
+    if not isinstance(w, Tensor) or not isinstance(w_up, Tensor) or pair[1] is None:
+        return False
+    alike = pair[0].options == pair[1].options and w.stride() == w_up.stride()
+    return alike and TRANSPOSED not in pair[0].options
 
 
 def _is_summed(routed: Routed) -> bool:
@@ -164,6 +198,10 @@ def tokens_gradient_of_pair(
 ) -> Tensor:
     """The gradient of tokens that two products read: of each row the sum of both in fp32, rounded once. The sum over a
     token's rows takes them rounded, as where one product makes them: rows may come back from other ranks."""
+    if isinstance(w_gate, Tensor) and isinstance(w_up, Tensor) and pair[0].options == pair[1].options:
+        summed = _is_summed(routed)
+        rows = pair[0].unsummed_gradient_of_both(d_pre, w_gate, w_up, routed, None if summed else out)
+        return routed.summed(rows, None, out) if summed else rows
     middle = pair[0].columns(w_gate)
     gate = pair[0].unsummed_tokens_gradient(d_pre[:, :middle], w_gate, routed, FLOAT32_OUTPUT)
     up = pair[1].unsummed_tokens_gradient(d_pre[:, middle:], w_up, routed, FLOAT32_OUTPUT)
@@ -238,6 +276,8 @@ def first_product(
     first, up = pair
     if up is None or w_up is None:
         return first.from_tokens(tokens, w_gate_up, routed)
+    if are_a_pair(pair, w_gate_up, w_up):
+        return first.both_from_tokens(tokens, w_gate_up, w_up, routed)  # type: ignore[arg-type]
     middle = first.columns(w_gate_up)
     pre = torch.empty((routed.rows(tokens), 2 * middle), dtype=tokens.dtype, device=tokens.device)
     first.from_tokens_into(tokens, w_gate_up, routed, pre[:, :middle])

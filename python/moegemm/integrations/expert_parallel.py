@@ -1,22 +1,42 @@
 """Experts that are split over ranks: how many rows a layer of this rank needs.
 
 transformers' expert parallelism runs the whole batch on every rank and gives slots of other ranks' experts an id that
-no expert has, or it exchanges tokens first, after which every slot has an expert. In the former case, with 8 ranks one
+no expert has, or it exchanges tokens first, after which every slot has an expert. From 5.23 on the user names which of
+the two, or leaves it to each call. In the former case, with 8 ranks one
 slot in eight is local on average: the compact layer computes and keeps no rows for the others.
 """
 
+import inspect
 from typing import Any
 
 import torch
 from torch import Tensor
 
+_compile: Any = torch.compiler
 
-def ids_of_others_remain(module: Any) -> bool:
+
+def _how_tokens_come(module: Any) -> Any:
+    """What transformers has put in front of this module's forward to exchange tokens, from 5.23 on; else None."""
+    forward = inspect.unwrap(vars(module)["forward"])
+    return inspect.getclosurevars(forward).nonlocals.get("implementation")
+
+
+@_compile.assume_constant_result  # nothing that torch.compile could trace, and nothing that changes
+def _leaves_ids(module: Any, records: bool) -> bool:
+    """`records`: the call's tokens need gradients."""
+    if not getattr(vars(module).get("forward"), "__qualname__", "").startswith("EpDispatch"):
+        return True
+    way = _how_tokens_come(module)
+    if hasattr(way, "all_reduce"):  # decides in each call: with gradients, or without a batch in common, it exchanges
+        return way.all_reduce is not None and not records
+    return bool(getattr(way, "needs_shared_batch", False))
+
+
+def ids_of_others_remain(module: Any, tokens: Tensor) -> bool:
     """Whether transformers has split this experts module over ranks, and tokens are not exchanged before it runs."""
     if not getattr(module, "_is_expert_parallel", False):
         return False
-    forward = getattr(vars(module).get("forward"), "__qualname__", "")
-    return not forward.startswith("EpDispatch")
+    return _leaves_ids(module, torch.is_grad_enabled() and tokens.requires_grad)
 
 
 def may_synchronise(tensor: Tensor) -> bool:

@@ -27,6 +27,39 @@ def placed(m_sizes: Tensor, starts: Tensor | None, name: str = "m_sizes") -> Ten
     return torch.stack((m_sizes, starts))
 
 
+_MOST_BOUNDS = 64
+_bounds: dict[tuple[int, int, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
+
+
+def _bounds_of(experts: int, capacity: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """The least and the most that `masked` leaves of [sizes, sizes]."""
+    begins = torch.arange(experts, device=like.device, dtype=like.dtype) * capacity
+    least, most = (torch.full_like(begins, bound) for bound in (torch.iinfo(like.dtype).min, capacity))
+    return torch.stack((least, begins)), torch.stack((most, begins))
+
+
+def _may_be_kept(sizes: Tensor) -> bool:
+    """Whether a tensor that is made now has its values now."""
+    if torch.compiler.is_compiling() or type(sizes) is not Tensor or sizes.device.type not in ("cpu", "cuda"):
+        return False
+    return sizes.device.type == "cpu" or not torch.cuda.is_current_stream_capturing()
+
+
+def masked(sizes: Tensor, capacity: int) -> Tensor:
+    """Sizes, at most `capacity`, and starts of segments that begin at e * capacity. One launch, no synchronisation: the
+    starts are bounds that leave nothing else."""
+    if sizes.dtype not in (torch.int32, torch.int64) or not _may_be_kept(sizes):
+        begins = torch.arange(sizes.size(0), device=sizes.device, dtype=sizes.dtype) * capacity
+        return torch.stack((sizes.clamp(max=capacity), begins))
+    key = sizes.size(0), capacity, sizes.dtype, sizes.device
+    bounds = _bounds.get(key)
+    if bounds is None:
+        bounds = _bounds_of(*key[:2], sizes)
+        if len(_bounds) < _MOST_BOUNDS:  # what is kept stays: CUDA graphs may read it
+            _bounds[key] = bounds
+    return torch.clamp(sizes.expand(2, -1), *bounds)
+
+
 def tail_options(tails: str, expected_rows: int | None) -> str:
     """The words for what happens outside every segment, and for how many rows to plan."""
     if tails not in (ZERO, UNDEFINED):

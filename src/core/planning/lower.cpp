@@ -43,8 +43,20 @@ class Draft {
     return *this;
   }
 
+  /// Two products, one for each tensor of weights.
+  Draft& halve() {
+    halves_ = true;
+    product_ = half_of(product_);
+    return *this;
+  }
+
   Plan finish(Step product, PlanSource source) && {
     product.workspace_offset = product_offset_;
+    if (halves_) {
+      product.columns = Columns::kFirstHalf;
+      before_.push_back(product);
+      product.columns = Columns::kSecondHalf;
+    }
     before_.push_back(std::move(product));
     std::move(after_.begin(), after_.end(), std::back_inserter(before_));
     Plan plan;
@@ -60,6 +72,7 @@ class Draft {
   std::vector<Step> after_;
   std::int64_t workspace_bytes_ = 0;
   std::int64_t product_offset_ = -1;
+  bool halves_ = false;
 };
 
 /// A problem in its forms, the better ones first: as a kernel that does all of it, and with passes
@@ -73,15 +86,18 @@ bool runs(const Backend& backend, const Problem& problem) {
   });
 }
 
+/// Where no kernel reads both tensors of weights, each has a product.
+Draft halved(Draft draft) { return draft.product().ups_apart ? draft.halve() : draft; }
+
 /// The forms of what a draft leaves for its product.
 Forms forms_of(const Draft& whole, const Backend& backend, WorkspaceUse workspace) {
   const Problem& problem = whole.product();
   if (problem.activation) {
     // Both have the same bits.
     const bool fused_first = workspace != WorkspaceUse::kFree || backend.fusing_is_faster(problem);
-    const Draft apart = Draft(whole).add(
+    const Draft apart = halved(Draft(whole).add(
         StepKind::kActivate, fused_first ? "the kernel does not activate its own results"
-                                         : "faster than a kernel that activates its own results");
+                                         : "faster than a kernel that activates its own results"));
     return fused_first ? Forms{whole, apart} : Forms{apart, whole};
   }
   if (problem.op == Op::kDw && problem.multiply) {
@@ -91,7 +107,7 @@ Forms forms_of(const Draft& whole, const Backend& backend, WorkspaceUse workspac
                                         : "the kernel multiplies no rows by router weights");
     return scaled_first ? Forms{scaled, whole} : Forms{whole, scaled};
   }
-  return {whole};
+  return {halved(whole)};
 }
 
 /// With both inputs copied into aligned rows.

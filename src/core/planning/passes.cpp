@@ -37,7 +37,7 @@ bool can_align(const Problem& problem) {
   const bool all_rows = problem.segments == Segments::kPacked && problem.tails == Tails::kZero &&
                         problem.planned_rows() == problem.rows;
   const bool bare = problem.quantization.plain() && problem.low_rank == 0 && !problem.presorted &&
-                    !(problem.op == Op::kDw && problem.multiply);
+                    !problem.ups_apart && !(problem.op == Op::kDw && problem.multiply);
   // A bias is read as far as the product is wide, and trimming adds nothing up.
   const bool trims = !problem.bias && !problem.activation && !problem.accumulate;
   return all_rows && bare && (trims || !needs_trimming(problem));
@@ -90,9 +90,21 @@ Problem product_beside(StepKind pass, const Problem& problem) {
   return product;
 }
 
+Problem half_of(const Problem& problem) {
+  Problem half = problem;
+  half.ups_apart = half.ups_follow = false;
+  half.n /= 2;
+  half.output_alignment =
+      std::min(problem.output_alignment, dense_alignment(half.n, problem.out_dtype));
+  return half;
+}
+
 Problem product_of(const Plan& plan, const Problem& problem) {
   Problem product = problem;
-  for (const Step& step : plan.steps) product = product_beside(step.kind, product);
+  for (const Step& step : plan.steps) {
+    product = product_beside(step.kind, product);
+    if (step.columns == Columns::kFirstHalf) product = half_of(product);
+  }
   return product;
 }
 

@@ -19,6 +19,9 @@ constexpr std::int64_t workspace_part(std::int64_t bytes) {
 /// The problem of the product beside a pass of this kind.
 Problem product_beside(StepKind pass, const Problem& problem);
 
+/// The product of one half of N, where they are in two tensors.
+Problem half_of(const Problem& problem);
+
 /// The problem of the plan's product, where `problem` is what was planned.
 Problem product_of(const Plan& plan, const Problem& problem);
 

@@ -15,8 +15,9 @@ std::uint64_t word(int high, int low) {
 
 std::size_t fold_step(std::size_t hash, const Step& step) {
   const std::uint64_t small =
-      static_cast<std::uint64_t>(step.kind) << 24 | static_cast<std::uint64_t>(step.backend) << 16 |
-      static_cast<std::uint64_t>(step.order) << 8 | static_cast<std::uint64_t>(step.weights);
+      static_cast<std::uint64_t>(step.columns) << 32 | static_cast<std::uint64_t>(step.kind) << 24 |
+      static_cast<std::uint64_t>(step.backend) << 16 | static_cast<std::uint64_t>(step.order) << 8 |
+      static_cast<std::uint64_t>(step.weights);
   hash = fold_hash(hash, small);
   hash = fold_hash(hash, word(step.kernel, step.stages));
   hash = fold_hash(hash, word(step.tile.rows, step.tile.columns));
@@ -88,6 +89,8 @@ std::string to_string(const Step& step) {
       join(to_string(step.backend), "/", step.kernel_name, " tile ", step.tile.rows, "x",
            step.tile.columns, "x", step.tile.depth, " stages ", step.stages, " grid ", step.grid);
   if (step.order != TileOrder::kByExpert) text += join(" tiles ", to_string(step.order));
+  if (step.columns == Columns::kFirstHalf) text += " first half";
+  if (step.columns == Columns::kSecondHalf) text += " second half";
   if (step.weights == WeightCaching::kPassThrough) text += " weights pass through L2";
   return text;
 }

@@ -64,6 +64,7 @@ std::string to_string(const Problem& problem) {
   if (problem.far_rows) text += " far_rows";
   if (problem.allow_tf32) text += " tf32";
   if (!problem.batch_invariant) text += " any_order";
+  if (problem.ups_apart) text += problem.ups_follow ? " ups_apart" : " ups_apart(anywhere)";
   if (problem.low_rank > 0) text += join(" low_rank=", problem.low_rank);
   if (problem.bias) text += " bias";
   if (problem.activation) text += join(" activation=", to_string(*problem.activation));
@@ -117,7 +118,8 @@ std::size_t hash_value(const Problem& problem) {
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.expected_rows));
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.max_multiprocessors) * 2 +
                              (problem.batch_invariant ? 1 : 0));
-  hash = fold_hash(hash, static_cast<std::uint64_t>(problem.low_rank));
+  hash = fold_hash(hash, static_cast<std::uint64_t>(problem.low_rank) * 4 +
+                             (problem.ups_apart ? 2 : 0) + (problem.ups_follow ? 1 : 0));
   if (const Quantization& q = problem.quantization; !q.plain()) {
     hash = fold_hash(hash, static_cast<std::uint64_t>(q.format) << 24 |
                                static_cast<std::uint64_t>(q.scale_type) << 16 |

@@ -21,6 +21,7 @@ class Describer {
         weights_{words.router_weights, routing.router_weights},
         bias_{"bias", options.bias},
         scales_{words.w_scales, options.w_scales},
+        up_{words.w_up, options.w_up},
         low_rows_{"low_rank_rows", options.low_rank_rows},
         low_weights_{"low_rank_weights", options.low_rank_weights},
         out_{output_name(op, words), out},
@@ -46,6 +47,7 @@ class Describer {
     if (problem_.bias) {
       require_like(bias_, lead_, {problem_.experts, problem_.features()}, "[E, columns]");
     }
+    if (problem_.ups_apart) check_up();
     if (problem_.low_rank > 0) check_low_rank();
     if (!problem_.quantization.plain()) {
       require_scales(scales_, problem_.quantization, problem_.experts, problem_.n, problem_.k,
@@ -81,6 +83,11 @@ class Describer {
       refuse_value(scales_.name, " is ", to_string(scales_.view),
                    "; only a quantised W has scales, and no format is given");
     }
+    problem_.ups_apart = up_.view.given();
+    if (problem_.ups_apart && options_.autotune) {
+      refuse_value(up_.name, " is given with autotune=", words_.yes,
+                   "; two tensors of weights are not measured");
+    }
     take_low_rank();
     validate_flags(problem_, words_);
     if (problem_.permutation != Permutation::kNone && !indices_.view.given()) {
@@ -103,6 +110,18 @@ class Describer {
     require_form(low_rows_, {{2, "[M, r]"}});
     problem_.low_rank = low_rows_.view.shape[1];
     require_extent(low_rows_, problem_.low_rank, "r");
+  }
+
+  void check_up() {
+    const TensorView& w = second_.view;
+    require_same_dtype(up_, lead_);
+    require_same_device(up_, lead_);
+    if (up_.view.rank != w.rank || up_.view.shape != w.shape ||
+        up_.view.row_stride != w.row_stride) {
+      refuse_value(up_.name, " is ", to_string(up_.view), " with rows ", up_.view.row_stride,
+                   " elements apart; it must be as ", second_.name, ", ", to_string(w), " with ",
+                   w.row_stride);
+    }
   }
 
   void check_low_rank() {
@@ -207,7 +226,7 @@ class Describer {
     }
     const std::int64_t columns = w.shape[w.rank - 1];
     const bool stored_nk = problem_.weight_layout == WeightLayout::kNk;
-    problem_.n = stored_nk ? rows : columns;
+    problem_.n = (stored_nk ? rows : columns) * (problem_.ups_apart ? 2 : 1);
     problem_.k = stored_nk ? columns : rows;
     require_extent(second_, problem_.n, "N");
     require_extent(second_, problem_.k, "K");
@@ -273,6 +292,7 @@ class Describer {
   const Argument weights_;
   const Argument bias_;
   const ScalesArgument scales_;
+  const Argument up_;
   const Argument low_rows_;
   const Argument low_weights_;
   const Argument out_;

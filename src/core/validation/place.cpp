@@ -17,6 +17,14 @@ bool spans_beyond_64_gib(const Problem& problem, const Operands& operands) {
          kMost;
 }
 
+/// Whether the ups lie behind the gates as far as the stride of a tensor map reaches.
+bool follow(const void* gates, const void* ups) {
+  constexpr std::uintptr_t kMost = std::uintptr_t{1} << 40;
+  const auto first = reinterpret_cast<std::uintptr_t>(gates);
+  const auto second = reinterpret_cast<std::uintptr_t>(ups);
+  return second > first && second - first < kMost && (second - first) % 16 == 0;
+}
+
 void point_at(const TensorView& view, const void*& data, std::int64_t& stride) {
   data = view.data;
   stride = view.row_stride;
@@ -95,6 +103,14 @@ Call place(const Description& description, const TensorView& first_view,
     require_memory(bias);
     require_disjoint(out, bias);
     point_at(bias.view, operands.bias, operands.bias_stride);
+  }
+  if (problem.ups_apart) {
+    const Argument up{words.w_up, options.w_up};
+    require_memory(up);
+    require_disjoint(out, up);
+    problem.input_alignment = std::min(problem.input_alignment, alignment_bytes(up.view));
+    operands.w_up = up.view.data;
+    problem.ups_follow = follow(operands.w, operands.w_up);
   }
   if (problem.low_rank > 0) {
     const Argument rows{"low_rank_rows", options.low_rank_rows};

@@ -61,7 +61,17 @@ void validate_flags(const Problem& problem, const CallerWords& words) {
     refuse_value("a low-rank part is given for dW; only forward and dX add one");
   }
   if (!problem.quantization.plain()) validate_quantized_op(problem, words);
+  if (problem.ups_apart && (problem.op != Op::kForward || problem.low_rank != 0 ||
+                            problem.weight_layout != WeightLayout::kNk ||
+                            !problem.quantization.plain() || problem.multiply)) {
+    refuse_value(words.w_up, " is given; only a plain forward with W as [E, N, K] has two halves");
+  }
   if (!problem.activation) return;
+  if (problem.ups_apart &&
+      (!problem.activation->gated() || problem.activation->layout != GateLayout::kConcatenated)) {
+    refuse_value(words.w_up, " is given with activation ", to_string(*problem.activation),
+                 "; gates in one half and ups in the other are accepted");
+  }
   if (problem.multiply) {
     refuse_value("activation is given with ", words.multiply,
                  "; a row is weighted after the second product");

@@ -27,8 +27,8 @@ class ReferenceBackend final : public Backend {
   }
 
   std::string refuse(const Problem& problem, const KernelInfo& kernel) const override {
-    if (kernel.op == problem.op) return {};
-    return join(kernel.name, " computes ", to_string(kernel.op));
+    if (kernel.op != problem.op) return join(kernel.name, " computes ", to_string(kernel.op));
+    return problem.ups_apart ? "reads gates and ups from one tensor" : "";
   }
 
   Step plan_with(const Problem&, int kernel) const override {

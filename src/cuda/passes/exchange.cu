@@ -71,8 +71,9 @@ template <typename Chunk>
 __device__ __forceinline__ void zero_rows(const SpreadArguments& a, std::int64_t first_row) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const std::int64_t row = first_row + lane;
-  const std::int64_t slot = row < a.out_rows ? a.gather_indices[row] : 0;
-  unsigned left = __ballot_sync(kFullMask, slot < 0 || slot >= a.slots);
+  const bool exists = row < a.out_rows;
+  const std::int64_t slot = exists ? a.gather_indices[row] : 0;
+  unsigned left = __ballot_sync(kFullMask, exists && (slot < 0 || slot >= a.slots));
   for (; left != 0; left &= left - 1) {
     Chunk* const target = static_cast<Chunk*>(a.out) + (first_row + __ffs(left) - 1) * a.out_pitch;
     for (int i = lane; i < a.chunks; i += kWarpSize) target[i] = Chunk{};

@@ -15,12 +15,17 @@ if not hasattr(getattr(transformers, "DistributedConfig", None), "efsdp_size"):
     pytest.skip(f"transformers {transformers.__version__} has no ep_size in DistributedConfig", allow_module_level=True)
 
 FAMILIES = ["qwen3_moe", "gpt_oss", "deepseek_v3"]
-# Token dispatch is what 5.22's models ask for; masking and a sum over the ranks is the older way.
+# Token dispatch is what 5.22's models ask for; masking and a sum over the ranks is the older way. From 5.23 on both are
+# names, and the ranks of an expert group that share a batch are a tensor-parallel group with a plan.
+NAMED = hasattr(transformers.DistributedConfig, "ep_implementation")
 SUMMED = {"model.layers.*.mlp.experts": "moe_tp_experts"}
 ROUTERS = {"qwen3_moe": "gate", "gpt_oss": "router", "deepseek_v3": "gate"}
+IMPLEMENTATIONS = {"dispatch": "all_to_all", "summed": "all_reduce"}
 
 
 def configuration(family: str, way: str):
+    if NAMED and way in IMPLEMENTATIONS:
+        return transformers.DistributedConfig(tp_size=2, ep_size=2, ep_implementation=IMPLEMENTATIONS[way])
     if way == "dispatch":
         return transformers.DistributedConfig(tp_size=2, tp_plan={}, ep_size=2)
     if way == "summed":
@@ -59,7 +64,7 @@ def test_experts_on_ranks_of_transformers_give_logits_and_gradients_of_one(ranks
     model.save_pretrained(tmp_path)
     expected = outputs_and_gradients(model, token_ids())
     layers = len(moegemm.report(model).layers)
-    # With ranks of their own batches transformers 5.22 halves the experts' gradients, whatever computes them.
+    # With ranks of their own batches transformers halves the experts' gradients, whatever computes them.
     same_way = ranks(2).run(spread, family, way, str(tmp_path), "eager") if way == "fsdp" else [(0, expected)] * 2
     for rank, (ours, found) in enumerate(ranks(2).run(spread, family, way, str(tmp_path))):
         assert ours == layers > 0

@@ -6,6 +6,7 @@ import torch
 from conftest import NO_CUDA
 from expert_rows import SIZES, as_pairs, check_replays, leaves_of, make_rows, results
 from layer_reference import GATED, UNGATED, Layer, reference_gradients, relative_error
+from moegemm.operators.segments import masked
 from torch.utils.checkpoint import checkpoint
 
 
@@ -143,6 +144,25 @@ def test_gate_and_up_as_two_tensors(device, which, activation, transposed, dtype
             assert torch.equal(got, value.grad), name
     with torch.no_grad():
         assert torch.equal(call(**apart, **options), out)
+
+
+def test_sizes_and_starts_may_be_one_tensor(device):
+    sizes, starts = (torch.tensor(t, device=device) for t in ([5, 0, 3], [9, 2, 1]))
+    rows, gate_up, down = (torch.randn(*shape, device=device) for shape in ((14, 16), (3, 24, 16), (3, 16, 12)))
+    expected = moegemm.experts_mlp(rows, gate_up, down, sizes, starts=starts)
+    assert torch.equal(moegemm.experts_mlp(rows, gate_up, down, torch.stack((sizes, starts))), expected)
+    with pytest.raises(ValueError, match=r"sizes is \[3, 3\]; its shape must be \[E\]"):
+        moegemm.experts_mlp(rows, gate_up, down, torch.stack((sizes, starts, starts)))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("capacity", [0, 4, 7])
+def test_masked_segments_begin_at_multiples_of_the_capacity(device, capacity, dtype):
+    sizes = torch.tensor([3, 9, 0, -2, 4], device=device, dtype=dtype)
+    for _ in range(2):  # made, and kept
+        found = masked(sizes, capacity)
+        assert found.dtype == dtype
+        assert found.tolist() == [[min(n, capacity) for n in sizes.tolist()], [e * capacity for e in range(5)]]
 
 
 def test_a_frozen_half_of_a_pair_costs_no_gradient(device):

@@ -196,9 +196,9 @@ INT = torch.int64
         ({"starts": torch.zeros(5, 1, dtype=INT)}, ValueError, r"starts is \[5, 1\] int64"),
         ({"starts": [0] * 5}, TypeError, "starts is .* of type list; a torch.Tensor is accepted"),
         (
-            {"sizes": torch.ones(2, 5, dtype=INT)},
+            {"sizes": torch.ones(3, 5, dtype=INT)},
             ValueError,
-            r"sizes is \[2, 5\]; its shape must be \[E\], or \[1, E\]",
+            r"sizes is \[3, 5\]; its shape must be \[E\], or without starts \[1, E\]",
         ),
         (
             {"sizes": torch.ones(1, 5, dtype=INT), "starts": torch.zeros(5, dtype=INT)},

@@ -26,6 +26,7 @@ PROGRAMS = {
     "layer/fused_activation": ("fused_activation.py",),
     "layer/lora": ("grouped_gemm.py", "--stem", "lora"),
     "rows/row_layouts": ("row_layouts.py",),
+    "rows/expert_parallel": ("expert_parallel.py",),
     "cpu/cpu": ("cpu_vs_torch.py",),
 }
 

@@ -110,17 +110,43 @@ def test_modules_that_are_not_split_stay_with_the_plain_layer():
     assert "route_compact" not in ran.rows
 
 
+class Mesh:
+    """Of one rank."""
+
+    get_group = size = lambda self: 1
+
+
+def exchanged_by(monkeypatch, experts: torch.nn.Module, **options) -> None:
+    """Puts transformers' token dispatch in front of the module's forward."""
+    layer = pytest.importorskip("transformers.distributed.expert_parallel")
+    install = layer.EpDispatchExpertsParallel().install_forward
+    accepted = inspect.signature(install).parameters
+    newer = {"tp_mesh": Mesh()} if "tp_mesh" in accepted else {}
+    if not options.keys() <= accepted.keys():
+        pytest.skip("this transformers has no ep_implementation")
+    monkeypatch.setattr(layer, "get_process_group_ranks", lambda group: [0], raising=False)
+    install(experts, Mesh(), **newer, **options)
+
+
 def test_tokens_that_were_exchanged_stay_with_the_plain_layer(monkeypatch):
     """transformers' token dispatch gives every slot an expert of ours: there is nothing to leave out."""
-    layer = pytest.importorskip("transformers.distributed.expert_parallel")
     experts = rank_of(experts_of(build("qwen3_moe", "eager")), 0, 2)
-    assert expert_parallel.ids_of_others_remain(experts)
+    tokens = torch.randn(5, 32, requires_grad=True)
+    assert expert_parallel.ids_of_others_remain(experts, tokens)
+    exchanged_by(monkeypatch, experts)
+    assert not expert_parallel.ids_of_others_remain(experts, tokens)
 
-    class Mesh:
-        get_group = size = lambda self: 1
 
-    install = layer.EpDispatchExpertsParallel().install_forward
-    newer = {"tp_mesh": Mesh()} if "tp_mesh" in inspect.signature(install).parameters else {}  # from 5.23 on
-    monkeypatch.setattr(layer, "get_process_group_ranks", lambda group: [0], raising=False)
-    install(experts, Mesh(), **newer)
-    assert not expert_parallel.ids_of_others_remain(experts)
+@pytest.mark.parametrize(("implementation", "training", "inference"), [
+    ("all_to_all", False, False), ("all_reduce", True, True), ("auto", False, True),
+])  # fmt: skip
+def test_what_a_user_names_decides_whether_ids_of_others_remain(monkeypatch, implementation, training, inference):
+    experts = rank_of(experts_of(build("qwen3_moe", "eager")), 0, 2)
+    exchanged_by(monkeypatch, experts, ep_implementation=implementation)
+    tokens = torch.randn(5, 32, requires_grad=True)
+    assert expert_parallel.ids_of_others_remain(experts, tokens) is training
+    with torch.no_grad():
+        assert expert_parallel.ids_of_others_remain(experts, tokens) is inference
+    assert expert_parallel.ids_of_others_remain(experts, tokens.detach()) is inference
+    compiled = torch.compile(expert_parallel.ids_of_others_remain, backend="eager", fullgraph=True)
+    assert compiled(experts, tokens) is training

@@ -98,6 +98,27 @@ def test_a_low_rank_part_is_rounded_with_its_product(device):
     assert not got[rows:].any()
 
 
+@pytest.mark.parametrize("activation", ["", "silu/concatenated limit=7"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_weights_in_two_tensors_have_the_bits_of_one(device, activation, first):
+    """`first` of both lies first in memory."""
+    case = make_case(device, "permute_x", torch.bfloat16)
+    both = case.W.new_empty(2, case.W.size(0), case.W.size(1) // 2, case.W.size(2))
+    w, w_up = both[first].copy_(case.W.chunk(2, 1)[0]), both[1 - first].copy_(case.W.chunk(2, 1)[1])
+    bias = torch.randn(case.W.shape[:2], device=device, dtype=torch.bfloat16)
+    arguments = (case.m_sizes, case.gather_indices)
+    rest = (case.topk, " permute_x", bias, activation)
+    torch.library.opcheck(OPS.forward_pair.default, (case.X, w, w_up, *arguments, *rest))
+    whole = OPS.forward(case.X, case.W, *arguments, None, rest[0], rest[1], None, bias, activation)
+    assert torch.equal(OPS.forward_pair(case.X, w, w_up, *arguments, *rest), whole)
+
+
+def test_weights_in_two_tensors_look_alike():
+    case = make_case("cpu", "plain", torch.float32)
+    with pytest.raises(RuntimeError, match=r"w_up is .*\[5, 7, 40\].*; it must be as W"):
+        OPS.forward_pair(case.X, case.W, case.W.new_zeros(5, 7, 40), case.m_sizes)
+
+
 @pytest.mark.parametrize(
     ("rows", "weights", "message"),
     [

@@ -139,6 +139,28 @@ TEST_F(RunTest, PaddedInputsAndATrimmedProductAddUpToTheSame) {
   }
 }
 
+/// W of two rows for each expert, and as many in w_up.
+TEST_F(RunTest, WeightsInTwoTensorsHaveTheValuesOfOne) {
+  std::vector<float> gates, ups;
+  for (std::size_t i = 0; i < w.size(); ++i) (i / 8 % 2 == 0 ? gates : ups).push_back(w[i]);
+  const StepKind product = StepKind::kProduct;
+  for (const bool activated : {false, true}) {
+    call.problem.bias = true;
+    if (activated) call.problem.activation = Activation{};
+    call.operands.out_stride = activated ? 2 : 4;
+    call.operands.w = w.data();
+    call.problem.ups_apart = false;
+    const std::vector<float> one = run(reference_backend(), {product});
+    call.operands.w = gates.data();
+    call.operands.w_up = ups.data();
+    call.problem.ups_apart = true;
+    const std::vector<float> two = activated
+                                       ? run(Delegating(), {product, product, StepKind::kActivate})
+                                       : run(Delegating(), {product, product});
+    for (std::size_t i = 0; i < one.size(); ++i) EXPECT_FLOAT_EQ(two[i], one[i]) << i;
+  }
+}
+
 TEST_F(RunTest, AnActivationApartHasTheValuesOfAFusedOne) {
   call.problem.permutation = Permutation::kX;
   call.problem.bias = true;

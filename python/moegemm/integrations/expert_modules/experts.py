@@ -161,6 +161,6 @@ def experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top
     out = run_experts(
         type(module).__name__, hidden_states.to(dtype), stored, top_k_index, top_k_weights,
         activation_of(module, gated), module._apply_gate if gated else module.act_fn, norm,
-        ids_of_others_remain(module),
+        ids_of_others_remain(module, hidden_states),
     )  # fmt: skip
     return out.to(hidden_states.dtype)

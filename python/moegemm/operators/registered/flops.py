@@ -39,6 +39,13 @@ def _forward(
     return 2 * _rows(x, gather_indices, options, PERMUTE_X) * (_weights(w, *args, **kwargs) // m_sizes[-1])
 
 
+def _forward_pair(
+    x: Shape, w: Shape, w_up: Shape, m_sizes: Shape, gather_indices: Shape | None = None, topk: int = 1,
+    options: str = "", *args: Any, **kwargs: Any,
+) -> int:  # fmt: skip
+    return 2 * _forward(x, w, m_sizes, gather_indices, None, topk, options)
+
+
 def _dx(
     dy: Shape, w: Shape, m_sizes: Shape, gather_indices: Shape | None = None, router_weights: Shape | None = None,
     topk: int = 1, options: str = "", *args: Any, **kwargs: Any,
@@ -65,6 +72,7 @@ def register() -> None:
     """Tells torch; once per process."""
     formulas: dict[Callable[..., int], list[Any]] = {
         _forward: [ops.forward, ops.forward_plain, ops.forward_out],
+        _forward_pair: [ops.forward_pair],
         _dx: [ops.dx, ops.dx_out],
         _dw: [ops.dw, ops.dw_out],
         _low_rank: [ops.forward_low_rank, ops.dx_low_rank],

@@ -85,6 +85,15 @@ def _forward_low_rank(
     return _forward(x, w, m_sizes, gather_indices, None, topk, options, None, bias, activation, w_scales, w_format)
 
 
+def _forward_pair(
+    x: Tensor, w: Tensor, w_up: Tensor, m_sizes: Tensor, gather_indices: Tensor | None = None, topk: int = 1,
+    options: str = "", bias: Tensor | None = None, activation: str = "",
+) -> Tensor:  # fmt: skip
+    require_same_dtype("w_up", w_up, "X", x)
+    half = _forward(x, w, m_sizes, gather_indices, None, topk, options)
+    return half if activation else half.new_empty((half.size(0), 2 * half.size(1)))
+
+
 def _dx_low_rank(
     dy: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, low_rank_rows: Tensor,
     low_rank_weights: Tensor, topk: int = 1, options: str = "", bias: Tensor | None = None, activation: str = "",
@@ -181,6 +190,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "forward": _forward,
     "forward_plain": _forward,
     "forward_low_rank": _forward_low_rank,
+    "forward_pair": _forward_pair,
     "dx": _dx,
     "dx_low_rank": _dx_low_rank,
     "dw": _dw,

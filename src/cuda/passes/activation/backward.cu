@@ -106,13 +106,14 @@ __global__ void __launch_bounds__(kThreads, least_resident_blocks<T>())
   store_d_weights(a, rows, count, dots);
 }
 
-/// Where a block's shared memory has what. `places` is for segments anywhere: the rows' rows.
+/// Where a block's shared memory has what, for segments anywhere: `places` are the rows' rows.
 template <typename T, GateLayout L>
 struct BackwardShared {
   uint4* ring;
   Row* rows;
   float* dots;
   int* row_prefix;
+  int* shifts;  // of the experts
   int* places;
 
   __device__ __forceinline__ BackwardShared(const BackwardArguments& a, uint4* memory)
@@ -120,7 +121,8 @@ struct BackwardShared {
         rows(reinterpret_cast<Row*>(memory + Ring<T, L>::kBytes / sizeof(uint4))),
         dots(reinterpret_cast<float*>(rows + a.group_rows)),
         row_prefix(reinterpret_cast<int*>(dots + a.group_rows * (a.strips + a.hidden_strips))),
-        places(row_prefix + a.segments.experts + 1) {}
+        shifts(row_prefix + a.segments.experts + 1),
+        places(shifts + a.segments.experts) {}
 };
 
 /// Positions [first, first + count) of segments anywhere. Its loop is that of backward_packs,
@@ -133,11 +135,11 @@ __device__ __forceinline__ void backward_group(const BackwardArguments& a, uint4
   const BackwardShared<T, L> shared(a, memory);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   if (const int r = static_cast<int>(threadIdx.x); r < count) {
-    SegmentCursor cursor(a.segments, shared.row_prefix);
-    const int place = cursor.row_at(first + r);
+    const int expert = expert_of(shared.row_prefix, a.segments.experts, first + r);
+    const int place = first + r + shared.shifts[expert];
     shared.places[r] = place;
     shared.rows[r] = look_up(a, fetch_index(a, place).below(a.flat_rows));
-    shared.rows[r].expert = cursor.expert();
+    shared.rows[r].expert = expert;
   }
   __syncthreads();
   Ring<T, L> ring(shared.ring);
@@ -196,8 +198,8 @@ template <typename T, GateLayout L>
 __global__ void __launch_bounds__(kThreads, least_resident_segment_blocks<T>())
     backward_segments(const __grid_constant__ BackwardArguments a) {
   extern __shared__ uint4 memory[];
-  int* const row_prefix = BackwardShared<T, L>(a, memory).row_prefix;
-  const int routed = share_positions(a.segments, row_prefix);
+  const BackwardShared<T, L> shared(a, memory);
+  const int routed = share_positions(a.segments, shared.row_prefix, shared.shifts);
   with_function(a.activation.function, [&]<ActivationFunction F>() {
 #pragma unroll 1
     for (int first = static_cast<int>(blockIdx.x) * a.group_rows; first < routed;
@@ -337,6 +339,9 @@ BackwardShape shape_of(const ActivationGradientInputs& in, const RoutingView& ro
         ring_bytes(kStages, size_bytes(in.pre.dtype), activation.gated() ? 3 : 2, kThreads) +
         static_cast<int>(shape.group * of_row);
   }
+  if (shape.packed && !shape.simple) {  // shifts and places
+    shape.shared_bytes += static_cast<int>((routing.m_sizes.shape[0] + shape.group) * 4);
+  }
   return shape;
 }
 
@@ -407,10 +412,12 @@ void CudaPasses::activate_backward(const ActivationGradientInputs& in, const Rou
            parameters, on.stream);
     return;
   }
-  launch({for_dtype_and_layout(in.pre.dtype, activation.layout, SegmentKernel()),
-          "activate_backward (segments)", blocks_for(shape.planned), dim3(kThreads),
-          shared_bytes + static_cast<int>(shape.group * static_cast<std::int64_t>(sizeof(int)))},
-         parameters, on.stream);
+  const std::int64_t turns = (shape.planned + shape.group - 1) / shape.group;
+  launch(
+      {for_dtype_and_layout(in.pre.dtype, activation.layout, SegmentKernel()),
+       "activate_backward (segments)", dim3(static_cast<unsigned>(std::min(turns, shape.resident))),
+       dim3(kThreads), shared_bytes},
+      parameters, on.stream);
 }
 
 }  // namespace moegemm::cuda

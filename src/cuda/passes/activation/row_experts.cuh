@@ -97,6 +97,22 @@ __device__ __forceinline__ int share_positions(const SegmentParams& segments, in
   return row_prefix[segments.experts];
 }
 
+/// The same, and in `shifts` how far each segment is from where it would be if they followed one
+/// another: read together with the sizes, since whoever needs a row waits for both.
+__device__ __forceinline__ int share_positions(const SegmentParams& segments, int* row_prefix,
+                                               int* shifts) {
+  const Placement& placement = segments.placement;
+  const int first = static_cast<int>(threadIdx.x);
+  const int begin = placement.given() && first < segments.experts ? placement.begin(first) : 0;
+  const int routed = share_positions(segments, row_prefix);
+#pragma unroll 1
+  for (int e = first; e < segments.experts; e += static_cast<int>(blockDim.x)) {
+    shifts[e] = placement.given() ? (e == first ? begin : placement.begin(e)) - row_prefix[e] : 0;
+  }
+  __syncthreads();
+  return routed;
+}
+
 /// Finds rows by their positions, which count the rows of all segments, expert after expert.
 /// Positions may only grow.
 class SegmentCursor {

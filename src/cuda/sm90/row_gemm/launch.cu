@@ -150,10 +150,16 @@ TensorMapSpec weights_spec(const RowGemm& kernel, const Problem& problem, const 
   if (kernel.activated) {
     const std::int64_t parts = problem.activation->gated() ? 2 : 1;
     const bool interleaved = problem.activation->layout == GateLayout::kInterleaved;
-    return tensor_spec(
-        operands.w, problem.dtype, {k, n / parts, parts, experts},
-        {interleaved ? 2 * pitch : pitch, interleaved ? pitch : pitch * (n / parts), pitch * n},
-        {kDepth, kernel.features / parts, parts, 1});
+    const std::int64_t half = pitch * (n / parts);
+    if (problem.ups_apart) {  // the ups lie behind the gates: that far is a stride like any other
+      const auto* gates = static_cast<const std::byte*>(operands.w);
+      const std::int64_t distance = static_cast<const std::byte*>(operands.w_up) - gates;
+      return tensor_spec(gates, problem.dtype, {k, n / parts, parts, experts},
+                         {pitch, distance, half}, {kDepth, kernel.features / parts, parts, 1});
+    }
+    return tensor_spec(operands.w, problem.dtype, {k, n / parts, parts, experts},
+                       {interleaved ? 2 * pitch : pitch, interleaved ? pitch : half, pitch * n},
+                       {kDepth, kernel.features / parts, parts, 1});
   }
   if (problem.op == Op::kForward || weights_in_slabs(problem)) {
     const int features = problem.op == Op::kForward ? kernel.features : 64;
@@ -286,7 +292,8 @@ KernelEntry entry_of() {
                    .op = Kernel.op,
                    .tile = {Kernel.rows, Kernel.features, kDepth},
                    .stages = Kernel.stages,
-                   .weights = Kernel.weights},
+                   .weights = Kernel.weights,
+                   .ups_apart = Kernel.activated},
           .arch = Kernel.arch,
           .exact = Kernel.exact,
           .threads = kThreads,

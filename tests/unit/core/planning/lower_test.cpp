@@ -110,6 +110,39 @@ TEST_F(LowerTest, WhatPassesCannotAlignIsLeftAsItIs) {
   EXPECT_EQ(kinds(lowered().plan), kWhole) << "copies would read what nobody may";
 }
 
+TEST_F(LowerTest, TwoTensorsOfWeightsTakeAProductEachWhereNoKernelReadsBoth) {
+  problem.ups_apart = true;
+  const Plan plan = lowered().plan;
+  EXPECT_EQ(kinds(plan), (Kinds{StepKind::kProduct, StepKind::kProduct}));
+  EXPECT_EQ(plan.steps[0].columns, Columns::kFirstHalf);
+  EXPECT_EQ(plan.steps[1].columns, Columns::kSecondHalf);
+  EXPECT_EQ(product_of(plan, problem).n, 512);
+  EXPECT_NE(to_string(plan).find("second half"), std::string::npos) << to_string(plan);
+  problem.activation = Activation{};
+  const Plan activated = lowered().plan;
+  EXPECT_EQ(kinds(activated), (Kinds{StepKind::kProduct, StepKind::kProduct, StepKind::kActivate}));
+  EXPECT_EQ(activated.workspace_bytes, 100 * 1024 * 2);
+}
+
+TEST_F(LowerTest, AKernelReadsBothTensorsOfWeightsWhereOneMapSpansThem) {
+  FakeBackend both{BackendKind::kCpu,
+                   {{BackendKind::kCpu, "apart", Op::kForward, {64, 64, 32}, 2},
+                    {.backend = BackendKind::kCpu,
+                     .name = "both",
+                     .op = Op::kForward,
+                     .tile = {64, 64, 32},
+                     .stages = 2,
+                     .ups_apart = true}}};
+  both.fusing_kernel = "both";
+  backends[0] = &both;
+  problem.ups_apart = true;
+  problem.activation = Activation{};
+  EXPECT_EQ(lowered().plan.steps.size(), 3U) << "they lie anywhere";
+  problem.ups_follow = true;
+  EXPECT_EQ(kinds(lowered().plan), kWhole);
+  EXPECT_EQ(lowered().plan.product().kernel_name, "both");
+}
+
 class LowerQuantised : public LowerTest {
  protected:
   LowerQuantised() { problem.quantization = {WeightFormat::kMxfp4, ScaleType::kE8m0, 1, 32}; }
