@@ -92,7 +92,8 @@ class Layer:
             if tokens <= DECODE_TOKENS:
                 self.modules[f"kept {rank}"] = self.modules[f"ours {rank}"]
         self._keeping, self._kept = contextvars.copy_context(), contextlib.ExitStack()
-        self._keeping.run(lambda: self._kept.enter_context(keep_factors()))
+        if tokens <= DECODE_TOKENS:
+            self._keeping.run(lambda: self._kept.enter_context(keep_factors()))
 
     def close(self) -> None:
         """Drops the factors that "kept" calls read."""
