@@ -16,7 +16,7 @@ from moegemm.autograd import GroupedGemm
 from moegemm.expert_layer.expert_major import experts_mlp
 from moegemm.expert_layer.layer import moe_mlp
 from moegemm.interface import grouped_gemm, grouped_gemm_dW, grouped_gemm_dX, grouped_gemm_forward
-from moegemm.lora import LoraAdapter, LowRank, lora_moe_mlp
+from moegemm.lora import LoraAdapter, LowRank, keep_factors, lora_moe_mlp
 from moegemm.operators.gradients.weight_gradients import WeightGradients
 from moegemm.operators.process.batch_invariance import batch_invariant, set_batch_invariant
 from moegemm.operators.process.early_loading import load_kernels
@@ -79,6 +79,7 @@ __all__ = [
     "grouped_gemm_dX",
     "grouped_gemm_forward",
     "info",
+    "keep_factors",
     "load_kernels",
     "lora_moe_mlp",
     "max_multiprocessors",

@@ -1,7 +1,15 @@
 """The reference of the Python package: which names stand in which section. mkdocstrings fills in their docstrings."""
 
 SECTIONS = {
-    "The layer": ("moe_mlp", "experts_mlp", "lora_moe_mlp", "LoraAdapter", "LowRank", "WeightGradients"),
+    "The layer": (
+        "moe_mlp",
+        "experts_mlp",
+        "lora_moe_mlp",
+        "LoraAdapter",
+        "LowRank",
+        "keep_factors",
+        "WeightGradients",
+    ),
     "Quantised weights": ("QuantizedWeight", "quantize", "quantize_experts"),
     "Models": ("patch", "unpatch", "report"),
     "Routing": ("route", "combine"),

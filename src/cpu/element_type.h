@@ -41,12 +41,13 @@ inline float to_float(Float16 value) {
 
 inline BFloat16 to_bfloat16(float value) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) {
-    // Rounding could carry a NaN's mantissa into Inf; truncation could leave it empty.
-    return {static_cast<std::uint16_t>((bits >> 16) | 0x0040u)};
-  }
+  // Both cases are computed and one is selected, so that loops over rows vectorise. Rounding could
+  // carry a NaN's mantissa into Inf; truncation could leave it empty.
+  const std::uint32_t quiet = (bits >> 16) | 0x0040u;
   const std::uint32_t tie_to_even = (bits >> 16) & 1u;
-  return {static_cast<std::uint16_t>((bits + 0x7fffu + tie_to_even) >> 16)};
+  const std::uint32_t rounded = (bits + 0x7fffu + tie_to_even) >> 16;
+  const bool is_nan = static_cast<std::int32_t>(bits & 0x7fffffffu) > 0x7f800000;
+  return {static_cast<std::uint16_t>(is_nan ? quiet : rounded)};
 }
 
 inline Float16 to_float16(float value) {

@@ -192,9 +192,14 @@ std::vector<ScaleCase> scale_cases() {
        .bad_indices = {std::int64_t{1} << 32, (std::int64_t{1} << 32) + 5},
        .index_dtype = DType::kInt64},
       {.name = "Wide", .cols = 7168},
+      {.name = "WideInPlace", .cols = 200, .in_place = true},
+      {.name = "WideFp32Product", .cols = 200, .fp32_product = true},
+      {.name = "WideNanPastTheSegments", .cols = 200, .nan_tail = true},
+      {.name = "WideIndicesOutOfRange", .cols = 200, .bad_indices = {-1, 72, 1000, -100}},
       {.name = "Many", .m_sizes = {2000, 0, 1000}, .rows = 3072, .cols = 72, .topk = 8},
+      {.name = "ManyNarrow", .m_sizes = {60000, 0, 50000}, .rows = 110011, .cols = 16, .topk = 1},
   };
-  for (const std::int64_t cols : {1, 2, 3, 7, 8, 9, 31, 33, 65, 127, 257, 1000}) {
+  for (const std::int64_t cols : {1, 2, 3, 7, 8, 9, 24, 31, 33, 40, 65, 127, 128, 136, 257, 1000}) {
     cases.push_back({.name = "Cols" + std::to_string(cols), .cols = cols});
   }
   return cases;

@@ -1,6 +1,7 @@
 """LoRA on the experts of one layer, through PEFT: beside the frozen layer, and beside PEFT's own path."""
 
 import contextlib
+import contextvars
 import gc
 import statistics
 import sys
@@ -15,6 +16,7 @@ from moegemm.bench.cases import DECODE_TOKENS, Model
 from moegemm.bench.timing import Clock, spread
 from moegemm.integrations.expert_modules.experts import experts_forward
 from moegemm.integrations.peft_adapters import follow_peft, left_to_peft
+from moegemm.lora.kept import keep_factors
 
 RANKS = (16, 64)
 MODELS = ("qwen3-30b-a3b", "gpt-oss-120b", "mixtral-8x7b", "deepseek-v3", "qwen3-next-80b-a3b")
@@ -87,6 +89,15 @@ class Layer:
         self.modules: dict[str, nn.Module] = {FROZEN: experts}
         for rank in RANKS:
             self.modules[f"ours {rank}"] = self.modules[f"peft {rank}"] = Adapted(experts, rank)
+            if tokens <= DECODE_TOKENS:
+                self.modules[f"kept {rank}"] = self.modules[f"ours {rank}"]
+        self._keeping, self._kept = contextvars.copy_context(), contextlib.ExitStack()
+        if tokens <= DECODE_TOKENS:
+            self._keeping.run(lambda: self._kept.enter_context(keep_factors()))
+
+    def close(self) -> None:
+        """Drops the factors that "kept" calls read."""
+        self._keeping.run(self._kept.close)
 
     def call(self, name: str) -> Tensor:
         module = self.modules[name]
@@ -105,7 +116,7 @@ class Layer:
             with torch.no_grad():
                 self.call(name)
 
-        return run
+        return (lambda: self._keeping.run(run)) if name.startswith("kept") else run
 
     def forward_backward(self, name: str) -> Callable[[], object]:
         def run() -> None:
@@ -215,7 +226,9 @@ def measure(
         experts = SizedExperts(model, dtype, device)
         for count in missing:
             with _without_memory_errors(f"{model.name}, {count} tokens"):
-                keep(measure_case(Layer(model, count, dtype, device, experts), clock, device, rounds))
+                layer = Layer(model, count, dtype, device, experts)
+                with contextlib.closing(layer):
+                    keep(measure_case(layer, clock, device, rounds))
         del experts
         gc.collect()
         if device == "cuda":
@@ -243,35 +256,48 @@ def _cell(found: dict[str, Any], name: str) -> str:
     return text
 
 
+WAYS = {"ours": "moegemm", "kept": "moegemm, kept factors", "peft": "PEFT's own path"}
+
+
+def _table(cases: Sequence[dict[str, Any]], ways: Sequence[str], note: str) -> list[str]:
+    names = [f"{way} {rank}" for rank in RANKS for way in ways]
+    titles = [f"rank {rank}, {WAYS[way]}" for rank in RANKS for way in ways]
+    lines = ["", "| model, tokens | frozen | " + " | ".join(titles) + " |", "|---|" + "---|" * (1 + len(titles))]
+    for entry in cases:
+        found = entry["contenders"]
+        frozen = f"{found[FROZEN]['ms']:.3f}"
+        if "graph_ms" in found[FROZEN]:
+            frozen += f" / {found[FROZEN]['graph_ms']:.3f}"
+        if "kept_mib" in found[FROZEN]:
+            frozen += f" / {found[FROZEN]['kept_mib']:.0f}"
+        cells = " | ".join(_cell(found, name) for name in names)
+        lines.append(f"| {entry['model']}, {entry['tokens']}{note} | {frozen} | {cells} |")
+    return lines
+
+
 def to_markdown(record: dict[str, Any]) -> str:
     run = record["run"]
-    names = [f"{who} {rank}" for rank in RANKS for who in ("ours", "peft")]
-    titles = [f"rank {rank}, {who}" for rank in RANKS for who in ("moegemm", "PEFT's own path")]
+    training, inference = (
+        [entry for entry in record["cases"] if entry["what"] == what] for what in ("forward + backward", "forward")
+    )
     lines = [
         "# LoRA on experts",
         "",
         f"{run['gpu']}, {run['dtype']}, torch {run['torch']}, {run['date']}.",
         f"{run['rounds']} rounds, in which all contenders take turns. One expert layer (SwiGLU, no biases) of each",
         "model's sizes on moegemm, random routing, adapters on both weights through PEFT with fp32 parameters,",
-        "gradients for x and the adapters. Milliseconds / MiB that the forward leaves allocated, each also as a",
-        "multiple of the bare frozen layer. Inference: milliseconds of a call, which may wait for its host,",
-        "/ of its replay as a CUDA graph.",
-        "",
-        "| model, tokens | frozen | " + " | ".join(titles) + " |",
-        "|---|" + "---|" * (1 + len(titles)),
+        "gradients for x and the adapters. Each figure also as a multiple of the bare frozen layer.",
     ]
-    for what in ("forward + backward", "forward"):
-        for entry in record["cases"]:
-            if entry["what"] != what:
-                continue
-            found, note = entry["contenders"], "" if what != "forward" else " (inference)"
-            cells = " | ".join(_cell(found, name) for name in names)
-            frozen = f"{found[FROZEN]['ms']:.3f}"
-            if "graph_ms" in found[FROZEN]:
-                frozen += f" / {found[FROZEN]['graph_ms']:.3f}"
-            if "kept_mib" in found[FROZEN]:
-                frozen += f" / {found[FROZEN]['kept_mib']:.0f}"
-            lines.append(f"| {entry['model']}, {entry['tokens']}{note} | {frozen} | {cells} |")
+    if training:
+        lines += ["", "Training: milliseconds of forward and backward / MiB that the forward leaves allocated."]
+        lines += _table(training, ("ours", "peft"), "")
+    if inference:
+        lines += [
+            "",
+            "Inference: milliseconds of a call, which may wait for its host, / of its replay as a CUDA graph. Factors",
+            "are copied at every call, or kept (`moegemm.keep_factors`).",
+        ]
+        lines += _table(inference, ("ours", "kept", "peft"), " (inference)")
     differences = [d for entry in record["cases"] for d in entry["difference"].values()]
     if differences:
         lines += ["", f"Outputs differ from PEFT's by {statistics.median(differences):.1e} of their norm (median)."]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from moegemm.activations import Activation
 from moegemm.expert_layer.weights import AnyWeight, Routed, Weights
+from moegemm.lora.kept import kept_pairs
 from moegemm.lora.low_rank import Adapted, LowRank, Pair, pairs_of, split_gradients
 from moegemm.operators.errors import explain
 from moegemm.operators.gradients.derivatives import once_only, refuse_tangents_in_backward, vmap_refusal
@@ -81,12 +82,11 @@ def _products(call: LoraCall, factors: Sequence[Tensor]) -> list[Adapted]:
     return [Adapted(first, TRANSPOSED in call.first.options), Adapted(second, TRANSPOSED in call.second.options)]
 
 
-def _reads_factor(product: Adapted, routed: Routed, x: Tensor) -> bool:
-    """Whether the thin product of a few rows can read A as its owner keeps it: bits are the same, and A is copied only
-    for the few rows that would read it."""
-    if len(product.lows) != 1 or product.transposed or torch.compiler.is_compiling() or not x.is_cuda:
+def _reads_factor(a: Tensor, transposed: bool, routed: Routed, x: Tensor) -> bool:
+    """Whether the thin product of a few rows can read A [E, r, K] where it is: bits are the same, and the A of an owner
+    would be copied only for the few rows that read it."""
+    if transposed or torch.compiler.is_compiling() or not x.is_cuda:
         return False
-    a = product.lows[0].A
     step = 16 // a.element_size()
     return (
         routed.rows(x) <= MOST_ROWS_PER_EXPERT * a.size(0)
@@ -100,6 +100,22 @@ def _reads_factor(product: Adapted, routed: Routed, x: Tensor) -> bool:
         and x.storage_offset() % 8 == 0
         and routed.m_sizes.dim() == 1
     )
+
+
+def _inference_pairs(
+    products: Sequence[Adapted], routed: Routed, x: Tensor
+) -> tuple[list[Pair | None], list[bool]]:  # fmt: skip
+    """The pairs of both products, and whether their thin products read A in place."""
+    pairs = kept_pairs(products, x)
+    if pairs is not None:
+        reads = [
+            pair is not None and _reads_factor(pair.a, product.transposed, routed, x)
+            for product, pair in zip(products, pairs, strict=True)
+        ]
+        return pairs, reads
+    reads = [len(one.lows) == 1 and _reads_factor(one.lows[0].A, one.transposed, routed, x) for one in products]
+    products = [one._replace(copies_a=not in_place) for one, in_place in zip(products, reads, strict=True)]
+    return pairs_of(products, x, routed.m_sizes), reads
 
 
 def _keeps_pairs(call: LoraCall, rows: int, t: LoraTensors, factors: Sequence[Tensor]) -> bool:
@@ -160,10 +176,7 @@ def _run(call: LoraCall, routed: Routed, t: LoraTensors, factors: Sequence[Tenso
 
 def _run_inference(call: LoraCall, routed: Routed, t: LoraTensors, factors: Sequence[Tensor]) -> Tensor:
     """The same output where no backward needs the first product: the GPU may store activated rows only."""
-    products = _products(call, factors)
-    in_place = [_reads_factor(product, routed, t.x) for product in products]
-    products = [one._replace(copies_a=not reads) for one, reads in zip(products, in_place, strict=True)]
-    first_pair, second_pair = pairs_of(products, t.x, routed.m_sizes)
+    (first_pair, second_pair), in_place = _inference_pairs(_products(call, factors), routed, t.x)
     act, _ = _first(call.first, t.x, t.w_gate_up, first_pair, routed, t.gate_up_bias, call.activation, in_place[0])
     return _second(call, act, t.w_down, second_pair, routed, t.down_bias, t.router_weights, in_place[1])[0]
 

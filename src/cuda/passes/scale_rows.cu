@@ -11,14 +11,16 @@
 #include "cuda/passes/passes.h"
 #include "moegemm/error.h"
 
-/// One warp per row: each lane walks its columns, multiplies, and the lanes' dot products are added
-/// in a fixed tree. An element is read before it is written by the same lane, so `scaled` may be
-/// `product`. Blocks stay for many rows, because each has to add up m_sizes first.
+/// One warp per row, or for several narrow ones: each lane walks its columns, multiplies, and the
+/// lanes' dot products are added in a fixed tree. An element is read before it is written by the
+/// same lane, so `scaled` may be `product`. Blocks stay for many rows, because each has to add up
+/// m_sizes first.
 namespace moegemm::cuda {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
+constexpr int kNarrowPacks = 16;  // of rows that a warp takes two or more of at a time
 
 struct ScaleArguments {
   Floats product;
@@ -39,6 +41,7 @@ struct ScaleArguments {
   int columns;
   bool zero_tail;  // else rows past the segments are left alone
   int group_rows;  // consecutive rows that a warp takes at a time, at most 32
+  bool narrow;     // columns are at most kNarrowPacks whole packs
 };
 
 /// Where the elements of one row begin.
@@ -107,6 +110,51 @@ __device__ float scale_packs(const ScaleArguments& a, const RowOffsets& row, flo
   return sum + scale_elements(a, row, weight, packs * kPackElems);
 }
 
+/// What a warp knows of the rows that it takes: lane i of row i.
+struct LaneRow {
+  std::int64_t flat;
+  float weight;
+  bool named;
+  bool zeroed;  // no index names it, or it is past the segments
+};
+
+/// Rows of at most kNarrowPacks packs, as many at a time as lanes are for. A row's lanes add as a
+/// whole warp would that has nothing in the others: the dot products have the same bits.
+template <typename P, typename X>
+__device__ void scale_narrow(const ScaleArguments& a, std::int64_t first, int count,
+                             const LaneRow& own) {
+  const int lane = threadIdx.x % 32, packs = a.columns / kPackElems;
+  int width = 1;
+  while (width < packs) width *= 2;
+  const int column = lane % width * kPackElems;
+  for (int begin = 0; begin < count; begin += 32 / width) {
+    const int i = begin + lane / width;  // below 32
+    const bool named = __shfl_sync(kFullMask, own.named, i),
+               zeroed = __shfl_sync(kFullMask, own.zeroed, i);
+    const float weight = __shfl_sync(kFullMask, own.weight, i);
+    const bool mine = i < count && column < a.columns && (named || zeroed);
+    const RowOffsets row = offsets_of(a, first + i);
+    float p[kPackElems] = {}, v[kPackElems] = {}, sum = 0.0f;
+    if (mine && named) {
+      unpack(load_pack(static_cast<const P*>(a.product.data) + row.product + column), p);
+      unpack(load_pack(static_cast<const X*>(a.x.data) + row.x + column), v);
+    }
+#pragma unroll
+    for (int c = 0; c < kPackElems; ++c) {
+      sum = fmaf(p[c], v[c], sum);
+      p[c] *= weight;
+      v[c] *= weight;
+    }
+    if (mine) {
+      store_pack(a.scaled.data, a.scaled.dtype, row.scaled + column, p);
+      if (a.scaled_x.data) store_pack(a.scaled_x.data, a.scaled_x.dtype, row.scaled_x + column, v);
+    }
+    for (int step = width / 2; step > 0; step /= 2) sum += __shfl_xor_sync(kFullMask, sum, step);
+    const std::int64_t flat = __shfl_sync(kFullMask, own.flat, i);
+    if (mine && named && column == 0) store_float(a.dot, a.dot_dtype, flat, sum);
+  }
+}
+
 __device__ void zero_row(const ScaleArguments& a, const RowOffsets& row) {
   for (int c = threadIdx.x % 32; c < a.columns; c += 32) {
     store_float(a.scaled.data, a.scaled.dtype, row.scaled + c, 0.0f);
@@ -133,6 +181,13 @@ __global__ void __launch_bounds__(kThreads, 3) scale_kernel(const ScaleArguments
     }
     const bool lane_named = lane_flat >= 0 && lane_flat < a.flat_rows;
     const float lane_weight = lane_named ? load_float(a.weights, a.weights_dtype, lane_flat) : 0.0f;
+    if constexpr (Packs) {
+      if (a.narrow) {
+        const bool zeroed = !lane_named && (a.zero_tail || first + lane < routed);
+        scale_narrow<P, X>(a, first, count, {lane_flat, lane_weight, lane_named, zeroed});
+        continue;
+      }
+    }
     const unsigned named = __ballot_sync(kFullMask, lane_named);
     for (int i = 0; i < count; ++i) {
       const RowOffsets row = offsets_of(a, first + i);
@@ -203,6 +258,7 @@ void CudaPasses::scale_rows(const TensorView& product, const TensorView& x,
       .columns = static_cast<int>(product.shape[1]),
       .zero_tail = routing.tails == Tails::kZero,
       .group_rows = 1,
+      .narrow = false,
   };
   const bool aligned = is_16_byte_aligned(product) && is_16_byte_aligned(x) &&
                        is_16_byte_aligned(scaled) &&
@@ -211,7 +267,10 @@ void CudaPasses::scale_rows(const TensorView& product, const TensorView& x,
   // 3 blocks of 256 threads are resident on a multiprocessor. Groups are as large as keeps all
   // their warps busy.
   const std::int64_t resident = 3 * device_facts(product.device.index)->multiprocessors;
-  const std::int64_t group = std::clamp<std::int64_t>(rows / (resident * kWarps), 1, 8);
+  arguments.narrow = packed != nullptr && product.shape[1] % kPackElems == 0 &&
+                     product.shape[1] <= kNarrowPacks * kPackElems;
+  const std::int64_t most = arguments.narrow ? 32 : 8;
+  const std::int64_t group = std::clamp<std::int64_t>(rows / (resident * kWarps), 1, most);
   arguments.group_rows = static_cast<int>(group);
   const std::int64_t groups = (rows + group - 1) / group;
   const std::int64_t blocks = std::min((groups + kWarps - 1) / kWarps, resident);

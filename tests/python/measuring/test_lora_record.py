@@ -1,5 +1,6 @@
 """moegemm-bench --lora: what it measures is what it says."""
 
+import contextlib
 import json
 
 import pytest
@@ -15,6 +16,16 @@ from moegemm.bench.timing import Clock  # noqa: E402
 TINY = Model("tiny", 4, 2, 32, 24)
 
 
+class Copies(torch.utils._python_dispatch.TorchDispatchMode):
+    """Counts copies of factors."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function._schema.name == "moegemm::joined_factors"
+        return function(*args, **(kwargs or {}))
+
+
 @pytest.fixture(scope="module")
 def entries() -> list[dict]:
     found: list[dict] = []
@@ -25,7 +36,7 @@ def entries() -> list[dict]:
 def test_every_contender_is_timed(entries):
     assert [(e["tokens"], e["what"]) for e in entries] == [(128, "forward + backward"), (8, "forward")]
     names = {"frozen", "ours 16", "peft 16", "ours 64", "peft 64"}
-    assert all(set(e["contenders"]) == names for e in entries)
+    assert [set(e["contenders"]) for e in entries] == [names, names | {"kept 16", "kept 64"}]
     assert all(c["ms"] > 0 for e in entries for c in e["contenders"].values())
 
 
@@ -45,7 +56,19 @@ def test_what_is_done_is_not_measured_again():
     assert found == []
 
 
-def test_a_record_renders_as_one_table(entries, tmp_path):
+def test_only_kept_calls_keep_factors():
+    with contextlib.closing(
+        lora.Layer(TINY, 8, torch.bfloat16, "cpu", lora.SizedExperts(TINY, torch.bfloat16, "cpu"))
+    ) as layer:
+        for name in ("ours 16", "kept 16", "ours 16"):
+            layer.forward(name)()
+        for name, copies in (("ours 16", 1), ("kept 16", 0)):
+            with Copies() as seen:
+                layer.forward(name)()
+            assert seen.count == copies
+
+
+def test_a_record_renders_as_a_table_for_training_and_one_for_inference(entries, tmp_path):
     run = {"gpu": "a CPU", "dtype": "bf16", "torch": "2", "commit": "abc", "date": "2026-01-01", "rounds": 2}
     record = {"format": 1, "kind": "lora", "run": run, "models": {}, "cases": entries}
     source = tmp_path / "lora.json"
@@ -54,6 +77,6 @@ def test_a_record_renders_as_one_table(entries, tmp_path):
     lines = (tmp_path / "page.md").read_text().splitlines()
     table = [line for line in lines if line.startswith("| tiny")]
     assert len(table) == 2
-    assert all(line.count("|") == 7 for line in table)
+    assert [line.count("|") for line in table] == [7, 9]
     assert "x) / " in table[0]
     assert "(inference)" in table[1]

@@ -6,155 +6,92 @@
 #include "core/factor_tiles.h"
 #include "core/refusal.h"
 #include "cuda/backend/launch.h"
-#include "cuda/device/fast_divide.h"
-#include "cuda/passes/elements.cuh"
+#include "cuda/passes/factors/copy_params.h"
+#include "cuda/passes/factors/turn_vectors.cuh"
 #include "cuda/passes/passes.h"
 
 /// Copies of low-rank factors, several in one launch. Where memory runs along one dimension in both
-/// tensors a block copies a run of vectors, else it turns a tile of 64 x 64 in shared memory.
+/// tensors a block copies a run of vectors, else it turns a tile in shared memory.
 namespace moegemm::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kMostCopies = 8;  ///< of a launch: their descriptions are kernel arguments
-constexpr int kTile = 64;
-constexpr int kVector = 4;
+constexpr int kThreads = kCopyThreads;
 constexpr int kRunVectors = 4 * kThreads;  ///< of a block
 
-struct Side {
-  FastDivisor divisor;  ///< inner
-  int inner;
-  int extent;  ///< inner * outer
-  int given_inner;
-  int given_outer;
-  std::int64_t from_inner, from_outer, to_inner, to_outer;
-  bool inner_is_expert, outer_is_expert;
-};
-
-struct Copy {
-  const void* from;
-  void* to;
-  DType from_dtype, to_dtype;
-  float scaling;
-  bool turned;
-  bool vectors;     ///< four elements at a time (not turned), or two (turned, reading)
-  bool to_vectors;  ///< two at a time (turned, writing)
-  int across;       ///< tiles, or not turned vectors, of a line
-  FastDivisor across_divisor;
-  int units;  ///< of all lines
-  int first_block;
-  Side columns, lines;
-};
-
-struct Arguments {
-  Copy copies[kMostCopies];
-  int count;
-  IndexArray sizes;
-};
-
-/// Where one line or column is.
-struct Place {
-  std::int64_t from;
-  std::int64_t to;
-  bool given;  ///< else zeros
-  bool used;   ///< its expert has rows, or is the other side's
-};
-
-__device__ __forceinline__ Place place(const Side& side, int at, const IndexArray& sizes) {
-  const int outer = static_cast<int>(side.divisor.divide(static_cast<unsigned>(at)));
-  const int inner = at - outer * side.inner;
-  Place found = {outer * side.from_outer + inner * side.from_inner,
-                 outer * side.to_outer + inner * side.to_inner,
-                 inner < side.given_inner && outer < side.given_outer, true};
-  if (sizes.data && (side.inner_is_expert || side.outer_is_expert)) {
-    found.used = load_index(sizes.data, sizes.is_64_bit, side.inner_is_expert ? inner : outer) > 0;
-  }
-  return found;
-}
-
-/// Count consecutive elements, by one access where `whole`.
-template <int Count, typename T>
-__device__ __forceinline__ void load_run(const T* source, bool whole, int left,
-                                         float (&values)[Count]) {
-  if (whole) {
-    if constexpr (sizeof(T) == 4 && Count == 4) {
-      const float4 quad = __ldcs(reinterpret_cast<const float4*>(source));
-      values[0] = quad.x, values[1] = quad.y, values[2] = quad.z, values[3] = quad.w;
-    } else if constexpr (sizeof(T) == 4) {
-      const float2 pair = __ldcs(reinterpret_cast<const float2*>(source));
-      values[0] = pair.x, values[1] = pair.y;
-    } else {
+/// Up to eight elements one by one, where rows do not lie in multiples of 16 bytes.
+template <typename From, typename To>
+__device__ __forceinline__ void copy_elements(const From* from, To* to, int given, int count,
+                                              float scaling) {
+  float values[kPackElems];
 #pragma unroll
-      for (int i = 0; i < Count; i += 2) {
-        const float2 pair = pair_to_float(reinterpret_cast<const unsigned*>(source)[i / 2], T());
-        values[i] = pair.x, values[i + 1] = pair.y;
-      }
-    }
-    return;
-  }
+  for (int i = 0; i < kPackElems; ++i) values[i] = i < given ? to_float(from[i]) : 0.0f;
 #pragma unroll
-  for (int i = 0; i < Count; ++i) values[i] = i < left ? to_float(source[i]) : 0.0f;
-}
-
-template <int Count, typename T>
-__device__ __forceinline__ void store_run(T* target, bool whole, int left,
-                                          const float (&values)[Count]) {
-  if (whole) {
-    if constexpr (sizeof(T) == 4 && Count == 4) {
-      *reinterpret_cast<float4*>(target) = make_float4(values[0], values[1], values[2], values[3]);
-    } else if constexpr (sizeof(T) == 4) {
-      *reinterpret_cast<float2*>(target) = make_float2(values[0], values[1]);
-    } else if constexpr (Count == 4) {
-      *reinterpret_cast<uint2*>(target) =
-          make_uint2(round_pair(values[0], values[1], T()), round_pair(values[2], values[3], T()));
-    } else {
-      *reinterpret_cast<unsigned*>(target) = round_pair(values[0], values[1], T());
-    }
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < Count; ++i) {
-    if (i < left) round_to(target[i], values[i]);
+  for (int i = 0; i < kPackElems; ++i) {
+    if (i < count) round_to(to[i], values[i] * scaling);
   }
 }
 
 /// Vectors of lines, in order.
 template <typename From, typename To>
-__device__ void copy_run(const Copy& copy, const IndexArray& sizes, int first) {
+__device__ void copy_run(const CopyParams& copy, const IndexArray& sizes, int first) {
   constexpr int kEach = kRunVectors / kThreads;
   const From* const from = static_cast<const From*>(copy.from);
   To* const to = static_cast<To*>(copy.to);
-  float values[kEach][kVector];
-  Place lines[kEach];
-  int columns[kEach];
+  Pack<From> packs[kEach];
+  std::int64_t targets[kEach];
+  bool used[kEach];
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     const int unit = first + i * kThreads + static_cast<int>(threadIdx.x);
     const int line = static_cast<int>(
         copy.across_divisor.divide(static_cast<unsigned>(min(unit, copy.units - 1))));
-    columns[i] = (unit - line * copy.across) * kVector;
-    lines[i] = place(copy.lines, line, sizes);
-    if (unit >= copy.units) lines[i].used = false;
-#pragma unroll
-    for (float& value : values[i]) value = 0.0f;
-    if (lines[i].used && lines[i].given) {
-      load_run<kVector>(from + lines[i].from + columns[i], copy.vectors,
-                        copy.columns.given_inner - columns[i], values[i]);
+    const int column = (unit - line * copy.across) * kPackElems;
+    const Place at = place(copy.lines, line, sizes);
+    used[i] = at.used && unit < copy.units;
+    targets[i] = at.to + column;
+    packs[i] = {};
+    if (!used[i]) continue;
+    if (copy.vectors) {
+      if (at.given) packs[i] = load_pack(from + at.from + column);
+    } else {
+      const int given = at.given ? copy.columns.given_inner : 0;
+      copy_elements(from + at.from + column, to + at.to + column, given - column,
+                    copy.columns.inner - column, copy.scaling);
     }
   }
+  if (!copy.vectors) return;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    if (!lines[i].used) continue;
+    if (!used[i]) continue;
+    float values[kPackElems];
+    unpack(packs[i], values);
 #pragma unroll
-    for (float& value : values[i]) value *= copy.scaling;
-    store_run<kVector>(to + lines[i].to + columns[i], copy.vectors, copy.columns.inner - columns[i],
-                       values[i]);
+    for (float& value : values) value *= copy.scaling;
+    store_pack_as(to + targets[i], values);
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ float2 load_pair(const T* source) {
+  if constexpr (sizeof(T) == 4) {
+    return __ldcs(reinterpret_cast<const float2*>(source));
+  } else {
+    return pair_to_float(*reinterpret_cast<const unsigned*>(source), T());
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ void store_pair(T* target, float first, float second) {
+  if constexpr (sizeof(T) == 4) {
+    *reinterpret_cast<float2*>(target) = make_float2(first, second);
+  } else {
+    *reinterpret_cast<unsigned*>(target) = round_pair(first, second, T());
   }
 }
 
 /// A tile, two elements of a thread at a time.
 template <typename From, typename To>
-__device__ void turn_tile(const Copy& copy, const IndexArray& sizes, int first_line,
+__device__ void turn_tile(const CopyParams& copy, const IndexArray& sizes, int first_line,
                           int first_column, float (&tile)[kTile][kTile + 1]) {
   constexpr int kStep = kThreads / (kTile / 2);  // lines, or columns, at a time
   constexpr int kEach = kTile / kStep;
@@ -176,7 +113,8 @@ __device__ void turn_tile(const Copy& copy, const IndexArray& sizes, int first_l
     values[i][0] = values[i][1] = 0.0f;
     if (line_at >= line_end || !line.used || !line.given) continue;
     if (copy.vectors && columns[0].used && columns[1].used && columns[0].given) {
-      load_run<2>(from + line.from + columns[0].from, true, 2, values[i]);
+      const float2 both = load_pair(from + line.from + columns[0].from);
+      values[i][0] = both.x, values[i][1] = both.y;
     } else {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
@@ -206,7 +144,7 @@ __device__ void turn_tile(const Copy& copy, const IndexArray& sizes, int first_l
     if (column_at >= column_end || !column.used) continue;
     const float turned[2] = {tile[pair][own + i * kStep], tile[pair + 1][own + i * kStep]};
     if (copy.to_vectors && lines[0].used && lines[1].used) {
-      store_run<2>(to + column.to + lines[0].to, true, 2, turned);
+      store_pair(to + column.to + lines[0].to, turned[0], turned[1]);
     } else {
 #pragma unroll
       for (int l = 0; l < 2; ++l) {
@@ -217,41 +155,55 @@ __device__ void turn_tile(const Copy& copy, const IndexArray& sizes, int first_l
 }
 
 /// Whether a tile has an expert with rows; by all threads of a block.
-__device__ bool is_used(const Side& side, const IndexArray& sizes, int first) {
+__device__ bool is_used(const CopySide& side, const IndexArray& sizes, int first) {
   if (!sizes.data || !(side.inner_is_expert || side.outer_is_expert)) return true;
   const int at = first + static_cast<int>(threadIdx.x) % kTile;
   return __syncthreads_or(at < side.extent && place(side, at, sizes).used) != 0;
 }
 
+struct Shared {
+  union {
+    float tile[kTile][kTile + 1];
+    uint4 turned[kTurnBytes / 16];
+  };
+  alignas(8) unsigned char flags[kMostFlags];
+};
+
 template <typename From, typename To>
-__device__ void copy_block(const Copy& copy, const IndexArray& sizes, int block,
-                           float (&tile)[kTile][kTile + 1]) {
-  if (!copy.turned) return copy_run<From, To>(copy, sizes, block * kRunVectors);
+__device__ void copy_block(const CopyParams& copy, const IndexArray& sizes, int block,
+                           Shared& shared) {
+  if (copy.way == CopyWay::kRun) return copy_run<From, To>(copy, sizes, block * kRunVectors);
   const int line = static_cast<int>(copy.across_divisor.divide(static_cast<unsigned>(block)));
-  const int first_line = line * kTile, first_column = (block - line * copy.across) * kTile;
+  const int column = block - line * copy.across;
+  if (copy.way == CopyWay::kTurnVectors) {
+    return turn_vectors<From, To>(copy, sizes, line << (kTurnLog - copy.log_columns),
+                                  column << copy.log_columns,
+                                  reinterpret_cast<unsigned*>(shared.turned), shared.flags);
+  }
+  const int first_line = line * kTile, first_column = column * kTile;
   if (!is_used(copy.lines, sizes, first_line) || !is_used(copy.columns, sizes, first_column))
     return;
-  turn_tile<From, To>(copy, sizes, first_line, first_column, tile);
+  turn_tile<From, To>(copy, sizes, first_line, first_column, shared.tile);
 }
 
-__global__ void __launch_bounds__(kThreads)
-    copy_factors_kernel(const __grid_constant__ Arguments arguments) {
-  __shared__ float tile[kTile][kTile + 1];
+__global__ void __launch_bounds__(kThreads, 4)
+    copy_factors_kernel(const __grid_constant__ CopyArguments arguments) {
+  __shared__ Shared shared;
   int index = 0;
   while (index + 1 < arguments.count &&
          static_cast<int>(blockIdx.x) >= arguments.copies[index + 1].first_block) {
     ++index;
   }
-  const Copy& copy = arguments.copies[index];
+  const CopyParams& copy = arguments.copies[index];
   const int block = static_cast<int>(blockIdx.x) - copy.first_block;
   with_format(FloatingFormats(), copy.from_dtype, [&]<DType From>() {
     with_format(FloatingFormats(), copy.to_dtype, [&]<DType To>() {
-      copy_block<ElementType<From>, ElementType<To>>(copy, arguments.sizes, block, tile);
+      copy_block<ElementType<From>, ElementType<To>>(copy, arguments.sizes, block, shared);
     });
   });
 }
 
-Side side_of(const FactorSide& side) {
+CopySide side_of(const FactorSide& side) {
   return {make_fast_divisor(static_cast<std::uint32_t>(side.inner)),
           static_cast<int>(side.inner),
           static_cast<int>(side.extent()),
@@ -271,7 +223,8 @@ bool divides(std::int64_t step, std::initializer_list<std::int64_t> values) {
 }
 
 bool is_aligned(const StridedStack& stack, std::int64_t elements) {
-  return reinterpret_cast<std::uintptr_t>(stack.data) % (elements * size_bytes(stack.dtype)) == 0;
+  const std::int64_t bytes = std::min<std::int64_t>(elements * size_bytes(stack.dtype), 16);
+  return reinterpret_cast<std::uintptr_t>(stack.data) % bytes == 0;
 }
 
 /// Its elements lie side by side in both tensors; a tile that is turned may have any strides.
@@ -295,30 +248,76 @@ bool writes_vectors(const FactorCopy& copy, const FactorSide& along, const Facto
 
 std::int64_t blocks_of(std::int64_t count, std::int64_t each) { return (count + each - 1) / each; }
 
+/// Elements of an access of 16 bytes.
+std::int64_t vector_of(const StridedStack& stack) { return 16 / size_bytes(stack.dtype); }
+
+/// Rows that follow one another in both tensors, as one row: a run need not end with each.
+void join_rows(FactorTiles& tiles) {
+  FactorSide &columns = tiles.columns, &lines = tiles.lines;
+  const std::int64_t length = columns.inner;
+  if (lines.inner_is_expert || lines.from_inner != length || lines.to_inner != length ||
+      columns.given_inner != length || lines.given_inner != lines.inner) {
+    return;
+  }
+  columns.inner = columns.given_inner = length * lines.inner;
+  lines.inner = lines.given_inner = 1;
+  lines.from_inner = lines.to_inner = 0;
+}
+
+/// Whether 16 bytes along the columns and 16 along the lines never cross an edge. A tile stores a
+/// line's expert whole: it leaves none out of a vector.
+bool turns_vectors(const FactorCopy& copy, const FactorTiles& tiles, bool with_sizes) {
+  return tiles.columns.given_inner == tiles.columns.inner &&
+         tiles.columns.given_outer == tiles.columns.outer &&
+         !(with_sizes && tiles.lines.inner_is_expert) &&
+         reads_vectors(copy, tiles, vector_of(copy.from)) &&
+         writes_vectors(copy, tiles.lines, tiles.columns, vector_of(copy.to));
+}
+
+/// log2 of the columns of a vector tile: 64, and 128 lines, unless a side has fewer. At least eight
+/// of each: a load of 16-bit columns, a chunk of 16-bit lines.
+int log_columns_for(const FactorTiles& tiles) {
+  const auto covers = [](std::int64_t extent, int log) { return extent <= std::int64_t{1} << log; };
+  int log = 6;
+  while (log > 3 && covers(tiles.columns.extent(), log - 1)) --log;
+  while (log < kTurnLog - 3 && covers(tiles.lines.extent(), kTurnLog - log - 1)) ++log;
+  return log;
+}
+
 /// Its description, and how many blocks it takes.
-Copy describe(const FactorCopy& asked, std::int64_t& blocks) {
-  const FactorTiles tiles = factor_tiles(asked);
-  Copy copy = {};
+CopyParams describe(const FactorCopy& asked, bool with_sizes, std::int64_t& blocks) {
+  FactorTiles tiles = factor_tiles(asked);
+  CopyParams copy = {};
   copy.from = asked.from.data;
   copy.to = asked.to.data;
   copy.from_dtype = asked.from.dtype;
   copy.to_dtype = asked.to.dtype;
   copy.scaling = asked.scaling;
-  copy.turned = tiles.turned || !runs_along(tiles.columns);
   std::int64_t across = 0, units = 0;
-  if (copy.turned) {
-    copy.vectors = reads_vectors(asked, tiles, 2);
-    copy.to_vectors = writes_vectors(asked, tiles.lines, tiles.columns, 2);
-    across = blocks_of(tiles.columns.extent(), kTile);
-    units = blocks = across * blocks_of(tiles.lines.extent(), kTile);
-  } else {
-    copy.vectors = reads_vectors(asked, tiles, kVector) &&
-                   writes_vectors(asked, tiles.columns, tiles.lines, kVector);
-    across = blocks_of(tiles.columns.extent(), kVector);
+  if (!tiles.turned && runs_along(tiles.columns)) {
+    copy.way = CopyWay::kRun;
+    join_rows(tiles);
+    copy.vectors = reads_vectors(asked, tiles, kPackElems) &&
+                   writes_vectors(asked, tiles.columns, tiles.lines, kPackElems);
+    across = blocks_of(tiles.columns.extent(), kPackElems);
     units = across * tiles.lines.extent();
     blocks = blocks_of(units, kRunVectors);
+  } else {
+    std::int64_t columns = kTile, lines = kTile;
+    if (turns_vectors(asked, tiles, with_sizes)) {
+      copy.way = CopyWay::kTurnVectors;
+      copy.log_columns = static_cast<std::int8_t>(log_columns_for(tiles));
+      columns = std::int64_t{1} << copy.log_columns;
+      lines = std::int64_t{1} << (kTurnLog - copy.log_columns);
+    } else {
+      copy.way = CopyWay::kTurn;
+      copy.vectors = reads_vectors(asked, tiles, 2);
+      copy.to_vectors = writes_vectors(asked, tiles.lines, tiles.columns, 2);
+    }
+    across = blocks_of(tiles.columns.extent(), columns);
+    units = blocks = across * blocks_of(tiles.lines.extent(), lines);
   }
-  constexpr std::int64_t kMost = (std::int64_t{1} << 31) - 2 * kRunVectors;
+  constexpr std::int64_t kMost = (std::int64_t{1} << 31) - (1 << kTurnLog);
   if (units > kMost || tiles.columns.extent() > kMost || tiles.lines.extent() > kMost) {
     throw Error(ErrorKind::kNotImplemented,
                 join("a factor of ", asked.to.shape[0], " x ", asked.to.shape[1], " x ",
@@ -342,13 +341,13 @@ void copy_factors_on_gpu(std::span<const FactorCopy> copies, const TensorView& m
   using namespace cuda;
   const PassLaunch on(copies.front().to.device, context);
   for (std::size_t first = 0; first < copies.size(); first += kMostCopies) {
-    Arguments arguments = {};
+    CopyArguments arguments = {};
     arguments.sizes = indices_of(m_sizes);
     std::int64_t total = 0;
     for (const FactorCopy& asked : copies.subspan(first)) {
       if (arguments.count == kMostCopies) break;
       std::int64_t blocks = 0;
-      Copy copy = describe(asked, blocks);
+      CopyParams copy = describe(asked, m_sizes.given(), blocks);
       copy.first_block = static_cast<int>(total);
       arguments.copies[arguments.count++] = copy;
       total += blocks;

@@ -13,18 +13,25 @@
 #include "cuda/ptx/shared_memory.cuh"
 
 /// The thin product of few rows, from a factor as its owner keeps it: a block for each expert and
-/// eight of its features. All threads copy, five chunks of the depth ahead; one warp rounds the
-/// factor as copy_factors would and multiplies, 16 rows at a time. The tensor cores add in steps of
-/// 16 along the depth, as all products do: the bits are those of the product of a copied factor.
-/// (mma.sync and wgmma: 16384 sums of 4096 products on an H200, equal to the last bit.)
+/// eight of its features, 16 rows at a time.
+///
+///   warp    role
+///   0       rounds the factor as copy_factors would, multiplies and stores
+///   1 to 4  copy chunks of the depth, three ahead; the factor's before they know which rows
+///
+/// A block meets once for each chunk: it has arrived, and the one before is no longer read. The
+/// tensor cores add in steps of 16 along the depth, as all products do: the bits are those of the
+/// product of a copied factor. (mma.sync and wgmma: 16384 sums of 4096 products on an H200, equal
+/// to the last bit.) So the steps of a sum wait for each other, and nothing else may take as long.
 namespace moegemm::cuda {
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kCopying = 128;
+constexpr int kThreads = kWarpSize + kCopying;
 constexpr int kFeatures = 8;
 constexpr int kRows = 16;
 constexpr int kChunk = 256;  ///< of the depth
-constexpr int kStages = 5;
+constexpr int kStages = 4;   ///< 68 KB: three blocks of a multiprocessor
 /// Rows of a stage in shared memory, padded so that fragments fall into different banks.
 constexpr int kFactorPitch = kChunk * 4 + 32;
 constexpr int kRowPitch = kChunk * 2 + 16;
@@ -68,36 +75,37 @@ __device__ int rows_before(const RowsArguments& a, int expert, int* sums) {
   return total;
 }
 
+/// What the copying warps start of one chunk; what lies past the depth, the features or the rows is
+/// zero.
 template <typename Factor>
-struct Stage {
-  static constexpr int kFactorChunks = kChunk * static_cast<int>(sizeof(Factor)) / 16;  // of a row
-  static constexpr int kRowChunks = kChunk * 2 / 16;
-
-  /// Starts the copies of one chunk; what lies past the depth, the features or the rows is zero.
-  static __device__ void load(const RowsArguments& a, const std::byte* factor, int first_feature,
-                              const std::byte* const* x_rows, int rows, int depth,
-                              std::byte* stage) {
-    const std::uint32_t base = ptx::shared_address(stage);
+__device__ __forceinline__ void load_factor(const RowsArguments& a, const std::byte* factor,
+                                            int first_feature, int depth, std::byte* stage) {
+  constexpr int kSize = static_cast<int>(sizeof(Factor));
+  constexpr int kPieces = kChunk * kSize / 16;  // of a feature
+  const std::uint32_t base = ptx::shared_address(stage);
 #pragma unroll
-    for (int i = 0; i < kFeatures * kFactorChunks / kThreads; ++i) {
-      const int piece = i * kThreads + static_cast<int>(threadIdx.x);
-      const int feature = piece / kFactorChunks, chunk = piece % kFactorChunks;
-      const int element = depth + chunk * (16 / static_cast<int>(sizeof(Factor)));
-      const bool there = first_feature + feature < a.features && element < a.depth;
-      const std::byte* source =
-          there ? factor + feature * a.feature_pitch + element * sizeof(Factor) : factor;
-      ptx::cp_async_16_or_zero(base + feature * kFactorPitch + chunk * 16, source, there);
-    }
-    const std::uint32_t rows_base = base + kFeatures * kFactorPitch;
-    for (int piece = static_cast<int>(threadIdx.x); piece < rows * kRowChunks; piece += kThreads) {
-      const int row = piece / kRowChunks, chunk = piece % kRowChunks;
-      const int element = depth + chunk * 8;
-      const bool there = x_rows[row] != nullptr && element < a.depth;
-      const std::byte* source = there ? x_rows[row] + element * 2 : a.x;
-      ptx::cp_async_16_or_zero(rows_base + row * kRowPitch + chunk * 16, source, there);
-    }
+  for (int i = 0; i < kFeatures * kPieces / kCopying; ++i) {
+    const int at = i * kCopying + static_cast<int>(threadIdx.x) - kWarpSize;
+    const int feature = at / kPieces, piece = at % kPieces;
+    const int element = depth + piece * (16 / kSize);
+    const bool there = first_feature + feature < a.features && element < a.depth;
+    const std::byte* source = there ? factor + feature * a.feature_pitch + element * kSize : factor;
+    ptx::cp_async_16_or_zero(base + feature * kFactorPitch + piece * 16, source, there);
   }
-};
+}
+
+__device__ __forceinline__ void load_rows(const RowsArguments& a, const std::byte* const* x_rows,
+                                          int rows, int depth, std::byte* stage) {
+  constexpr int kPieces = kChunk * 2 / 16;  // of a row
+  const std::uint32_t base = ptx::shared_address(stage) + kFeatures * kFactorPitch;
+  for (int at = static_cast<int>(threadIdx.x) - kWarpSize; at < rows * kPieces; at += kCopying) {
+    const int row = at / kPieces, piece = at % kPieces;
+    const int element = depth + piece * 8;
+    const bool there = x_rows[row] != nullptr && element < a.depth;
+    const std::byte* source = there ? x_rows[row] + element * 2 : a.x;
+    ptx::cp_async_16_or_zero(base + row * kRowPitch + piece * 16, source, there);
+  }
+}
 
 template <typename T>
 __device__ __forceinline__ std::uint32_t rounded_pair(const std::byte* at, float, T) {
@@ -109,16 +117,17 @@ __device__ __forceinline__ std::uint32_t rounded_pair(const std::byte* at, T, T)
   return *reinterpret_cast<const std::uint32_t*>(at);
 }
 
-/// One chunk of the depth, by one warp.
+/// One chunk of the depth, by one warp. Past the depth it adds zeros, which change no sum: none is
+/// -0, since all begin at +0.
 template <typename T, typename Factor>
-__device__ __forceinline__ void multiply_chunk(const std::byte* stage, int steps, float (&d)[4]) {
+__device__ __forceinline__ void multiply_chunk(const std::byte* stage, float (&d)[4]) {
   const int g = static_cast<int>(threadIdx.x) % kWarpSize / 4;
   const int t = static_cast<int>(threadIdx.x) % 4;
   constexpr int kElement = static_cast<int>(sizeof(Factor));
   const std::byte* factor = stage + g * kFactorPitch + 2 * t * kElement;
   const std::byte* row = stage + kFeatures * kFactorPitch + g * kRowPitch + 4 * t;
-#pragma unroll 4
-  for (int step = 0; step < steps; ++step) {
+#pragma unroll
+  for (int step = 0; step < kChunk / 16; ++step) {
     std::uint32_t a[4], b[2];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -133,8 +142,31 @@ __device__ __forceinline__ void multiply_chunk(const std::byte* stage, int steps
   }
 }
 
+template <typename T>
+__device__ __forceinline__ void store_sums(const RowsArguments& a, int first_row, int rows,
+                                           int first_feature, const float (&d)[4]) {
+  const int g = static_cast<int>(threadIdx.x) / 4, t = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (g + 8 * half >= rows) continue;
+    std::byte* const target =
+        a.out + (first_row + g + 8 * half) * a.out_pitch + (first_feature + 2 * t) * 2;
+    *reinterpret_cast<std::uint32_t*>(target) = round_pair(d[2 * half], d[2 * half + 1], T());
+  }
+}
+
+/// Where a row of X is, null for an index out of range.
+__device__ __forceinline__ const std::byte* find_row(const RowsArguments& a, int row) {
+  if (a.gather_indices.data) {
+    const int flat = flat_row(a.gather_indices, row, a.flat_rows);
+    if (flat < 0) return nullptr;
+    row = static_cast<int>(a.divisor.divide(static_cast<unsigned>(flat)));
+  }
+  return a.x + row * a.x_pitch;
+}
+
 template <typename T, typename Factor>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, 3)
     factor_rows_kernel(const __grid_constant__ RowsArguments a) {
   extern __shared__ __align__(16) std::byte stages[];
   __shared__ int sums[kThreads / kWarpSize];
@@ -143,52 +175,47 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int first_feature = static_cast<int>(blockIdx.x) % a.groups * kFeatures;
   const int size = clip_size(a.sizes[expert], a.rows);
   if (size == 0) return;
-  const int first = rows_before(a, expert, sums);
-  const int count = min(size, a.rows - first);
+  const bool copies = threadIdx.x >= kWarpSize;
+  const int chunks = ceil_div(a.depth, kChunk);
   const std::byte* const factor =
       a.factor + expert * a.expert_pitch + first_feature * a.feature_pitch;
-  const int chunks = ceil_div(a.depth, kChunk);
+  const auto stage_of = [&](int chunk) { return stages + chunk % kStages * kStageBytes; };
+  const auto begin_factor = [&](int chunk) {
+    if (copies && chunk < chunks) {
+      load_factor<Factor>(a, factor, first_feature, chunk * kChunk, stage_of(chunk));
+    }
+  };
+  for (int chunk = 0; chunk < kStages - 1; ++chunk) begin_factor(chunk);
+  const int first = rows_before(a, expert, sums);
+  const int count = min(size, a.rows - first);
   for (int from = 0; from < count; from += kRows) {
     const int rows = min(kRows, count - from);
-    __syncthreads();  // nobody reads the rows and stages of the last round
-    if (threadIdx.x < kRows && static_cast<int>(threadIdx.x) < rows) {
-      int source = first + from + static_cast<int>(threadIdx.x);
-      if (a.gather_indices.data) {
-        const int flat = flat_row(a.gather_indices, source, a.flat_rows);
-        source = flat < 0 ? -1 : static_cast<int>(a.divisor.divide(static_cast<unsigned>(flat)));
-      }
-      x_rows[threadIdx.x] = source < 0 ? nullptr : a.x + source * a.x_pitch;
-    }
-    __syncthreads();
-    const auto load = [&](int chunk) {
-      if (chunk < chunks) {
-        Stage<Factor>::load(a, factor, first_feature, x_rows, rows, chunk * kChunk,
-                            stages + chunk % kStages * kStageBytes);
-      }
+    const auto begin_rows = [&](int chunk) {
+      if (!copies) return;
+      if (chunk < chunks) load_rows(a, x_rows, rows, chunk * kChunk, stage_of(chunk));
       ptx::cp_async_commit_group();
     };
-    for (int chunk = 0; chunk < kStages - 1; ++chunk) load(chunk);
+    __syncthreads();  // nobody reads the rows and stages of the last round
+    const int own = static_cast<int>(threadIdx.x);
+    if (own < rows) x_rows[own] = find_row(a, first + from + own);
+    __syncthreads();
+    for (int chunk = 0; chunk < kStages - 1; ++chunk) {
+      if (from > 0) begin_factor(chunk);
+      begin_rows(chunk);
+    }
     float d[4] = {};
     for (int chunk = 0; chunk < chunks; ++chunk) {
-      load(chunk + kStages - 1);
-      ptx::cp_async_wait_group<kStages - 1>();
+      if (copies) ptx::cp_async_wait_group<kStages - 2>();
       __syncthreads();
-      if (threadIdx.x < kWarpSize) {
-        const int left = min(kChunk, a.depth - chunk * kChunk);
-        multiply_chunk<T, Factor>(stages + chunk % kStages * kStageBytes, ceil_div(left, 16), d);
-      }
-      __syncthreads();
+      begin_factor(chunk + kStages - 1);
+      begin_rows(chunk + kStages - 1);
+      if (!copies) multiply_chunk<T, Factor>(stage_of(chunk), d);
     }
-    if (threadIdx.x < kWarpSize) {
-      const int g = static_cast<int>(threadIdx.x) / 4, t = static_cast<int>(threadIdx.x) % 4;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if (g + 8 * half >= rows) continue;
-        *reinterpret_cast<std::uint32_t*>(a.out + (first + from + g + 8 * half) * a.out_pitch +
-                                          (first_feature + 2 * t) * 2) =
-            round_pair(d[2 * half], d[2 * half + 1], T());
-      }
-    }
+    if (!copies) store_sums<T>(a, first + from, rows, first_feature, d);
+  }
+  if (copies) {  // those of a factor that no row reads
+    ptx::cp_async_commit_group();
+    ptx::cp_async_wait_group<0>();
   }
 }
 
