@@ -99,6 +99,13 @@ enum class TileOrder : std::uint8_t {
 /// What the cache of the device should do with the weights of a product.
 enum class WeightCaching : std::uint8_t { kKeep, kPassThrough };
 
+/// When a launch on a GPU begins, as to the one ahead of it on its stream.
+enum class LaunchStart : std::uint8_t {
+  kAfter,        ///< when that has ended
+  kEarly,        ///< before, as soon as there is room; it waits for that before it reads or writes
+  kWithWeights,  ///< the same, but its first weights come before: see GemmOptions::rows_pending
+};
+
 /// One launch, or one parallel loop over CPU tiles. A pass has a kind, a place and a reason only.
 struct Step {
   StepKind kind = StepKind::kProduct;
@@ -110,6 +117,7 @@ struct Step {
   int grid = 0;  ///< thread blocks, or CPU workers
   TileOrder order = TileOrder::kByExpert;
   WeightCaching weights = WeightCaching::kKeep;
+  LaunchStart start = LaunchStart::kAfter;
   /// Where in the workspace its result goes, in bytes; -1: into the output of the call.
   std::int64_t workspace_offset = -1;
   std::string reason;  ///< why this step, and why so
@@ -159,8 +167,9 @@ struct Plan {
 };
 
 MOEGEMM_API const char* to_string(PlanSource source);
-MOEGEMM_API const char* to_string(StepKind kind);    ///< "product", "scale X", "gather dY", ...
-MOEGEMM_API const char* to_string(TileOrder order);  ///< "by expert", "along columns", ...
+MOEGEMM_API const char* to_string(StepKind kind);      ///< "product", "scale X", "gather dY", ...
+MOEGEMM_API const char* to_string(TileOrder order);    ///< "by expert", "along columns", ...
+MOEGEMM_API const char* to_string(LaunchStart start);  ///< "after", "early", "early with weights"
 MOEGEMM_API std::string to_string(const Step& step);
 MOEGEMM_API std::string to_string(const Plan& plan);
 MOEGEMM_API std::size_t hash_value(const Plan& plan);

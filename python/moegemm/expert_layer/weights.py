@@ -9,7 +9,15 @@ from torch import Tensor
 from moegemm.activations import Activation
 from moegemm.operators.loading import ops
 from moegemm.operators.main_grad import MainGrad, count_write, main_grad_of
-from moegemm.operators.options import ALLOW_TF32, DY_PER_TOKEN, FLOAT32_OUTPUT, PERMUTE_X, PERMUTE_Y, TRANSPOSED
+from moegemm.operators.options import (
+    ALLOW_TF32,
+    DY_PER_TOKEN,
+    FLOAT32_OUTPUT,
+    PERMUTE_X,
+    PERMUTE_Y,
+    ROWS_PENDING,
+    TRANSPOSED,
+)
 from moegemm.operators.packed import REFUSED_GRADIENT, Packed
 from moegemm.operators.row_products import dx as _dx
 from moegemm.operators.row_products import dx_out as _dx_out
@@ -67,6 +75,10 @@ class Weights(NamedTuple):
     options: str  # TRANSPOSED and ALLOW_TF32, each or not, and the words of tail_options
     accumulated: MainGrad | None = None
     word: str = ""  # of a quantised W: see Packed
+
+    def after_its_rows(self) -> "Weights":
+        """For a product of whose operands the launch ahead writes the rows, and nothing else."""
+        return self._replace(options=self.options + ROWS_PENDING)
 
     def columns(self, w: AnyWeight) -> int:
         """N."""

@@ -15,8 +15,9 @@ std::uint64_t word(int high, int low) {
 
 std::size_t fold_step(std::size_t hash, const Step& step) {
   const std::uint64_t small =
-      static_cast<std::uint64_t>(step.kind) << 24 | static_cast<std::uint64_t>(step.backend) << 16 |
-      static_cast<std::uint64_t>(step.order) << 8 | static_cast<std::uint64_t>(step.weights);
+      static_cast<std::uint64_t>(step.start) << 32 | static_cast<std::uint64_t>(step.kind) << 24 |
+      static_cast<std::uint64_t>(step.backend) << 16 | static_cast<std::uint64_t>(step.order) << 8 |
+      static_cast<std::uint64_t>(step.weights);
   hash = fold_hash(hash, small);
   hash = fold_hash(hash, word(step.kernel, step.stages));
   hash = fold_hash(hash, word(step.tile.rows, step.tile.columns));
@@ -82,6 +83,18 @@ const char* to_string(TileOrder order) {
   return "?";
 }
 
+const char* to_string(LaunchStart start) {
+  switch (start) {
+    case LaunchStart::kAfter:
+      return "after";
+    case LaunchStart::kEarly:
+      return "early";
+    case LaunchStart::kWithWeights:
+      return "early with weights";
+  }
+  return "?";
+}
+
 std::string to_string(const Step& step) {
   if (step.kind != StepKind::kProduct) return to_string(step.kind);
   std::string text =
@@ -89,6 +102,7 @@ std::string to_string(const Step& step) {
            step.tile.columns, "x", step.tile.depth, " stages ", step.stages, " grid ", step.grid);
   if (step.order != TileOrder::kByExpert) text += join(" tiles ", to_string(step.order));
   if (step.weights == WeightCaching::kPassThrough) text += " weights pass through L2";
+  if (step.start != LaunchStart::kAfter) text += join(" starts ", to_string(step.start));
   return text;
 }
 

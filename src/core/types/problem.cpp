@@ -62,6 +62,7 @@ std::string to_string(const Problem& problem) {
   if (problem.dy_per_token) text += " dy_per_token";
   if (problem.presorted) text += " presorted";
   if (problem.far_rows) text += " far_rows";
+  if (problem.rows_pending) text += " rows_pending";
   if (problem.allow_tf32) text += " tf32";
   if (!problem.batch_invariant) text += " any_order";
   if (problem.low_rank > 0) text += join(" low_rank=", problem.low_rank);
@@ -115,8 +116,8 @@ std::size_t hash_value(const Problem& problem) {
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.topk));
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.slots));
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.expected_rows));
-  hash = fold_hash(hash, static_cast<std::uint64_t>(problem.max_multiprocessors) * 2 +
-                             (problem.batch_invariant ? 1 : 0));
+  hash = fold_hash(hash, static_cast<std::uint64_t>(problem.max_multiprocessors) * 4 +
+                             (problem.batch_invariant ? 2 : 0) + (problem.rows_pending ? 1 : 0));
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.low_rank));
   if (const Quantization& q = problem.quantization; !q.plain()) {
     hash = fold_hash(hash, static_cast<std::uint64_t>(q.format) << 24 |
