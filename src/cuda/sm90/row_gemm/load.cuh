@@ -283,7 +283,7 @@ struct GatheredRows {
     int flat[kCount];  // all loads in flight before the first use
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      // Rows past the tile repeat its last one: cheaper than a predicate, and never stored.
+      // Rows past the tile repeat its last one, and are never stored.
       const int row = min(thread / 8 + i * kStep, tile.rows - 1);
       flat[i] = params.gather_indices.fetch(tile.row + row).below(params.flat_rows);
     }
@@ -317,13 +317,16 @@ __device__ __forceinline__ void load_gathered_stage(const RowGemmParams& params,
   const std::uint32_t target =
       ptx::shared_address(shared.rows(stage.slot)) + swizzle_128b(thread / 8, thread % 8);
   const int tile_rows = tile.rows;  // once: a copy in flight counts as a write to shared memory
+  // Streaming tiles leave out copies of the repeated row: at one token every multiprocessor asks
+  // for the same line.
+  const int first_row = Traits::kStreams ? thread / 8 : 0;
 #pragma unroll
   for (int panel = 0; panel < Traits::kPanels; ++panel) {
     const bool inside = depth + panel * kDepth + thread % 8 * 8 < params.depth;
     const int offset = Offset * Traits::kPanels + panel * kRowBytes;
 #pragma unroll
     for (int i = 0; i < rows.kCount; ++i) {
-      if (i * rows.kStep < tile_rows) {
+      if (first_row + i * rows.kStep < tile_rows) {
         const std::uint32_t chunk =
             target + panel * Traits::kRowsBytes + i * rows.kStep * kRowBytes;
         if constexpr (Checked) {
