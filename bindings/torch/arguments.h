@@ -85,6 +85,8 @@ class Argument {
   const TensorView& readable();
   /// The same without a gap between rows.
   const TensorView& readable_dense();
+  /// Whether `readable` launched a copy.
+  bool copied() const { return copy_.has_value(); }
   /// The view to write through; refuses what `readable` would have copied.
   const TensorView& writable();
 

@@ -28,6 +28,7 @@ class PackedWeight {
 
   /// Fills in the pointers. What is not contiguous is copied once.
   void read();
+  bool copied() const { return w_copy_ || scales_copy_; }
 
  private:
   TensorView view_;

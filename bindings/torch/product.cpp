@@ -29,10 +29,11 @@ struct Flag {
   bool GemmOptions::*flag;
 };
 constexpr Flag kFlags[] = {
-    {"permute_x", &GemmOptions::permute_x},   {"permute_y", &GemmOptions::permute_y},
-    {"multiply", &GemmOptions::multiply},     {"dy_per_token", &GemmOptions::dy_per_token},
-    {"accumulate", &GemmOptions::accumulate}, {"allow_tf32", &GemmOptions::allow_tf32},
-    {"autotune", &GemmOptions::autotune},     {"check", &GemmOptions::check},
+    {"permute_x", &GemmOptions::permute_x},       {"permute_y", &GemmOptions::permute_y},
+    {"multiply", &GemmOptions::multiply},         {"dy_per_token", &GemmOptions::dy_per_token},
+    {"accumulate", &GemmOptions::accumulate},     {"allow_tf32", &GemmOptions::allow_tf32},
+    {"autotune", &GemmOptions::autotune},         {"check", &GemmOptions::check},
+    {"rows_pending", &GemmOptions::rows_pending},
 };
 
 constexpr std::string_view kExpectedRows = "expected_rows=";
@@ -137,6 +138,14 @@ const TensorView& Product::readable_second() {
   return packed_->view();
 }
 
+bool Product::copied() const {
+  for (const Argument* argument : {&first_, &second_, &m_sizes_, &gather_indices_, &router_weights_,
+                                   &bias_, &low_rank_rows_, &low_rank_weights_}) {
+    if (argument->copied()) return true;
+  }
+  return packed_ && packed_->copied();
+}
+
 Output Product::run() {
   Output result = allocate_output();
   run(result.view);
@@ -151,6 +160,7 @@ void Product::run(const TensorView& out) {
   options_.gemm.w_up = w_up_.readable();
   options_.gemm.low_rank_rows = low_rank_rows_.readable();
   options_.gemm.low_rank_weights = low_rank_weights_.readable();
+  if (copied()) description_.problem.rows_pending = false;
   const Execution execution(description_.problem.device, description_.problem.flops());
   TorchMemory memory;
   TorchTuning tuning;

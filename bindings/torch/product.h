@@ -59,6 +59,8 @@ class Product {
   RoutingView readable_routing();
   /// The second operand to read through; the scales of a quantised W go into the options.
   const TensorView& readable_second();
+  /// Whether a copy of an operand is the launch ahead of the product.
+  bool copied() const;
 
   Argument first_, second_, m_sizes_, gather_indices_, router_weights_, bias_, out_;
   Argument low_rank_rows_, low_rank_weights_, w_up_;

@@ -103,6 +103,13 @@ enum class Columns : std::uint8_t { kAll, kFirstHalf, kSecondHalf };
 /// What the cache of the device should do with the weights of a product.
 enum class WeightCaching : std::uint8_t { kKeep, kPassThrough };
 
+/// When a launch on a GPU begins, as to the one ahead of it on its stream.
+enum class LaunchStart : std::uint8_t {
+  kAfter,        ///< when that has ended
+  kEarly,        ///< before, as soon as there is room; it waits for that before it reads or writes
+  kWithWeights,  ///< the same, but its first weights come before: see GemmOptions::rows_pending
+};
+
 /// One launch, or one parallel loop over CPU tiles. A pass has a kind, a place and a reason only.
 struct Step {
   StepKind kind = StepKind::kProduct;
@@ -115,6 +122,7 @@ struct Step {
   TileOrder order = TileOrder::kByExpert;
   WeightCaching weights = WeightCaching::kKeep;
   Columns columns = Columns::kAll;
+  LaunchStart start = LaunchStart::kAfter;
   /// Where in the workspace its result goes, in bytes; -1: into the output of the call.
   std::int64_t workspace_offset = -1;
   std::string reason;  ///< why this step, and why so
@@ -164,8 +172,9 @@ struct Plan {
 };
 
 MOEGEMM_API const char* to_string(PlanSource source);
-MOEGEMM_API const char* to_string(StepKind kind);    ///< "product", "scale X", "gather dY", ...
-MOEGEMM_API const char* to_string(TileOrder order);  ///< "by expert", "along columns", ...
+MOEGEMM_API const char* to_string(StepKind kind);      ///< "product", "scale X", "gather dY", ...
+MOEGEMM_API const char* to_string(TileOrder order);    ///< "by expert", "along columns", ...
+MOEGEMM_API const char* to_string(LaunchStart start);  ///< "after", "early", "early with weights"
 MOEGEMM_API std::string to_string(const Step& step);
 MOEGEMM_API std::string to_string(const Plan& plan);
 MOEGEMM_API std::size_t hash_value(const Plan& plan);

@@ -75,6 +75,8 @@ Plan run(const Description& description, const TensorView& first, const TensorVi
          const ExecutionContext& context) {
   Call call = in_stored_form(place(description, first, second, out, routing, options));
   call.problem.max_multiprocessors = std::max(context.max_multiprocessors, 0);
+  // Timed launches follow others than the promise is about.
+  if (options.autotune) call.problem.rows_pending = false;
   const Wishes wishes(options);
   const WorkspaceUse use = workspace_use(call.problem, context);
   Planned planned = wishes.plan(call.problem, use);

@@ -45,6 +45,12 @@ std::vector<RouteCase> route_cases() {
       {"StridedIds", 100, 3, 7, Ids::kUniform, 5},
       {"StridedIdsSomeInvalid", 77, 2, 5, Ids::kSomeInvalid, 1},
       {"WithoutInverse", 100, 4, 32, Ids::kUniform, 0, false},
+      // Up to 128 rows and 1024 experts have a kernel of their own.
+      {"FewStridedIds", 20, 3, 7, Ids::kSomeInvalid, 5},
+      {"FewWithoutInverse", 30, 4, 32, Ids::kUniform, 0, false},
+      {"FewDescending", 100, 1, 100, Ids::kDescending},
+      {"FewOfManyExperts", 16, 8, 1024, Ids::kSomeInvalid},
+      {"FewOfMoreExperts", 16, 8, 1025, Ids::kSomeInvalid},
       {"OddExpertCount", 999, 3, 129, Ids::kSomeInvalid},
       {"ThousandExperts", 3000, 8, 1024, Ids::kSomeInvalid},
       // Their counts fill a block's shared memory, and no longer fit it, in one block and in many.

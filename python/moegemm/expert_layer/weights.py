@@ -10,7 +10,15 @@ from moegemm.activations import Activation
 from moegemm.operators.gradients.main_grad import MainGrad, count_write, main_grad_of
 from moegemm.operators.gradients.weight_gradients import WeightGradient
 from moegemm.operators.loading import ops
-from moegemm.operators.options import ALLOW_TF32, DY_PER_TOKEN, FLOAT32_OUTPUT, PERMUTE_X, PERMUTE_Y, TRANSPOSED
+from moegemm.operators.options import (
+    ALLOW_TF32,
+    DY_PER_TOKEN,
+    FLOAT32_OUTPUT,
+    PERMUTE_X,
+    PERMUTE_Y,
+    ROWS_PENDING,
+    TRANSPOSED,
+)
 from moegemm.operators.packed import REFUSED_GRADIENT, Packed
 from moegemm.operators.row_products import dx as _dx
 from moegemm.operators.row_products import dx_low_rank as _dx_low_rank
@@ -69,6 +77,10 @@ class Weights(NamedTuple):
     options: str  # TRANSPOSED and ALLOW_TF32, each or not, and the words of tail_options
     accumulated: MainGrad | None = None
     word: str = ""  # of a quantised W: see Packed
+
+    def after_its_rows(self) -> "Weights":
+        """For a product of whose operands the launch ahead writes the rows, and nothing else."""
+        return self._replace(options=self.options + ROWS_PENDING)
 
     def columns(self, w: AnyWeight) -> int:
         """N."""

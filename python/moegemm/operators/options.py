@@ -16,6 +16,7 @@ FLOAT32_OUTPUT: Final = " float32_output"
 WARN_AT_ONCE: Final = " warn_at_once"
 DY_PER_TOKEN: Final = " dy_per_token"
 AUTOTUNE: Final = " autotune"
+ROWS_PENDING: Final = " rows_pending"  # the launch ahead writes X and nothing else that the product reads
 TRANSPOSED: Final = " transposed"
 TAILS_UNDEFINED: Final = " tails_undefined"
 EXPECTED_ROWS: Final = " expected_rows="  # and a number

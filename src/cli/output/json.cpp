@@ -21,7 +21,8 @@ void to_json(nlohmann::json& json, const Step& step) {
                  {"stages", step.stages},
                  {"grid", step.grid},
                  {"order", to_string(step.order)},
-                 {"weights_pass_through", step.weights == WeightCaching::kPassThrough}});
+                 {"weights_pass_through", step.weights == WeightCaching::kPassThrough},
+                 {"start", to_string(step.start)}});
   }
 }
 

@@ -36,6 +36,7 @@ class Draft {
       product_offset_ = workspace_bytes_;
     } else {
       step.workspace_offset = workspace_bytes_;
+      product_.rows_pending = false;  // the launch ahead of the product is this pass
     }
     workspace_bytes_ += moegemm::workspace_bytes(pass, product_);
     product_ = product_beside(pass, product_);

@@ -15,7 +15,8 @@ std::uint64_t word(int high, int low) {
 
 std::size_t fold_step(std::size_t hash, const Step& step) {
   const std::uint64_t small =
-      static_cast<std::uint64_t>(step.columns) << 32 | static_cast<std::uint64_t>(step.kind) << 24 |
+      static_cast<std::uint64_t>(step.start) << 40 | static_cast<std::uint64_t>(step.columns) << 32 |
+      static_cast<std::uint64_t>(step.kind) << 24 |
       static_cast<std::uint64_t>(step.backend) << 16 | static_cast<std::uint64_t>(step.order) << 8 |
       static_cast<std::uint64_t>(step.weights);
   hash = fold_hash(hash, small);
@@ -83,6 +84,18 @@ const char* to_string(TileOrder order) {
   return "?";
 }
 
+const char* to_string(LaunchStart start) {
+  switch (start) {
+    case LaunchStart::kAfter:
+      return "after";
+    case LaunchStart::kEarly:
+      return "early";
+    case LaunchStart::kWithWeights:
+      return "early with weights";
+  }
+  return "?";
+}
+
 std::string to_string(const Step& step) {
   if (step.kind != StepKind::kProduct) return to_string(step.kind);
   std::string text =
@@ -92,6 +105,7 @@ std::string to_string(const Step& step) {
   if (step.columns == Columns::kFirstHalf) text += " first half";
   if (step.columns == Columns::kSecondHalf) text += " second half";
   if (step.weights == WeightCaching::kPassThrough) text += " weights pass through L2";
+  if (step.start != LaunchStart::kAfter) text += join(" starts ", to_string(step.start));
   return text;
 }
 

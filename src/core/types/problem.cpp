@@ -62,6 +62,7 @@ std::string to_string(const Problem& problem) {
   if (problem.dy_per_token) text += " dy_per_token";
   if (problem.presorted) text += " presorted";
   if (problem.far_rows) text += " far_rows";
+  if (problem.rows_pending) text += " rows_pending";
   if (problem.allow_tf32) text += " tf32";
   if (!problem.batch_invariant) text += " any_order";
   if (problem.ups_apart) text += problem.ups_follow ? " ups_apart" : " ups_apart(anywhere)";
@@ -116,8 +117,8 @@ std::size_t hash_value(const Problem& problem) {
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.topk));
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.slots));
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.expected_rows));
-  hash = fold_hash(hash, static_cast<std::uint64_t>(problem.max_multiprocessors) * 2 +
-                             (problem.batch_invariant ? 1 : 0));
+  hash = fold_hash(hash, static_cast<std::uint64_t>(problem.max_multiprocessors) * 4 +
+                             (problem.batch_invariant ? 2 : 0) + (problem.rows_pending ? 1 : 0));
   hash = fold_hash(hash, static_cast<std::uint64_t>(problem.low_rank) * 4 +
                              (problem.ups_apart ? 2 : 0) + (problem.ups_follow ? 1 : 0));
   if (const Quantization& q = problem.quantization; !q.plain()) {

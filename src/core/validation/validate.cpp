@@ -54,6 +54,9 @@ void validate_flags(const Problem& problem, const CallerWords& words) {
   if (problem.presorted && (problem.op != Op::kDw || problem.permutation == Permutation::kNone)) {
     refuse_flag("presorted", "only dW has an operand to copy into order");
   }
+  if (problem.rows_pending && problem.op == Op::kDw) {
+    refuse_flag("rows_pending", "only forward and dX begin with their weights");
+  }
   if (problem.bias && problem.op == Op::kDw) {
     refuse_value("bias is given for dW; only forward and dX add one");
   }

@@ -64,6 +64,7 @@ Step CudaBackend::plan_with(const Problem& problem, int kernel) const {
   Step step = kernel_step(entry.info, kernel, policy.grid);
   step.order = policy.order;
   step.weights = policy.weights;
+  step.start = policy.start;
   return step;
 }
 

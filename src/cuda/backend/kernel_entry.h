@@ -20,6 +20,7 @@ struct LaunchPolicy {
   int grid = 0;
   TileOrder order = TileOrder::kByExpert;
   WeightCaching weights = WeightCaching::kKeep;
+  LaunchStart start = LaunchStart::kAfter;
 };
 
 /// One compiled kernel, a line of src/cuda/instances: what it is, what it can run and how it is
@@ -45,7 +46,7 @@ struct KernelEntry {
   /// a clause; empty if it can.
   std::string (*refuse)(const KernelEntry& entry, const Problem& problem,
                         const DeviceFacts& facts) = nullptr;
-  /// What a launch is told: thread blocks, the order of tiles, the cache policy.
+  /// What a launch is told: thread blocks, the order of tiles, the cache policy, when it begins.
   LaunchPolicy (*grid)(const KernelEntry& entry, const Problem& problem,
                        const DeviceFacts& facts) = nullptr;
   void (*launch)(const KernelEntry& entry, const Step& step, const Problem& problem,
@@ -96,6 +97,7 @@ void launch_kernel(const KernelEntry& entry, const Step& step, const Problem& pr
                            .grid = dim3(static_cast<unsigned>(step.grid)),
                            .block = dim3(static_cast<unsigned>(entry.threads)),
                            .dynamic_smem_bytes = static_cast<int>(smem_bytes),
+                           .early = step.start != LaunchStart::kAfter,
                            .device = problem.device.index};
   void* args[] = {&params};
   launch(spec, args, stream, step);

@@ -9,10 +9,33 @@
 namespace moegemm::cuda {
 namespace {
 
+bool launched_early(const LaunchSpec& spec, cudaFunction_t function, void** args,
+                    cudaStream_t stream) {
+  static const auto launch_kernel =
+      reinterpret_cast<decltype(&cuLaunchKernelEx)>(driver_entry("cuLaunchKernelEx"));
+  if (launch_kernel == nullptr) return false;
+  CUlaunchAttribute serialization = {};
+  serialization.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+  serialization.value.programmaticStreamSerializationAllowed = 1;
+  CUlaunchConfig config = {};
+  config.gridDimX = spec.grid.x;
+  config.gridDimY = spec.grid.y;
+  config.gridDimZ = spec.grid.z;
+  config.blockDimX = spec.block.x;
+  config.blockDimY = spec.block.y;
+  config.blockDimZ = spec.block.z;
+  config.sharedMemBytes = static_cast<unsigned>(spec.dynamic_smem_bytes);
+  config.hStream = stream;
+  config.attrs = &serialization;
+  config.numAttrs = 1;
+  return launch_kernel(&config, function, args, nullptr) == CUDA_SUCCESS;
+}
+
 /// Through the driver, which spares the runtime's search for the function and its context. A thread
 /// without one yet, or with another than the runtime's, is left to the runtime.
 bool launched_by_driver(const LaunchSpec& spec, cudaFunction_t function, void** args,
                         cudaStream_t stream) {
+  if (spec.early) return launched_early(spec, function, args, stream);
   static const auto launch_kernel =
       reinterpret_cast<decltype(&cuLaunchKernel)>(driver_entry("cuLaunchKernel"));
   return launch_kernel != nullptr &&

@@ -14,6 +14,9 @@ struct LaunchSpec {
   dim3 grid;
   dim3 block;
   int dynamic_smem_bytes = 0;
+  /// Begin before the launch ahead on the stream has ended (programmatic dependent launch), where
+  /// the GPU can: the kernel calls griddepcontrol_wait.
+  bool early = false;
   int device = -1;  ///< the current one, where the caller knows it; otherwise it is asked for
 };
 

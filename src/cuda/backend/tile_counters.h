@@ -14,8 +14,8 @@ namespace moegemm::cuda {
 ///
 /// No allocation, no memset, no synchronisation: the counters are a static array of the module.
 ///   * Eager launches: one counter for each stream (by cudaStreamGetId, which never repeats,
-///     unlike the handle). Kernels of one stream do not overlap; do not launch with programmatic
-///     stream serialization.
+///     unlike the handle). Kernels of one stream take turns with it: one that starts before the
+///     launch ahead has ended (LaunchStart) touches it after griddepcontrol_wait only.
 ///   * Launches under stream capture: a fresh counter for every captured launch, since branches of
 ///     a graph may overlap, and a graph may be replayed beside any stream and any other graph. The
 ///     capture is not disturbed. Launches of one instantiated graph never overlap.

@@ -61,5 +61,54 @@ TEST(CudaPlans, AnActivationThatNoKernelFusesNeedsAWorkspace) {
   }
 }
 
+/// The second product of Qwen3-30B.
+Problem second_product(std::int64_t tokens) {
+  Problem problem = weighted_dw("h200");
+  problem.op = Op::kForward;
+  problem.rows = 8 * tokens;
+  problem.multiply = false;
+  return problem;
+}
+
+TEST(CudaPlans, ProductsOfFewRowsStartBeforeTheLaunchAheadHasEnded) {
+  Problem problem = second_product(1);
+  EXPECT_EQ(plan(problem).product().start, LaunchStart::kEarly) << to_string(plan(problem));
+  problem.rows_pending = true;
+  EXPECT_EQ(plan(problem).product().start, LaunchStart::kWithWeights);
+  problem.permutation = Permutation::kX;
+  EXPECT_EQ(plan(problem).product().start, LaunchStart::kEarly) << "gathered rows have no TMA";
+}
+
+TEST(CudaPlans, ProductsOfManyRowsStartAfterTheLaunchAhead) {
+  Problem problem = second_product(8192);
+  problem.rows_pending = true;
+  EXPECT_EQ(plan(problem).product().start, LaunchStart::kAfter) << to_string(plan(problem));
+}
+
+TEST(CudaPlans, MultiprocessorsThatAreLeftToOthersAreNotTakenEarly) {
+  Problem problem = second_product(1);
+  problem.rows_pending = true;
+  problem.max_multiprocessors = 100;
+  EXPECT_EQ(plan(problem).product().start, LaunchStart::kAfter) << to_string(plan(problem));
+}
+
+TEST(CudaPlans, OnlyHopperStartsEarly) {
+  Problem problem = second_product(1);
+  problem.rows_pending = true;
+  problem.device = *planning_gpu("a100");
+  EXPECT_EQ(plan(problem).product().start, LaunchStart::kAfter) << to_string(plan(problem));
+}
+
+TEST(CudaPlans, WeightsThatAPassDecodesAreNotReadBeforeIt) {
+  Problem problem = second_product(1);
+  problem.rows_pending = true;
+  problem.dtype = problem.out_dtype = DType::kFloat16;  // the kernels decode to bf16 only
+  problem.quantization = {
+      .format = WeightFormat::kMxfp4, .scale_type = ScaleType::kE8m0, .block_n = 1, .block_k = 32};
+  const Plan decoded = plan(problem);
+  ASSERT_TRUE(decoded.has(StepKind::kDequantise)) << to_string(decoded);
+  EXPECT_NE(decoded.product().start, LaunchStart::kWithWeights) << to_string(decoded);
+}
+
 }  // namespace
 }  // namespace moegemm

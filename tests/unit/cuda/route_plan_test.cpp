@@ -37,6 +37,13 @@ TEST(RoutePlan, FewRowsNeedOneLaunchAndNoWorkspace) {
   EXPECT_EQ(plan_route(512, 128).workspace_bytes(), 0);
 }
 
+TEST(RoutePlan, VeryFewRowsOfAnyLayerFindTheirPositionsThemselves) {
+  EXPECT_TRUE(plan_route(0, 8).few);
+  EXPECT_TRUE(plan_route(kRouteFewRows, kRouteFewExperts).few);
+  EXPECT_FALSE(plan_route(kRouteFewRows + 1, 8).few);
+  EXPECT_FALSE(plan_route(8, kRouteFewExperts + 1).few);
+}
+
 TEST(RoutePlan, WorkspaceHoldsTheCountsOfEveryBlock) {
   const RoutePlan plan = plan_route(65536, 128);
   EXPECT_GT(plan.blocks, 1);

@@ -6,6 +6,7 @@
 #include "cuda/passes/elements.cuh"
 #include "cuda/passes/passes.h"
 #include "cuda/passes/routing/route_plan.h"
+#include "cuda/ptx/griddepcontrol.cuh"
 #include "moegemm/error.h"
 
 /// A counting sort in two kernels, stable and without atomics on anything that orders rows.
@@ -15,7 +16,8 @@
 ///                buckets, and gives each of its warps, which own consecutive runs of the chunk,
 ///                the position of its first row of each bucket; a warp then walks its run in order
 ///
-/// Few rows need one block, which counts for itself: one launch.
+/// Few rows need one block, which counts for itself: one launch. Very few need no counters: a row's
+/// position is the number of rows that come before it (place_few_rows).
 ///
 /// Compact: the last bucket gets no positions, and those past the capacity are dropped.
 namespace moegemm::cuda {
@@ -237,6 +239,7 @@ template <bool InShared, bool Compact>
 __global__ void __launch_bounds__(kRouteThreads, 1) place_rows(const RouteArguments a) {
   extern __shared__ unsigned shared[];
   __shared__ unsigned routed;
+  ptx::griddepcontrol_launch_dependents();  // began after all before it had ended
   const unsigned counted = counted_rows<Compact>(a);
   const unsigned counters = (a.ranking_warps + 2) * a.buckets;
   unsigned* const totals =
@@ -271,9 +274,49 @@ __global__ void __launch_bounds__(kRouteThreads, 1) place_rows(const RouteArgume
   if constexpr (Compact) mark_tail(a, routed);
 }
 
+/// Half of the threads have a row each; all count the rows of experts. At one token a layer waits
+/// for this: a load, a barrier, a look at the other rows.
+__global__ void __launch_bounds__(kRouteFewThreads) place_few_rows(const RouteArguments a) {
+  static_assert(kRouteFewThreads == 2 * kRouteFewRows && kRouteFewRows % 4 == 0);
+  __shared__ uint4 shared[kRouteFewRows / 4];
+  ptx::griddepcontrol_launch_dependents();  // began after all before it had ended
+  auto* const buckets = reinterpret_cast<unsigned*>(shared);
+  const unsigned row = threadIdx.x - kRouteFewRows;
+  unsigned bucket = a.buckets;  // of no row
+  if (row < kRouteFewRows) {
+    if (row < a.rows) bucket = bucket_of<false>(a, row, a.rows);
+    buckets[row] = bucket;
+  }
+  __syncthreads();
+  const unsigned quads = (a.rows + 3) / 4;
+  if (row < a.rows) {
+    unsigned position = 0;
+    for (unsigned i = 0; i < quads; ++i) {
+      const uint4 others = shared[i];
+      const auto before = [&](unsigned other, unsigned at) {
+        return other < bucket || (other == bucket && at < row) ? 1u : 0u;
+      };
+      position += before(others.x, 4 * i) + before(others.y, 4 * i + 1) +
+                  before(others.z, 4 * i + 2) + before(others.w, 4 * i + 3);
+    }
+    store_index(a.gather_indices, a.outputs_64_bit, position, row);
+    if (a.inverse) store_index(a.inverse, a.outputs_64_bit, row, position);
+  }
+  for (unsigned expert = threadIdx.x; expert + 1 < a.buckets; expert += kRouteFewThreads) {
+    unsigned size = 0;
+    for (unsigned i = 0; i < quads; ++i) {
+      const uint4 others = shared[i];
+      size +=
+          (others.x == expert) + (others.y == expert) + (others.z == expert) + (others.w == expert);
+    }
+    store_index(a.m_sizes, a.outputs_64_bit, expert, size);
+  }
+}
+
 const ListedKernels listed([] {
   return std::vector<const void*>{reinterpret_cast<const void*>(&count_rows<true, false>),
-                                  reinterpret_cast<const void*>(&place_rows<true, false>)};
+                                  reinterpret_cast<const void*>(&place_rows<true, false>),
+                                  reinterpret_cast<const void*>(&place_few_rows)};
 });
 
 /// Positions and counters are 32-bit, and i + 32 must not wrap.
@@ -323,6 +366,12 @@ RouteArguments route_arguments(const RoutePlan& plan, const TensorView& expert_i
 template <bool Compact>
 void launch_plan(const RoutePlan& plan, RouteArguments& arguments, cudaStream_t stream) {
   void* parameters[] = {&arguments};
+  if (!Compact && plan.few) {
+    launch({reinterpret_cast<const void*>(&place_few_rows), "route place_few_rows", dim3(1),
+            dim3(kRouteFewThreads)},
+           parameters, stream);
+    return;
+  }
   const dim3 grid(static_cast<unsigned>(plan.blocks)), block(kRouteThreads);
   const auto start = [&](auto* kernel, const char* name, std::int64_t counters) {
     launch({reinterpret_cast<const void*>(kernel), name, grid, block,

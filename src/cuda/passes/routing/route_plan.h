@@ -14,6 +14,7 @@ struct RoutePlan {
   std::int64_t chunk_rows = 0;   ///< the last block may own fewer
   int ranking_warps = 0;         ///< warps of a block that own runs of its chunk
   bool in_shared_memory = true;  ///< counters of a block fit; else they are in the workspace
+  bool few = false;              ///< every row finds its own position, unless rows are compact
 
   /// 32-bit counters of one block in the placing kernel: for each bucket its total, the rows of it
   /// in earlier blocks, and one for each ranking warp.
@@ -35,9 +36,15 @@ constexpr std::int64_t kRouteOneBlockRows = 3072;
 /// The GPU's multiprocessors, about; more blocks only mean more counts to add up.
 constexpr std::int64_t kRouteMaxBlocks = 128;
 
+/// Rows, and experts, that are compared with all rows in less time than a scan takes.
+constexpr std::int64_t kRouteFewRows = 128;
+constexpr std::int64_t kRouteFewExperts = 1024;
+constexpr int kRouteFewThreads = 256;
+
 inline RoutePlan plan_route(std::int64_t rows, std::int64_t experts) {
   RoutePlan plan;
   plan.buckets = experts + 1;
+  plan.few = rows <= kRouteFewRows && experts <= kRouteFewExperts;
   const std::int64_t fitting_warps = kRouteSharedBytes / 4 / plan.buckets - 2;
   // Below 4 warps a block is slower in shared memory than with all of them on the L2 cache.
   plan.in_shared_memory = fitting_warps >= 4;

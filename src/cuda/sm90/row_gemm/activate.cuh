@@ -171,7 +171,9 @@ __device__ __forceinline__ void store_activated(const RowGemmParams& params,
   std::byte* const biases = shared.biases(consumer);
   // Nobody may still read what the last tile left. Pingpong met at the main loop's barrier.
   if constexpr (!Traits::kPingpong) ptx::bar_sync(barrier, kWarpgroupThreads);
-  if (params.bias) share_bias<T>(params, tile.expert, columns, thread, biases);
+  // A rehearsal runs before the launch ahead has ended: see LaunchStart.
+  const bool counts = !Traits::kStreams || !rehearsal;
+  if (params.bias && counts) share_bias<T>(params, tile.expert, columns, thread, biases);
   const auto blocks_at = [&](int base) {
     return shared.staging(consumer) + base / kPieceRows % 2 * 2 * kBlockBytes;
   };

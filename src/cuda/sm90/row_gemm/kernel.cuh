@@ -300,6 +300,7 @@ __device__ __forceinline__ void produce(const RowGemmParams& params,
   if (Traits::kGathered || !params.scatter) {
     constexpr auto kColumns =
         Traits::kActivated ? &RowGemmParams::columns : &RowGemmParams::features;
+    if constexpr (Traits::kStreams) ptx::griddepcontrol_wait();
     const int routed = shared.starts()[params.experts].row;
     zero_padding_rows<kWarpgroupWarps>(params, routed, threadIdx.x / kWarpSize, [&](long long row) {
       zero_row<typename Traits::Element, kColumns>(params, static_cast<int>(row));
@@ -318,6 +319,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int column_tiles = ceil_div(params.features, Traits::kFeatures);
   if constexpr (Traits::kStreams) {  // few accumulators: every thread keeps its 168 registers
     if (warp < 4) {
+      if (Traits::kGathered || !params.rows_pending) ptx::griddepcontrol_wait();
       scan(params, shared, column_tiles);
       meet_block();
       produce<Traits>(params, shared, warp, row_info);

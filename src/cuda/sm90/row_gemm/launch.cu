@@ -34,11 +34,21 @@ constexpr std::int64_t kMostThinColumns = 4 * kThinFeatures;
 
 bool needs_row_info(const Problem& problem) { return problem.scatters() || problem.multiply; }
 
+/// Streaming tiles take microseconds: what a block does before it reads is worth overlapping. Not
+/// where multiprocessors are left to others: blocks that wait would take those.
+LaunchStart start_of(const RowGemm& kernel, const Problem& problem) {
+  if (!kernel.streams() || problem.max_multiprocessors > 0) return LaunchStart::kAfter;
+  const bool weights_first = problem.rows_pending && !problem.gathers();
+  return weights_first ? LaunchStart::kWithWeights : LaunchStart::kEarly;
+}
+
+template <RowGemm Kernel>
 LaunchPolicy grid(const KernelEntry& entry, const Problem& problem, const DeviceFacts& facts) {
   const bool pass = problem.quantization.plain() &&
                     weights_pass_through_l2(problem, entry.info.tile, facts.l2_bytes);
   return {.grid = persistent_grid(entry, problem, facts),
-          .weights = pass ? WeightCaching::kPassThrough : WeightCaching::kKeep};
+          .weights = pass ? WeightCaching::kPassThrough : WeightCaching::kKeep,
+          .start = start_of(Kernel, problem)};
 }
 
 /// What the decoders need of a quantised W.
@@ -194,6 +204,7 @@ RowGemmParams make_params(const RowGemm& kernel, const Step& step, const Problem
   params.weights_map = encode(kernel.quantised() ? packed_spec(kernel, problem, operands)
                                                  : weights_spec(kernel, problem, operands));
   if (kernel.quantised()) params.scales = weight_scales(problem, operands);
+  params.rows_pending = step.start == LaunchStart::kWithWeights;
   params.weights_in_slabs = weights_in_slabs(problem);
   params.weights_pass_through = step.weights == WeightCaching::kPassThrough;
   if (!problem.gathers()) {
@@ -307,7 +318,7 @@ KernelEntry entry_of() {
           .layer_functions = layer_functions(Functions<Kernel>(), TensorCoreFormats()),
           .refuse = [](const KernelEntry& entry, const Problem& problem,
                        const DeviceFacts& facts) { return refuse(Kernel, entry, problem, facts); },
-          .grid = grid,
+          .grid = grid<Kernel>,
           .launch =
               [](const KernelEntry& entry, const Step& step, const Problem& problem,
                  const Operands& operands, cudaStream_t stream) {

@@ -8,6 +8,7 @@
 #include "cuda/device/swizzle.h"
 #include "cuda/device/tile_scheduler.cuh"
 #include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/griddepcontrol.cuh"
 #include "cuda/ptx/shared_memory.cuh"
 #include "cuda/sm90/row_gemm/params.h"
 
@@ -125,18 +126,47 @@ __device__ __forceinline__ void prefetch_scales(const RowGemmParams& params, con
   }
 }
 
-/// Every stage of a tile of rows in order. A low-rank part is more blocks of the same loop: a
-/// second one, jumped over, made Qwen3-30B fwd2 on an H200 1 % slower.
+/// Bytes of a stage of rows in order.
+template <typename Traits>
+__device__ __forceinline__ int ordered_stage_bytes(int box) {
+  return Traits::kWeightBytes + Traits::kPanels * Traits::box_rows(box) * kRowBytes;
+}
+
+/// Starts the copies of the weights of this block's first tile, as many stages as the ring has:
+/// returns how many. Their rows follow when the launch ahead has made them.
+template <typename Traits>
+__device__ __forceinline__ int load_early_weights(const RowGemmParams& params,
+                                                  const RowGemmShared<Traits>& shared,
+                                                  TileDecoder& decoder, bool leader) {
+  const auto first = static_cast<int>(blockIdx.x);
+  if (first >= shared.starts()[params.experts].tile) return 0;
+  const Tile tile = find_tile(params, shared, decoder, first);
+  const int stages = min(ceil_div(params.depth, Traits::kStageDepth), Traits::kStages);
+  if (!leader) return stages;
+  const int bytes = ordered_stage_bytes<Traits>(Traits::box_of(tile.rows));
+#pragma unroll 1
+  for (int slot = 0; slot < stages; ++slot) {
+    std::uint64_t* full = &shared.rings().stage.full[slot];
+    ptx::mbarrier_arrive_expect_tx(full, bytes);
+    load_weights<Traits>(params, &params.weights_map, tile, slot * Traits::kStageDepth,
+                         shared.weights(slot), full);
+  }
+  return stages;
+}
+
+/// Every stage of a tile of rows in order; the weights of the first `early` are on their way. A
+/// low-rank part is more blocks of the same loop: a second one, jumped over, made Qwen3-30B fwd2 on
+/// an H200 1 % slower.
 template <typename Traits>
 __device__ __forceinline__ void load_ordered_tile(const RowGemmParams& params,
                                                   const RowGemmShared<Traits>& shared,
-                                                  const Tile& tile, bool leader,
+                                                  const Tile& tile, bool leader, int early,
                                                   PipelineState<Traits::kStages>& stage) {
   auto& ring = shared.rings().stage;
   const int box = Traits::box_of(tile.rows);
   const CUtensorMap* weights_map = &params.weights_map;
   const CUtensorMap* rows_map = &params.rows_maps[box];
-  int bytes = Traits::kWeightBytes + Traits::box_rows(box) * kRowBytes;
+  int bytes = ordered_stage_bytes<Traits>(box);
   int depth = 0;
   int left = params.depth;  // of it; then the low-rank part begins
 #pragma unroll 1
@@ -151,8 +181,10 @@ __device__ __forceinline__ void load_ordered_tile(const RowGemmParams& params,
     ring.wait_empty(stage);
     if (leader) {
       std::uint64_t* full = &ring.full[stage.slot];
-      ptx::mbarrier_arrive_expect_tx(full, bytes);
-      load_weights<Traits>(params, weights_map, tile, depth, shared.weights(stage.slot), full);
+      if (!Traits::kStreams || block >= early) {
+        ptx::mbarrier_arrive_expect_tx(full, bytes);
+        load_weights<Traits>(params, weights_map, tile, depth, shared.weights(stage.slot), full);
+      }
       // Rows of the next segment may follow: they only reach columns that are never stored.
       ptx::cp_async_bulk_tensor_2d(shared.rows(stage.slot), rows_map, depth, tile.row, full);
     }
@@ -168,18 +200,21 @@ template <typename Traits>
 __device__ __forceinline__ void load_ordered_quantised_tile(const RowGemmParams& params,
                                                             const RowGemmShared<Traits>& shared,
                                                             const Tile& tile, bool leader,
+                                                            int early,
                                                             PipelineState<Traits::kStages>& stage) {
   auto& ring = shared.rings().stage;
   const int box = Traits::box_of(tile.rows);
   const CUtensorMap* rows_map = &params.rows_maps[box];
-  const int bytes = Traits::kWeightBytes + Traits::kPanels * Traits::box_rows(box) * kRowBytes;
+  const int bytes = ordered_stage_bytes<Traits>(box);
   for (int depth = 0; depth < params.depth; depth += Traits::kStageDepth) {
     ring.wait_empty(stage);
     if (leader) {
       std::uint64_t* full = &ring.full[stage.slot];
-      ptx::mbarrier_arrive_expect_tx(full, bytes);
-      load_weights<Traits>(params, &params.weights_map, tile, depth, shared.weights(stage.slot),
-                           full);
+      if (!Traits::kStreams || depth >= early * Traits::kStageDepth) {
+        ptx::mbarrier_arrive_expect_tx(full, bytes);
+        load_weights<Traits>(params, &params.weights_map, tile, depth, shared.weights(stage.slot),
+                             full);
+      }
 #pragma unroll
       for (int panel = 0; panel < Traits::kPanels; ++panel) {
         ptx::cp_async_bulk_tensor_2d(shared.rows(stage.slot) + panel * Traits::kRowsBytes, rows_map,
@@ -203,8 +238,15 @@ template <typename Traits>
 __device__ __forceinline__ void load_in_order(const RowGemmParams& params,
                                               const RowGemmShared<Traits>& shared) {
   const bool leader = threadIdx.x % kWarpSize == 0;
-  TileQueue queue(params.counter, shared.starts()[params.experts].tile);
   TileDecoder decoder(shared.starts(), params.experts);
+  int early = 0;
+  if constexpr (Traits::kStreams) {
+    if (params.rows_pending) early = load_early_weights(params, shared, decoder, leader);
+    ptx::griddepcontrol_wait();
+    ptx::griddepcontrol_launch_dependents();
+  }
+  // Not before: the launch ahead may have the same counter.
+  TileQueue queue(params.counter, shared.starts()[params.experts].tile);
   PipelineState<Traits::kStages> stage;
   PipelineState<kTileSlots> slot;
   for (; !queue.done(); queue.advance(), slot.advance()) {
@@ -212,10 +254,11 @@ __device__ __forceinline__ void load_in_order(const RowGemmParams& params,
     publish_tile(shared, tile, slot);
     if constexpr (Traits::kQuantised) {
       prefetch_scales<Traits>(params, tile);
-      load_ordered_quantised_tile(params, shared, tile, leader, stage);
+      load_ordered_quantised_tile(params, shared, tile, leader, early, stage);
     } else {
-      load_ordered_tile(params, shared, tile, leader, stage);
+      load_ordered_tile(params, shared, tile, leader, early, stage);
     }
+    early = 0;
   }
   publish_end(shared, slot);
   if (leader) queue.leave();
@@ -240,7 +283,7 @@ struct GatheredRows {
     int flat[kCount];  // all loads in flight before the first use
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      // Rows past the tile repeat its last one: cheaper than a predicate, and never stored.
+      // Rows past the tile repeat its last one, and are never stored.
       const int row = min(thread / 8 + i * kStep, tile.rows - 1);
       flat[i] = params.gather_indices.fetch(tile.row + row).below(params.flat_rows);
     }
@@ -274,13 +317,16 @@ __device__ __forceinline__ void load_gathered_stage(const RowGemmParams& params,
   const std::uint32_t target =
       ptx::shared_address(shared.rows(stage.slot)) + swizzle_128b(thread / 8, thread % 8);
   const int tile_rows = tile.rows;  // once: a copy in flight counts as a write to shared memory
+  // Streaming tiles leave out copies of the repeated row: at one token every multiprocessor asks
+  // for the same line.
+  const int first_row = Traits::kStreams ? thread / 8 : 0;
 #pragma unroll
   for (int panel = 0; panel < Traits::kPanels; ++panel) {
     const bool inside = depth + panel * kDepth + thread % 8 * 8 < params.depth;
     const int offset = Offset * Traits::kPanels + panel * kRowBytes;
 #pragma unroll
     for (int i = 0; i < rows.kCount; ++i) {
-      if (i * rows.kStep < tile_rows) {
+      if (first_row + i * rows.kStep < tile_rows) {
         const std::uint32_t chunk =
             target + panel * Traits::kRowsBytes + i * rows.kStep * kRowBytes;
         if constexpr (Checked) {
@@ -341,6 +387,9 @@ __device__ __forceinline__ void load_gathered(const RowGemmParams& params,
                                               const WriteInfo& write_info) {
   const int thread = threadIdx.x;  // of the first warpgroup
   const bool scheduler = thread < kWarpSize;
+  if constexpr (Traits::kStreams) {
+    if (scheduler) ptx::griddepcontrol_launch_dependents();
+  }
   TileQueue queue(params.counter, scheduler ? shared.starts()[params.experts].tile : 0);
   TileDecoder decoder(shared.starts(), params.experts);
   auto& rings = shared.rings();

@@ -68,6 +68,7 @@ struct RowGemmParams : SegmentParams {
   int blocks;           ///< of 64, of the depth and of the low rank
   FastDivisor divisor;  ///< a gathered flat index over this is the row to read
 
+  bool rows_pending;  ///< the launch ahead may still write the rows, and nothing else that is read
   bool weights_pass_through;  ///< plain forward tiles: L2 need not keep the weights
   bool weights_in_slabs;      ///< dX: one copy per slab, K is not a multiple of 64
   bool scatter;               ///< result row r goes to flat row gather_indices[r]

@@ -162,7 +162,9 @@ __device__ __forceinline__ void finish_results(const RowGemmParams& params,
   for (int m = 0; m < Traits::kBlocks; ++m) {
     const int feature = first + m * 64;
     if constexpr (Traits::kAddsBias) {
-      if (params.bias) add_block_bias<Traits, N>(params, tile.expert, feature, d[m]);
+      // Not in a rehearsal, which runs before the launch ahead has ended: see LaunchStart.
+      const bool counts = !Traits::kStreams || tile.rows > 0;
+      if (params.bias && counts) add_block_bias<Traits, N>(params, tile.expert, feature, d[m]);
     }
     if (params.multiply) scale_block<N>(d[m], shared.scales(slot), index % kWarpSize);
     if (params.out_is_fp32) {

@@ -67,6 +67,14 @@ TEST(Plan, PrintsOrderOfTilesAndCachePolicyWhereTheyAreNotTheUsualOnes) {
             "sm90/dw tile 128x256x64 stages 4 grid 132 tiles along rows weights pass through L2");
 }
 
+TEST(Plan, PrintsWhenALaunchStartsWhereThatIsBeforeTheOneAheadHasEnded) {
+  Step step = product();
+  step.start = LaunchStart::kEarly;
+  EXPECT_EQ(to_string(step), "sm90/dw tile 128x256x64 stages 4 grid 132 starts early");
+  step.start = LaunchStart::kWithWeights;
+  EXPECT_EQ(to_string(step), "sm90/dw tile 128x256x64 stages 4 grid 132 starts early with weights");
+}
+
 TEST(Plan, CopiesShareTheirSteps) {
   const Plan plan = example();
   const Plan copy = plan;
@@ -94,6 +102,7 @@ TEST(Plan, EveryFieldCountsForEqualityAndHash) {
   add_step([](Step& s) { s.grid = 131; });
   add_step([](Step& s) { s.order = TileOrder::kFullTilesFirst; });
   add_step([](Step& s) { s.weights = WeightCaching::kPassThrough; });
+  add_step([](Step& s) { s.start = LaunchStart::kEarly; });
   add_step([](Step& s) { s.workspace_offset = 0; });
   add_step([](Step& s) { s.reason = "another one"; });
   const auto add = [&](auto change) {

@@ -77,6 +77,8 @@ std::vector<Problem> each_field_changed() {
       [](Problem& p) { p.device.type = DeviceType::kCuda; },
       [](Problem& p) { p.device.index = 1; },
       [](Problem& p) { p.bias = true; },
+      [](Problem& p) { p.rows_pending = true; },
+      [](Problem& p) { p.batch_invariant = false; },
       [](Problem& p) { p.low_rank = 16; },
       [](Problem& p) { p.activation = Activation{}; },
       [](Problem& p) { p.activation = Activation{.function = ActivationFunction::kGelu}; },

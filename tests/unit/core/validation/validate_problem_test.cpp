@@ -53,6 +53,15 @@ TEST_F(ValidateProblem, OnlyAPermutedDwIsPresorted) {
   EXPECT_NO_THROW(validate(problem));
 }
 
+TEST_F(ValidateProblem, OnlyForwardAndDxMayHavePendingRows) {
+  problem.rows_pending = true;
+  EXPECT_NO_THROW(validate(problem));
+  problem.op = Op::kDx;
+  EXPECT_NO_THROW(validate(problem));
+  problem.op = Op::kDw;
+  expect_refused(ErrorKind::kInvalidValue, {"rows_pending=true", "dW"});
+}
+
 TEST_F(ValidateProblem, DtypesAreChecked) {
   problem.weights_dtype = DType::kFloat16;
   expect_refused(ErrorKind::kInvalidType, {"weights_dtype is fp16", "bf16, or fp32"});
