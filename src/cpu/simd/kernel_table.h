@@ -125,6 +125,8 @@ constexpr std::int64_t kStagedCols = 64;
 /// Rows of a block from which forward reads X from a packed copy. At least four chunks of them: the
 /// tiles then prefetch one weight row each.
 constexpr std::int64_t kMinPackedX = 24;
+/// The same where the copy spares the tiles from converting numbers.
+constexpr std::int64_t kMinWidenedX = 12;
 constexpr std::int64_t kMaxLanes = 16;      ///< fp32 lanes of a vector
 constexpr std::int64_t kMaxPanelCols = 64;  ///< columns are padded to this in scratch
 constexpr std::int64_t kDyPanelCols = 64;   ///< columns of dY packed at a time for dW
@@ -145,7 +147,8 @@ constexpr std::int64_t kGroupTerms = 16;
 constexpr std::int64_t kDecodedTerms = 2 * kFoldSteps;
 
 using ForwardFn = void (*)(const ForwardTask&);
-/// Packs `count` rows of k elements into count * (k rounded up to dot_step) elements.
+/// Packs `count` rows of k elements into count * (k rounded up to dot_step) elements of
+/// packed_x_bytes.
 using PackXFn = void (*)(const void* const* rows, std::int64_t count, std::int64_t k, void* packed);
 using DxFn = void (*)(const DxTask&);
 using DwFn = void (*)(const DwTask&);
@@ -157,7 +160,9 @@ struct DTypeKernels {
   DType dtype;
   ForwardFn forward = nullptr;
   PackXFn pack_x = nullptr;
-  std::int64_t dot_step = 1;   ///< elements of K that forward multiplies at a time
+  std::int64_t dot_step = 1;  ///< elements of K that forward multiplies at a time
+  std::int64_t packed_x_bytes = 0;
+  std::int64_t min_packed_x = kMinPackedX;
   DxFn dx_packed = nullptr;    ///< any number of rows
   DxFn dx_in_place = nullptr;  ///< at most kMaxRowsInPlace rows
   DwFn dw = nullptr;

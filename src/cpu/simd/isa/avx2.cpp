@@ -18,6 +18,7 @@ struct Avx2 : Prefetches, CopiedParts<Avx2> {
   using Quad = __m128;
   static constexpr std::int64_t kLanes = 8;
   // 16 registers. 3 x 4 dot: 12 accumulators, 3 of X, 1 of W. 6 x 2 broadcast: 12 + 2 + 1.
+  static constexpr bool kFewRegisters = true;
   static constexpr int kDotRows = 3;
   static constexpr int kTileRows = 6;
   static constexpr int kTileVecs = 2;

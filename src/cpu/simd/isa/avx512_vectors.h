@@ -17,6 +17,7 @@ struct Avx512 : Prefetches {
   using Quad = __m128;
   static constexpr std::int64_t kLanes = 16;
   // 32 registers. 6 x 4 dot: 24 accumulators, 6 of X, 1 of W. 6 x 4 broadcast: 24 + 4 + 1.
+  static constexpr bool kFewRegisters = false;
   static constexpr int kDotRows = 6;
   static constexpr int kTileRows = 6;
   static constexpr int kTileVecs = 4;

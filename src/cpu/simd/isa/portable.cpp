@@ -21,6 +21,7 @@ struct Portable : Prefetches, CopiedParts<Portable> {
   using Quad = Vec;
   static constexpr std::int64_t kLanes = 4;
   // 16 registers at least, as AVX2.
+  static constexpr bool kFewRegisters = true;
   static constexpr int kDotRows = 3;
   static constexpr int kTileRows = 6;
   static constexpr int kTileVecs = 2;
