@@ -63,7 +63,7 @@ build-demo: $(BUILD)/build.ninja
 .PHONY: test
 test: ## Build, then run every test that this machine can run
 	@STEP_IN_PARALLEL=1 $(MAKE) -j 2 $(STAMPS)/venv build-sanitizers  # one waits for the network, one for the compiler
-	@$(MAKE) build
+	@$(MAKE) build build-arm
 	@scripts/run_tests
 
 .PHONY: test-gpu
@@ -120,6 +120,13 @@ build-sanitizers: build/asan/build.ninja build/tsan/build.ninja
 	@$(STEP) "Compile (asan)" $(LOGS)/compile-asan.log cmake --build build/asan -j $(JOBS)
 	@$(STEP) "Compile (tsan)" $(LOGS)/compile-tsan.log cmake --build build/tsan -j $(JOBS) -t moegemm_conformance cpu_executor_test
 
+# The portable kernels on another machine than x86-64, where its compiler and an emulator are or can be installed.
+.PHONY: build-arm
+build-arm: $(STAMPS)/system-arm
+	@why=$$(scripts/arm_unavailable); if [ -n "$$why" ]; then echo "Tests on 64-bit Arm are left out: $$why"; exit 0; fi; \
+	$(STEP) "Configure (aarch64)" $(LOGS)/configure-aarch64.log cmake --preset aarch64 $(filter-out -DCMAKE_CUDA%,$(LAUNCHER)) && \
+	$(STEP) "Compile (aarch64)" $(LOGS)/compile-aarch64.log cmake --build --preset aarch64 -j $(JOBS)
+
 .PHONY: clean
 clean: ## Remove the builds and the virtual environment
 	rm -rf build $(VENV) dist
@@ -130,6 +137,11 @@ $(STAMPS)/system: requirements/system.txt scripts/install_system_packages
 
 $(STAMPS)/system-test: requirements/system-test.txt scripts/install_system_packages | $(STAMPS)/system
 	@$(STEP) "System packages for the tests" $(LOGS)/system-packages-test.log scripts/install_system_packages $<
+	@touch $@
+
+# Nothing fails without them.
+$(STAMPS)/system-arm: requirements/system-arm.txt scripts/install_system_packages | $(STAMPS)/system-test
+	@mkdir -p $(LOGS) && scripts/install_system_packages $< >$(LOGS)/system-packages-arm.log 2>&1 || true
 	@touch $@
 
 # Slim, for the demo; the rest is installed on top of it.

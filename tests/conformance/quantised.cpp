@@ -196,12 +196,12 @@ std::vector<ProblemCase> bit_cases() {
   for (const ProblemCase& c : quantised_cases()) {
     const auto ends_with = [&](const char* name) { return c.name.ends_with(name); };
     if (!ends_with("SeveralTiles") && !ends_with("Decoding") && !ends_with("PartialBlocks") &&
-        !ends_with("Flat_permute_x") && !ends_with("LowRank_permute_x") &&
+        !ends_with("FewRows") && !ends_with("Flat_permute_x") && !ends_with("LowRank_permute_x") &&
         !ends_with("Activated_interleaved") && !ends_with("OddK")) {
       continue;
     }
     chosen.push_back(c);
-    if (!ends_with("SeveralTiles") && !ends_with("Decoding")) continue;
+    if (!ends_with("SeveralTiles") && !ends_with("Decoding") && !ends_with("FewRows")) continue;
     chosen.back().name += "_ExtremeScales";
     chosen.back().extreme_scales = true;
     chosen.push_back(c);

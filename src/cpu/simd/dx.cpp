@@ -69,9 +69,8 @@ void run_dx(const KernelTable& kernels, DxPath path, const Problem& problem,
            (block.expert * problem.n * operands.w_stride + block.first_col) * element;
   };
   const bool decodes = !problem.quantization.plain();
-  const std::int64_t decoded_elems =
-      std::max(kDecodedTerms * decoded_stride(kMaxPackedCols),
-               kGroupTerms * decoded_stride(kMaxInPlaceCols + kMaxPanelCols));
+  const std::int64_t decoded_elems = std::max(kDecodedTerms * decoded_stride(kMaxPackedCols),
+                                              kGroupTerms * decoded_stride(kDecodedCols));
   const std::int64_t decoded_bytes = decodes ? decoded_elems * element : 0;
   const std::vector<char> zeros = zero_source(problem, problem.n);
   const std::int64_t words = kDxWordRows * kFoldSteps;

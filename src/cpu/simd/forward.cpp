@@ -15,14 +15,18 @@ constexpr std::int64_t kRowBlockBytes = 256 * 1024;
 constexpr std::int64_t kMaxPackedBytes = 768 * 1024;
 /// Fewer rows than this would make the weights pass by too often.
 constexpr std::int64_t kMinRowBlock = 48;
+/// The same where a copy of fp32 numbers spares the tiles from converting them, and this many are
+/// all that fits.
+constexpr std::int64_t kMinWidenedBlock = 24;
 /// Weight rows of a block: each is read once per block, so this only sets how often workers meet.
 constexpr std::int64_t kMinWeightRows = 64;
 constexpr std::int64_t kMaxWeightRows = 256;
 
 /// In whole tiles: one of five rows takes nearly as long as one of six.
-std::int64_t most_rows_of_block(std::int64_t row_bytes, std::int64_t tile_rows) {
+std::int64_t most_rows_of_block(std::int64_t row_bytes, std::int64_t tile_rows,
+                                std::int64_t min_rows) {
   const std::int64_t rows =
-      std::clamp(kRowBlockBytes / row_bytes, kMinRowBlock, RowBlock::kMaxRows - tile_rows + 1);
+      std::clamp(kRowBlockBytes / row_bytes, min_rows, RowBlock::kMaxRows - tile_rows + 1);
   return (rows + tile_rows - 1) / tile_rows * tile_rows;
 }
 
@@ -50,7 +54,14 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
   if (problem.tails == Tails::kZero) prepare_output_pages(output_span(problem, operands), context);
   const RowLocator locator(problem, operands);
   const std::int64_t tile_rows = kernels.dot_rows;
-  const std::int64_t max_rows = most_rows_of_block(problem.k * element, tile_rows);
+  const DTypeKernels& typed = kernels_for(kernels, problem.dtype);
+  const std::int64_t packed_row_bytes =
+      (problem.k + typed.dot_step - 1) / typed.dot_step * typed.dot_step * typed.packed_x_bytes;
+  const bool widens = typed.packed_x_bytes > element;
+  const std::int64_t max_rows = most_rows_of_block(
+      problem.k * typed.packed_x_bytes, tile_rows,
+      widens && kMinRowBlock * packed_row_bytes > kMaxPackedBytes ? kMinWidenedBlock
+                                                                  : kMinRowBlock);
   const std::int64_t cost = locator.cost();
   const double operations = static_cast<double>(cost) * problem.n * problem.k;
   const int workers = worthwhile_workers(context, operations);
@@ -59,10 +70,7 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
   std::int64_t rows_of_largest_block = 0;
   const WorkList work =
       blocks_of(problem, locator, max_rows, share, tile_rows, rows_of_largest_block);
-  const DTypeKernels& typed = kernels_for(kernels, problem.dtype);
-  const std::int64_t packed_row_bytes =
-      (problem.k + typed.dot_step - 1) / typed.dot_step * typed.dot_step * element;
-  const bool packs = rows_of_largest_block >= kMinPackedX &&
+  const bool packs = rows_of_largest_block >= typed.min_packed_x &&
                      rows_of_largest_block * packed_row_bytes <= kMaxPackedBytes;
   const std::int64_t packed_bytes = packs ? rows_of_largest_block * packed_row_bytes : 0;
   const auto weights_of = [&](const Block& block) {
@@ -103,7 +111,7 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
     task.k = problem.k;
     task.low = rows.low_rank_part();
     task.out = rows.output();
-    if (packs && block.rows >= kMinPackedX) {
+    if (packs && block.rows >= typed.min_packed_x) {
       task.packed_x = packed;
       if (!turn.previous.has_rows_of(block)) {
         typed.pack_x(task.x, block.rows, problem.k, packed);

@@ -44,9 +44,13 @@ struct PackedWeights {
   int block_k_shift = 0;     ///< log2 of block_k; of no matter where a row has one scale
   bool flat_blocks = false;  ///< blocks are counted through the matrix, not through each row
   const float* table_values = nullptr;  ///< [16] what nibbles mean
-  const void* tables = nullptr;  ///< [256][16] of the task's dtype: nibbles times each e8m0 scale;
-                                 ///< null: scales are no e8m0
+  const void* tables = nullptr;  ///< [256][kTableElems] of the task's dtype, aligned to 64 bytes,
+                                 ///< or null. mxfp4: nibbles times each e8m0 scale. int4: for each
+                                 ///< low byte of a bf16 scale, products from which the scale's
+                                 ///< bits are subtracted, as bits, except from zero
 };
+/// Sixteen elements, and the same again.
+constexpr std::int64_t kTableElems = 32;
 /// Columns between the rows of decoded weights of that many columns: one line more, so that rows of
 /// 4 KiB do not all fall into one set of the cache.
 constexpr std::int64_t decoded_stride(std::int64_t columns) { return (columns + 63) / 32 * 32; }
@@ -88,7 +92,7 @@ struct DxTask {
   const PackedWeights* packed_w = nullptr;  ///< a quantised W instead of `w`; null: none
   std::int64_t first_col = 0;               ///< of the block, in packed_w
   void* decoded = nullptr;  ///< scratch: kDecodedTerms * decoded_stride(cols) elements; in place
-                            ///< kGroupTerms instead
+                            ///< kGroupTerms * decoded_stride(kDecodedCols)
   std::uint32_t* panels = nullptr;  ///< scratch: packed weights, kFoldSteps * padded cols
   std::uint32_t* words = nullptr;   ///< scratch: copies of dY rows, kDxWordRows * kFoldSteps
   float* totals = nullptr;          ///< scratch: rows * padded cols floats, twice that in place
@@ -125,6 +129,8 @@ constexpr std::int64_t kStagedCols = 64;
 /// Rows of a block from which forward reads X from a packed copy. At least four chunks of them: the
 /// tiles then prefetch one weight row each.
 constexpr std::int64_t kMinPackedX = 24;
+/// The same where the copy spares the tiles from converting numbers.
+constexpr std::int64_t kMinWidenedX = 12;
 constexpr std::int64_t kMaxLanes = 16;      ///< fp32 lanes of a vector
 constexpr std::int64_t kMaxPanelCols = 64;  ///< columns are padded to this in scratch
 constexpr std::int64_t kDyPanelCols = 64;   ///< columns of dY packed at a time for dW
@@ -141,11 +147,15 @@ constexpr std::int64_t kFoldSteps = 128;
 /// Weight rows of a group that dX reads in place. 8 and 16 stream equally well, 4 a little worse;
 /// more rows move the sums less often.
 constexpr std::int64_t kGroupTerms = 16;
-/// Most weight rows that a packed block of dX decodes at a time: a fold.
-constexpr std::int64_t kDecodedTerms = 2 * kFoldSteps;
+/// Weight rows that a packed block of dX decodes at a time: 16 KiB of its columns, which stay in
+/// L1.
+constexpr std::int64_t kDecodedTerms = 32;
+/// Columns of a group that dX decodes at a time to read them in place: 8 KiB.
+constexpr std::int64_t kDecodedCols = 256;
 
 using ForwardFn = void (*)(const ForwardTask&);
-/// Packs `count` rows of k elements into count * (k rounded up to dot_step) elements.
+/// Packs `count` rows of k elements into count * (k rounded up to dot_step) elements of
+/// packed_x_bytes.
 using PackXFn = void (*)(const void* const* rows, std::int64_t count, std::int64_t k, void* packed);
 using DxFn = void (*)(const DxTask&);
 using DwFn = void (*)(const DwTask&);
@@ -157,7 +167,9 @@ struct DTypeKernels {
   DType dtype;
   ForwardFn forward = nullptr;
   PackXFn pack_x = nullptr;
-  std::int64_t dot_step = 1;   ///< elements of K that forward multiplies at a time
+  std::int64_t dot_step = 1;  ///< elements of K that forward multiplies at a time
+  std::int64_t packed_x_bytes = 0;
+  std::int64_t min_packed_x = kMinPackedX;
   DxFn dx_packed = nullptr;    ///< any number of rows
   DxFn dx_in_place = nullptr;  ///< at most kMaxRowsInPlace rows
   DwFn dw = nullptr;

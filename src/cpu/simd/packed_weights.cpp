@@ -24,20 +24,43 @@ const float* table_values(WeightFormat format) {
   }
 }
 
+template <typename T>
+struct alignas(64) Tables {
+  T at[256][kTableElems];
+};
+
 /// mxfp4's nibbles times each scale: a scale is one of 256, and a model uses few of them.
 template <typename T>
-const T* mxfp4_tables() {
-  static const std::vector<T> tables = [] {
-    std::vector<T> all(256 * 16);
+const Tables<T>& mxfp4_tables() {
+  static const Tables<T> tables = [] {
+    Tables<T> all;
     for (int scale = 0; scale < 256; ++scale) {
-      for (int nibble = 0; nibble < 16; ++nibble) {
-        store(kE2m1Values[nibble] * e8m0_value(static_cast<std::uint8_t>(scale)),
-              all[16 * scale + nibble]);
+      for (int i = 0; i < kTableElems; ++i) {
+        store(kE2m1Values[i % 16] * e8m0_value(static_cast<std::uint8_t>(scale)), all.at[scale][i]);
       }
     }
     return all;
   }();
-  return tables.data();
+  return tables;
+}
+
+/// int4's nibbles times the scales of bf16 from 1/2 to 2, which have all low bytes. Other normal
+/// products with the same low byte differ as their scales do, in the exponent. So the scale's bits
+/// are taken away from a product's, and whoever adds those of another one has its product.
+const Tables<BFloat16>& int4_tables() {
+  static const Tables<BFloat16> tables = [] {
+    Tables<BFloat16> all;
+    for (int low_byte = 0; low_byte < 256; ++low_byte) {
+      const BFloat16 scale = {static_cast<std::uint16_t>(0x3f00 + low_byte)};
+      for (int i = 0; i < kTableElems; ++i) {
+        BFloat16& element = all.at[low_byte][i];
+        store(kInt4Values[i % 16] * to_float(scale), element);
+        if (kInt4Values[i % 16] != 0) element.bits -= scale.bits;
+      }
+    }
+    return all;
+  }();
+  return tables;
 }
 
 }  // namespace
@@ -59,7 +82,10 @@ PackedWeights packed_weights(const Quantization& quantization, DType dtype, cons
   packed.table_values = table_values(quantization.format);
   if (quantization.format == WeightFormat::kMxfp4) {
     packed.tables =
-        with_element_type(dtype, []<typename T>(T*) -> const void* { return mxfp4_tables<T>(); });
+        with_element_type(dtype, []<typename T>(T*) -> const void* { return &mxfp4_tables<T>(); });
+  } else if (quantization.format == WeightFormat::kInt4 && dtype == DType::kBFloat16 &&
+             quantization.scale_type == ScaleType::kBFloat16) {
+    packed.tables = &int4_tables();
   }
   return packed;
 }

@@ -65,6 +65,13 @@ void add_shapes(const Format& format, std::vector<ProblemCase>& cases) {
     c.n = 96;
     c.k = round_up(544, group);
   });
+  add("FewRows", [=](ProblemCase& c) {  // in whole vectors: decoded values may stay in registers
+    c.m_sizes.assign(20, 0);
+    for (int e = 0; e < 20; ++e) c.m_sizes[e] = e % 6;
+    c.rows = 50;
+    c.n = 212;
+    c.k = round_up(320, group);
+  });
   if (!format.in_full) return;
   add("InOrder", [](ProblemCase&) {});
   add("OneGroup", [=](ProblemCase& c) { c.k = group; });

@@ -18,6 +18,7 @@ struct Avx2 : Prefetches, CopiedParts<Avx2> {
   using Quad = __m128;
   static constexpr std::int64_t kLanes = 8;
   // 16 registers. 3 x 4 dot: 12 accumulators, 3 of X, 1 of W. 6 x 2 broadcast: 12 + 2 + 1.
+  static constexpr bool kFewRegisters = true;
   static constexpr int kDotRows = 3;
   static constexpr int kTileRows = 6;
   static constexpr int kTileVecs = 2;
@@ -82,8 +83,9 @@ struct Avx2 : Prefetches, CopiedParts<Avx2> {
     }
   }
 
+  static constexpr bool kShiftsTables = false;
   /// 32 nibbles of 16 bytes.
-  template <bool HighFirst, bool Made, class T>
+  template <bool HighFirst, class T>
   [[gnu::always_inline]] static void look_up_nibbles(const std::uint8_t* bytes,
                                                      const TableOf<T>& table, T* out) {
     const __m128i packed = load_half(bytes);
@@ -112,7 +114,7 @@ struct Avx2 : Prefetches, CopiedParts<Avx2> {
 
   static constexpr bool kLooksUpFp8 = true;
   using Fp8Table = ByteTables;
-  /// 32 values; the table is that of fill_fp8_table.
+  /// 32 values; the table is that of kFp8Values.
   [[gnu::always_inline]] static void look_up_fp8(const std::uint8_t* bytes,
                                                  const ByteTables& tables, Bf16* out) {
     const __m256i lows = _mm256_broadcastsi128_si256(tables.low);
@@ -139,6 +141,7 @@ struct Avx2 : Prefetches, CopiedParts<Avx2> {
     }
   }
 
+  static float widen_half(std::uint16_t bits) { return _cvtsh_ss(bits); }
   /// As fp16 the same bits are 2^-8 times as much.
   static Vec load_e4m3(const std::uint8_t* bytes) {
     const __m128i words =

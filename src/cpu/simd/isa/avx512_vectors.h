@@ -17,6 +17,7 @@ struct Avx512 : Prefetches {
   using Quad = __m128;
   static constexpr std::int64_t kLanes = 16;
   // 32 registers. 6 x 4 dot: 24 accumulators, 6 of X, 1 of W. 6 x 4 broadcast: 24 + 4 + 1.
+  static constexpr bool kFewRegisters = false;
   static constexpr int kDotRows = 6;
   static constexpr int kTileRows = 6;
   static constexpr int kTileVecs = 4;
@@ -63,44 +64,52 @@ struct Avx512 : Prefetches {
   /// With denormals.
   static void store_exact(Bf16* at, Vec v) { _mm256_storeu_si256(half(at), round_bf16_bits(v)); }
 
-  /// Sixteen elements to look up. Those of bf16 that are made on the spot stay in the high halves
-  /// of 32-bit lanes, where rounding leaves them.
+  /// Sixteen elements to look up: of 16 bits twice, so that a place may have any fifth bit. Read
+  /// as they lie in memory: a load that repeats half a vector takes a shuffle.
+  template <class T>
+  static __m512i load_table(const T* table) {
+    return _mm512_loadu_si512(table);
+  }
+  /// round(values * scale).
   template <class T>
   static __m512i make_table(const float* values, float scale) {
     const Vec products = mul(load(values), broadcast(scale));
     if constexpr (sizeof(T) == 4) {
       return _mm512_castps_si512(products);
     } else if constexpr (std::is_same_v<T, Fp16>) {
-      return _mm512_castsi256_si512(round_fp16(products));
+      return _mm512_broadcast_i64x4(round_fp16(products));
     } else {
-      const __m512i bits = _mm512_castps_si512(products);
-      // Rounding could carry a NaN into Inf or zero; none comes of a finite scale.
-      if (!(scale - scale == 0.0f)) {
-        return _mm512_slli_epi32(_mm512_cvtepu16_epi32(round_bf16_bits(products)), 16);
-      }
-      const __m512i tie_to_even =
-          _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-      return _mm512_add_epi32(bits, _mm512_add_epi32(tie_to_even, _mm512_set1_epi32(0x7fff)));
+#ifdef __AVX512BF16__
+      // The products are zero or normal numbers, which this rounding leaves as they are.
+      if (is_moderate(scale)) return (__m512i)_mm512_cvtne2ps_pbh(products, products);
+#endif
+      return _mm512_broadcast_i64x4(round_bf16_bits(products));
     }
   }
+  /// The table at `table` with `bits` added to those of all but element 8, which is zero.
+  static constexpr bool kShiftsTables = true;
+  static __m512i shift_table(const Bf16* table, const std::uint16_t* bits) {
+    const __m512i all = load_table(table);
+    return _mm512_mask_add_epi16(all, 0xfeff'feffu, all,
+                                 _mm512_set1_epi16(static_cast<short>(*bits)));
+  }
 
-  /// 32 nibbles of 16 bytes. Made: the table is of make_table, else it was read from memory.
-  template <bool HighFirst, bool Made, class T>
+  /// Elements of 16 bits for the 32 nibbles of 16 bytes.
+  template <bool HighFirst>
+  [[gnu::always_inline]] static __m512i nibble_words(const std::uint8_t* bytes, __m512i table) {
+    // A byte in each 32-bit lane; of the places in both halves five bits count, any fifth bit.
+    const __m512i wide =
+        _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+    const __m512i places =
+        HighFirst ? _mm512_or_si512(_mm512_srli_epi32(wide, 4), _mm512_slli_epi32(wide, 16))
+                  : _mm512_or_si512(wide, _mm512_slli_epi32(wide, 12));
+    return _mm512_permutexvar_epi16(places, table);
+  }
+  template <bool HighFirst, class T>
   [[gnu::always_inline]] static void look_up_nibbles(const std::uint8_t* bytes, __m512i table,
                                                      T* out) {
     if constexpr (sizeof(T) == 2) {
-      constexpr bool kHighHalves = Made && std::is_same_v<T, Bf16>;
-      constexpr int kDouble = kHighHalves ? 1 : 0;  // places of words in 32-bit lanes
-      const __m512i wide =
-          _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
-      const __m512i first =
-          HighFirst ? _mm512_srli_epi32(wide, 4 - kDouble) : _mm512_slli_epi32(wide, kDouble);
-      const __m512i second = _mm512_slli_epi32(wide, (HighFirst ? 16 : 12) + kDouble);
-      const __m512i mask = _mm512_set1_epi32(0x000f000f << kDouble);
-      // (first | second) & mask: places; with high halves every place is odd.
-      __m512i places = _mm512_ternarylogic_epi32(first, second, mask, 0xa8);
-      if constexpr (kHighHalves) places = _mm512_or_si512(places, _mm512_set1_epi32(0x00010001));
-      _mm512_storeu_si512(out, _mm512_permutexvar_epi16(places, table));
+      _mm512_storeu_si512(out, nibble_words<HighFirst>(bytes, table));
     } else {
 #pragma GCC unroll 2
       for (int i = 0; i < 2; ++i) {
@@ -114,46 +123,46 @@ struct Avx512 : Prefetches {
       }
     }
   }
-  template <class T>
-  static __m512i load_table(const T* table) {
-    if constexpr (sizeof(T) == 4) return _mm512_loadu_si512(table);
-    return _mm512_castsi256_si512(_mm256_loadu_si256(half(table)));
-  }
 
   static constexpr bool kLooksUpFp8 = true;
-  /// The table of fill_fp8_table for look_up_fp8: four exponents of its mantissas, and apart from
-  /// them the denormals.
+  /// Of the table of kFp8Values for look_up_fp8: all 128 values without their sign.
   struct Fp8Table {
-    __m512i normal, denormal;
-    explicit Fp8Table(const Bf16* table) {
-      const __m512i all = load_table(table);
+    __m512i quarters[4];
+    explicit Fp8Table(__m512i all) {
       const __m512i place = _mm512_set_epi64(
           0x0007000600050004, 0x0003000200010000, 0x0007000600050004, 0x0003000200010000,
           0x0007000600050004, 0x0003000200010000, 0x0007000600050004, 0x0003000200010000);
       const __m512i exponent =
           _mm512_set_epi64(0x0180018001800180, 0x0180018001800180, 0x0100010001000100,
                            0x0100010001000100, 0x0080008000800080, 0x0080008000800080, 0, 0);
-      normal = _mm512_add_epi16(_mm512_permutexvar_epi16(place, all), exponent);
-      denormal = _mm512_permutexvar_epi16(_mm512_or_si512(place, _mm512_set1_epi16(8)), all);
+      const __m512i normal = _mm512_add_epi16(_mm512_permutexvar_epi16(place, all), exponent);
+      quarters[0] = _mm512_mask_permutexvar_epi16(
+          normal, 0xff, _mm512_or_si512(place, _mm512_set1_epi16(8)), all);
+      quarters[1] = _mm512_add_epi16(normal, _mm512_set1_epi16(0x200));
+      quarters[2] = _mm512_add_epi16(normal, _mm512_set1_epi16(0x400));
+      quarters[3] = _mm512_mask_mov_epi16(_mm512_add_epi16(normal, _mm512_set1_epi16(0x600)),
+                                          1u << 31, _mm512_set1_epi16(0x7fff));
     }
   };
-  /// 32 values. An index of five bits takes mantissa and the low half of the exponent.
-  [[gnu::always_inline]] static void look_up_fp8(const std::uint8_t* bytes, const Fp8Table& table,
-                                                 Bf16* out) {
+  /// 32 values.
+  [[gnu::always_inline]] static __m512i fp8_words(const std::uint8_t* bytes,
+                                                  const Fp8Table& table) {
     const __m512i words =
         _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes)));
-    const __mmask32 denormal = _mm512_testn_epi16_mask(words, _mm512_set1_epi16(0x78));
-    const __m512i low = _mm512_mask_permutexvar_epi16(_mm512_permutexvar_epi16(words, table.normal),
-                                                      denormal, words, table.denormal);
-    const __m512i high = _mm512_slli_epi16(_mm512_and_si512(words, _mm512_set1_epi16(0x60)), 4);
-    const __m512i value = _mm512_add_epi16(low, high);
+    // An index has six bits; the seventh chooses between the results.
+    const __m512i low = _mm512_permutex2var_epi16(table.quarters[0], words, table.quarters[1]);
+    const __m512i high = _mm512_permutex2var_epi16(table.quarters[2], words, table.quarters[3]);
+    const __mmask32 upper = _mm512_test_epi16_mask(words, _mm512_set1_epi16(0x40));
+    const __m512i value = _mm512_mask_mov_epi16(low, upper, high);
     // value ^ (words & sign): the byte was extended with its sign.
-    const __m512i result = _mm512_ternarylogic_epi32(value, words, _mm512_set1_epi16(-32768), 0x78);
-    const __mmask32 nan = _mm512_cmpeq_epi16_mask(_mm512_or_si512(words, _mm512_set1_epi16(-128)),
-                                                  _mm512_set1_epi16(-1));
-    _mm512_storeu_si512(out, _mm512_mask_mov_epi16(result, nan, _mm512_set1_epi16(0x7fff)));
+    return _mm512_ternarylogic_epi32(value, words, _mm512_set1_epi16(-32768), 0x78);
+  }
+  [[gnu::always_inline]] static void look_up_fp8(const std::uint8_t* bytes, const Fp8Table& table,
+                                                 Bf16* out) {
+    _mm512_storeu_si512(out, fp8_words(bytes, table));
   }
 
+  static float widen_half(std::uint16_t bits) { return _cvtsh_ss(bits); }
   /// As fp16 the same bits are 2^-8 times as much.
   static Vec load_e4m3(const std::uint8_t* bytes) {
     const __m256i words =
@@ -215,6 +224,12 @@ struct Avx512 : Prefetches {
     const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
     const __m512i quiet = _mm512_or_si512(top, _mm512_set1_epi32(0x40));
     return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, nan, quiet));
+  }
+  /// Far from where products of small numbers are denormal or infinite.
+  static bool is_moderate(float scale) {
+    std::uint32_t bits;
+    __builtin_memcpy(&bits, &scale, sizeof(bits));
+    return ((bits & 0x7fffffffu) - (27u << 23)) < (200u << 23);  // 2^-100 to 2^100
   }
   static void stream_halves(void* at, __m256i low, __m256i high) {
     _mm512_stream_si512(static_cast<__m512i*>(at),

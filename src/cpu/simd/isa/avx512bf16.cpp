@@ -3,6 +3,7 @@
 #if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__) && \
     defined(__AVX512DQ__)
 #include "cpu/simd/isa/avx512_vectors.h"
+#include "cpu/simd/kernels/decoded_registers.h"
 #include "cpu/simd/kernels/table.h"
 
 /// AVX-512 with vdpbf16ps, which multiplies pairs of bf16 and adds both products to a float:
@@ -92,8 +93,9 @@ struct Bf16PairMath {
       if constexpr (Masked) return _mm512_maskz_loadu_epi16(mask, row + col);
       return _mm512_loadu_si512(row + col);
     };
-    const __m512i lower = load(first);
-    const __m512i upper = second != nullptr ? load(second) : _mm512_setzero_si512();
+    interleave(b, load(first), second != nullptr ? load(second) : _mm512_setzero_si512());
+  }
+  [[gnu::always_inline]] static void interleave(Step* b, __m512i lower, __m512i upper) {
     b[0] = (__m512bh)_mm512_unpacklo_epi16(lower, upper);
     b[1] = (__m512bh)_mm512_unpackhi_epi16(lower, upper);
   }
@@ -131,7 +133,13 @@ struct Bf16PairMath {
 }  // namespace
 
 const KernelTable* avx512bf16_kernels() {
-  static constexpr KernelTable kTable = kernel_table<Avx512, Bf16PairMath>();
+  static constexpr KernelTable kTable = [] {
+    KernelTable table = kernel_table<Avx512, Bf16PairMath>();
+    DTypeKernels& bf16 = table.formats[0];
+    bf16.forward = decoded_forward_task<Avx512>;
+    bf16.dx_in_place = dx_in_place<Bf16PairMath, Bf16, DecodedInRegisters<Bf16PairMath>>;
+    return table;
+  }();
   return &kTable;
 }
 

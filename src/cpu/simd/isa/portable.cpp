@@ -21,6 +21,7 @@ struct Portable : Prefetches, CopiedParts<Portable> {
   using Quad = Vec;
   static constexpr std::int64_t kLanes = 4;
   // 16 registers at least, as AVX2.
+  static constexpr bool kFewRegisters = true;
   static constexpr int kDotRows = 3;
   static constexpr int kTileRows = 6;
   static constexpr int kTileVecs = 2;
@@ -91,7 +92,8 @@ struct Portable : Prefetches, CopiedParts<Portable> {
     for (int i = 0; i < 16; i += 4) store(table.at + i, load(values + i) * broadcast(scale));
     return table;
   }
-  template <bool HighFirst, bool Made, class T>
+  static constexpr bool kShiftsTables = false;
+  template <bool HighFirst, class T>
   static void look_up_nibbles(const std::uint8_t* bytes, const TableOf<T>& table, T* out) {
     const int first = HighFirst ? 4 : 0;
     for (std::int64_t i = 0; i < 16; ++i) {
@@ -100,6 +102,7 @@ struct Portable : Prefetches, CopiedParts<Portable> {
     }
   }
   static constexpr bool kLooksUpFp8 = false;
+  static float widen_half(std::uint16_t bits) { return half_to_float(bits); }
   static Vec load_e4m3(const std::uint8_t* bytes) {
     const Bits bits = {bytes[0], bytes[1], bytes[2], bytes[3]};
     const Bits magnitude = bits & 0x7fu;

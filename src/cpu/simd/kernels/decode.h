@@ -44,7 +44,8 @@ inline float e4m3_to_float(std::uint8_t bits) {
   return (bits & 0x7fu) == 0x7fu ? bits_to_float(0x7fc00000u) : half_to_float(half) * 256.0f;
 }
 
-inline float scale_value(const PackedWeights& w, std::int64_t i) {
+template <class Isa>
+float scale_value(const PackedWeights& w, std::int64_t i) {
   switch (w.scale_type) {
     case ScaleType::kFloat32:
       return static_cast<const float*>(w.scales)[i];
@@ -52,7 +53,7 @@ inline float scale_value(const PackedWeights& w, std::int64_t i) {
       return bits_to_float(
           static_cast<std::uint32_t>(static_cast<const std::uint16_t*>(w.scales)[i]) << 16);
     case ScaleType::kFloat16:
-      return half_to_float(static_cast<const std::uint16_t*>(w.scales)[i]);
+      return Isa::widen_half(static_cast<const std::uint16_t*>(w.scales)[i]);
     case ScaleType::kE8m0:
       break;
   }
@@ -70,6 +71,11 @@ template <class Isa, class T>
   }
 }
 
+template <class Isa>
+[[gnu::always_inline]] inline void fetch_span(const std::uint8_t* bytes, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; i += 64) Isa::prefetch_l2(bytes + i);
+}
+
 /// The values of nibbles at `place` and on, where `place` counts from `values`, one by one.
 template <class T, bool HighFirst>
 void decode_nibbles(const std::uint8_t* values, std::int64_t place, std::int64_t count,
@@ -80,21 +86,75 @@ void decode_nibbles(const std::uint8_t* values, std::int64_t place, std::int64_t
   }
 }
 
-/// The nibbles of a group that is whole, where `bytes` are. What lies `ahead_bytes` after them is
-/// fetched meanwhile: it is decoded next, after a product that leaves the memory idle.
-template <class Isa, class T, bool HighFirst, bool Made, class Table>
-[[gnu::always_inline]] inline void decode_group(const std::uint8_t* bytes, std::int64_t block,
-                                                const Table& table, std::int64_t ahead_bytes,
-                                                T* out) {
-  for (std::int64_t i = 0; i < block; i += kNibbleStep, bytes += kNibbleStep / 2) {
-    Isa::prefetch_l1(bytes + ahead_bytes);
-    Isa::template look_up_nibbles<HighFirst, Made>(bytes, table, out + i);
+/// Where the table of a group comes from.
+enum class TableSource {
+  kStored,   ///< there is one for each scale of e8m0
+  kShifted,  ///< there is one for each scale of bf16 but for its eight upper bits
+  kMade,     ///< of values and scale
+};
+
+template <class Isa, class T, TableSource Source>
+[[gnu::always_inline]] inline auto table_of_group(const PackedWeights& w, std::int64_t scale) {
+  if constexpr (Source == TableSource::kStored) {
+    const std::int64_t exponent = static_cast<const std::uint8_t*>(w.scales)[scale];
+    return Isa::load_table(static_cast<const T*>(w.tables) + kTableElems * exponent);
+  } else if constexpr (Source == TableSource::kShifted) {
+    const std::uint16_t* const bits = static_cast<const std::uint16_t*>(w.scales) + scale;
+    // Positive, and far from where products would be denormal or infinite: 2^-99 to 2^99.
+    if (std::uint32_t{*bits} - 0x0e00u < 0x6300u) {
+      return Isa::shift_table(static_cast<const T*>(w.tables) + kTableElems * (*bits & 0xff), bits);
+    }
+    return Isa::template make_table<T>(w.table_values, bits_to_float(std::uint32_t{*bits} << 16));
+  } else {
+    return Isa::template make_table<T>(w.table_values, scale_value<Isa>(w, scale));
   }
 }
 
-/// A row's columns [col, col + cols) of a format with nibbles, group by group. Made: tables come
-/// of scales, else they were made for every scale.
-template <class Isa, class T, bool HighFirst, bool Made>
+/// A run of whole groups in each of some rows.
+struct GroupRun {
+  const std::uint8_t* bytes;  // of the first row
+  std::int64_t row_bytes;
+  std::int64_t scale;  // number of the first row's first
+  std::int64_t row_scales;
+  std::int64_t rows;
+  std::int64_t groups;  // of a row
+};
+
+/// Block: values of a group, or 0 if w alone knows. What lies `ahead_bytes` after a row is fetched
+/// meanwhile: it is decoded next, after a product that leaves the memory idle.
+template <class Isa, class T, bool HighFirst, TableSource Source, std::int64_t Block>
+void decode_groups(const PackedWeights& packed, const GroupRun& run, std::int64_t ahead_bytes,
+                   T* out, std::int64_t stride) {
+  const PackedWeights w = packed;  // which `out` cannot reach
+  const std::int64_t block = Block != 0 ? Block : std::int64_t{1} << w.block_k_shift;
+  for (std::int64_t r = 0; r < run.rows; ++r) {
+    const std::uint8_t* bytes = run.bytes + r * run.row_bytes;
+    std::int64_t scale = run.scale + r * run.row_scales;
+    T* target = out + r * stride;
+    fetch_span<Isa>(bytes + ahead_bytes, run.groups * block / 2);
+    for (const std::int64_t end = scale + run.groups; scale < end; ++scale) {
+      const auto table = table_of_group<Isa, T, Source>(w, scale);
+#pragma GCC unroll 2
+      for (std::int64_t i = 0; i < block; i += kNibbleStep) {
+        Isa::template look_up_nibbles<HighFirst>(bytes, table, target);
+        bytes += kNibbleStep / 2;
+        target += kNibbleStep;
+      }
+    }
+  }
+}
+
+template <class Isa, class T, bool HighFirst, TableSource Source>
+void decode_run(const PackedWeights& w, const GroupRun& run, std::int64_t ahead_bytes, T* out,
+                std::int64_t stride) {
+  const auto decode = w.block_k_shift == 5   ? decode_groups<Isa, T, HighFirst, Source, 32>
+                      : w.block_k_shift == 6 ? decode_groups<Isa, T, HighFirst, Source, 64>
+                                             : decode_groups<Isa, T, HighFirst, Source, 0>;
+  decode(w, run, ahead_bytes, out, stride);
+}
+
+/// A row's columns [col, col + cols), where groups may begin and end anywhere.
+template <class Isa, class T, bool HighFirst, TableSource Source>
 void decode_nibble_row(const PackedWeights& w, std::int64_t row, std::int64_t col,
                        std::int64_t cols, std::int64_t ahead_bytes, T* out) {
   const std::int64_t first_place = row * w.k;
@@ -102,34 +162,49 @@ void decode_nibble_row(const PackedWeights& w, std::int64_t row, std::int64_t co
   const std::int64_t from = w.flat_blocks ? first_place : 0;  // where blocks are counted from
   const std::int64_t block = std::int64_t{1} << w.block_k_shift;
   const std::int64_t last = col + cols;
-  const auto stored_table = [&](std::int64_t scale) {
-    return static_cast<const T*>(w.tables) + 16 * static_cast<const std::uint8_t*>(w.scales)[scale];
-  };
   for (std::int64_t c = col; c < last;) {
-    std::int64_t scale = first_scale + ((from + c) >> w.block_k_shift);
+    const std::int64_t scale = first_scale + ((from + c) >> w.block_k_shift);
     const std::int64_t end_of_group = (((from + c) >> w.block_k_shift) + 1) * block - from;
-    // Whole groups from here on.
     if (end_of_group - c == block && end_of_group <= last && (first_place + c) % 2 == 0) {
-      const std::uint8_t* bytes = w.values + (first_place + c) / 2;
-      for (; c + block <= last; c += block, ++scale, bytes += block / 2) {
-        T* const target = out + c - col;
-        if constexpr (Made) {
-          decode_group<Isa, T, HighFirst, true>(
-              bytes, block, Isa::template make_table<T>(w.table_values, scale_value(w, scale)),
-              ahead_bytes, target);
-        } else {
-          decode_group<Isa, T, HighFirst, false>(bytes, block, Isa::load_table(stored_table(scale)),
-                                                 ahead_bytes, target);
-        }
-      }
+      const std::int64_t groups = (last - c) >> w.block_k_shift;
+      const GroupRun run = {w.values + (first_place + c) / 2, 0, scale, 0, 1, groups};
+      decode_run<Isa, T, HighFirst, Source>(w, run, ahead_bytes, out + c - col, 0);
+      c += groups * block;
       continue;
     }
     const std::int64_t end = end_of_group < last ? end_of_group : last;
-    alignas(64) T table[16];
-    if constexpr (Made) fill_table<Isa, T>(w.table_values, scale_value(w, scale), table);
-    decode_nibbles<T, HighFirst>(w.values, first_place + c, end - c,
-                                 Made ? table : stored_table(scale), out + c - col);
+    alignas(64) T made[16];
+    const T* table = made;
+    if constexpr (Source == TableSource::kStored) {
+      table = static_cast<const T*>(w.tables) +
+              kTableElems * static_cast<const std::uint8_t*>(w.scales)[scale];
+    } else {
+      fill_table<Isa, T>(w.table_values, scale_value<Isa>(w, scale), made);
+    }
+    decode_nibbles<T, HighFirst>(w.values, first_place + c, end - c, table, out + c - col);
     c = end;
+  }
+}
+
+/// Columns [col, col + cols) of some rows of a format with nibbles.
+template <class Isa, class T, bool HighFirst, TableSource Source>
+void decode_nibble_rows(const PackedWeights& w, std::int64_t row, std::int64_t rows,
+                        std::int64_t col, std::int64_t cols, T* out, std::int64_t stride) {
+  const std::int64_t in_group = (std::int64_t{1} << w.block_k_shift) - 1;
+  const std::int64_t ahead_bytes = rows * w.k / 2;
+  if (((w.k | col | cols) & in_group) == 0) {
+    const std::int64_t row_scales = w.k >> w.block_k_shift;
+    const GroupRun run = {w.values + (row * w.k + col) / 2,
+                          w.k / 2,
+                          row * row_scales + (col >> w.block_k_shift),
+                          row_scales,
+                          rows,
+                          cols >> w.block_k_shift};
+    return decode_run<Isa, T, HighFirst, Source>(w, run, ahead_bytes, out, stride);
+  }
+  for (std::int64_t r = 0; r < rows; ++r) {
+    decode_nibble_row<Isa, T, HighFirst, Source>(w, row + r, col, cols, ahead_bytes,
+                                                 out + r * stride);
   }
 }
 
@@ -149,16 +224,13 @@ void decode_fp8_span(const std::uint8_t* bytes, std::int64_t count, float scale,
   for (std::int64_t j = i; j < count; ++j) out[j] = decoded[j - i];
 }
 
-/// e4m3 to bf16 by a table, for scales that take no value out of bf16's normal numbers.
-template <class Isa>
-void fill_fp8_table(float scale, Bf16* table) {
-  // (1 + m / 8) 2^-7, to which the exponent field is added, and m 2^-9.
-  static constexpr float kValues[16] = {
-      0x1.0p-7f, 0x1.2p-7f, 0x1.4p-7f, 0x1.6p-7f, 0x1.8p-7f, 0x1.ap-7f, 0x1.cp-7f, 0x1.ep-7f,
-      0.0f,      0x1p-9f,   0x2p-9f,   0x3p-9f,   0x4p-9f,   0x5p-9f,   0x6p-9f,   0x7p-9f};
-  fill_table<Isa, Bf16>(kValues, scale, table);
-}
+/// (1 + m / 8) 2^-7, to which the exponent field is added, and m 2^-9: times a scale, the table of
+/// e4m3 to bf16.
+constexpr float kFp8Values[16] = {0x1.0p-7f, 0x1.2p-7f, 0x1.4p-7f, 0x1.6p-7f, 0x1.8p-7f, 0x1.ap-7f,
+                                  0x1.cp-7f, 0x1.ep-7f, 0.0f,      0x1p-9f,   0x2p-9f,   0x3p-9f,
+                                  0x4p-9f,   0x5p-9f,   0x6p-9f,   0x7p-9f};
 
+/// Scales that take no value out of bf16's normal numbers.
 inline bool fits_fp8_table(float scale) {
   const float magnitude = scale < 0 ? -scale : scale;
   return magnitude > 0x1p-100f && magnitude < 0x1p100f;
@@ -174,18 +246,16 @@ void decode_fp8_rows(const PackedWeights& w, std::int64_t row, std::int64_t rows
     const bool whole_row = w.scale_columns == 1;
     const std::int64_t end_of_group = whole_row ? w.k : (group + 1) << w.block_k_shift;
     const std::int64_t end = end_of_group < col + cols ? end_of_group : col + cols;
-    const float scale = scale_value(w, first_scale + (whole_row ? 0 : group));
+    const float scale = scale_value<Isa>(w, first_scale + (whole_row ? 0 : group));
     if constexpr (std::is_same_v<T, Bf16> && Isa::kLooksUpFp8) {
       if (fits_fp8_table(scale)) {
-        alignas(64) Bf16 values[16];
-        fill_fp8_table<Isa>(scale, values);
-        const typename Isa::Fp8Table table(values);
+        const typename Isa::Fp8Table table(Isa::template make_table<Bf16>(kFp8Values, scale));
         const std::int64_t whole = (end - c) / kFp8Step * kFp8Step;
         for (std::int64_t r = 0; r < rows; ++r) {
           const std::uint8_t* const bytes = w.values + (row + r) * w.k + c;
           T* const target = out + r * stride + c - col;
+          fetch_span<Isa>(bytes + ahead_bytes, whole);
           for (std::int64_t i = 0; i < whole; i += kFp8Step) {
-            Isa::prefetch_l1(bytes + i + ahead_bytes);
             Isa::look_up_fp8(bytes + i, table, target + i);
           }
           if (whole < end - c) {
@@ -204,20 +274,24 @@ void decode_fp8_rows(const PackedWeights& w, std::int64_t row, std::int64_t rows
   }
 }
 
+template <class Isa, class T>
+auto nibble_decoder(const PackedWeights& w) {
+  if (w.format == WeightFormat::kMxfp4) {
+    return decode_nibble_rows<Isa, T, false, TableSource::kStored>;
+  }
+  if (w.format == WeightFormat::kNf4) return decode_nibble_rows<Isa, T, true, TableSource::kMade>;
+  if constexpr (std::is_same_v<T, Bf16> && Isa::kShiftsTables) {
+    if (w.tables != nullptr) return decode_nibble_rows<Isa, T, false, TableSource::kShifted>;
+  }
+  return decode_nibble_rows<Isa, T, false, TableSource::kMade>;
+}
+
 /// W_e[row + r, col + c] into out[r * stride + c].
 template <class Isa, class T>
 void decode_block(const PackedWeights& w, std::int64_t row, std::int64_t rows, std::int64_t col,
                   std::int64_t cols, T* out, std::int64_t stride) {
   if (w.format != WeightFormat::kFp8) {
-    const std::int64_t ahead_bytes = rows * w.k / 2;
-    const auto decode_row = w.tables != nullptr ? decode_nibble_row<Isa, T, false, false>
-                            : w.format == WeightFormat::kNf4
-                                ? decode_nibble_row<Isa, T, true, true>
-                                : decode_nibble_row<Isa, T, false, true>;
-    for (std::int64_t r = 0; r < rows; ++r) {
-      decode_row(w, row + r, col, cols, ahead_bytes, out + r * stride);
-    }
-    return;
+    return nibble_decoder<Isa, T>(w)(w, row, rows, col, cols, out, stride);
   }
   for (std::int64_t r = 0; r < rows;) {
     const std::int64_t end_of_run = (row + r) / w.block_n * w.block_n + w.block_n - row;

@@ -125,7 +125,7 @@ void dw_chunk(const DwTask& task) {
   Word* x_panels = reinterpret_cast<Word*>(task.x_panels);
   Word* dy_panels = reinterpret_cast<Word*>(task.dy_panels);
   if (!task.x_is_packed) {
-    pack_panels<Math, T, Isa::kOuterVecs>(x, task.rows, task.cols, nullptr, x_panels);
+    pack_panels<Math, T, Isa::kOuterVecs>(x, task.rows, task.cols, nullptr, x_panels, steps);
   }
 
   alignas(64) float tile[kRows * kCols];
@@ -134,7 +134,7 @@ void dw_chunk(const DwTask& task) {
     const ListedRows<T> dy{reinterpret_cast<const T* const*>(task.dy), panel};
     const std::int64_t left = task.n_rows - panel;
     const std::int64_t panel_rows = left < kDyPanelCols ? left : kDyPanelCols;
-    pack_panels<Math, T, kDyVecs>(dy, task.rows, panel_rows, task.scales, dy_panels);
+    pack_panels<Math, T, kDyVecs>(dy, task.rows, panel_rows, task.scales, dy_panels, steps);
     DyPrefetch<Math, T> next_columns(task, panel + kDyPanelCols,
                                      (panel_rows + kRows - 1) / kRows * (padded_cols / kCols));
     for (std::int64_t in_panel = 0; in_panel < panel_rows; in_panel += kRows) {

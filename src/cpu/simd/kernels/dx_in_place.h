@@ -95,23 +95,66 @@ template <class Math, class T, int Rows, bool Fetch>
   if (col < group.cols) in_place_columns<Math, T, Rows, Fetch, true>(group, col);
 }
 
-/// One span of the contraction into the totals.
+/// A group of weight rows times all rows of a task; `words` and `sums` are those of the first.
 template <class Math, class T>
-void dx_in_place_span(const DxTask& task, const DxSpan<T>& span, std::int64_t padded_cols) {
+void add_group(const DxTask& task, WeightGroup<Math, T> group) {
   using Isa = typename Math::Isa;
+  const std::int64_t chunks = (task.rows + Isa::kTileRows - 1) / Isa::kTileRows;
+  const WeightGroup<Math, T> first = group;
+  for (std::int64_t c = 0; c < chunks; ++c) {
+    const std::int64_t row = c * task.rows / chunks;
+    const std::int64_t rows = (c + 1) * task.rows / chunks - row;
+    group.words = first.words + row * kFoldSteps;
+    group.sums = first.sums + row * group.padded_cols;
+    group.totals = first.totals + row * group.padded_cols;
+    const bool fetch = c == 0 && group.ahead != nullptr;
+    with_rows<Isa::kTileRows>(rows, [&](auto count) {
+      fetch ? in_place_group<Math, T, count, true>(group)
+            : in_place_group<Math, T, count, false>(group);
+    });
+  }
+}
+
+/// The same of a quantised W, from weight row `term` on, some columns at a time.
+template <class Math, class T>
+void add_packed_group(const DxTask& task, const PackedWeights& w, std::int64_t term,
+                      WeightGroup<Math, T> group) {
+  T* const decoded = static_cast<T*>(task.decoded);
+  const WeightGroup<Math, T> first = group;
+  group.w = decoded;
+  group.stride = decoded_stride(kDecodedCols);
+  group.ahead = nullptr;
+  for (std::int64_t c = 0; c < task.cols; c += kDecodedCols) {
+    group.cols = task.cols - c < kDecodedCols ? task.cols - c : kDecodedCols;
+    group.sums = first.sums + c;
+    group.totals = first.totals + c;
+    decode_block<typename Math::Isa, T>(w, term, group.terms, task.first_col + c, group.cols,
+                                        decoded, group.stride);
+    add_group<Math, T>(task, group);
+  }
+}
+
+/// Where nothing adds a group without scratch memory.
+struct DecodedInScratch {
+  template <class Group>
+  static bool add(const DxTask&, const PackedWeights&, std::int64_t, const Group&) {
+    return false;
+  }
+};
+
+/// One span of the contraction into the totals.
+template <class Math, class T, class Decoded>
+void dx_in_place_span(const DxTask& task, const DxSpan<T>& span, std::int64_t padded_cols) {
   using Word = typename Math::Word;
   constexpr std::int64_t kFoldTerms = kFoldSteps * Math::kTerms;
   static_assert(kFoldTerms % kGroupTerms == 0);
   Word* const words = reinterpret_cast<Word*>(task.words);
-  const std::int64_t chunks = (task.rows + Isa::kTileRows - 1) / Isa::kTileRows;
-
   WeightGroup<Math, T> group;
-  const PackedWeights* const packed_w = span.starts ? task.packed_w : nullptr;
-  T* const decoded = static_cast<T*>(task.decoded);
-  group.stride = packed_w != nullptr ? decoded_stride(task.cols) : span.w_stride;
+  group.stride = span.w_stride;
   group.cols = task.cols;
   group.padded_cols = padded_cols;
-  float* const sums = task.totals + task.rows * padded_cols;
+  group.totals = task.totals;
+  group.sums = task.totals + task.rows * padded_cols;
   for (std::int64_t term = 0; term < span.terms; term += kGroupTerms) {
     const std::int64_t in_fold = term % kFoldTerms;
     const std::int64_t left = span.terms - term;
@@ -121,41 +164,33 @@ void dx_in_place_span(const DxTask& task, const DxSpan<T>& span, std::int64_t pa
         Math::copy_words(span.rows[i] + term, terms, words + i * kFoldSteps);
       }
     }
+    group.words = words + in_fold / Math::kTerms;
     group.terms = left < kGroupTerms ? left : kGroupTerms;
-    if (packed_w != nullptr) {
-      decode_block<Isa, T>(*packed_w, term, group.terms, task.first_col, task.cols, decoded,
-                           group.stride);
-    }
-    group.w = packed_w != nullptr ? decoded : span.w + term * span.w_stride;
-    group.ahead = packed_w != nullptr  ? nullptr
-                  : left > kGroupTerms ? group.w + kGroupTerms * span.w_stride
-                  : span.starts        ? static_cast<const T*>(task.next_w)
-                                       : nullptr;
     group.starts_fold = in_fold == 0;
     group.ends_fold = in_fold + kGroupTerms == kFoldTerms || left <= kGroupTerms;
     group.first_fold = span.starts && term < kFoldTerms;
-    for (std::int64_t c = 0; c < chunks; ++c) {
-      const std::int64_t row = c * task.rows / chunks;
-      const std::int64_t rows = (c + 1) * task.rows / chunks - row;
-      group.words = words + row * kFoldSteps + in_fold / Math::kTerms;
-      group.sums = sums + row * padded_cols;
-      group.totals = task.totals + row * padded_cols;
-      const bool fetch = c == 0 && group.ahead != nullptr;
-      with_rows<Isa::kTileRows>(rows, [&](auto count) {
-        fetch ? in_place_group<Math, T, count, true>(group)
-              : in_place_group<Math, T, count, false>(group);
-      });
+    if (span.starts && task.packed_w != nullptr) {
+      if (!Decoded::add(task, *task.packed_w, term, group)) {
+        add_packed_group<Math, T>(task, *task.packed_w, term, group);
+      }
+      continue;
     }
+    group.w = span.w + term * span.w_stride;
+    group.ahead = left > kGroupTerms ? group.w + kGroupTerms * span.w_stride
+                  : span.starts      ? static_cast<const T*>(task.next_w)
+                                     : nullptr;
+    add_group<Math, T>(task, group);
   }
 }
 
-template <class Math, class T>
+template <class Math, class T, class Decoded = DecodedInScratch>
 void dx_in_place(const DxTask& task) {
   using Isa = typename Math::Isa;
   constexpr std::int64_t kCols = Isa::kTileVecs * Isa::kLanes;
   const std::int64_t padded_cols = (task.cols + kCols - 1) / kCols * kCols;
-  for_each_span<T>(
-      task, [&](const DxSpan<T>& span) { dx_in_place_span<Math, T>(task, span, padded_cols); });
+  for_each_span<T>(task, [&](const DxSpan<T>& span) {
+    dx_in_place_span<Math, T, Decoded>(task, span, padded_cols);
+  });
   for (std::int64_t i = 0; i < task.rows; ++i) {
     if (task.out.rows[i] == nullptr) continue;
     float* const total = task.totals + i * padded_cols;

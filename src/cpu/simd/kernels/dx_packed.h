@@ -82,21 +82,26 @@ void dx_packed_span(const DxTask& task, const DxSpan<T>& span) {
   const std::int64_t tiles = (task.rows + kRows - 1) / kRows;
   const T* next_w = span.starts ? static_cast<const T*>(task.next_w) : nullptr;
   const PackedWeights* const packed_w = span.starts ? task.packed_w : nullptr;
-  T* const decoded = static_cast<T*>(task.decoded);
-  static_assert(kTerms <= kDecodedTerms);
+  static_assert(kDecodedTerms % Math::kTerms == 0);
 
   // Weights are packed fold by fold: what was fetched ahead is used before the caches forget it.
   for (std::int64_t term = 0; term < span.terms; term += kTerms) {
     const std::int64_t terms = smaller(kTerms, span.terms - term);
     const std::int64_t steps = (terms + Math::kTerms - 1) / Math::kTerms;
     const std::int64_t left = span.terms - term - terms;
-    StridedRows<T> weights{span.w + term * span.w_stride, span.w_stride};
     if (packed_w != nullptr) {
-      weights = {decoded, decoded_stride(task.cols)};
-      decode_block<Isa, T>(*packed_w, term, terms, task.first_col, task.cols, decoded,
-                           weights.stride);
+      const StridedRows<T> weights{static_cast<const T*>(task.decoded), decoded_stride(task.cols)};
+      for (std::int64_t t = 0; t < terms; t += kDecodedTerms) {
+        const std::int64_t some = smaller(kDecodedTerms, terms - t);
+        decode_block<Isa, T>(*packed_w, term + t, some, task.first_col, task.cols,
+                             static_cast<T*>(task.decoded), weights.stride);
+        pack_panels<Math, T, Isa::kTileVecs>(weights, some, task.cols, nullptr,
+                                             panels + t / Math::kTerms * kPanelCols, steps);
+      }
+    } else {
+      const StridedRows<T> weights{span.w + term * span.w_stride, span.w_stride};
+      pack_panels<Math, T, Isa::kTileVecs>(weights, terms, task.cols, nullptr, panels, steps);
     }
-    pack_panels<Math, T, Isa::kTileVecs>(weights, terms, task.cols, nullptr, panels);
     WeightPrefetch<T> prefetch(packed_w != nullptr ? nullptr
                                : left > 0          ? span.w + (term + terms) * span.w_stride
                                                    : next_w,

@@ -29,10 +29,11 @@ struct ListedRows {
 /// rows before it are packed.
 constexpr std::int64_t kPackAheadRows = 16;
 
-/// Packs `rows` rows of `cols` columns. `scales` (fp32 words only) multiplies row r by scales[r].
+/// Packs `rows` rows of `cols` columns into the first steps of panels of `panel_steps`. `scales`
+/// (fp32 words only) multiplies row r by scales[r].
 template <class Math, class T, int PanelVecs, class Rows>
 void pack_panels(const Rows& source, std::int64_t rows, std::int64_t cols, const float* scales,
-                 typename Math::Word* panels) {
+                 typename Math::Word* panels, std::int64_t panel_steps) {
   using Isa = typename Math::Isa;
   constexpr std::int64_t kPanelCols = PanelVecs * Isa::kLanes;
   constexpr std::int64_t kLineElems = 64 / std::int64_t{sizeof(T)};
@@ -48,7 +49,7 @@ void pack_panels(const Rows& source, std::int64_t rows, std::int64_t cols, const
     const T* second = Math::kTerms == 2 && row + 1 < rows ? source(row + 1) : nullptr;
     const float* scale = scales != nullptr ? scales + row : nullptr;
     for (std::int64_t c = 0; c < cols; c += kPanelCols) {
-      typename Math::Word* words = panels + c * steps + step * kPanelCols;
+      typename Math::Word* words = panels + c * panel_steps + step * kPanelCols;
       const std::int64_t valid = cols - c < kPanelCols ? cols - c : kPanelCols;
       Math::template pack_step<T, PanelVecs>(first + c, second != nullptr ? second + c : nullptr,
                                              valid, scale, words);

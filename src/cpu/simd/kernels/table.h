@@ -18,6 +18,8 @@ constexpr DTypeKernels dtype_kernels(DType dtype) {
   kernels.forward = forward_task<Isa, T>;
   kernels.pack_x = pack_x<Isa, T>;
   kernels.dot_step = Isa::template Dot<T>::kStep;
+  kernels.packed_x_bytes = sizeof(TileElement<Isa, T>);
+  kernels.min_packed_x = kWidens<Isa, T> ? kMinWidenedX : kMinPackedX;
   kernels.dx_packed = dx_packed<Math, T>;
   kernels.dx_in_place = dx_in_place<Math, T>;
   kernels.dw = dw_chunk<Math, T>;
@@ -32,6 +34,7 @@ template <class Isa, class Bf16Math = FloatMath<Isa>>
 constexpr KernelTable kernel_table() {
   static_assert(Isa::kDotRows <= kMaxTileRows && Isa::kTileRows <= kMaxTileRows);
   static_assert(kMinPackedX > 3 * Isa::kDotRows);
+  static_assert(!Isa::kFewRegisters || kMinWidenedX > Isa::kDotRows);
   static_assert(Isa::kLanes * 4 <= kParkedFloatsPerRow);
   static_assert(Isa::kTileVecs * Isa::kLanes <= kMaxPanelCols);
   static_assert(Isa::kOuterVecs * Isa::kLanes <= kMaxPanelCols);
