@@ -212,7 +212,13 @@ def page(record: dict[str, Any]) -> str:
         copy, fill = us[f"{way}: copy"], us[f"{way}: fill"]
         least = us[f"{way}: route"] + us[f"{way}: index"] + 2 * copy
         lines.append(f"| {record['rows'][way]} | {moved:.0f} | {copy:.0f} | {fill:.0f} | {least:.0f} |")
-    return "\n".join([*lines, ""])
+    return "\n".join([
+        *lines,
+        "",
+        "The goal for these shapes on an H200 is 150 microseconds. A row for each slot, which gives the bits of one",
+        "process, is above it by the time of its bytes alone; a row for each rank of a token is below it.",
+        "",
+    ])  # fmt: skip
 
 
 def main() -> int:

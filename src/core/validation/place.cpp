@@ -42,6 +42,29 @@ void place_quantized(const Argument& w, const ScalesArgument& scales, const Argu
       scales_alignment(scales.view, problem.quantization, problem.n, problem.k);
 }
 
+void place_ups(const Argument& up, const Argument& out, Call& call) {
+  Problem& problem = call.problem;
+  require_memory(up);
+  require_disjoint(out, up);
+  problem.input_alignment = std::min(problem.input_alignment, alignment_bytes(up.view));
+  call.operands.w_up = up.view.data;
+  problem.ups_follow = follow(call.operands.w, call.operands.w_up);
+}
+
+void place_low_rank(const GemmOptions& options, const Argument& out, Call& call) {
+  Problem& problem = call.problem;
+  Operands& operands = call.operands;
+  const Argument rows{"low_rank_rows", options.low_rank_rows};
+  const Argument weights{"low_rank_weights", options.low_rank_weights};
+  for (const Argument* argument : {&rows, &weights}) {
+    require_memory(*argument);
+    require_disjoint(out, *argument);
+    problem.input_alignment = std::min(problem.input_alignment, alignment_bytes(argument->view));
+  }
+  point_at(rows.view, operands.low_rows, operands.low_rows_stride);
+  point_at(weights.view, operands.low_weights, operands.low_weights_stride);
+}
+
 }  // namespace
 
 Call place(const Description& description, const TensorView& first_view,
@@ -104,25 +127,8 @@ Call place(const Description& description, const TensorView& first_view,
     require_disjoint(out, bias);
     point_at(bias.view, operands.bias, operands.bias_stride);
   }
-  if (problem.ups_apart) {
-    const Argument up{words.w_up, options.w_up};
-    require_memory(up);
-    require_disjoint(out, up);
-    problem.input_alignment = std::min(problem.input_alignment, alignment_bytes(up.view));
-    operands.w_up = up.view.data;
-    problem.ups_follow = follow(operands.w, operands.w_up);
-  }
-  if (problem.low_rank > 0) {
-    const Argument rows{"low_rank_rows", options.low_rank_rows};
-    const Argument weights{"low_rank_weights", options.low_rank_weights};
-    for (const Argument* argument : {&rows, &weights}) {
-      require_memory(*argument);
-      require_disjoint(out, *argument);
-      problem.input_alignment = std::min(problem.input_alignment, alignment_bytes(argument->view));
-    }
-    point_at(rows.view, operands.low_rows, operands.low_rows_stride);
-    point_at(weights.view, operands.low_weights, operands.low_weights_stride);
-  }
+  if (problem.ups_apart) place_ups({words.w_up, options.w_up}, out, call);
+  if (problem.low_rank > 0) place_low_rank(options, out, call);
   problem.batch_invariant = is_batch_invariant();
   problem.far_rows = problem.gathers() && spans_beyond_64_gib(problem, operands);
   return call;

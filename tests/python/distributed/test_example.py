@@ -21,12 +21,13 @@ def test_experts_on_ranks_learn_as_in_one_process(tmp_path):
     assert "experts take 6.0 MiB on each rank, 12.0 on one" in done.stdout
 
 
-def test_the_benchmark_of_what_surrounds_an_exchange_runs():
+def test_the_benchmark_of_what_surrounds_an_exchange_runs(tmp_path):
     program = EXAMPLE.parents[1] / "benchmarks" / "expert_parallel.py"
     sizes = ["--tokens", "16", "--experts", "8", "--ranks", "2", "--topk", "2", "--hidden", "16", "--rounds", "1"]
     done = subprocess.run(
-        [sys.executable, str(program), *sizes, "--device", "cpu"],
+        [sys.executable, str(program), *sizes, "--device", "cpu", "--out", str(tmp_path)],
         capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "around the exchange:" in done.stdout
+    assert "| a row for each slot | 32 |" in done.stdout
+    assert (tmp_path / "expert_parallel.md").read_text() in done.stdout

@@ -89,4 +89,4 @@ def test_every_operator_with_a_product_has_a_formula():
     names = {str(op).removeprefix("moegemm.") for op in flop_registry if str(op).startswith("moegemm.")}
     products = {"forward", "dx", "dw"}
     expected = products | {f"{name}_out" for name in products}
-    assert names == expected | {"forward_plain", "forward_low_rank", "dx_low_rank"}
+    assert names == expected | {"forward_plain", "forward_pair", "forward_low_rank", "dx_low_rank"}

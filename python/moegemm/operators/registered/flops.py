@@ -53,6 +53,16 @@ def _dx(
     return 2 * _rows(dy, gather_indices, options, DY_PER_TOKEN) * (_weights(w, *args, **kwargs) // m_sizes[-1])
 
 
+def _dx_out(
+    dy: Shape, w: Shape, m_sizes: Shape, gather_indices: Shape | None, router_weights: Shape | None, topk: int,
+    options: str, config: Any, out: Shape, w_scales: Shape | None = None, w_format: str = "",
+    low_rank_rows: Shape | None = None, low_rank_weights: Shape | None = None, *args: Any, **kwargs: Any,
+) -> int:  # fmt: skip
+    if low_rank_rows is not None and low_rank_weights is not None:
+        return _low_rank(dy, w, m_sizes, gather_indices, low_rank_rows, low_rank_weights)
+    return _dx(dy, w, m_sizes, gather_indices, None, topk, options, w_format=w_format)
+
+
 def _dw(
     dy: Shape, x: Shape, m_sizes: Shape, gather_indices: Shape | None = None, router_weights: Shape | None = None,
     topk: int = 1, options: str = "", *args: Any, **kwargs: Any,
@@ -65,7 +75,7 @@ def _low_rank(
     topk: int = 1, options: str = "", *args: Any, **kwargs: Any,
 ) -> int:  # fmt: skip
     """Of forward or dX: the low-rank part is one more product, of the same rows."""
-    return 2 * low_rank_rows[0] * ((_weights(w, *args, **kwargs) + _weights(low_rank_weights)) // m_sizes[0])
+    return 2 * low_rank_rows[0] * ((_weights(w, *args, **kwargs) + _weights(low_rank_weights)) // m_sizes[-1])
 
 
 def register() -> None:
@@ -73,7 +83,8 @@ def register() -> None:
     formulas: dict[Callable[..., int], list[Any]] = {
         _forward: [ops.forward, ops.forward_plain, ops.forward_out],
         _forward_pair: [ops.forward_pair],
-        _dx: [ops.dx, ops.dx_out],
+        _dx: [ops.dx],
+        _dx_out: [ops.dx_out],
         _dw: [ops.dw, ops.dw_out],
         _low_rank: [ops.forward_low_rank, ops.dx_low_rank],
     }
