@@ -97,22 +97,27 @@ template <class Math, class T, int Rows, bool Fetch>
 
 /// A group of weight rows times all rows of a task; `words` and `sums` are those of the first.
 template <class Math, class T>
-void add_group(const DxTask& task, WeightGroup<Math, T> group) {
+[[gnu::always_inline]] inline void add_group(const DxTask& task, WeightGroup<Math, T>& group) {
   using Isa = typename Math::Isa;
   const std::int64_t chunks = (task.rows + Isa::kTileRows - 1) / Isa::kTileRows;
-  const WeightGroup<Math, T> first = group;
+  const typename Math::Word* const words = group.words;
+  float* const sums = group.sums;
+  float* const totals = group.totals;
   for (std::int64_t c = 0; c < chunks; ++c) {
     const std::int64_t row = c * task.rows / chunks;
     const std::int64_t rows = (c + 1) * task.rows / chunks - row;
-    group.words = first.words + row * kFoldSteps;
-    group.sums = first.sums + row * group.padded_cols;
-    group.totals = first.totals + row * group.padded_cols;
+    group.words = words + row * kFoldSteps;
+    group.sums = sums + row * group.padded_cols;
+    group.totals = totals + row * group.padded_cols;
     const bool fetch = c == 0 && group.ahead != nullptr;
     with_rows<Isa::kTileRows>(rows, [&](auto count) {
       fetch ? in_place_group<Math, T, count, true>(group)
             : in_place_group<Math, T, count, false>(group);
     });
   }
+  group.words = words;
+  group.sums = sums;
+  group.totals = totals;
 }
 
 /// The same of a quantised W, from weight row `term` on, some columns at a time.
