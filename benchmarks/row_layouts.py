@@ -195,14 +195,10 @@ PLACED = ("capacity", "gapped", "gapped, one tensor", "masked")
 
 
 def pair(times: Times, name: str) -> str:
-    if name not in times["forward"]:
-        return "-"
     return f"{times['forward'][name]:.3f} / {times['both'][name]:.3f}"
 
 
 def ratio(times: Times, name: str, of: str, digits: int = 3) -> str:
-    if name not in times["forward"]:
-        return "-"
     return " / ".join(f"{times[w][name] / times[w][of]:.{digits}f}" for w in ("forward", "both"))
 
 
