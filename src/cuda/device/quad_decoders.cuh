@@ -76,25 +76,21 @@ struct Int4Quad {
 
 /// The sixteen products of nf4's table and a scale: their low and high bytes, four to a word.
 struct Nf4Products {
-  std::uint32_t low[4];
-  std::uint32_t high[4];
+  struct Table {
+    std::uint32_t first, second, third, fourth;
+  };
+  Table low, high;
 };
 
 struct Nf4Quad {
   static constexpr QuadOrder kOrder = QuadOrder::kNeighbours;
 
   static MOEGEMM_HOST_DEVICE Nf4Products products_of(float absmax) {
-    constexpr auto kValues = kNf4Values;
-    Nf4Products products = {};
-    MOEGEMM_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const auto pair = [&](int first) {
-        return pair_of({kValues[first] * absmax, kValues[first + 1] * absmax}, __nv_bfloat16{});
-      };
-      const std::uint32_t even = pair(4 * i), odd = pair(4 * i + 2);
-      products.low[i] = permute_bytes(even, odd, 0x6420);
-      products.high[i] = permute_bytes(even, odd, 0x7531);
-    }
+    Nf4Products products;
+    four_products<0>(absmax, products.low.first, products.high.first);
+    four_products<4>(absmax, products.low.second, products.high.second);
+    four_products<8>(absmax, products.low.third, products.high.third);
+    four_products<12>(absmax, products.low.fourth, products.high.fourth);
     return products;
   }
   static MOEGEMM_HOST_DEVICE std::uint32_t selector_of(std::uint32_t t) {
@@ -107,13 +103,25 @@ struct Nf4Quad {
     const std::uint32_t entries = nibbles & 0x77777777u;
     // All ones where a nibble is 8 or more.
     const std::uint32_t upper = permute_bytes(nibbles << 4, nibbles, 0xd9c8);
-    const auto look_up = [&](const std::uint32_t(&table)[4]) {
-      return (permute_bytes(table[0], table[1], entries) & ~upper) |
-             (permute_bytes(table[2], table[3], entries) & upper);
+    const auto look_up = [&](const Nf4Products::Table& table) {
+      return (permute_bytes(table.first, table.second, entries) & ~upper) |
+             (permute_bytes(table.third, table.fourth, entries) & upper);
     };
     const std::uint32_t lows = look_up(products.low), highs = look_up(products.high);
     pairs[0] = permute_bytes(lows, highs, 0x4051);  // the high nibble comes first
     pairs[1] = permute_bytes(lows, highs, 0x6273);
+  }
+
+ private:
+  template <int First>
+  static MOEGEMM_HOST_DEVICE void four_products(float absmax, std::uint32_t& low,
+                                                std::uint32_t& high) {
+    constexpr float k0 = kNf4Values[First], k1 = kNf4Values[First + 1];
+    constexpr float k2 = kNf4Values[First + 2], k3 = kNf4Values[First + 3];
+    const std::uint32_t even = pair_of({k0 * absmax, k1 * absmax}, __nv_bfloat16{});
+    const std::uint32_t odd = pair_of({k2 * absmax, k3 * absmax}, __nv_bfloat16{});
+    low = permute_bytes(even, odd, 0x6420);
+    high = permute_bytes(even, odd, 0x7531);
   }
 };
 

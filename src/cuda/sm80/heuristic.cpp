@@ -2,13 +2,37 @@
 
 #include <algorithm>
 
+#include "cuda/sm80/stream_gemm/traits.h"
+
 namespace moegemm::cuda::sm80 {
 namespace {
 
 /// Tiles of this many rows and fewer stream weights: nothing else limits them.
 int decode_rows(const Problem& problem) { return problem.quantization.plain() ? 32 : 16; }
 
+/// Average of the experts in use.
+double rows_per_expert(const Problem& problem) {
+  const double experts =
+      std::max<double>(1, std::min<double>(problem.experts, problem.planned_rows()));
+  return static_cast<double>(problem.planned_rows()) / experts;
+}
+
 }  // namespace
+
+bool streams_weights(const KernelInfo& kernel) {
+  return kernel.weights != WeightFormat::kPlain && kernel.tile.columns == kStreamFeatures;
+}
+
+bool streaming_is_faster(const Problem& problem) {
+  // Microseconds on an H200, mxfp4, and of the best other kernel: Qwen3-30B fwd1 with 16 rows for
+  // each expert 135 (173), with 24 189 (170); gpt-oss-120b fwd1 with 12 rows 713 (796), with 16 895
+  // (819), where a block has no room for the rows of an expert and W is read twice.
+  constexpr double kMostRows = 16;
+  constexpr double kMostElements = 36000;
+  const double rows = rows_per_expert(problem);
+  return problem.op == Op::kForward && rows <= kMostRows &&
+         rows * static_cast<double>(problem.k) <= kMostElements;
+}
 
 int preference_rank(const KernelEntry& kernel, const Problem& problem, const DeviceFacts& facts) {
   // Loading elements one by one is for what vectors cannot do.
@@ -19,10 +43,8 @@ int preference_rank(const KernelEntry& kernel, const Problem& problem, const Dev
       resident_blocks(kernel, problem, facts) < std::min(kernel.blocks_per_multiprocessor, 2);
   const int way = kernel.copies_apart ? 0 : (alone ? 2 : 1);
   if (problem.op == Op::kDw) return way;
-  const double experts =
-      std::max<double>(1, std::min<double>(problem.experts, problem.planned_rows()));
-  const double rows =
-      static_cast<double>(problem.planned_rows()) / experts;  // average of those in use
+  if (streams_weights(kernel.info)) return streaming_is_faster(problem) ? -1 : 6;
+  const double rows = rows_per_expert(problem);
   const int decode = decode_rows(problem);
   const bool few_rows = rows <= 0.75 * decode;
   return (few_rows == (kernel.info.tile.rows <= decode) ? 0 : 3) + way;

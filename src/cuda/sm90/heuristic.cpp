@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstddef>
 
+#include "cuda/sm80/heuristic.h"
+
 namespace moegemm::cuda::sm90 {
 namespace {
 
@@ -317,9 +319,14 @@ bool has_thin_side(const Problem& problem) {
 constexpr Shape kDecoded = {128, 128};      ///< quantised weights, up to 128 rows
 constexpr Shape kDecodedTall = {128, 256};  ///< the same, 130 rows and more
 
-/// Quantised weights: the tile of few rows streams them, the others decode them once for as many
-/// rows as they have.
+/// Quantised weights: few rows stream them, the other tiles decode them once for as many rows as
+/// they have. Of kernels that stream, the first is the best.
 int choose_quantised(std::span<const KernelEntry* const> feasible, const Problem& problem) {
+  if (sm80::streaming_is_faster(problem)) {
+    for (std::size_t i = 0; i < feasible.size(); ++i) {
+      if (sm80::streams_weights(feasible[i]->info)) return static_cast<int>(i);
+    }
+  }
   const double rows = facts_of(problem).rows;
   const Shape best = rows <= kVeryFewRows && problem.op == Op::kForward ? kLow
                      : rows <= 110                                      ? kDecoded

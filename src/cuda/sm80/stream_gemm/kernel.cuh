@@ -56,20 +56,28 @@ __device__ __forceinline__ void compute_stream_tile(const StreamGemmParams& para
                                                     const StreamPhase& phase, int feature,
                                                     WeightStream<Traits>& stream,
                                                     StageDecoder<Traits>& decoder) {
-  const std::byte* rows[N];
+  const std::uint32_t first = ptx::shared_address(shared.rows(params.experts));
+  std::uint32_t rows[N];
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     // Rows that do not exist are another one, whose results nobody stores twice.
     const int row = phase.slot + min(8 * i + lane_id() / 4, phase.rows - 1);
-    rows[i] = shared.rows(params.experts) + row * params.shared_pitch + lane_id() % 4 * 16;
+    rows[i] = first + row * params.shared_pitch + lane_id() % 4 * 16;
   }
   StreamSums<N> sums = {};
 #pragma unroll 1
-  for (int left = static_cast<int>(params.weight_bytes); left > 0; left -= kStreamRowBytes) {
-    typename ScalesOf<Traits::kFormat>::Type::Loaded scales;
-    const std::byte* stage = stream.next(scales);
-    const bool excess = decoder.begin(params, scales);
-    multiply_stage<Traits, N>(decoder, excess, stage, left, rows, sums);
+  for (int number = 0; number * kStreamRowBytes < params.weight_bytes; ++number) {
+    const std::uint32_t stage = stream.next(decoder, number);
+    const int left = static_cast<int>(params.weight_bytes) - number * kStreamRowBytes;
+    const StageProduct<Traits, N> product(decoder, stage, rows, sums);
+    if (decoder.rare()) {
+      product.template multiply_part<true>(min(left, kStreamRowBytes));
+    } else if (N > 2 || left < kStreamRowBytes) {
+      // Many rows: registers are short, and loads count more than what is decoded.
+      product.template multiply_part<false>(min(left, kStreamRowBytes));
+    } else {
+      product.multiply();
+    }
 #pragma unroll
     for (int i = 0; i < N; ++i) rows[i] += Traits::kStageDepth * 2;
   }
@@ -88,14 +96,13 @@ __device__ __forceinline__ int compute_batch(const StreamGemmParams& params,
 #pragma unroll 1
   for (; tile < tile_end; tile += Traits::kWarps) {
     while (shared.phases()[number].tile_end <= tile) ++number;
-    const StreamPhase phase = shared.phases()[number];
-    const int local = tile - shared.starts()[phase.expert].tile;
-    const int feature = local % params.column_tiles * kStreamFeatures;
+    const StreamPhase& phase = shared.phases()[number];  // read again, no registers keep it
+    const int feature = column_of_tile(params, tile - shared.starts()[phase.expert].tile);
     if (phase.rows <= 8) {
       compute_stream_tile<Traits, 1>(params, shared, phase, feature, stream, decoder);
     } else if (phase.rows <= 16) {
       compute_stream_tile<Traits, 2>(params, shared, phase, feature, stream, decoder);
-    } else {
+    } else if constexpr (Traits::kRows > 16) {
       compute_stream_tile<Traits, 4>(params, shared, phase, feature, stream, decoder);
     }
   }
@@ -120,22 +127,29 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   const int first = static_cast<int>(tiles * blockIdx.x / gridDim.x);
   const int end = static_cast<int>(tiles * (blockIdx.x + 1) / gridDim.x);
   int tile = first + warp_id();
-  WeightStream<Traits> stream(params, shared.starts(), shared.ring(), tile, end);
+  LoadedScales<Traits::kFormat> scales;
+  WeightStream<Traits> stream(params, shared.starts(), shared.ring(), tile, end, scales);
   StageDecoder<Traits> decoder(shared.table());
   if (params.zeroed_rows > 0) zero_other_rows<Traits>(params, memory);
-#pragma unroll 1
-  for (int begin = first; begin < end;) {
+  if (first == end) return;
+  const auto next_batch = [&](int begin) {
     if (warp_id() == 0) {
       plan_batch(params, shared.starts(), begin, end, shared.phases(), shared.batch());
     }
     __syncthreads();
-    const StreamBatch batch = *shared.batch();
-    load_rows<Traits>(params, batch, shared.phases(), shared.targets(),
+    load_rows<Traits>(params, *shared.batch(), shared.phases(), shared.targets(),
                       shared.rows(params.experts));
     __syncthreads();
+  };
+  next_batch(first);
+  decoder.prime(params, scales);
+#pragma unroll 1
+  while (true) {
     tile = compute_batch<Traits>(params, shared, tile, stream, decoder);
-    begin = batch.tile_end;
-    if (begin < end) __syncthreads();
+    const int begin = shared.batch()->tile_end;
+    if (begin >= end) return;
+    __syncthreads();
+    next_batch(begin);
   }
 }
 

@@ -40,8 +40,15 @@ std::string refuse(const KernelEntry& entry, const Problem& problem, const Devic
     return "low_rank = " + std::to_string(problem.low_rank) + " is not a multiple of 8";
   }
   if (quantization.format == WeightFormat::kInt4 &&
-      quantization.scale_type != ScaleType::kBFloat16) {
-    return "decodes int4 with bf16 scales only";
+      (quantization.scale_type != ScaleType::kBFloat16 || problem.scales_alignment < 4)) {
+    return "decodes int4 with bf16 scales in rows of multiples of 4 bytes only";
+  }
+  if (quantization.format == WeightFormat::kFp8 && quantization.block_k < problem.k &&
+      quantization.block_k != 128) {
+    return "decodes fp8 in blocks of 128 columns or of whole rows only";
+  }
+  if (quantization.bits() == 4 && problem.k <= 2 * kStreamRowBytes) {
+    return "K = " + std::to_string(problem.k) + " is one stage, must be more";
   }
   if (quantization.format == WeightFormat::kNf4 &&
       (quantization.block_k < 64 || problem.k % quantization.block_k != 0)) {
@@ -67,11 +74,12 @@ void launch_stream(const KernelEntry& entry, const Step& step, const Problem& pr
   static_cast<RowGemmParams&>(params) = make_row_params(problem, operands);
   params.row_slots = slots;
   params.granule = std::min(slots, 8);
-  params.tile_rows = slots / params.granule * params.granule;
+  params.tile_rows = std::min(entry.info.tile.rows, slots / params.granule * params.granule);
   params.shared_pitch = static_cast<int>(pitch);
   params.column_tiles = static_cast<int>(column_tiles(problem));
-  params.scale_columns =
-      static_cast<int>((problem.k + problem.quantization.block_k - 1) / problem.quantization.block_k);
+  params.column_divisor = make_fast_divisor(static_cast<std::uint32_t>(params.column_tiles));
+  params.scale_columns = static_cast<int>((problem.k + problem.quantization.block_k - 1) /
+                                          problem.quantization.block_k);
   const LaunchSpec spec = {.function = entry.function(problem),
                            .name = entry.info.name.c_str(),
                            .grid = dim3(static_cast<unsigned>(step.grid)),
@@ -91,43 +99,48 @@ template <StreamGemm Kernel>
 KernelEntry stream_entry(BackendKind backend) {
   using Traits = StreamTraits<Kernel>;
   using Layout = StreamLayout<Traits>;
-  return {.info = {.backend = backend,
-                   .name = std::string(to_string(backend)) + "_forward_" +
-                           to_string(Kernel.weights) + "_stream_s" +
-                           std::to_string(Kernel.stages) +
-                           (Kernel.arch > 80 ? "_arch" + std::to_string(Kernel.arch) : ""),
-                   .op = Kernel.op,
-                   .tile = {kMostStreamRows, kStreamFeatures, Traits::kStageDepth},
-                   .stages = Kernel.stages,
-                   .weights = Kernel.weights},
-          .arch = Kernel.arch,
-          .exact = Kernel.exact,
-          .threads = Traits::kThreads,
-          .copies_apart = false,
-          .tiles = most_row_tiles,
-          .smem_bytes =
-              [](const Problem& problem) {
-                return Layout::rows(problem.experts) +
-                       kLeastStreamRows * stream_row_pitch(problem.k);
-              },
-          .function = function<Kernel>,
-          .refuse = refuse,
-          .grid = grid,
-          .launch =
-              [](const KernelEntry& entry, const Step& step, const Problem& problem,
-                 const Operands& operands, cudaStream_t stream) {
-                launch_stream(entry, step, problem, operands, Layout::rows(problem.experts),
-                              stream);
-              }};
+  return {
+      .info = {.backend = backend,
+               .name = std::string(to_string(backend)) + "_forward_" + to_string(Kernel.weights) +
+                       "_stream_w" + std::to_string(Kernel.warps) + "_s" +
+                       std::to_string(Kernel.stages) +
+                       (Kernel.arch > 80 ? "_arch" + std::to_string(Kernel.arch) : ""),
+               .op = Kernel.op,
+               .tile = {Traits::kRows, kStreamFeatures, Traits::kStageDepth},
+               .stages = Kernel.stages,
+               .weights = Kernel.weights},
+      .arch = Kernel.arch,
+      .exact = Kernel.exact,
+      .threads = Traits::kThreads,
+      .copies_apart = false,
+      .tiles = most_row_tiles,
+      .smem_bytes =
+          [](const Problem& problem) {
+            return Layout::rows(problem.experts) + kLeastStreamRows * stream_row_pitch(problem.k);
+          },
+      .function = function<Kernel>,
+      .refuse = refuse,
+      .grid = grid,
+      .launch =
+          [](const KernelEntry& entry, const Step& step, const Problem& problem,
+             const Operands& operands, cudaStream_t stream) {
+            launch_stream(entry, step, problem, operands, Layout::rows(problem.experts), stream);
+          }};
 }
 
 }  // namespace
 
 std::vector<KernelEntry> stream_gemm_kernels(BackendKind backend) {
-  std::vector<KernelEntry> kernels;
-#define MOEGEMM_STREAM_GEMM(...) \
-  kernels.push_back(stream_entry<StreamGemm{__VA_ARGS__}>(backend));
+  std::vector<KernelEntry> kernels = {
+#define MOEGEMM_STREAM_GEMM(...) stream_entry<StreamGemm{__VA_ARGS__}>(backend),
 #include "cuda/instances/sm80.inc"
+  };
+  // Where there are two lines for a format, Hopper's own is the first.
+  if (backend == BackendKind::kSm90) {
+    std::erase_if(kernels, [](const KernelEntry& entry) {
+      return entry.info.weights == WeightFormat::kFp8 && entry.arch < 90;
+    });
+  }
   return kernels;
 }
 

@@ -18,8 +18,8 @@ __device__ __forceinline__ void store_sums(const StreamGemmParams& params, const
   const int first = feature + lane_id() / 4;
   float bias[2] = {};
   if (params.bias) {
-    const auto* line = static_cast<const __nv_bfloat16*>(params.bias) +
-                       phase.expert * params.bias_stride;
+    const auto* line =
+        static_cast<const __nv_bfloat16*>(params.bias) + phase.expert * params.bias_stride;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       bias[h] = static_cast<float>(__ldg(line + min(first + 8 * h, out.cols - 1)));

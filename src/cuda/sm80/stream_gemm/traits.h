@@ -19,16 +19,16 @@ struct StreamGemm {
   Op op = Op::kForward;
   WeightFormat weights = WeightFormat::kPlain;
   int warps = 16;
-  int stages = 3;  ///< of each warp's ring
+  int stages = 3;  ///< of each warp's ring: one is read, two are on their way
 };
 
 constexpr int kStreamFeatures = 16;   ///< of a tile: mma.sync's M
 constexpr int kStreamRowBytes = 128;  ///< of each row of W in a stage
 constexpr int kStreamStageBytes = kStreamFeatures * kStreamRowBytes;
-constexpr int kStepDepth = 32;        ///< of a step: two k16 groups
-constexpr int kMostStreamRows = 32;   ///< of a tile, and of all rows that a block holds at once
-constexpr int kLeastStreamRows = 4;   ///< that a block must have room for
-constexpr int kStreamScanWarps = 4;   ///< of scan_segments
+constexpr int kStepDepth = 32;         ///< of a step: two k16 groups
+constexpr int kMostStreamRows = 32;    ///< that a block holds at once, and of a tile
+constexpr int kLeastStreamRows = 4;    ///< that a block must have room for
+constexpr int kStreamScanWarps = 4;    ///< of scan_segments
 constexpr int kStreamNamedWords = 64;  ///< of UnnamedRows
 
 template <StreamGemm Kernel>
@@ -42,12 +42,10 @@ struct StreamTraits {
   static constexpr int kStageDepth = kStreamRowBytes * (kNibbles ? 2 : 1);
   static constexpr int kStageSteps = kStageDepth / kStepDepth;
   static constexpr int kStepBytes = kStreamRowBytes / kStageSteps;  ///< of a row of W
-  /// Scales of a stage, decoded by the warp for itself: see scales.cuh.
-  static constexpr int kTableBytes = kFormat == WeightFormat::kFp8     ? 0
-                                     : kFormat == WeightFormat::kNf4   ? 2048
-                                     : kFormat == WeightFormat::kMxfp4 ? 1024
-                                                                       : 512;
-  static_assert(kStages >= 2 && kWarps >= kStreamScanWarps);
+  /// What each warp's decoder keeps: see decode.cuh.
+  static constexpr int kTableBytes = kFormat == WeightFormat::kFp8 ? 0 : 2048;
+  static constexpr int kRows = kWarps <= 16 ? 32 : 16;  ///< of a tile, at most: registers
+  static_assert(kStages == 3 && kWarps >= kStreamScanWarps);
 };
 
 /// Tiles of one expert that are multiplied with the same rows.
