@@ -25,13 +25,28 @@ bool streams_weights(const KernelInfo& kernel) {
 
 bool streaming_is_faster(const Problem& problem) {
   // Microseconds on an H200, mxfp4, and of the best other kernel: Qwen3-30B fwd1 with 16 rows for
-  // each expert 135 (173), with 24 189 (170); gpt-oss-120b fwd1 with 12 rows 713 (796), with 16 895
-  // (819), where a block has no room for the rows of an expert and W is read twice.
+  // each expert 124 (173), with 24 about 200 (170); gpt-oss-120b fwd1 with 16 rows 654 (819).
   constexpr double kMostRows = 16;
-  constexpr double kMostElements = 36000;
+  constexpr double kMostElements =
+      50000;  // of an expert's rows: a block has room for about so many
   const double rows = rows_per_expert(problem);
   return problem.op == Op::kForward && rows <= kMostRows &&
          rows * static_cast<double>(problem.k) <= kMostElements;
+}
+
+int choose_streaming(std::span<const KernelEntry* const> feasible, const Problem& problem) {
+  // Kernels of more warps have less room for rows: 288 (300) microseconds for gpt-oss-120b fwd1
+  // with 2.4 rows for each expert, 485 (417) with 8; Qwen3-30B 83 (86) with 4, 127 (99) with 8.
+  constexpr double kFewElements = 14000;
+  const bool few = rows_per_expert(problem) * static_cast<double>(problem.k) <= kFewElements;
+  int chosen = -1;
+  for (std::size_t i = 0; i < feasible.size(); ++i) {
+    if (!streams_weights(feasible[i]->info)) continue;
+    const bool better = chosen < 0 || (!few && feasible[i]->threads < feasible[chosen]->threads &&
+                                       feasible[i]->arch == feasible[chosen]->arch);
+    if (better) chosen = static_cast<int>(i);
+  }
+  return chosen;
 }
 
 int preference_rank(const KernelEntry& kernel, const Problem& problem, const DeviceFacts& facts) {
@@ -43,7 +58,7 @@ int preference_rank(const KernelEntry& kernel, const Problem& problem, const Dev
       resident_blocks(kernel, problem, facts) < std::min(kernel.blocks_per_multiprocessor, 2);
   const int way = kernel.copies_apart ? 0 : (alone ? 2 : 1);
   if (problem.op == Op::kDw) return way;
-  if (streams_weights(kernel.info)) return streaming_is_faster(problem) ? -1 : 6;
+  if (streams_weights(kernel.info)) return 6;  // choose_streaming
   const double rows = rows_per_expert(problem);
   const int decode = decode_rows(problem);
   const bool few_rows = rows <= 0.75 * decode;
@@ -59,6 +74,9 @@ bool aligning_first_is_faster(const Problem& problem) {
 
 int choose_among(std::span<const KernelEntry* const> feasible, const Problem& problem,
                  const DeviceFacts& facts) {
+  if (!problem.quantization.plain() && streaming_is_faster(problem)) {
+    if (const int streaming = choose_streaming(feasible, problem); streaming >= 0) return streaming;
+  }
   int best = 0;
   int best_rank = preference_rank(*feasible[0], problem, facts);
   for (std::size_t i = 1; i < feasible.size(); ++i) {

@@ -320,12 +320,11 @@ constexpr Shape kDecoded = {128, 128};      ///< quantised weights, up to 128 ro
 constexpr Shape kDecodedTall = {128, 256};  ///< the same, 130 rows and more
 
 /// Quantised weights: few rows stream them, the other tiles decode them once for as many rows as
-/// they have. Of kernels that stream, the first is the best.
+/// they have.
 int choose_quantised(std::span<const KernelEntry* const> feasible, const Problem& problem) {
   if (sm80::streaming_is_faster(problem)) {
-    for (std::size_t i = 0; i < feasible.size(); ++i) {
-      if (sm80::streams_weights(feasible[i]->info)) return static_cast<int>(i);
-    }
+    const int streaming = sm80::choose_streaming(feasible, problem);
+    if (streaming >= 0) return streaming;
   }
   const double rows = facts_of(problem).rows;
   const Shape best = rows <= kVeryFewRows && problem.op == Op::kForward ? kLow
