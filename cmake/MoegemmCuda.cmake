@@ -121,7 +121,7 @@ function(moegemm_add_generation target generation arch)
     set(dtypes ${tensor_core_formats})
     if("${fields}" MATCHES "\\.math = Math::k(Float|Tf32)")
       set(dtypes kFloat32)
-    elseif("${family}" STREQUAL "quantised_gemm")  # what quantised models run in
+    elseif("${family}" MATCHES "^(quantised|stream)_gemm$")  # what quantised models run in
       set(dtypes kBFloat16)
     endif()
     set(kernel_arch ${arch})

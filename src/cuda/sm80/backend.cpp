@@ -50,6 +50,9 @@ double flops_per_clock(const Problem& problem, int major, int minor) {
 
 std::vector<KernelEntry> kernels() {
   std::vector<KernelEntry> all = row_gemm_kernels();
+  for (KernelEntry& entry : stream_gemm_kernels(BackendKind::kSm80)) {
+    all.push_back(std::move(entry));
+  }
   for (KernelEntry& entry : weight_gemm_kernels()) all.push_back(std::move(entry));
   return all;
 }

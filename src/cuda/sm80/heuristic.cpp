@@ -2,13 +2,52 @@
 
 #include <algorithm>
 
+#include "cuda/sm80/stream_gemm/traits.h"
+
 namespace moegemm::cuda::sm80 {
 namespace {
 
 /// Tiles of this many rows and fewer stream weights: nothing else limits them.
 int decode_rows(const Problem& problem) { return problem.quantization.plain() ? 32 : 16; }
 
+/// Average of the experts in use.
+double rows_per_expert(const Problem& problem) {
+  const double experts =
+      std::max<double>(1, std::min<double>(problem.experts, problem.planned_rows()));
+  return static_cast<double>(problem.planned_rows()) / experts;
+}
+
 }  // namespace
+
+bool streams_weights(const KernelInfo& kernel) {
+  return kernel.weights != WeightFormat::kPlain && kernel.tile.columns == kStreamFeatures;
+}
+
+bool streaming_is_faster(const Problem& problem) {
+  // Microseconds on an H200, mxfp4, and of the best other kernel: Qwen3-30B fwd1 with 16 rows for
+  // each expert 124 (173), with 24 about 200 (170); gpt-oss-120b fwd1 with 16 rows 654 (819).
+  constexpr double kMostRows = 16;
+  constexpr double kMostElements =
+      50000;  // of an expert's rows: a block has room for about so many
+  const double rows = rows_per_expert(problem);
+  return problem.op == Op::kForward && rows <= kMostRows &&
+         rows * static_cast<double>(problem.k) <= kMostElements;
+}
+
+int choose_streaming(std::span<const KernelEntry* const> feasible, const Problem& problem) {
+  // Kernels of more warps have less room for rows: 288 (300) microseconds for gpt-oss-120b fwd1
+  // with 2.4 rows for each expert, 485 (417) with 8; Qwen3-30B 83 (86) with 4, 127 (99) with 8.
+  constexpr double kFewElements = 14000;
+  const bool few = rows_per_expert(problem) * static_cast<double>(problem.k) <= kFewElements;
+  int chosen = -1;
+  for (std::size_t i = 0; i < feasible.size(); ++i) {
+    if (!streams_weights(feasible[i]->info)) continue;
+    const bool better = chosen < 0 || (!few && feasible[i]->threads < feasible[chosen]->threads &&
+                                       feasible[i]->arch == feasible[chosen]->arch);
+    if (better) chosen = static_cast<int>(i);
+  }
+  return chosen;
+}
 
 int preference_rank(const KernelEntry& kernel, const Problem& problem, const DeviceFacts& facts) {
   // Loading elements one by one is for what vectors cannot do.
@@ -19,10 +58,8 @@ int preference_rank(const KernelEntry& kernel, const Problem& problem, const Dev
       resident_blocks(kernel, problem, facts) < std::min(kernel.blocks_per_multiprocessor, 2);
   const int way = kernel.copies_apart ? 0 : (alone ? 2 : 1);
   if (problem.op == Op::kDw) return way;
-  const double experts =
-      std::max<double>(1, std::min<double>(problem.experts, problem.planned_rows()));
-  const double rows =
-      static_cast<double>(problem.planned_rows()) / experts;  // average of those in use
+  if (streams_weights(kernel.info)) return 6;  // choose_streaming
+  const double rows = rows_per_expert(problem);
   const int decode = decode_rows(problem);
   const bool few_rows = rows <= 0.75 * decode;
   return (few_rows == (kernel.info.tile.rows <= decode) ? 0 : 3) + way;
@@ -37,6 +74,9 @@ bool aligning_first_is_faster(const Problem& problem) {
 
 int choose_among(std::span<const KernelEntry* const> feasible, const Problem& problem,
                  const DeviceFacts& facts) {
+  if (!problem.quantization.plain() && streaming_is_faster(problem)) {
+    if (const int streaming = choose_streaming(feasible, problem); streaming >= 0) return streaming;
+  }
   int best = 0;
   int best_rank = preference_rank(*feasible[0], problem, facts);
   for (std::size_t i = 1; i < feasible.size(); ++i) {

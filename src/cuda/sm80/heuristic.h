@@ -10,6 +10,13 @@ namespace moegemm::cuda::sm80 {
 /// facts only.
 int preference_rank(const KernelEntry& kernel, const Problem& problem, const DeviceFacts& facts);
 
+/// Whether a kernel of ./stream_gemm, where one can run, is the fastest for a quantised W: few rows
+/// for each expert in use.
+bool streaming_is_faster(const Problem& problem);
+/// The position of the kernel of those that should be fastest; -1: there is none.
+int choose_streaming(std::span<const KernelEntry* const> feasible, const Problem& problem);
+bool streams_weights(const KernelInfo& kernel);  ///< is such a kernel
+
 /// Whether a problem that is not aligned is faster on aligned copies of its inputs.
 bool aligning_first_is_faster(const Problem& problem);
 

@@ -14,6 +14,8 @@ namespace moegemm::cuda::sm80 {
 
 std::vector<KernelEntry> row_gemm_kernels();     ///< forward and dX
 std::vector<KernelEntry> weight_gemm_kernels();  ///< dW
+/// Forward of quantised weights and few rows, which every backend of these GPUs lists as its own.
+std::vector<KernelEntry> stream_gemm_kernels(BackendKind backend);
 std::vector<KernelEntry> kernels();              ///< all of them
 
 extern const Generation kGeneration;
@@ -32,6 +34,10 @@ double flops_per_clock(const Problem& problem, int major, int minor);
 
 struct RoutingParams;
 RoutingParams make_routing(const Problem& problem, const Operands& operands);
+
+/// All but what depends on the kernel: the order of tiles, and blocks of the low-rank part.
+struct RowGemmParams;
+RowGemmParams make_row_params(const Problem& problem, const Operands& operands);
 
 /// The pitch of tensor `name`, whose rows are `stride` elements apart. Throws kNotImplemented where
 /// no unit of less than 4 GiB divides it into at most 16: beyond 64 GiB if rows are aligned to 16

@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "cuda/backend/loading.h"
+#include "cuda/sm80/kernels.h"
 #include "cuda/sm90/heuristic.h"
 #include "cuda/sm90/kernels.h"
 
@@ -41,6 +42,9 @@ std::string refuse_operands(const Problem& problem) {
 
 std::vector<KernelEntry> kernels() {
   std::vector<KernelEntry> all = row_gemm_kernels();
+  for (KernelEntry& entry : sm80::stream_gemm_kernels(BackendKind::kSm90)) {
+    all.push_back(std::move(entry));
+  }
   for (KernelEntry& entry : weight_gemm_kernels()) all.push_back(std::move(entry));
   return all;
 }

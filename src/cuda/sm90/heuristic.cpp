@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstddef>
 
+#include "cuda/sm80/heuristic.h"
+
 namespace moegemm::cuda::sm90 {
 namespace {
 
@@ -317,9 +319,13 @@ bool has_thin_side(const Problem& problem) {
 constexpr Shape kDecoded = {128, 128};      ///< quantised weights, up to 128 rows
 constexpr Shape kDecodedTall = {128, 256};  ///< the same, 130 rows and more
 
-/// Quantised weights: the tile of few rows streams them, the others decode them once for as many
-/// rows as they have.
+/// Quantised weights: few rows stream them, the other tiles decode them once for as many rows as
+/// they have.
 int choose_quantised(std::span<const KernelEntry* const> feasible, const Problem& problem) {
+  if (sm80::streaming_is_faster(problem)) {
+    const int streaming = sm80::choose_streaming(feasible, problem);
+    if (streaming >= 0) return streaming;
+  }
   const double rows = facts_of(problem).rows;
   const Shape best = rows <= kVeryFewRows && problem.op == Op::kForward ? kLow
                      : rows <= 110                                      ? kDecoded

@@ -11,8 +11,7 @@
 namespace moegemm::cuda::sm80 {
 namespace {
 
-void add_low_rank(const KernelEntry& entry, const Problem& problem, const Operands& operands,
-                  RowGemmParams& params) {
+void add_low_rank(const Problem& problem, const Operands& operands, RowGemmParams& params) {
   const Operands low = operands.low_rank_part();
   const std::int64_t element_bytes = size_bytes(problem.dtype);
   params.low_rows = static_cast<const std::byte*>(low.x);
@@ -21,7 +20,6 @@ void add_low_rank(const KernelEntry& entry, const Problem& problem, const Operan
   params.low_weight_bytes = low.w_stride * element_bytes;
   params.low_expert_bytes = low_rank_part(problem).n * params.low_weight_bytes;
   params.low_rank = static_cast<int>(problem.low_rank);
-  params.low_blocks = (params.low_rank + entry.info.tile.depth - 1) / entry.info.tile.depth;
 }
 
 /// Blocks that reach past the end of W have one scale there.
@@ -46,7 +44,9 @@ WeightScales make_scales(const Problem& problem, const Operands& operands) {
           .type = quantization.scale_type};
 }
 
-RowGemmParams make_params(const Step& step, const Problem& problem, const Operands& operands) {
+}  // namespace
+
+RowGemmParams make_row_params(const Problem& problem, const Operands& operands) {
   const std::int64_t element_bytes = size_bytes(problem.dtype);
   const bool forward = problem.op == Op::kForward;
   RowGemmParams params = {};
@@ -70,15 +70,18 @@ RowGemmParams make_params(const Step& step, const Problem& problem, const Operan
   params.depth = static_cast<int>(forward ? problem.k : problem.n);
   params.gather = problem.gathers();
   params.scatter = problem.scatters();
-  params.full_first = step.order == TileOrder::kFullTilesFirst;
+  if (problem.low_rank > 0) add_low_rank(problem, operands, params);
   return params;
 }
+
+namespace {
 
 void launch_rows(const KernelEntry& entry, const Step& step, const Problem& problem,
                  const Operands& operands, cudaStream_t stream) {
   if (problem.rows == 0) return zero_unnamed_output(problem, operands, stream);
-  RowGemmParams params = make_params(step, problem, operands);
-  if (problem.low_rank > 0) add_low_rank(entry, problem, operands, params);
+  RowGemmParams params = make_row_params(problem, operands);
+  params.full_first = step.order == TileOrder::kFullTilesFirst;
+  params.low_blocks = (params.low_rank + entry.info.tile.depth - 1) / entry.info.tile.depth;
   launch_kernel(entry, step, problem, params, entry.smem_bytes(problem), stream);
 }
 

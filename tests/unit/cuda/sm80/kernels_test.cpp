@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/sm80/heuristic.h"
 #include "moegemm/error.h"
 
 namespace moegemm::cuda::sm80 {
@@ -102,7 +103,11 @@ TEST(Sm80Kernels, DecodeGetsTheWeightStreamingTile) {
 
 Problem quantised(Op op, WeightFormat format, std::int64_t rows) {
   Problem problem = layer(op, DType::kBFloat16, 128, rows);
-  problem.quantization = {format, ScaleType::kFloat32, 1, 64};
+  const ScaleType scales = format == WeightFormat::kMxfp4  ? ScaleType::kE8m0
+                           : format == WeightFormat::kInt4 ? ScaleType::kBFloat16
+                                                           : ScaleType::kFloat32;
+  const int block = format == WeightFormat::kMxfp4 ? 32 : format == WeightFormat::kFp8 ? 128 : 64;
+  problem.quantization = {format, scales, format == WeightFormat::kFp8 ? 128 : 1, block};
   return problem;
 }
 
@@ -114,7 +119,13 @@ TEST(Sm80Kernels, EveryFormatIsDecodedOnEveryGpuFromSm80Up) {
           const KernelEntry* kernel = choose(quantised(op, format.value, rows), facts);
           ASSERT_NE(kernel, nullptr) << format.name;
           EXPECT_EQ(kernel->info.weights, format.value) << kernel->info.name;
-          EXPECT_EQ(kernel->info.tile.rows, rows <= 512 ? 16 : 128) << kernel->info.name;
+          if (rows > 512) {
+            EXPECT_EQ(kernel->info.tile.rows, 128) << kernel->info.name;
+          } else if (op == Op::kForward && facts.shared_memory_bytes >= 160 << 10) {
+            EXPECT_TRUE(streams_weights(kernel->info)) << kernel->info.name;
+          } else {
+            EXPECT_EQ(kernel->info.tile.rows, 16) << kernel->info.name;
+          }
         }
       }
     }

@@ -323,10 +323,11 @@ TEST(Sm90Quantised, TilesFollowRowsPerExpert) {
     Problem problem = layer(op, 128, 128 * rows, 1536, 2048, Permutation::kNone);
     problem.quantization = {WeightFormat::kMxfp4, ScaleType::kE8m0, 1, 32};
     std::vector<KernelInfo> kernels = {row_gemm(op, 128, 256), row_gemm(op, 128, 128)};
-    if (op == Op::kForward) kernels.push_back(row_gemm(op, 128, 32));
+    if (op == Op::kForward) kernels.push_back(row_gemm(op, 16, 16));
+    for (KernelInfo& kernel : kernels) kernel.weights = WeightFormat::kMxfp4;
     return kernels[choose_from(kernels, problem)].tile.rows;
   };
-  EXPECT_EQ(rows_of_tile(Op::kForward, 4), 32);
+  EXPECT_EQ(rows_of_tile(Op::kForward, 4), 16) << "streams";
   EXPECT_EQ(rows_of_tile(Op::kForward, 64), 128);
   EXPECT_EQ(rows_of_tile(Op::kForward, 512), 256);
   EXPECT_EQ(rows_of_tile(Op::kDx, 4), 128);

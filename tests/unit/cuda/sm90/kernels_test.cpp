@@ -36,7 +36,7 @@ Problem activated(Permutation permutation, GateLayout layout, std::int64_t exper
 /// The tiles, {features, rows}, that take a problem, with an activation of their own or without.
 std::set<std::pair<int, int>> takers(const Problem& problem) {
   std::set<std::pair<int, int>> tiles;
-  for (const KernelEntry& entry : row_gemm_kernels()) {
+  for (const KernelEntry& entry : kernels()) {
     if (entry.info.op != problem.op) continue;
     if (refuse(entry, problem, hopper()).empty()) {
       tiles.emplace(entry.info.tile.columns, entry.info.tile.rows);
@@ -238,7 +238,10 @@ TEST(Sm90Kernels, EveryFormatIsDecodedInForwardAndDx) {
       problem.permutation = permutation;
       problem.bias = true;
       problem.low_rank = 16;
-      EXPECT_EQ(takers(problem), (Tiles{{128, 256}, {128, 128}, {128, 32}}));
+      Tiles tiles = takers(problem);
+      EXPECT_GE(std::erase_if(tiles, [](const auto& tile) { return tile.first == 16; }), 1u)
+          << "few rows stream the weights";
+      EXPECT_EQ(tiles, (Tiles{{128, 256}, {128, 128}, {128, 32}}));
       problem.op = Op::kDx;
       EXPECT_EQ(takers(problem).count({128, 256}), 1u);
     }
