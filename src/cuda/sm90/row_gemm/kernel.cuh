@@ -118,7 +118,7 @@ __device__ __forceinline__ void consume_tile(const RowGemmParams& params,
 /// Chooses the compiled N at run time: a tile pays for its rows, not for the largest tile.
 template <typename Traits, int N, typename... Args>
 __device__ __forceinline__ void consume_tile_of(int n, Args&... args) {
-  if constexpr (N > Traits::kMinColumns) {
+  if constexpr (N > Traits::kMinColumns && !Traits::kTabled) {
     if (n <= N - Traits::kGranule) {
       consume_tile_of<Traits, N - Traits::kGranule>(n, args...);
       return;
@@ -236,11 +236,16 @@ __device__ __forceinline__ void prepare_copies(const RowGemmParams& params,
   }
   constexpr int kTileConsumers = Traits::kPingpong ? 1 : kConsumers;
   auto& rings = shared.rings();
-  rings.stage.init(Traits::kGathered ? 1 + kWarpgroupThreads : 1, kTileConsumers * 4);
+  constexpr int kTableWriters =
+      Traits::kTabled ? (Traits::kGathered ? kWarpgroupWarps : Traits::kScaleWarps) : 0;
+  rings.stage.init((Traits::kGathered ? 1 + kWarpgroupThreads : 1) + kTableWriters,
+                   kTileConsumers * 4);
+  constexpr int kInfoThreads = Traits::kInfoWarps * kWarpSize;
   rings.tile.init(1, kTileConsumers * kWarpgroupThreads +
-                         (Traits::kGathered || row_info ? kInfoWarps * kWarpSize : 0));
+                         (Traits::kGathered || row_info ? kInfoThreads : 0) +
+                         Traits::kScaleWarps * kWarpSize);
   for (auto& barrier : rings.info_full) {
-    ptx::mbarrier_init(&barrier, Traits::kGathered ? kWarpgroupThreads : kInfoWarps * kWarpSize);
+    ptx::mbarrier_init(&barrier, Traits::kGathered ? kWarpgroupThreads : kInfoThreads);
   }
   ptx::fence_mbarrier_init();
 }
@@ -273,7 +278,8 @@ __device__ __forceinline__ void describe_rows(const RowGemmParams& params,
   using Output = ScatteredOutput<Traits>;
   const Output output = {params, shared};
   constexpr int kBarrier = static_cast<int>(NamedBarrier::kNamedRows);
-  UnnamedRows<kWarpSize, kInfoWarps * kWarpSize, kBarrier, 3, Output> unnamed(output);
+  constexpr int kLoads = 9 / Traits::kInfoWarps;  // of all warps together as many
+  UnnamedRows<kWarpSize, Traits::kInfoWarps * kWarpSize, kBarrier, kLoads, Output> unnamed(output);
   const int steps = unnamed.steps_per_tile(shared.starts()[params.experts].tile);
   row_info_warps(params, shared, [&] { unnamed.advance(steps); });
   unnamed.advance(INT_MAX);
@@ -292,6 +298,8 @@ __device__ __forceinline__ void produce(const RowGemmParams& params,
     });
   } else if (warp == 0) {
     load_in_order<Traits>(params, shared);
+  } else if (Traits::kTabled && warp >= kWarpgroupWarps - Traits::kScaleWarps) {
+    if constexpr (Traits::kTabled) write_scale_tables(params, shared);  // found as above
   } else if (row_info) {
     describe_rows(params, shared);
   }

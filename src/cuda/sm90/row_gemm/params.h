@@ -129,8 +129,12 @@ struct RowGemmShared {
   __device__ __forceinline__ std::byte* rows(int slot) const {
     return weights(slot) + Traits::kWeightBytes;
   }
-  /// Quantised weights: the tables of the decoder.
+  /// Quantised weights: the table of the decoder, and those of a stage's scales.
   __device__ __forceinline__ std::byte* decode_tables() const { return base + Layout::kDecode; }
+  __device__ __forceinline__ std::byte* scale_table(int slot) const {
+    return base + Layout::kDecode + (Traits::kPairTable ? kPairTableBytes : 0) +
+           slot * Traits::kTableBytes;
+  }
   /// Two store buffers of one consumer warpgroup.
   __device__ __forceinline__ std::byte* staging(int consumer) const {
     return base + Layout::kStaging + consumer * 2 * kStagedRows * kRowBytes;
