@@ -42,8 +42,8 @@ __device__ __forceinline__ float2 e4m3_pair(std::uint32_t bits) {
   return pair_to_float(halves, __half{});
 }
 
-/// The registers of half a stage: lane 4 g + t of warp w has [step][h + 2 u], features 16 w + g + 8 h
-/// (or Traits::feature_of) at depth 2 t + 8 u and the next.
+/// The registers of half a stage: lane 4 g + t of warp w has [step][h + 2 u], features 16 w + g + 8
+/// h (or Traits::feature_of) at depth 2 t + 8 u and the next.
 using HalfStage = std::uint32_t[2][4];
 
 constexpr int kHalfDepth = 32;
@@ -201,8 +201,8 @@ struct Decoder<WeightFormat::kNf4> : FloatDecoder {
                                                  std::uint32_t& second) {
     const std::uint32_t upper = prmt_signed(bytes, bytes << 4, 0x9d8c);  // places from 8 on
     const std::uint32_t place = bytes & 0x7777;
-    const std::uint32_t lows = (prmt_signed(low.x, low.y, place) & ~upper) |
-                               (prmt_signed(low.z, low.w, place) & upper);
+    const std::uint32_t lows =
+        (prmt_signed(low.x, low.y, place) & ~upper) | (prmt_signed(low.z, low.w, place) & upper);
     const std::uint32_t highs = (prmt_signed(high.x, high.y, place) & ~upper) |
                                 (prmt_signed(high.z, high.w, place) & upper);
     first = prmt(lows, highs, 0x4051);

@@ -21,8 +21,8 @@ __device__ __forceinline__ int swizzled(int row, int chunk) {
 /// mxfp4: whether a stage has scales that one product does not hold.
 template <typename Traits>
 __device__ __forceinline__ bool has_excess(const std::byte* table) {
-  return __any_sync(kFullMask, *reinterpret_cast<const std::uint32_t*>(
-                                   table + ScaleTable<Traits>::kFlags) != 0);
+  return __any_sync(
+      kFullMask, *reinterpret_cast<const std::uint32_t*>(table + ScaleTable<Traits>::kFlags) != 0);
 }
 
 template <typename Traits, bool Forward = Traits::kDepthMajor>
@@ -80,8 +80,10 @@ class Fragments<Traits, true> {
       } else {
         const std::uint32_t bits = Half == 0 ? scales_[h].x : scales_[h].y;
         const auto scale = [&] {
-          if constexpr (D::kBf16Scales) return bits;
-          else return __uint_as_float(bits);
+          if constexpr (D::kBf16Scales)
+            return bits;
+          else
+            return __uint_as_float(bits);
         }();
 #pragma unroll
         for (int step = 0; step < 2; ++step) {
@@ -157,8 +159,7 @@ class Fragments<Traits, false> {
     // 32 rows further on the swizzle is the same.
     row_ = ptx::opaque(static_cast<std::uint32_t>(swizzled<kPanelRow>(lane, chunk)));
     const int columns = consumer * 2 + warp / 2;
-    entry_ = ptx::opaque(
-        static_cast<std::uint32_t>((columns * 64 + lane % 4 * 8) * Table::kEntry));
+    entry_ = ptx::opaque(static_cast<std::uint32_t>((columns * 64 + lane % 4 * 8) * Table::kEntry));
     if constexpr (kFormat == WeightFormat::kNf4) {
       selector_ = D::turn(warp % 2);
       values_ = shared.decode_tables() + lane % 16 * 8;

@@ -7,7 +7,6 @@
 #include "cuda/ptx/wgmma_registers.cuh"
 #include "cuda/sm90/quantised_gemm/fragments.cuh"
 #include "cuda/sm90/quantised_gemm/streamed_fragments.cuh"
-#include "cuda/sm90/row_gemm/load.cuh"
 
 /// The contraction of one tile by one consumer warpgroup, weights decoded on the way. Its steps are
 /// those of ../row_gemm/mma.cuh in the same order, so that a row has the bits of a plain product
@@ -20,32 +19,14 @@ using FragmentsOf =
 
 /// Both k16 steps of a half.
 template <typename Traits, int N>
-__device__ __forceinline__ void multiply_half(float* d, const HalfStage& a, std::uint64_t rows,
-                                              bool accumulate) {
+__device__ __forceinline__ void multiply_half(float (&d)[N / 2], const HalfStage& a,
+                                              std::uint64_t rows, bool accumulate) {
   using T = typename Traits::Element;
   constexpr std::uint64_t kStep = ptx::kDescriptorStepK16<ptx::Major::kK>;
   ptx::wgmma_fence();
   ptx::wgmma<T, N>(d, a[0], rows, accumulate);
   ptx::wgmma<T, N>(d, a[1], rows + kStep, true);
-  ptx::wgmma_commit_group();  // here, not after the branches: ptxas would make it a second group
-}
-
-/// The same with as many columns as the tile has rows, at least Least and at most Most. One loop for
-/// all N, in whose middle they part: a loop for each N is more than ptxas finds registers for, and
-/// it would serialise the multiplications.
-template <typename Traits, int Least, int Most>
-__device__ __forceinline__ void multiply_columns(float* d, const HalfStage& a, std::uint64_t rows,
-                                                 int columns) {
-  if constexpr (Least == Most) {
-    multiply_half<Traits, Least>(d, a, rows, true);
-  } else {
-    constexpr int kMiddle = Least + (Most - Least) / Traits::kGranule / 2 * Traits::kGranule;
-    if (columns <= kMiddle) {
-      multiply_columns<Traits, Least, kMiddle>(d, a, rows, columns);
-    } else {
-      multiply_columns<Traits, kMiddle + Traits::kGranule, Most>(d, a, rows, columns);
-    }
-  }
+  ptx::wgmma_commit_group();
 }
 
 /// Multiplies half `Half` of a stage and all that follow; while the tensor cores have one, the next
@@ -54,17 +35,13 @@ template <typename Traits, int N, int Half>
 __device__ __forceinline__ void multiply_halves(float (&d)[N / 2],
                                                 const RowGemmShared<Traits>& shared,
                                                 FragmentsOf<Traits>& fragments, HalfStage (&a)[2],
-                                                int columns, int block, int previous,
+                                                int block, int previous,
                                                 const PipelineState<Traits::kStages>& stage,
                                                 const PipelineState<Traits::kStages>& next) {
   const std::byte* panel = shared.rows(stage.slot) + Half / 2 * Traits::kRowsBytes;
   const std::uint64_t rows = ptx::smem_descriptor(ptx::shared_address(panel)) +
                              Half % 2 * 2 * ptx::kDescriptorStepK16<ptx::Major::kK>;
-  if constexpr (Traits::kTabled) {
-    multiply_columns<Traits, Traits::kMinColumns, Traits::kRows>(d, a[Half % 2], rows, columns);
-  } else {
-    multiply_half<Traits, N>(d, a[Half % 2], rows, Half > 0 || block > 0);
-  }
+  multiply_half<Traits, N>(d, a[Half % 2], rows, Half > 0 || block > 0);
   constexpr bool kLast = Half + 1 == 2 * Traits::kPanels;
   if constexpr (kLast) {
     if constexpr (!Traits::kTabled) fragments.next_scales(block + 1);
@@ -79,16 +56,15 @@ __device__ __forceinline__ void multiply_halves(float (&d)[N / 2],
       ptx::mbarrier_arrive(&shared.rings().stage.empty[previous]);
     }
     fragments.template decode<Half + 1>(a[(Half + 1) % 2]);
-    multiply_halves<Traits, N, Half + 1>(d, shared, fragments, a, columns, block, previous, stage,
-                                         next);
+    multiply_halves<Traits, N, Half + 1>(d, shared, fragments, a, block, previous, stage, next);
   }
 }
 
 /// The stages of packed weights. On return all are multiplied and free.
 template <typename Traits, int N>
 __device__ __forceinline__ void multiply_decoded(float (&d)[N / 2],
-                                                 const RowGemmShared<Traits>& shared, int columns,
-                                                 int blocks, FragmentsOf<Traits>& fragments,
+                                                 const RowGemmShared<Traits>& shared, int blocks,
+                                                 FragmentsOf<Traits>& fragments,
                                                  PipelineState<Traits::kStages>& stage) {
   auto& ring = shared.rings().stage;
   int previous = 0;
@@ -106,7 +82,7 @@ __device__ __forceinline__ void multiply_decoded(float (&d)[N / 2],
     if (block + 1 == blocks) next = stage;  // decoded once more, in vain: no branch
     // cp.async wrote the rows through the generic proxy; wgmma reads through the async one.
     if constexpr (Traits::kGathered) ptx::fence_proxy_async_shared();
-    multiply_halves<Traits, N, 0>(d, shared, fragments, a, columns, block, previous, stage, next);
+    multiply_halves<Traits, N, 0>(d, shared, fragments, a, block, previous, stage, next);
     previous = stage.slot;
     stage = next;
   }
@@ -173,10 +149,8 @@ __device__ __forceinline__ void accumulate_decoded(const RowGemmParams& params,
                                                    float (&d)[1][Count]) {
   constexpr int N = 2 * Count;
   {
-    const Tile& tile = shared.tiles()[tile_slot];
-    const int columns = ptx::uniform(padded_rows<Traits>(tile.rows));
-    FragmentsOf<Traits> fragments(params, shared, tile, consumer);
-    multiply_decoded<Traits, N>(d[0], shared, columns, ceil_div(params.depth, Traits::kStageDepth),
+    FragmentsOf<Traits> fragments(params, shared, shared.tiles()[tile_slot], consumer);
+    multiply_decoded<Traits, N>(d[0], shared, ceil_div(params.depth, Traits::kStageDepth),
                                 fragments, stage);
   }
   const int steps = ceil_div(params.low_rank, kDepth) * (kDepth / Traits::kLowDepth);

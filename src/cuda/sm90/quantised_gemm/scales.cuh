@@ -13,7 +13,7 @@
 /// | nf4     | [r] low bytes of its 16 values, | as others                                       |
 /// |         | then [r] high bytes             |                                                 |
 /// | excess  | [r][half], bf16                 | as the factors, bf16                            |
-/// | flags   | of mxfp4: any byte that is not zero says that the stage has excess factors        |
+/// | flags   | of mxfp4: not zero says that the stage has excess factors                         |
 /// Factors are bf16 (twice in forward) or fp32.
 namespace moegemm::cuda::sm90 {
 
@@ -63,32 +63,29 @@ struct ScaleTable {
   }
 };
 
-/// Of `Threads` producer threads: each has the scales of 64 columns in 128 / Threads rows of W, for
-/// `Ahead` stages.
-template <typename Traits, int Threads, int Ahead>
+/// Of one producer warp, for the stages that are its own: warps take turns. A thread has the scales
+/// of 64 columns in four rows of W, for `Ahead` stages.
+template <typename Traits, int Ahead>
 class ScaleWriter {
   static constexpr WeightFormat kFormat = Traits::kKernel.weights;
   static constexpr bool kForward = Traits::kDepthMajor;
-  static constexpr int kUnits = 128 / Threads;
-  static constexpr int kWarps = Threads / kWarpSize;
+  static constexpr int kUnits = 128 / kWarpSize;
   using D = Decoder<kFormat>;
   using Table = ScaleTable<Traits>;
   static_assert(Traits::kFeatures == 128 && Traits::kStageDepth == kDepth);
 
  public:
-  __device__ __forceinline__ explicit ScaleWriter(int thread) : thread_(thread) {}
-
   __device__ __forceinline__ void begin(const RowGemmParams& params, const Tile& tile) {
     const ScaleSource source(params.scales, tile.expert);
     expert_ = source.expert;
+    if constexpr (kForward) {
 #pragma unroll
-    for (int unit = 0; unit < kUnits; ++unit) {
-      const int number = thread_ + unit * Threads;
-      if constexpr (kForward) {  // rows past the last are not stored
-        place_[unit] = source.row(min(tile.feature + number, params.features - 1));
-      } else {  // nor are columns
-        place_[unit] = min(tile.feature + number / 64 * 64, params.features - 64);
+      for (int unit = 0; unit < kUnits; ++unit) {  // rows past the last are not stored
+        const int row = tile.feature + lane() + unit * kWarpSize;
+        place_[unit] = source.row(min(row, params.features - 1));
       }
+    } else {
+      place_[0] = tile.feature;
     }
   }
 
@@ -99,10 +96,12 @@ class ScaleWriter {
     const bool same = kFormat != WeightFormat::kMxfp4 && params.scales.column_shift > 5;
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
-      const int number = thread_ + unit * Threads;
+      const int number = lane() + unit * kWarpSize;
       const int n = block * kDepth + number % 64;
       const int row = kForward ? place_[unit] : source.row(n);
-      const int k = kForward ? block * kDepth : place_[unit];
+      // Columns past the last are not stored either.
+      const int k =
+          kForward ? block * kDepth : min(place_[0] + unit / 2 * 64, params.features - 64);
       // Rows past the last are zeros in both operands: any finite scale will do.
       if ((kForward ? k : n) >= params.depth) {
         set(which, unit, 0, 0);
@@ -115,7 +114,7 @@ class ScaleWriter {
     }
   }
 
-  /// Writes the table of a stage. Whole warps; one lane arrives for its warp.
+  /// Writes the table of a stage; one lane arrives.
   __device__ __forceinline__ void write(const RowGemmParams& params, std::byte* table, int which,
                                         std::uint64_t* full) {
     if constexpr (kFormat == WeightFormat::kMxfp4) {
@@ -123,7 +122,7 @@ class ScaleWriter {
     }
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
-      const int number = thread_ + unit * Threads;
+      const int number = lane() + unit * kWarpSize;
       if constexpr (kForward && kFormat == WeightFormat::kNf4) {
         D::write_products(table + number * 16, __uint_as_float(get(which, unit, 0)));
       } else {
@@ -134,10 +133,11 @@ class ScaleWriter {
       }
     }
     __syncwarp();
-    if (thread_ % kWarpSize == 0) ptx::mbarrier_arrive(full);
+    if (lane() == 0) ptx::mbarrier_arrive(full);
   }
 
  private:
+  static __device__ __forceinline__ int lane() { return threadIdx.x % kWarpSize; }
   static __device__ __forceinline__ std::uint32_t bits(std::uint32_t factor) { return factor; }
   static __device__ __forceinline__ std::uint32_t bits(float factor) {
     return __float_as_uint(factor);
@@ -171,21 +171,13 @@ class ScaleWriter {
       most = max(most, max(get(which, unit, 0), get(which, unit, 1)));
     }
     const bool any = __any_sync(kFullMask, most > D::kMost);
-    if (thread_ % kWarpSize == 0) {
-      std::byte* flags = table + Table::kFlags + thread_ / kWarpSize * (4 / kWarps);
-      if constexpr (kWarps == 4) {
-        *reinterpret_cast<std::uint8_t*>(flags) = any;
-      } else {
-        *reinterpret_cast<std::uint16_t*>(flags) = any;
-      }
-    }
+    if (lane() == 0) *reinterpret_cast<std::uint32_t*>(table + Table::kFlags) = any;
     if (!any) return;
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
-      const int number = thread_ + unit * Threads;
+      const int number = lane() + unit * kWarpSize;
       auto* excess = reinterpret_cast<std::uint16_t*>(table + Table::kExcess);
-      const int entry =
-          kForward ? number * 2 : Table::dx_entry(number % 64, number / 64 * 2);
+      const int entry = kForward ? number * 2 : Table::dx_entry(number % 64, number / 64 * 2);
       excess[entry] = static_cast<std::uint16_t>(D::excess(get(which, unit, 0)));
       excess[entry + (kForward ? 1 : 64)] =
           static_cast<std::uint16_t>(D::excess(get(which, unit, 1)));
@@ -206,21 +198,21 @@ class ScaleWriter {
     }
   }
 
-  int thread_;
   const std::byte* expert_;
-  int place_[kUnits];  ///< forward: the row's first scale; dX: the first of 64 columns
+  int place_[kForward ? kUnits : 1];  ///< the first scale of each row; dX: the tile's first column
   std::uint32_t loaded_[Ahead][kUnits][2];
 };
 
-/// Two warps for rows in order: the tables of every stage.
+/// Rows in order: the tables of every stage, by warps that do nothing else; `warp` is the number of
+/// one.
 template <typename Traits>
 __device__ __forceinline__ void write_scale_tables(const RowGemmParams& params,
-                                                   const RowGemmShared<Traits>& shared) {
-  constexpr int kThreads = Traits::kScaleWarps * kWarpSize;
-  constexpr int kAhead = 4;
+                                                   const RowGemmShared<Traits>& shared, int warp) {
+  constexpr int kWarps = Traits::kScaleWarps;
+  constexpr int kAhead = 2;
   auto& rings = shared.rings();
-  ScaleWriter<Traits, kThreads, kAhead> writer(threadIdx.x - (kWarpgroupThreads - kThreads));
-  PipelineState<Traits::kStages> stage;
+  ScaleWriter<Traits, kAhead> writer;
+  PipelineState<Traits::kStages> first;
   PipelineState<kTileSlots> slot;
   const int low_steps = ceil_div(params.low_rank, kDepth) * (kDepth / Traits::kLowDepth);
   const int blocks = ceil_div(params.depth, kDepth);
@@ -230,23 +222,29 @@ __device__ __forceinline__ void write_scale_tables(const RowGemmParams& params,
     if (tile.rows == 0) return;
     writer.begin(params, tile);
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) writer.fetch(params, i, i);
+    for (int i = 0; i < kAhead; ++i) writer.fetch(params, warp + i * kWarps, i);
+    PipelineState<Traits::kStages> stage = first;
+    stage.advance(warp);
 #pragma unroll 1
-    for (int block = 0; block < blocks; block += kAhead) {
+    for (int block = warp; block < blocks; block += kAhead * kWarps) {
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
-        if (block + i >= blocks) break;
+        const int own = block + i * kWarps;
+        if (own >= blocks) break;
         rings.stage.wait_empty(stage);
         writer.write(params, shared.scale_table(stage.slot), i, &rings.stage.full[stage.slot]);
-        writer.fetch(params, block + i + kAhead, i);
-        stage.advance();
+        writer.fetch(params, own + kAhead * kWarps, i);
+        stage.advance(kWarps);
       }
     }
+    first.advance(blocks);
 #pragma unroll 1
     for (int step = 0; step < low_steps; ++step) {  // their weights have no scales
-      rings.stage.wait_empty(stage);
-      if (threadIdx.x % kWarpSize == 0) ptx::mbarrier_arrive(&rings.stage.full[stage.slot]);
-      stage.advance();
+      if (warp == 0) {
+        rings.stage.wait_empty(first);
+        if (threadIdx.x % kWarpSize == 0) ptx::mbarrier_arrive(&rings.stage.full[first.slot]);
+      }
+      first.advance();
     }
     ptx::mbarrier_arrive(&rings.tile.empty[slot.slot]);
     slot.advance();

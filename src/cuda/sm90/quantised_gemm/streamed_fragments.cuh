@@ -16,8 +16,8 @@ class StreamedFragments {
 
  public:
   __device__ __forceinline__ StreamedFragments(const RowGemmParams& params,
-                                       const RowGemmShared<Traits>& shared, const Tile& tile,
-                                       int consumer)
+                                               const RowGemmShared<Traits>& shared,
+                                               const Tile& tile, int consumer)
       : source_(params.scales, tile.expert), type_(params.scales.type), depth_(params.depth) {
     const int lane = threadIdx.x % kWarpSize;
     const int row = consumer * 64 + threadIdx.x / kWarpSize % 4 * 16 + lane / 4;

@@ -19,6 +19,7 @@
 /// | 0-3, gathered | cp.async of gathered rows | 56         | tile full, stage empty  | stage full, info full |
 /// | 1-3, in order | row info for the store,   | 40         | tile full               | info full             |
 /// |               | zeros for unnamed rows    |            |                         |                       |
+/// | 2-3, tabled   | tables of scales instead  | 88         | tile full, stage empty  | stage full            |
 /// | 4-7 and 8-11  | consumers: wgmma, store   | 232 or 224 | tile, stage, info full  | stage, tile empty     |
 /// Streaming tiles, for few rows, leave every thread its 168 registers.
 // clang-format on
@@ -118,7 +119,7 @@ __device__ __forceinline__ void consume_tile(const RowGemmParams& params,
 /// Chooses the compiled N at run time: a tile pays for its rows, not for the largest tile.
 template <typename Traits, int N, typename... Args>
 __device__ __forceinline__ void consume_tile_of(int n, Args&... args) {
-  if constexpr (N > Traits::kMinColumns && !Traits::kTabled) {
+  if constexpr (N > Traits::kMinColumns) {
     if (n <= N - Traits::kGranule) {
       consume_tile_of<Traits, N - Traits::kGranule>(n, args...);
       return;
@@ -236,9 +237,7 @@ __device__ __forceinline__ void prepare_copies(const RowGemmParams& params,
   }
   constexpr int kTileConsumers = Traits::kPingpong ? 1 : kConsumers;
   auto& rings = shared.rings();
-  constexpr int kTableWriters =
-      Traits::kTabled ? (Traits::kGathered ? kWarpgroupWarps : Traits::kScaleWarps) : 0;
-  rings.stage.init((Traits::kGathered ? 1 + kWarpgroupThreads : 1) + kTableWriters,
+  rings.stage.init((Traits::kGathered ? 1 + kWarpgroupThreads : 1) + (Traits::kTabled ? 1 : 0),
                    kTileConsumers * 4);
   constexpr int kInfoThreads = Traits::kInfoWarps * kWarpSize;
   rings.tile.init(1, kTileConsumers * kWarpgroupThreads +
@@ -298,8 +297,10 @@ __device__ __forceinline__ void produce(const RowGemmParams& params,
     });
   } else if (warp == 0) {
     load_in_order<Traits>(params, shared);
-  } else if (Traits::kTabled && warp >= kWarpgroupWarps - Traits::kScaleWarps) {
-    if constexpr (Traits::kTabled) write_scale_tables(params, shared);  // found as above
+  } else if (Traits::kTabled && warp > Traits::kInfoWarps) {
+    if constexpr (Traits::kTabled) {  // found as above
+      write_scale_tables(params, shared, warp - Traits::kInfoWarps - 1);
+    }
   } else if (row_info) {
     describe_rows(params, shared);
   }

@@ -222,21 +222,12 @@ __device__ __forceinline__ void load_in_order(const RowGemmParams& params,
   if (leader) queue.leave();
 }
 
-/// What loads of gathered rows do about scales where there are none.
-struct NoScales {
-  __device__ __forceinline__ explicit NoScales(int) {}
-  __device__ __forceinline__ void begin(const RowGemmParams&, const Tile&) {}
-  __device__ __forceinline__ void fetch(const RowGemmParams&, int, int) {}
-  __device__ __forceinline__ void write(const RowGemmParams&, std::byte*, int, std::uint64_t*) {}
-};
-/// In ../quantised_gemm/scales.cuh.
-template <typename Traits, int Threads, int Ahead>
+/// Loads of gathered rows write scales where there are any: see ../quantised_gemm/scales.cuh.
+struct NoScales {};
+template <typename Traits, int Ahead>
 class ScaleWriter;
-constexpr int kGatheredAhead = 2;  ///< stages whose scales are loaded
 template <typename Traits>
-using GatheredScales =
-    std::conditional_t<Traits::kTabled, ScaleWriter<Traits, kWarpgroupThreads, kGatheredAhead>,
-                       NoScales>;
+using GatheredScales = std::conditional_t<Traits::kTabled, ScaleWriter<Traits, 1>, NoScales>;
 
 /// The rows of one gathered tile that a thread copies: one 16-byte chunk of every 16th row.
 template <typename Traits>
@@ -278,7 +269,7 @@ __device__ __forceinline__ void load_gathered_stage(const RowGemmParams& params,
                                                     const RowGemmShared<Traits>& shared,
                                                     const Tile& tile, int depth,
                                                     const GatheredRows<Traits>& rows,
-                                                    GatheredScales<Traits>& scales, int which,
+                                                    GatheredScales<Traits>& scales, int writer,
                                                     PipelineState<Traits::kStages>& stage) {
   const int thread = threadIdx.x;  // of the first warpgroup
   auto& ring = shared.rings().stage;
@@ -312,8 +303,10 @@ __device__ __forceinline__ void load_gathered_stage(const RowGemmParams& params,
   }
   ptx::cp_async_mbarrier_arrive_noinc(full);
   if constexpr (Traits::kTabled) {
-    scales.write(params, shared.scale_table(stage.slot), which, full);
-    scales.fetch(params, depth / kDepth + kGatheredAhead, which);
+    if (thread / kWarpSize == writer) {
+      scales.write(params, shared.scale_table(stage.slot), 0, full);
+      scales.fetch(params, depth / kDepth + kWarpgroupWarps, 0);
+    }
   }
   stage.advance();
 }
@@ -336,16 +329,16 @@ __device__ __forceinline__ void load_gathered_tile(const RowGemmParams& params,
       load_gathered_stage<Traits, false, kRowBytes>(params, shared, tile, depth + kStep, rows,
                                                     scales, 1, stage);
       load_gathered_stage<Traits, false, 2 * kRowBytes>(params, shared, tile, depth + 2 * kStep,
-                                                        rows, scales, 0, stage);
+                                                        rows, scales, 2, stage);
       load_gathered_stage<Traits, false, 3 * kRowBytes>(params, shared, tile, depth + 3 * kStep,
-                                                        rows, scales, 1, stage);
+                                                        rows, scales, 3, stage);
       rows.advance(kGroup * Traits::kPanels);
     }
   }
 #pragma unroll 1
   for (; depth < params.depth; depth += kStep) {
     load_gathered_stage<Traits, true>(params, shared, tile, depth, rows, scales,
-                                      depth / kDepth % kGatheredAhead, stage);
+                                      depth / kDepth % kWarpgroupWarps, stage);
     rows.advance(Traits::kPanels);
   }
 #pragma unroll 1
@@ -354,7 +347,7 @@ __device__ __forceinline__ void load_gathered_tile(const RowGemmParams& params,
     ring.wait_empty(stage);
     if (threadIdx.x == 0) load_low_rank(params, shared, tile, depth, stage.slot);
     ptx::mbarrier_arrive(&ring.full[stage.slot]);  // for the copies that it has none of
-    if (Traits::kTabled && threadIdx.x % kWarpSize == 0) {
+    if (Traits::kTabled && threadIdx.x == 0) {
       ptx::mbarrier_arrive(&ring.full[stage.slot]);  // and the scales
     }
     stage.advance();
@@ -373,7 +366,7 @@ __device__ __forceinline__ void load_gathered(const RowGemmParams& params,
   auto& rings = shared.rings();
   PipelineState<Traits::kStages> stage;
   GatheredRows<Traits> rows;
-  GatheredScales<Traits> scales(thread);
+  GatheredScales<Traits> scales;
   int position = 0;
   for (;; ++position) {
     const auto slot = PipelineState<kTileSlots>::at(position);
@@ -390,8 +383,7 @@ __device__ __forceinline__ void load_gathered(const RowGemmParams& params,
     }
     if constexpr (Traits::kTabled) {
       scales.begin(params, tile);
-#pragma unroll
-      for (int i = 0; i < kGatheredAhead; ++i) scales.fetch(params, i, i);
+      scales.fetch(params, thread / kWarpSize, 0);
     }
     write_info(tile, slot.slot);
     rows.locate(params, tile, thread);

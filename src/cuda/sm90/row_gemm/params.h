@@ -107,6 +107,7 @@ __device__ __forceinline__ int barrier_id(NamedBarrier barrier, int consumer) {
 /// | stage | 1 with the bytes of TMA, + 128 cp.async (gather)  | each consumer warp of the tile   |
 /// | tile  | 1, the scheduler warp                             | each thread that reads it        |
 /// | info  | each thread that writes row info                  | none: freed with its tile        |
+/// Tabled tiles: one arrival more on a full stage, for its scales.
 /// Threads arrive for themselves where it happens once per tile: it costs nothing there, and the
 /// race checker can follow it.
 template <typename Traits>

@@ -31,7 +31,7 @@ constexpr int kTileSlots =
 constexpr int kMaxBoxes = 9;     ///< heights of a kernel's boxes of rows
 constexpr int kStagedRows = 32;  ///< rows per store buffer: 4 KiB, half of a warpgroup's two
 constexpr int kPairTableBytes = 256 * 16 * 8;  ///< a pair of fp32 for each byte, sixteen times
-constexpr int kExcessBytes = 512;  ///< of mxfp4 scales that take two products
+constexpr int kExcessBytes = 512;              ///< of mxfp4 scales that take two products
 constexpr int kExcessFlagBytes = 16;
 
 /// A line of instances/sm90.inc.
@@ -65,7 +65,7 @@ struct RowGemm {
   /// Quantised weights: four N, more and ptxas does not find the registers (see
   /// ../quantised_gemm/mma.cuh).
   constexpr int least_columns() const {
-    if (quantised() && !streams()) return rows > 128 ? 128 : 32;
+    if (quantised() && !streams()) return rows - 3 * granule;
     return rows > 64 ? 64 : granule;
   }
   /// m64 blocks of one warpgroup.
@@ -155,15 +155,14 @@ struct RowGemmTraits {
       : kKernel.weights == WeightFormat::kMxfp4 || kKernel.weights == WeightFormat::kInt4 ? 512
                                                                                           : 1024;
   static constexpr int kTableBytes =
-      !kTabled ? 0
-               : kFactorBytes + (kKernel.weights == WeightFormat::kMxfp4
-                                     ? kExcessBytes + kExcessFlagBytes
-                                     : 0);
+      !kTabled
+          ? 0
+          : kFactorBytes +
+                (kKernel.weights == WeightFormat::kMxfp4 ? kExcessBytes + kExcessFlagBytes : 0);
   /// Whether nf4 looks its values up in shared memory.
   static constexpr bool kPairTable =
       kKernel.weights == WeightFormat::kNf4 && !(kTabled && kDepthMajor);
-  static constexpr int kDecodeBytes =
-      (kPairTable ? kPairTableBytes : 0) + kStages * kTableBytes;
+  static constexpr int kDecodeBytes = (kPairTable ? kPairTableBytes : 0) + kStages * kTableBytes;
   /// Of the pool of 3 x 168 registers per thread triple. A producer that gathers keeps a pointer
   /// for each of its rows, one that writes scales the next stages'. Consumers of tabled tiles need
   /// no more than 208.
