@@ -42,6 +42,12 @@ __device__ __forceinline__ float2 e4m3_pair(std::uint32_t bits) {
   return pair_to_float(halves, __half{});
 }
 
+/// The registers of half a stage: lane 4 g + t of warp w has [step][h + 2 u], features 16 w + g + 8
+/// h (or Traits::feature_of) at depth 2 t + 8 u and the next.
+using HalfStage = std::uint32_t[2][4];
+
+constexpr int kHalfDepth = 32;
+
 template <WeightFormat F>
 struct Decoder;
 
@@ -146,8 +152,8 @@ struct Decoder<WeightFormat::kFp8> : FloatDecoder {
   }
 };
 
-/// A table in shared memory has the pair of fp32 numbers of every byte, once for each bank pair:
-/// half a warp reads sixteen of them at once.
+/// dX, and tiles of few rows: a table in shared memory has the pair of fp32 numbers of every byte,
+/// once for each bank pair: half a warp reads sixteen of them at once.
 template <>
 struct Decoder<WeightFormat::kNf4> : FloatDecoder {
   using Loaded = std::uint32_t;
@@ -173,6 +179,50 @@ struct Decoder<WeightFormat::kNf4> : FloatDecoder {
     const float2 high = pair(table, rows, turn + 16);
     first = scaled({low.x, high.x}, scales.x, scales.y);
     second = scaled({low.y, high.y}, scales.x, scales.y);
+  }
+
+  /// Forward in tiles of many rows. The products of a row's scale are few: sixteen for 64 weights.
+  /// They are rounded once, and looked up by byte_perm: `low` and `high` have their low and high
+  /// bytes.
+  static __device__ __forceinline__ std::uint32_t forward_selector(int t) {
+    return t | (4 + t) << 4;
+  }
+  /// The pairs of four words; thread t of a quad takes byte t of each, the first value on top.
+  static __device__ __forceinline__ void forward(const uint4& words, std::uint32_t selector,
+                                                 const uint4& low, const uint4& high,
+                                                 std::uint32_t& first, std::uint32_t& second,
+                                                 std::uint32_t& third, std::uint32_t& fourth) {
+    look_up(prmt(words.x, words.y, selector), low, high, first, second);
+    look_up(prmt(words.z, words.w, selector), low, high, third, fourth);
+  }
+  /// The pairs of the two low bytes.
+  static __device__ __forceinline__ void look_up(std::uint32_t bytes, const uint4& low,
+                                                 const uint4& high, std::uint32_t& first,
+                                                 std::uint32_t& second) {
+    const std::uint32_t upper = prmt_signed(bytes, bytes << 4, 0x9d8c);  // places from 8 on
+    const std::uint32_t place = bytes & 0x7777;
+    const std::uint32_t lows =
+        (prmt_signed(low.x, low.y, place) & ~upper) | (prmt_signed(low.z, low.w, place) & upper);
+    const std::uint32_t highs = (prmt_signed(high.x, high.y, place) & ~upper) |
+                                (prmt_signed(high.z, high.w, place) & upper);
+    first = prmt(lows, highs, 0x4051);
+    second = prmt(lows, highs, 0x6273);
+  }
+  /// The sixteen products of a row's scale: `table` has their low bytes, and 2048 bytes further on
+  /// their high ones.
+  static __device__ __forceinline__ void write_products(std::byte* table, float scale) {
+    constexpr auto kValues = kNf4Values;
+    std::uint32_t low[4];
+    std::uint32_t high[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const std::uint32_t first = scaled({kValues[4 * i], kValues[4 * i + 1]}, scale, scale);
+      const std::uint32_t second = scaled({kValues[4 * i + 2], kValues[4 * i + 3]}, scale, scale);
+      low[i] = prmt(first, second, 0x6420);
+      high[i] = prmt(first, second, 0x7531);
+    }
+    reinterpret_cast<uint4*>(table)[0] = {low[0], low[1], low[2], low[3]};
+    reinterpret_cast<uint4*>(table)[128] = {high[0], high[1], high[2], high[3]};
   }
 
   /// Fills the table, by all threads of a block.

@@ -6,11 +6,16 @@
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/ptx/wgmma_registers.cuh"
 #include "cuda/sm90/quantised_gemm/fragments.cuh"
+#include "cuda/sm90/quantised_gemm/streamed_fragments.cuh"
 
 /// The contraction of one tile by one consumer warpgroup, weights decoded on the way. Its steps are
 /// those of ../row_gemm/mma.cuh in the same order, so that a row has the bits of a plain product
 /// with dequantised weights.
 namespace moegemm::cuda::sm90 {
+
+template <typename Traits>
+using FragmentsOf =
+    std::conditional_t<Traits::kTabled, Fragments<Traits>, StreamedFragments<Traits>>;
 
 /// Both k16 steps of a half.
 template <typename Traits, int N>
@@ -29,7 +34,7 @@ __device__ __forceinline__ void multiply_half(float (&d)[N / 2], const HalfStage
 template <typename Traits, int N, int Half>
 __device__ __forceinline__ void multiply_halves(float (&d)[N / 2],
                                                 const RowGemmShared<Traits>& shared,
-                                                Fragments<Traits>& fragments, HalfStage (&a)[2],
+                                                FragmentsOf<Traits>& fragments, HalfStage (&a)[2],
                                                 int block, int previous,
                                                 const PipelineState<Traits::kStages>& stage,
                                                 const PipelineState<Traits::kStages>& next) {
@@ -39,13 +44,13 @@ __device__ __forceinline__ void multiply_halves(float (&d)[N / 2],
   multiply_half<Traits, N>(d, a[Half % 2], rows, Half > 0 || block > 0);
   constexpr bool kLast = Half + 1 == 2 * Traits::kPanels;
   if constexpr (kLast) {
-    fragments.next_scales(block + 1);
+    if constexpr (!Traits::kTabled) fragments.next_scales(block + 1);
     shared.rings().stage.wait_full(next);
-    fragments.template load<0>(shared.weights(next.slot));
+    fragments.template load<0>(shared, next.slot);
     ptx::wgmma_wait_group<1>();
     fragments.template decode<0>(a[0]);
   } else {
-    fragments.template load<Half + 1>(shared.weights(stage.slot));
+    fragments.template load<Half + 1>(shared, stage.slot);
     ptx::wgmma_wait_group<1>();
     if (Half == 0 && block > 0 && threadIdx.x % kWarpSize == 0) {
       ptx::mbarrier_arrive(&shared.rings().stage.empty[previous]);
@@ -55,12 +60,11 @@ __device__ __forceinline__ void multiply_halves(float (&d)[N / 2],
   }
 }
 
-/// The stages of packed weights. On return all are multiplied and free. Nothing is in flight where
-/// a round of the loop ends: ptxas would take minutes for the registers, and then not find them.
+/// The stages of packed weights. On return all are multiplied and free.
 template <typename Traits, int N>
 __device__ __forceinline__ void multiply_decoded(float (&d)[N / 2],
                                                  const RowGemmShared<Traits>& shared, int blocks,
-                                                 Fragments<Traits>& fragments,
+                                                 FragmentsOf<Traits>& fragments,
                                                  PipelineState<Traits::kStages>& stage) {
   auto& ring = shared.rings().stage;
   int previous = 0;
@@ -68,8 +72,8 @@ __device__ __forceinline__ void multiply_decoded(float (&d)[N / 2],
 #pragma unroll
   for (float& value : d) value = 0;  // outside the loop, or ptxas serialises the multiplications
   ring.wait_full(stage);
-  fragments.template load<0>(shared.weights(stage.slot));
-  fragments.next_scales(0);
+  fragments.template load<0>(shared, stage.slot);
+  if constexpr (!Traits::kTabled) fragments.next_scales(0);
   fragments.template decode<0>(a[0]);
 #pragma unroll 1
   for (int block = 0; block < blocks; ++block) {
@@ -145,7 +149,7 @@ __device__ __forceinline__ void accumulate_decoded(const RowGemmParams& params,
                                                    float (&d)[1][Count]) {
   constexpr int N = 2 * Count;
   {
-    Fragments<Traits> fragments(params, shared, shared.tiles()[tile_slot], consumer);
+    FragmentsOf<Traits> fragments(params, shared, shared.tiles()[tile_slot], consumer);
     multiply_decoded<Traits, N>(d[0], shared, ceil_div(params.depth, Traits::kStageDepth),
                                 fragments, stage);
   }
@@ -158,7 +162,7 @@ __device__ __forceinline__ void accumulate_decoded(const RowGemmParams& params,
 /// By all threads of a block, before they meet for the first time.
 template <typename Traits>
 __device__ __forceinline__ void prepare_decoding(const RowGemmShared<Traits>& shared) {
-  if constexpr (Traits::kKernel.weights == WeightFormat::kNf4) {
+  if constexpr (Traits::kPairTable) {
     Decoder<WeightFormat::kNf4>::fill(shared.decode_tables());
   }
 }

@@ -19,6 +19,7 @@
 /// | 0-3, gathered | cp.async of gathered rows | 56         | tile full, stage empty  | stage full, info full |
 /// | 1-3, in order | row info for the store,   | 40         | tile full               | info full             |
 /// |               | zeros for unnamed rows    |            |                         |                       |
+/// | 2-3, tabled   | tables of scales instead  | 88         | tile full, stage empty  | stage full            |
 /// | 4-7 and 8-11  | consumers: wgmma, store   | 232 or 224 | tile, stage, info full  | stage, tile empty     |
 /// Streaming tiles, for few rows, leave every thread its 168 registers.
 // clang-format on
@@ -236,11 +237,14 @@ __device__ __forceinline__ void prepare_copies(const RowGemmParams& params,
   }
   constexpr int kTileConsumers = Traits::kPingpong ? 1 : kConsumers;
   auto& rings = shared.rings();
-  rings.stage.init(Traits::kGathered ? 1 + kWarpgroupThreads : 1, kTileConsumers * 4);
+  rings.stage.init((Traits::kGathered ? 1 + kWarpgroupThreads : 1) + (Traits::kTabled ? 1 : 0),
+                   kTileConsumers * 4);
+  constexpr int kInfoThreads = Traits::kInfoWarps * kWarpSize;
   rings.tile.init(1, kTileConsumers * kWarpgroupThreads +
-                         (Traits::kGathered || row_info ? kInfoWarps * kWarpSize : 0));
+                         (Traits::kGathered || row_info ? kInfoThreads : 0) +
+                         Traits::kScaleWarps * kWarpSize);
   for (auto& barrier : rings.info_full) {
-    ptx::mbarrier_init(&barrier, Traits::kGathered ? kWarpgroupThreads : kInfoWarps * kWarpSize);
+    ptx::mbarrier_init(&barrier, Traits::kGathered ? kWarpgroupThreads : kInfoThreads);
   }
   ptx::fence_mbarrier_init();
 }
@@ -273,7 +277,8 @@ __device__ __forceinline__ void describe_rows(const RowGemmParams& params,
   using Output = ScatteredOutput<Traits>;
   const Output output = {params, shared};
   constexpr int kBarrier = static_cast<int>(NamedBarrier::kNamedRows);
-  UnnamedRows<kWarpSize, kInfoWarps * kWarpSize, kBarrier, 3, Output> unnamed(output);
+  constexpr int kLoads = 9 / Traits::kInfoWarps;  // of all warps together as many
+  UnnamedRows<kWarpSize, Traits::kInfoWarps * kWarpSize, kBarrier, kLoads, Output> unnamed(output);
   const int steps = unnamed.steps_per_tile(shared.starts()[params.experts].tile);
   row_info_warps(params, shared, [&] { unnamed.advance(steps); });
   unnamed.advance(INT_MAX);
@@ -292,6 +297,10 @@ __device__ __forceinline__ void produce(const RowGemmParams& params,
     });
   } else if (warp == 0) {
     load_in_order<Traits>(params, shared);
+  } else if (Traits::kTabled && warp > Traits::kInfoWarps) {
+    if constexpr (Traits::kTabled) {  // found as above
+      write_scale_tables(params, shared, warp - Traits::kInfoWarps - 1);
+    }
   } else if (row_info) {
     describe_rows(params, shared);
   }

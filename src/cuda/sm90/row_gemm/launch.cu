@@ -52,7 +52,7 @@ LaunchPolicy grid(const KernelEntry& entry, const Problem& problem, const Device
 }
 
 /// What the decoders need of a quantised W.
-std::string refuse_quantised(const Problem& problem) {
+std::string refuse_quantised(const RowGemm& kernel, const Problem& problem) {
   const Quantization& q = problem.quantization;
   if (problem.dtype != DType::kBFloat16) return "decodes W to bf16 only";
   if (problem.k % 64 != 0) {
@@ -73,6 +73,11 @@ std::string refuse_quantised(const Problem& problem) {
     return "decodes no blocks of " + std::to_string(q.block_n) + " x " + std::to_string(q.block_k) +
            " in rows of " + std::to_string(problem.k);
   }
+  if (q.format == WeightFormat::kNf4 && kernel.op == Op::kForward && !kernel.streams() &&
+      q.block_k < kDepth) {
+    return "decodes nf4 blocks of " + std::to_string(kDepth) + " weights or more, not of " +
+           std::to_string(q.block_k);
+  }
   if (q.format == WeightFormat::kInt4 && q.scale_type != ScaleType::kBFloat16) {
     return "decodes int4 with bf16 scales only";
   }
@@ -83,7 +88,7 @@ std::string refuse(const RowGemm& kernel, const KernelEntry& entry, const Proble
                    const DeviceFacts& facts) {
   if (std::string reason = refuse_operands(problem); !reason.empty()) return reason;
   if (kernel.quantised()) {
-    if (std::string reason = refuse_quantised(problem); !reason.empty()) return reason;
+    if (std::string reason = refuse_quantised(kernel, problem); !reason.empty()) return reason;
   }
   if (!entry.function(problem)) {
     return problem.gathers() ? "is not compiled for gathered rows"

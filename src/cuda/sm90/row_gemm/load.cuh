@@ -4,6 +4,7 @@
 #include <cuda_fp16.h>
 
 #include <climits>
+#include <type_traits>
 
 #include "cuda/device/swizzle.h"
 #include "cuda/device/tile_scheduler.cuh"
@@ -264,6 +265,13 @@ __device__ __forceinline__ void load_in_order(const RowGemmParams& params,
   if (leader) queue.leave();
 }
 
+/// Loads of gathered rows write scales where there are any: see ../quantised_gemm/scales.cuh.
+struct NoScales {};
+template <typename Traits, int Ahead>
+class ScaleWriter;
+template <typename Traits>
+using GatheredScales = std::conditional_t<Traits::kTabled, ScaleWriter<Traits, 1>, NoScales>;
+
 /// The rows of one gathered tile that a thread copies: one 16-byte chunk of every 16th row.
 template <typename Traits>
 struct GatheredRows {
@@ -304,6 +312,7 @@ __device__ __forceinline__ void load_gathered_stage(const RowGemmParams& params,
                                                     const RowGemmShared<Traits>& shared,
                                                     const Tile& tile, int depth,
                                                     const GatheredRows<Traits>& rows,
+                                                    GatheredScales<Traits>& scales, int writer,
                                                     PipelineState<Traits::kStages>& stage) {
   const int thread = threadIdx.x;  // of the first warpgroup
   auto& ring = shared.rings().stage;
@@ -339,6 +348,12 @@ __device__ __forceinline__ void load_gathered_stage(const RowGemmParams& params,
     }
   }
   ptx::cp_async_mbarrier_arrive_noinc(full);
+  if constexpr (Traits::kTabled) {
+    if (thread / kWarpSize == writer) {
+      scales.write(params, shared.scale_table(stage.slot), 0, full);
+      scales.fetch(params, depth / kDepth + kWarpgroupWarps, 0);
+    }
+  }
   stage.advance();
 }
 
@@ -348,6 +363,7 @@ template <typename Traits>
 __device__ __forceinline__ void load_gathered_tile(const RowGemmParams& params,
                                                    const RowGemmShared<Traits>& shared,
                                                    const Tile& tile, GatheredRows<Traits>& rows,
+                                                   GatheredScales<Traits>& scales,
                                                    PipelineState<Traits::kStages>& stage) {
   constexpr int kGroup = 4;
   constexpr int kStep = Traits::kStageDepth;
@@ -355,19 +371,20 @@ __device__ __forceinline__ void load_gathered_tile(const RowGemmParams& params,
   if (!__any_sync(kFullMask, rows.missing != 0)) {
 #pragma unroll 1
     for (; depth + kGroup * kStep <= params.depth; depth += kGroup * kStep) {
-      load_gathered_stage<Traits, false>(params, shared, tile, depth, rows, stage);
+      load_gathered_stage<Traits, false>(params, shared, tile, depth, rows, scales, 0, stage);
       load_gathered_stage<Traits, false, kRowBytes>(params, shared, tile, depth + kStep, rows,
-                                                    stage);
+                                                    scales, 1, stage);
       load_gathered_stage<Traits, false, 2 * kRowBytes>(params, shared, tile, depth + 2 * kStep,
-                                                        rows, stage);
+                                                        rows, scales, 2, stage);
       load_gathered_stage<Traits, false, 3 * kRowBytes>(params, shared, tile, depth + 3 * kStep,
-                                                        rows, stage);
+                                                        rows, scales, 3, stage);
       rows.advance(kGroup * Traits::kPanels);
     }
   }
 #pragma unroll 1
   for (; depth < params.depth; depth += kStep) {
-    load_gathered_stage<Traits, true>(params, shared, tile, depth, rows, stage);
+    load_gathered_stage<Traits, true>(params, shared, tile, depth, rows, scales,
+                                      depth / kDepth % kWarpgroupWarps, stage);
     rows.advance(Traits::kPanels);
   }
 #pragma unroll 1
@@ -376,6 +393,9 @@ __device__ __forceinline__ void load_gathered_tile(const RowGemmParams& params,
     ring.wait_empty(stage);
     if (threadIdx.x == 0) load_low_rank(params, shared, tile, depth, stage.slot);
     ptx::mbarrier_arrive(&ring.full[stage.slot]);  // for the copies that it has none of
+    if (Traits::kTabled && threadIdx.x == 0) {
+      ptx::mbarrier_arrive(&ring.full[stage.slot]);  // and the scales
+    }
     stage.advance();
   }
 }
@@ -395,6 +415,7 @@ __device__ __forceinline__ void load_gathered(const RowGemmParams& params,
   auto& rings = shared.rings();
   PipelineState<Traits::kStages> stage;
   GatheredRows<Traits> rows;
+  GatheredScales<Traits> scales;
   int position = 0;
   for (;; ++position) {
     const auto slot = PipelineState<kTileSlots>::at(position);
@@ -409,9 +430,13 @@ __device__ __forceinline__ void load_gathered(const RowGemmParams& params,
     if constexpr (Traits::kQuantised) {
       if (scheduler) prefetch_scales<Traits>(params, tile);
     }
+    if constexpr (Traits::kTabled) {
+      scales.begin(params, tile);
+      scales.fetch(params, thread / kWarpSize, 0);
+    }
     write_info(tile, slot.slot);
     rows.locate(params, tile, thread);
-    load_gathered_tile<Traits>(params, shared, tile, rows, stage);
+    load_gathered_tile<Traits>(params, shared, tile, rows, scales, stage);
     if (scheduler) {
       queue.advance();
     } else {
@@ -469,8 +494,8 @@ __device__ __forceinline__ void row_info_warps(const RowGemmParams& params,
     shared.rings().tile.wait_full(slot);
     const Tile tile = shared.tiles()[slot.slot];
     if (tile.rows == 0) return;
-    write_row_info<kInfoWarps * kWarpSize>(params, shared, tile, slot.slot,
-                                           threadIdx.x - kWarpSize);
+    write_row_info<Traits::kInfoWarps * kWarpSize>(params, shared, tile, slot.slot,
+                                                   threadIdx.x - kWarpSize);
     ptx::mbarrier_arrive(&shared.rings().tile.empty[slot.slot]);
     slot.advance();
     after_tile();

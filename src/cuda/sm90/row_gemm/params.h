@@ -108,6 +108,7 @@ __device__ __forceinline__ int barrier_id(NamedBarrier barrier, int consumer) {
 /// | stage | 1 with the bytes of TMA, + 128 cp.async (gather)  | each consumer warp of the tile   |
 /// | tile  | 1, the scheduler warp                             | each thread that reads it        |
 /// | info  | each thread that writes row info                  | none: freed with its tile        |
+/// Tabled tiles: one arrival more on a full stage, for its scales.
 /// Threads arrive for themselves where it happens once per tile: it costs nothing there, and the
 /// race checker can follow it.
 template <typename Traits>
@@ -130,8 +131,12 @@ struct RowGemmShared {
   __device__ __forceinline__ std::byte* rows(int slot) const {
     return weights(slot) + Traits::kWeightBytes;
   }
-  /// Quantised weights: the tables of the decoder.
+  /// Quantised weights: the table of the decoder, and those of a stage's scales.
   __device__ __forceinline__ std::byte* decode_tables() const { return base + Layout::kDecode; }
+  __device__ __forceinline__ std::byte* scale_table(int slot) const {
+    return base + Layout::kDecode + (Traits::kPairTable ? kPairTableBytes : 0) +
+           slot * Traits::kTableBytes;
+  }
   /// Two store buffers of one consumer warpgroup.
   __device__ __forceinline__ std::byte* staging(int consumer) const {
     return base + Layout::kStaging + consumer * 2 * kStagedRows * kRowBytes;

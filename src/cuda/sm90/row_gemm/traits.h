@@ -25,13 +25,14 @@ enum class RowLoads { kInOrder, kGathered, kBoth };
 
 constexpr int kDepth = 64;      ///< contraction step: 64 16-bit elements are a swizzled row
 constexpr int kRowBytes = 128;  ///< bytes of such a row
-constexpr int kInfoWarps = 3;   ///< producer warps beside the scheduler
+constexpr int kOtherWarps = 3;  ///< producer warps beside the scheduler
 constexpr int kTileSlots =
     4;  ///< decoded tiles in flight: two being multiplied or stored, two ahead
 constexpr int kMaxBoxes = 9;     ///< heights of a kernel's boxes of rows
 constexpr int kStagedRows = 32;  ///< rows per store buffer: 4 KiB, half of a warpgroup's two
 constexpr int kPairTableBytes = 256 * 16 * 8;  ///< a pair of fp32 for each byte, sixteen times
-constexpr int kScaleTableBytes = 2 * 32 * 4;   ///< two times 32 scales
+constexpr int kExcessBytes = 512;              ///< of mxfp4 scales that take two products
+constexpr int kExcessFlagBytes = 16;
 
 /// A line of instances/sm90.inc.
 struct RowGemm {
@@ -142,14 +143,30 @@ struct RowGemmTraits {
   }
   /// From one to the other.
   static constexpr int kHalfStep = kFeaturePairs ? 1 : 8;
-  /// The table of nf4 pairs, and in dX a table of scales for each consumer warp.
-  static constexpr int kDecodeBytes =
-      (kKernel.weights == WeightFormat::kNf4 ? kPairTableBytes : 0) +
-      (kFeaturePairs ? kConsumers * kWarpgroupWarps * kScaleTableBytes : 0);
+  /// Whether scales come with a stage: producer warps write a table of what its weights are
+  /// multiplied by (../quantised_gemm/scales.cuh).
+  static constexpr bool kTabled = kQuantised && !kStreams;
+  static constexpr int kScaleWarps = kTabled && !kGathered ? 2 : 0;  ///< that do nothing else
+  static constexpr int kInfoWarps = kOtherWarps - kScaleWarps;       ///< for rows in order
+  /// Of the stage's 256 groups of 32 weights. nf4 forward has sixteen products for 64 weights of a
+  /// row instead.
+  static constexpr int kFactorBytes =
+      kDepthMajor ? (kKernel.weights == WeightFormat::kNf4 ? 128 * 32 : 1024)
+      : kKernel.weights == WeightFormat::kMxfp4 || kKernel.weights == WeightFormat::kInt4 ? 512
+                                                                                          : 1024;
+  static constexpr int kTableBytes =
+      !kTabled
+          ? 0
+          : kFactorBytes +
+                (kKernel.weights == WeightFormat::kMxfp4 ? kExcessBytes + kExcessFlagBytes : 0);
+  /// Whether nf4 looks its values up in shared memory.
+  static constexpr bool kPairTable =
+      kKernel.weights == WeightFormat::kNf4 && !(kTabled && kDepthMajor);
+  static constexpr int kDecodeBytes = (kPairTable ? kPairTableBytes : 0) + kStages * kTableBytes;
   /// Of the pool of 3 x 168 registers per thread triple. A producer that gathers keeps a pointer
-  /// for each of its rows. Tiles of 256 rows need no more than 208 for their consumers, and with
-  /// more of them ptxas takes ten times as long.
-  static constexpr int kProducerRegisters = kRows > 192 ? 88 : (kGathered ? 56 : 40);
+  /// for each of its rows, one that writes scales the next stages'. Consumers of tabled tiles need
+  /// no more than 208.
+  static constexpr int kProducerRegisters = kTabled ? 88 : (kGathered ? 56 : 40);
   static constexpr int kConsumerRegisters = (3 * 168 - kProducerRegisters) / 2;
   static constexpr int kRowsBytes = kRows * kRowBytes;  ///< of a panel
   static constexpr int kStageBytes = kWeightBytes + kPanels * kRowsBytes;
