@@ -16,7 +16,7 @@ std::vector<KernelEntry> row_gemm_kernels();     ///< forward and dX
 std::vector<KernelEntry> weight_gemm_kernels();  ///< dW
 /// Forward of quantised weights and few rows, which every backend of these GPUs lists as its own.
 std::vector<KernelEntry> stream_gemm_kernels(BackendKind backend);
-std::vector<KernelEntry> kernels();              ///< all of them
+std::vector<KernelEntry> kernels();  ///< all of them
 
 extern const Generation kGeneration;
 
