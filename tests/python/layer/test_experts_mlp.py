@@ -7,6 +7,7 @@ from conftest import NO_CUDA
 from expert_rows import SIZES, as_pairs, check_replays, leaves_of, make_rows, results
 from layer_reference import GATED, UNGATED, Layer, reference_gradients, relative_error
 from moegemm.operators.segments import masked
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
 
@@ -429,3 +430,39 @@ def test_nothing_synchronises():
         results(tensors, options, d_out)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def rows_of_a_count(rows, row_weights, sizes):
+    count = sizes.sum().item()
+    torch._check(count >= 0)
+    torch._check(count <= rows.size(0))
+    return rows[:count], row_weights[:count]
+
+
+def rows_of_a_mask(rows, row_weights, sizes):
+    kept = ~rows.isnan().any(1)
+    return rows[kept], row_weights[kept]
+
+
+@pytest.mark.parametrize("choose", [rows_of_a_count, rows_of_a_mask])
+def test_one_graph_serves_row_counts_that_only_the_data_says(choose):
+    tensors, options = make_rows()
+    sizes = options.pop("sizes")
+
+    def layer(rows, w_gate_up, w_down, row_weights, sizes):
+        rows, row_weights = choose(rows, row_weights, sizes)
+        return moegemm.experts_mlp(rows, w_gate_up, w_down, sizes, row_weights=row_weights, **options)
+
+    def found(call, sizes):
+        leaves = [tensors[name].clone().requires_grad_() for name in ("rows", "w_gate_up", "w_down", "row_weights")]
+        out = call(*leaves, sizes)
+        return [out, *torch.autograd.grad(out.square().sum(), leaves)]
+
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    with torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(layer, fullgraph=True, backend=counter)
+        for these in (sizes, sizes.roll(1)):
+            for got, expected in zip(found(compiled, these), found(layer, these), strict=True):
+                torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+    assert counter.frame_count == 1
