@@ -8,6 +8,7 @@
 #include "cuda/sm90/row_gemm/activate.cuh"
 #include "cuda/sm90/row_gemm/load.cuh"
 #include "cuda/sm90/row_gemm/mma.cuh"
+#include "cuda/sm90/row_gemm/row_info.cuh"
 #include "cuda/sm90/row_gemm/store.cuh"
 
 // clang-format off
