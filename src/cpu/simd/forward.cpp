@@ -30,6 +30,13 @@ std::int64_t most_rows_of_block(std::int64_t row_bytes, std::int64_t tile_rows,
   return (rows + tile_rows - 1) / tile_rows * tile_rows;
 }
 
+std::int64_t least_rows_of_block(const DTypeKernels& typed, std::int64_t element_bytes,
+                                 std::int64_t packed_row_bytes) {
+  const bool widens = typed.packed_x_bytes > element_bytes;
+  return widens && kMinRowBlock * packed_row_bytes > kMaxPackedBytes ? kMinWidenedBlock
+                                                                     : kMinRowBlock;
+}
+
 WorkList blocks_of(const Problem& problem, const RowLocator& locator, std::int64_t max_rows,
                    std::int64_t share, std::int64_t tile_rows,
                    std::int64_t& rows_of_largest_block) {
@@ -57,11 +64,9 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
   const DTypeKernels& typed = kernels_for(kernels, problem.dtype);
   const std::int64_t packed_row_bytes =
       (problem.k + typed.dot_step - 1) / typed.dot_step * typed.dot_step * typed.packed_x_bytes;
-  const bool widens = typed.packed_x_bytes > element;
-  const std::int64_t max_rows = most_rows_of_block(
-      problem.k * typed.packed_x_bytes, tile_rows,
-      widens && kMinRowBlock * packed_row_bytes > kMaxPackedBytes ? kMinWidenedBlock
-                                                                  : kMinRowBlock);
+  const std::int64_t least_rows = least_rows_of_block(typed, element, packed_row_bytes);
+  const std::int64_t max_rows =
+      most_rows_of_block(problem.k * typed.packed_x_bytes, tile_rows, least_rows);
   const std::int64_t cost = locator.cost();
   const double operations = static_cast<double>(cost) * problem.n * problem.k;
   const int workers = worthwhile_workers(context, operations);

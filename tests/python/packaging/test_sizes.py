@@ -17,11 +17,10 @@ MORE_FILES = {
     "include/moegemm",  # one public header for each subject
     "src/cuda/backend",
     "src/cuda/device",
-    "src/cuda/passes",
 }
 
 # The first line of what is not a function although it opens a brace.
-_NO_FUNCTION = re.compile(r"\s*(namespace|class|struct|enum|union|extern|template <.*> (class|struct)|if|for|while)\b")
+_NO_FUNCTION = re.compile(r"\s*(namespace|class|struct|enum|union|extern|template <.*> (class|struct)|requires|if|for|while)\b")
 
 
 def sources(*suffixes: str) -> Iterator[tuple[str, list[str]]]:

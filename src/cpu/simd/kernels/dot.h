@@ -165,6 +165,17 @@ class PackedTiles<Isa, T, true> {
   alignas(64) float w_[4][kWholePackedBytes / sizeof(float) + 16];
 };
 
+/// The rows ahead are shared out over the chunks: a chunk's are every `step`-th from `first` on.
+/// Returns which loop of a tile fetches them.
+template <class T>
+int share_rows_ahead(DotTile<T>& tile, const T* const* ahead, std::int64_t first,
+                     std::int64_t count, std::int64_t step, bool short_rows) {
+  int prefetch = 0;
+  for (std::int64_t j = first; j < count; j += step) tile.prefetch[prefetch++] = ahead[j];
+  if (prefetch == 3) return 2;
+  return prefetch == 1 && short_rows ? kOneRowToL1 : prefetch;
+}
+
 template <class Isa, class T>
 void forward_task(const ForwardTask& task) {
   using Dot = typename Isa::template Dot<T>;
@@ -222,15 +233,10 @@ void forward_task(const ForwardTask& task) {
         tile.x = (low ? reinterpret_cast<const T* const*>(task.low.rows) : x) + row;
         tile.packed_x = packed ? packed_x + row * packed_k : nullptr;
         tile.parked = task.parked + row * 4 * Isa::kLanes;
-        // The rows ahead are shared out over the chunks.
-        int prefetch = 0;
         if (between_tiles && !low) few_lines.fetch();
-        for (std::int64_t j = between_tiles || low ? ahead_rows : c; j < ahead_rows;
-             j += chunks.count) {
-          tile.prefetch[prefetch++] = ahead[j];
-        }
-        if (prefetch == 3) prefetch = 2;
-        if (prefetch == 1 && short_rows) prefetch = kOneRowToL1;
+        const std::int64_t first = between_tiles || low ? ahead_rows : c;
+        const int prefetch =
+            share_rows_ahead(tile, ahead, first, ahead_rows, chunks.count, short_rows);
         if (last && n % kStagedCols == kStagedCols / 2) {
           fetch_output_lines<Isa>(task, row, rows, n - kStagedCols / 2);
         }

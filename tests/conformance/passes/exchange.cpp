@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "conformance/driver/targets.h"
-#include "conformance/row_checks.h"
+#include "conformance/passes/row_checks.h"
 #include "conformance/suites.h"
 #include "moegemm/compact.h"
 #include "testing/device/device_vector.h"

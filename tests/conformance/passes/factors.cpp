@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "conformance/row_checks.h"
+#include "conformance/passes/row_checks.h"
 #include "conformance/suites.h"
 #include "testing/device/device_vector.h"
 

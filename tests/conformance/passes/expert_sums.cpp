@@ -5,7 +5,7 @@
 #include <cstring>
 #include <string>
 
-#include "conformance/row_checks.h"
+#include "conformance/passes/row_checks.h"
 #include "conformance/suites.h"
 #include "moegemm/passes.h"
 #include "testing/device/device_vector.h"

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "conformance/driver/targets.h"
-#include "conformance/row_checks.h"
+#include "conformance/passes/row_checks.h"
 #include "conformance/suites.h"
 #include "moegemm/compact.h"
 #include "moegemm/passes.h"
