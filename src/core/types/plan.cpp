@@ -15,8 +15,8 @@ std::uint64_t word(int high, int low) {
 
 std::size_t fold_step(std::size_t hash, const Step& step) {
   const std::uint64_t small =
-      static_cast<std::uint64_t>(step.start) << 40 | static_cast<std::uint64_t>(step.columns) << 32 |
-      static_cast<std::uint64_t>(step.kind) << 24 |
+      static_cast<std::uint64_t>(step.start) << 40 |
+      static_cast<std::uint64_t>(step.columns) << 32 | static_cast<std::uint64_t>(step.kind) << 24 |
       static_cast<std::uint64_t>(step.backend) << 16 | static_cast<std::uint64_t>(step.order) << 8 |
       static_cast<std::uint64_t>(step.weights);
   hash = fold_hash(hash, small);

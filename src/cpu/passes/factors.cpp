@@ -15,8 +15,8 @@
 namespace moegemm::cpu {
 namespace {
 
-/// 512 bytes of fp32 at a time, so that memory's pages change seldom. The buffer is 64 KB, and stays
-/// in the second cache.
+/// 512 bytes of fp32 at a time, so that memory's pages change seldom. The buffer is 64 KB, and
+/// stays in the second cache.
 constexpr std::int64_t kTile = 128;
 constexpr std::int64_t kGrainTiles = 4;
 constexpr std::int64_t kGrainElems = 64 * 1024;

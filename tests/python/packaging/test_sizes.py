@@ -20,7 +20,9 @@ MORE_FILES = {
 }
 
 # The first line of what is not a function although it opens a brace.
-_NO_FUNCTION = re.compile(r"\s*(namespace|class|struct|enum|union|extern|template <.*> (class|struct)|requires|if|for|while)\b")
+_NO_FUNCTION = re.compile(
+    r"\s*(namespace|class|struct|enum|union|extern|template <.*> (class|struct)|requires|if|for|while)\b"
+)
 
 
 def sources(*suffixes: str) -> Iterator[tuple[str, list[str]]]:
