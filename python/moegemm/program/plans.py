@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from moegemm.formats import FORMATS
 from moegemm.operators.loading import candidates
 from moegemm.program.tables import html_table
 
 _ERRORS = (ValueError, TypeError, NotImplementedError, RuntimeError)  # moegemm::ErrorKind, in its order
-_DTYPES: dict[Any, str] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 _TAKE = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
 
@@ -70,9 +70,10 @@ def plan(
     >>> print(str(found).splitlines()[0])
     demo: 8 experts, top 2, hidden 64, intermediate 32; 16 tokens, 4.0 rows per expert
     """
+    word = FORMATS[dtype].name if isinstance(dtype, torch.dtype) and dtype in FORMATS else dtype
     given = {
         "tokens": tokens, "experts": experts, "topk": topk, "hidden": hidden, "intermediate": intermediate,
-        "dtype": _DTYPES.get(dtype, dtype), "device": device, "gpu": gpu, "backend": backend,
+        "dtype": word, "device": device, "gpu": gpu, "backend": backend,
         "weights": weights,
     }  # fmt: skip
     if model is not None and (not isinstance(model, str) or model.startswith("-")):

@@ -10,29 +10,15 @@
 /// the same for the whole grid and costs nothing beside the memory access.
 namespace moegemm::cuda {
 
-// Switches, not with_format: its comparisons cost scale_rows registers that it does not have.
 __device__ inline float load_float(const void* base, DType dtype, std::int64_t i) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return to_float(static_cast<const __half*>(base)[i]);
-    case DType::kBFloat16:
-      return to_float(static_cast<const __nv_bfloat16*>(base)[i]);
-    default:
-      return static_cast<const float*>(base)[i];
-  }
+  return with_format(FloatingFormats(), dtype, [&]<DType D>() {
+    return to_float(static_cast<const ElementType<D>*>(base)[i]);
+  });
 }
 
 __device__ inline void store_float(void* base, DType dtype, std::int64_t i, float value) {
-  switch (dtype) {
-    case DType::kFloat16:
-      round_to(static_cast<__half*>(base)[i], value);
-      break;
-    case DType::kBFloat16:
-      round_to(static_cast<__nv_bfloat16*>(base)[i], value);
-      break;
-    default:
-      static_cast<float*>(base)[i] = value;
-  }
+  with_format(FloatingFormats(), dtype,
+              [&]<DType D>() { round_to(static_cast<ElementType<D>*>(base)[i], value); });
 }
 
 /// An element of an int32 or int64 tensor.
