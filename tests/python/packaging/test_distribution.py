@@ -125,10 +125,56 @@ def test_release_takes_the_oldest_and_the_newest_torch(checkout, monkeypatch):
 def test_checksums_are_those_of_sha256sum(checkout):
     for name in ("pyproject.toml", "CMakeLists.txt", "CHANGELOG.md"):
         (checkout / name).unlink()
-    (checkout / "a.whl").write_text("abc")
+    (checkout / "a-1.2.3.whl").write_text("abc")
+    (checkout / "hub").mkdir()
     release.write_checksums("1.2.3")
     digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-    assert (checkout / "SHA256SUMS").read_text() == f"{digest}  a.whl\n"
+    assert (checkout / "SHA256SUMS").read_text() == f"{digest}  a-1.2.3.whl\n"
+    (checkout / "a-1.2.2.whl").write_text("abc")
+    with pytest.raises(release.ReleaseError, match=r"files of another version: a-1\.2\.2\.whl"):
+        release.write_checksums("1.2.3")
+
+
+class Steps:
+    """A release whose steps only note that they ran, in a tree of a commit or, without one, with changes."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.commit, self.ran = "abc", []
+        monkeypatch.setattr(release, "PASSED", root / "build" / "release-steps.json")
+        monkeypatch.setattr(release, "commit_of_tree", lambda: self.commit)
+        steps = {name: lambda version, name=name: self.ran.append(name) for name in release.STEPS}
+        monkeypatch.setattr(release, "STEPS", steps)
+
+    def run(self, *names: str, version: str = "1.2.3") -> None:
+        for name in names:
+            release.run_step(name, version)
+
+
+@pytest.fixture
+def steps(checkout, monkeypatch) -> Steps:
+    return Steps(checkout, monkeypatch)
+
+
+def test_checksums_need_every_step_of_one_commit_in_one_run_or_several(steps):
+    *others, last = release.STEPS
+    steps.run(*others[:3])
+    with pytest.raises(release.ReleaseError, match="not passed for this commit: tests,wheels,environments,packages"):
+        steps.run(last)
+    assert last not in steps.ran
+    steps.run(*others[3:], last)
+    assert steps.ran == list(release.STEPS)
+    for commit, version in (("def", "1.2.3"), ("abc", "1.2.4")):
+        steps.commit = commit
+        with pytest.raises(release.ReleaseError, match="not passed for this commit: version,changelog,tree,"):
+            steps.run(last, version=version)
+
+
+def test_nothing_that_passes_with_uncommitted_changes_counts(steps):
+    steps.commit = ""
+    *others, last = release.STEPS
+    steps.run(*others)
+    with pytest.raises(release.ReleaseError, match="not passed"):
+        steps.run(last)
 
 
 def fat_binary(*images: tuple[int, bool, bool], payload: bytes = bytes(24)) -> bytes:
