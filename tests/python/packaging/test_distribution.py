@@ -145,9 +145,9 @@ class Steps:
         steps = {name: lambda version, name=name: self.ran.append(name) for name in release.STEPS}
         monkeypatch.setattr(release, "STEPS", steps)
 
-    def run(self, *names: str, version: str = "1.2.3") -> None:
+    def run(self, *names: str, version: str = "1.2.3", rehearsed: bool = False) -> None:
         for name in names:
-            release.run_step(name, version)
+            release.run_step(name, version, rehearsed)
 
 
 @pytest.fixture
@@ -167,6 +167,13 @@ def test_checksums_need_every_step_of_one_commit_in_one_run_or_several(steps):
         steps.commit = commit
         with pytest.raises(release.ReleaseError, match="not passed for this commit: version,changelog,tree,"):
             steps.run(last, version=version)
+
+
+def test_a_rehearsal_counts_for_nothing(steps):
+    steps.run(*release.STEPS, rehearsed=True)
+    assert steps.ran == list(release.STEPS)
+    with pytest.raises(release.ReleaseError, match="not passed for this commit: version,changelog,tree,"):
+        steps.run("checksums")
 
 
 def test_nothing_that_passes_with_uncommitted_changes_counts(steps):
