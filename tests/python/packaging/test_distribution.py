@@ -2,7 +2,9 @@
 
 import importlib.util
 import io
+import shutil
 import struct
+import subprocess
 import sys
 import tarfile
 import zipfile
@@ -83,6 +85,28 @@ def test_source_package_gets_a_readable_description(tmp_path):
     with tarfile.open(finish.finish_sdist(path)) as sdist:
         assert b"In a model, " in sdist.extractfile("moegemm-0.1.0/PKG-INFO").read()
         assert sdist.extractfile("moegemm-0.1.0/README.md").read() == b"[a](docs/a.md)"
+
+
+def test_the_wheel_without_kernels_leaves_the_other_where_it_is(tmp_path):
+    """In a checkout whose pip and auditwheel copy a wheel that is there already."""
+    shutil.copytree(SCRIPTS, tmp_path / "scripts")
+    with zipfile.ZipFile(tmp_path / "built.whl", "w") as wheel:
+        wheel.writestr("moegemm-0.1.0.dist-info/METADATA", metadata())
+    stand_in = """#!/usr/bin/env bash
+while [ "$1" != --wheel-dir ]; do shift; done
+mkdir -p "$2" && cp built.whl "$2/moegemm-0.1.0-py3-none-manylinux_2_28_x86_64.whl"
+"""
+    for name in ("python", "auditwheel"):
+        program = tmp_path / ".venv" / "bin" / name
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(stand_in)
+        program.chmod(0o755)
+    with_kernels = tmp_path / "dist" / "moegemm-0.1.0-py3-none-manylinux_2_28_x86_64.whl"
+    with_kernels.parent.mkdir()
+    with_kernels.write_text("with kernels")
+    subprocess.run([tmp_path / "scripts" / "package" / "wheel", "cpu"], check=True, capture_output=True)
+    assert with_kernels.read_text() == "with kernels"
+    assert zipfile.is_zipfile(with_kernels.with_name("moegemm-0.1.0+cpu-py3-none-manylinux_2_28_x86_64.whl"))
 
 
 @pytest.fixture
