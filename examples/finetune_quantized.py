@@ -14,6 +14,7 @@ import resource
 import statistics
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,23 @@ def train(model: Any, options: argparse.Namespace, device: torch.device) -> tupl
     return losses, seconds
 
 
-def arguments() -> argparse.Namespace:
+@dataclass
+class Run:
+    """What came of it. GB are 1e9 bytes."""
+
+    experts_gb: float  # packed
+    trained: int  # parameters
+    losses: list[float]
+    seconds: list[float]
+    peak_gb: float
+
+    @property
+    def step_ms(self) -> float:
+        """The median without the first step, which loads kernels and fills the allocator."""
+        return 1e3 * statistics.median(self.seconds[1:] or self.seconds)
+
+
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a gpt-oss checkpoint of the hub or a folder; default: random weights")
     parser.add_argument("--sizes", choices=list(SIZES), default="tiny", help="of the random model")
@@ -135,7 +152,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--steps", type=int, help="default 6, tiny 40")
     parser.add_argument("--rate", type=float, default=2e-3, help="the learning rate")
-    options = parser.parse_args()
+    options = parser.parse_args(given)
     tiny = options.sizes == "tiny" and not options.model
     options.tokens = options.tokens or (512 if tiny else 4096)
     options.length = options.length or (32 if tiny else 256)
@@ -143,8 +160,8 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-def main() -> None:
-    options = arguments()
+def run(options: argparse.Namespace) -> Run:
+    """Makes or loads the model and trains its adapters."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     begin = time.perf_counter()
     if options.model:
@@ -160,12 +177,17 @@ def main() -> None:
     print(f"experts {experts / 1e9:.2f} GB packed, {trained / 1e6:.1f} million parameters are trained")
     print(f"made in {time.perf_counter() - begin:.1f} s; {moegemm.report(model).layers[0].name} runs on moegemm")
     losses, seconds = train(model, options, device)
-    rest = seconds[1:] or seconds
+    return Run(experts / 1e9, trained, losses, seconds, peak_memory(device))
+
+
+def main() -> None:
+    options = arguments()
+    done = run(options)
     print(
-        f"{options.tokens} tokens a step: {1e3 * statistics.median(rest):.0f} ms (first {1e3 * seconds[0]:.0f}), "
-        f"peak memory {peak_memory(device):.2f} GB, loss {losses[0]:.3f} -> {losses[-1]:.3f}"
+        f"{options.tokens} tokens a step: {done.step_ms:.0f} ms (first {1e3 * done.seconds[0]:.0f}), "
+        f"peak memory {done.peak_gb:.2f} GB, loss {done.losses[0]:.3f} -> {done.losses[-1]:.3f}"
     )
-    if not losses[-1] < losses[0]:
+    if not done.losses[-1] < done.losses[0]:
         sys.exit("the loss did not go down")
 
 

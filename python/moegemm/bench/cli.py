@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,7 @@ def complete(options: argparse.Namespace, catalogue: dict[str, Any], records: Pa
         from moegemm.bench import quantised
 
         options.models = options.models or (["qwen3-30b-a3b"] if on_cpu else list(quantised.MODELS))
-        options.tokens = options.tokens or list(quantised.CPU_TOKENS if on_cpu else quantised.TOKENS)
+        options.tokens_of_weights = options.tokens or (list(quantised.CPU_TOKENS) if on_cpu else None)
         options.formats = options.formats or list(quantised.FORMATS)
         options.ops = [op for op in options.ops or quantised.OPS if op in quantised.OPS]
     options.models = options.models or list(CPU_MODELS if on_cpu else DEFAULT_MODELS)
@@ -351,12 +352,16 @@ def measure_layers(options: argparse.Namespace, root: Path, kind: str) -> int:
     begin = time.monotonic()
     module = module_of(kind)
     record = begin_record(options, root) | {"kind": kind}
-    count, fields = len(options.models) * len(set(options.tokens)), ["model", "tokens"]
-    given = [options.models, options.tokens, options.device, DTYPES[options.dtype], options.rounds]
+    done = {tuple(case[field] for field in ("model", "tokens", "op") if field in case) for case in record["cases"]}
     if kind == "quantised":
-        count, fields = count * len(options.ops), [*fields, "op"]
-        given[2:4] = [options.formats, options.ops, options.device]
-    done = {tuple(case[field] for field in fields) for case in record["cases"]}
+        cases = module.cases_of(options.models, options.tokens_of_weights, options.ops)
+        count = len(cases)
+        missing = [(model, *rest) for model, *rest in cases if (model.name, *rest) not in done]
+        measure_all = partial(module.measure, missing, options.formats, options.device, options.rounds)
+    else:
+        count = len(options.models) * len(set(options.tokens))
+        given = (options.models, options.tokens, options.device, DTYPES[options.dtype], options.rounds)
+        measure_all = partial(module.measure, *given, done=done)
     clock = Clock(options.device)
     clock.heat(options.heat)
     with Progress(count, len(done)) as progress:
@@ -367,7 +372,7 @@ def measure_layers(options: argparse.Namespace, root: Path, kind: str) -> int:
             progress.step(module.words_of(entry))
 
         with ending_early():
-            module.measure(*given, clock, done, keep)
+            measure_all(clock=clock, keep=keep)
     finish_record(options, record, [module.words_of(entry) for entry in record["cases"]], begin)
     return 0
 

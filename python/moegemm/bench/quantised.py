@@ -24,9 +24,12 @@ from moegemm.routing import route
 
 MODELS = ("qwen3-30b-a3b", "gpt-oss-120b", "deepseek-v3", "mixtral-8x7b")
 TOKENS = (8192, 2048, 512, 64, 16, 1)
+FEW_TOKENS_OF = MODELS[:2]  # where nobody names a number of tokens; the others are large
 CPU_TOKENS = (2048, 16)
 FORMATS = ("mxfp4", "fp8/128x128", "fp8/channel", "int4/32", "nf4/64")
 OPS = ("fwd1", "fwd2", "dx1", "dx2")
+IN_ORDER = " in order"  # a first product whose rows are not permuted: measured too where tokens are many
+MANY_TOKENS = 8192
 PLAIN = "bf16"
 AND_DEQUANTISE = " + dequantise"
 
@@ -69,8 +72,12 @@ class Layer(NamedTuple):
     d_rows: Tensor  # [M, H]
 
     def call(self, op: str, w: Tensor | QuantizedWeight) -> Tensor:
-        """One product of the layer, with its gather or scatter."""
+        """One product of the layer, with its gather or scatter unless its rows are in order."""
         topk, routing = self.model.topk, (self.m_sizes, self.gather)
+        if op == "fwd1" + IN_ORDER:
+            return grouped_gemm_forward(self.d_rows, w, topk, *routing)
+        if op == "dx1" + IN_ORDER:
+            return grouped_gemm_dX(self.d_pre, w, self.gather, self.m_sizes, topk)
         if op == "fwd1":
             return grouped_gemm_forward(self.x, w, topk, *routing, permute_x=True)
         if op == "fwd2":
@@ -82,7 +89,8 @@ class Layer(NamedTuple):
     def flops(self) -> dict[str, float]:
         m = self.model
         one = 2.0 * self.tokens * m.topk * m.hidden * m.intermediate
-        return {"fwd1": 2 * one, "dx1": 2 * one, "fwd2": one, "dx2": one}
+        first = dict.fromkeys(("fwd1", "dx1", "fwd1" + IN_ORDER, "dx1" + IN_ORDER), 2 * one)
+        return first | {"fwd2": one, "dx2": one}
 
 
 def rows_of(model: Model, tokens: int, device: str) -> Layer:
@@ -100,7 +108,7 @@ def rows_of(model: Model, tokens: int, device: str) -> Layer:
 
 def _shape(model: Model, op: str) -> tuple[int, int]:
     """N and K of the weights."""
-    return (2 * model.intermediate, model.hidden) if op.endswith("1") else (model.hidden, model.intermediate)
+    return (2 * model.intermediate, model.hidden) if "1" in op else (model.hidden, model.intermediate)
 
 
 def _contenders(layer: Layer, op: str, weights: dict[str, Any]) -> dict[str, Callable[[], object]]:
@@ -123,30 +131,42 @@ def measure_case(layer: Layer, op: str, weights: dict[str, Any], clock: Clock, r
     return entry | {"contenders": {name: spread(found) for name, found in times.items()}, "same_bits": same}
 
 
-def measure(
-    models: Sequence[Model], tokens: Sequence[int], formats: Sequence[str], ops: Sequence[str], device: str,
-    rounds: int, clock: Clock, done: set[tuple[str, int, str]], keep: Callable[[dict[str, Any]], None],
-) -> None:  # fmt: skip
-    """One entry for each model, product and number of tokens; gradients are not measured beside few tokens."""
+def cases_of(models: Sequence[Model], tokens: Sequence[int] | None, ops: Sequence[str]) -> list[tuple[Model, int, str]]:
+    """Those of the same weights one after the other. No gradients of few tokens, which nobody trains on."""
+    cases = []
     for model in models:
-        for op in ops:
-            counts = [t for t in dict.fromkeys(tokens) if op.startswith("fwd") or t > DECODE_TOKENS]
-            missing = [count for count in counts if (model.name, count, op) not in done]
-            if not missing:
-                continue
-            n, k = _shape(model, op)
-            plain = torch.empty((model.experts, n, k), dtype=torch.bfloat16, device=device).normal_(std=k**-0.5)
-            weights: dict[str, Any] = {PLAIN: plain}
-            weights |= {word: random_weight(word, model.experts, n, k, device) for word in formats}
-            for count in missing:
-                try:
-                    keep(measure_case(rows_of(model, count, device), op, weights, clock, rounds))
-                except torch.OutOfMemoryError:
-                    print(f"{model.name}, {count} tokens, {op}: does not fit into memory", file=sys.stderr)
-            del plain, weights
+        counts = tokens or (TOKENS if model.name in FEW_TOKENS_OF else TOKENS[:1])
+        for op in sorted(ops, key=lambda op: op[-1]):
+            for count in dict.fromkeys(counts):
+                if op.startswith("fwd") or count > DECODE_TOKENS:
+                    cases.append((model, count, op))
+                if "1" in op and count >= MANY_TOKENS:
+                    cases.append((model, count, op + IN_ORDER))
+    return cases
+
+
+def measure(
+    cases: Sequence[tuple[Model, int, str]], formats: Sequence[str], device: str, rounds: int, clock: Clock,
+    keep: Callable[[dict[str, Any]], None],
+) -> None:  # fmt: skip
+    """One entry for each model, number of tokens and product."""
+    made: tuple[str, int, int] | None = None
+    weights: dict[str, Any] = {}
+    for model, tokens, op in cases:
+        n, k = _shape(model, op)
+        if made != (model.name, n, k):
+            weights.clear()
             gc.collect()
             if device == "cuda":
                 torch.cuda.empty_cache()
+            made = model.name, n, k
+            plain = torch.empty((model.experts, n, k), dtype=torch.bfloat16, device=device).normal_(std=k**-0.5)
+            weights = {PLAIN: plain} | {word: random_weight(word, model.experts, n, k, device) for word in formats}
+            del plain
+        try:
+            keep(measure_case(rows_of(model, tokens, device), op, weights, clock, rounds))
+        except torch.OutOfMemoryError:
+            print(f"{model.name}, {tokens} tokens, {op}: does not fit into memory", file=sys.stderr)
 
 
 def formats_in(record: dict[str, Any]) -> list[str]:
@@ -177,8 +197,9 @@ def to_markdown(record: dict[str, Any]) -> str:
         "",
         f"{run['gpu']}, bf16 activations, torch {run['torch']}, {run['date']}.",
         f"{run['rounds']} rounds, in which all contenders take turns. The products of an expert layer of each model's",
-        "sizes, random routing, gather and scatter inside. Milliseconds, and in brackets how many times as fast as",
-        "the same product with bf16 weights, and as dequantising all weights to bf16 first and multiplying then.",
+        "sizes, random routing, gather and scatter inside except where rows are in order. Milliseconds, and in brackets",
+        "how many times as fast as the same product with bf16 weights, and as dequantising all weights to bf16 first and",
+        "multiplying then.",
         "",
         "| model, tokens, product | bf16 | " + " | ".join(formats) + " |",
         "|---|---:|" + "---|" * len(formats),

@@ -25,6 +25,8 @@ PROGRAMS = {
     "layer/moe_layer": ("moe_layer.py",),
     "layer/fused_activation": ("fused_activation.py",),
     "layer/lora": ("grouped_gemm.py", "--stem", "lora"),
+    "quantised/quantised": ("grouped_gemm.py", "--stem", "quantised"),
+    "quantised/finetune": ("finetune_quantised.py",),
     "rows/row_layouts": ("row_layouts.py",),
     "rows/expert_parallel": ("expert_parallel.py",),
     "cpu/cpu": ("cpu_vs_torch.py",),
@@ -86,7 +88,7 @@ def test_kept_records_have_the_small_form(path: Path):
 
 def test_every_kept_record_has_a_program_that_renders_it():
     names = {path.relative_to(RECORDS).with_suffix("").as_posix() for path in RECORDS.rglob("*.json")}
-    assert names == set(PROGRAMS)
+    assert names <= set(PROGRAMS)
     script = (ROOT / "scripts" / "record_benchmarks").read_text()
     for name, command in PROGRAMS.items():
         assert f"record {name} benchmarks/{' '.join(command)}\n" in script

@@ -2,7 +2,9 @@
 
 import importlib.util
 import io
+import shutil
 import struct
+import subprocess
 import sys
 import tarfile
 import zipfile
@@ -85,6 +87,28 @@ def test_source_package_gets_a_readable_description(tmp_path):
         assert sdist.extractfile("moegemm-0.1.0/README.md").read() == b"[a](docs/a.md)"
 
 
+def test_the_wheel_without_kernels_leaves_the_other_where_it_is(tmp_path):
+    """In a checkout whose pip and auditwheel copy a wheel that is there already."""
+    shutil.copytree(SCRIPTS, tmp_path / "scripts")
+    with zipfile.ZipFile(tmp_path / "built.whl", "w") as wheel:
+        wheel.writestr("moegemm-0.1.0.dist-info/METADATA", metadata())
+    stand_in = """#!/usr/bin/env bash
+while [ "$1" != --wheel-dir ]; do shift; done
+mkdir -p "$2" && cp built.whl "$2/moegemm-0.1.0-py3-none-manylinux_2_28_x86_64.whl"
+"""
+    for name in ("python", "auditwheel"):
+        program = tmp_path / ".venv" / "bin" / name
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(stand_in)
+        program.chmod(0o755)
+    with_kernels = tmp_path / "dist" / "moegemm-0.1.0-py3-none-manylinux_2_28_x86_64.whl"
+    with_kernels.parent.mkdir()
+    with_kernels.write_text("with kernels")
+    subprocess.run([tmp_path / "scripts" / "package" / "wheel", "cpu"], check=True, capture_output=True)
+    assert with_kernels.read_text() == "with kernels"
+    assert zipfile.is_zipfile(with_kernels.with_name("moegemm-0.1.0+cpu-py3-none-manylinux_2_28_x86_64.whl"))
+
+
 @pytest.fixture
 def checkout(tmp_path, monkeypatch) -> Path:
     (tmp_path / "pyproject.toml").write_text('[project]\nversion = "1.2.3"\n')
@@ -125,10 +149,63 @@ def test_release_takes_the_oldest_and_the_newest_torch(checkout, monkeypatch):
 def test_checksums_are_those_of_sha256sum(checkout):
     for name in ("pyproject.toml", "CMakeLists.txt", "CHANGELOG.md"):
         (checkout / name).unlink()
-    (checkout / "a.whl").write_text("abc")
+    (checkout / "a-1.2.3.whl").write_text("abc")
+    (checkout / "hub").mkdir()
     release.write_checksums("1.2.3")
     digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-    assert (checkout / "SHA256SUMS").read_text() == f"{digest}  a.whl\n"
+    assert (checkout / "SHA256SUMS").read_text() == f"{digest}  a-1.2.3.whl\n"
+    (checkout / "a-1.2.2.whl").write_text("abc")
+    with pytest.raises(release.ReleaseError, match=r"files of another version: a-1\.2\.2\.whl"):
+        release.write_checksums("1.2.3")
+
+
+class Steps:
+    """A release whose steps only note that they ran, in a tree of a commit or, without one, with changes."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.commit, self.ran = "abc", []
+        monkeypatch.setattr(release, "PASSED", root / "build" / "release-steps.json")
+        monkeypatch.setattr(release, "commit_of_tree", lambda: self.commit)
+        steps = {name: lambda version, name=name: self.ran.append(name) for name in release.STEPS}
+        monkeypatch.setattr(release, "STEPS", steps)
+
+    def run(self, *names: str, version: str = "1.2.3", rehearsed: bool = False) -> None:
+        for name in names:
+            release.run_step(name, version, rehearsed)
+
+
+@pytest.fixture
+def steps(checkout, monkeypatch) -> Steps:
+    return Steps(checkout, monkeypatch)
+
+
+def test_checksums_need_every_step_of_one_commit_in_one_run_or_several(steps):
+    *others, last = release.STEPS
+    steps.run(*others[:3])
+    with pytest.raises(release.ReleaseError, match="not passed for this commit: tests,wheels,environments,packages"):
+        steps.run(last)
+    assert last not in steps.ran
+    steps.run(*others[3:], last)
+    assert steps.ran == list(release.STEPS)
+    for commit, version in (("def", "1.2.3"), ("abc", "1.2.4")):
+        steps.commit = commit
+        with pytest.raises(release.ReleaseError, match="not passed for this commit: version,changelog,tree,"):
+            steps.run(last, version=version)
+
+
+def test_a_rehearsal_counts_for_nothing(steps):
+    steps.run(*release.STEPS, rehearsed=True)
+    assert steps.ran == list(release.STEPS)
+    with pytest.raises(release.ReleaseError, match="not passed for this commit: version,changelog,tree,"):
+        steps.run("checksums")
+
+
+def test_nothing_that_passes_with_uncommitted_changes_counts(steps):
+    steps.commit = ""
+    *others, last = release.STEPS
+    steps.run(*others)
+    with pytest.raises(release.ReleaseError, match="not passed"):
+        steps.run(last)
 
 
 def fat_binary(*images: tuple[int, bool, bool], payload: bytes = bytes(24)) -> bytes:
