@@ -18,10 +18,14 @@ from moegemm.expert_layer.layer import moe_mlp
 from moegemm.interface import grouped_gemm, grouped_gemm_dW, grouped_gemm_dX, grouped_gemm_forward
 from moegemm.lora import LoraAdapter, LowRank, keep_factors, lora_moe_mlp
 from moegemm.operators.gradients.weight_gradients import WeightGradients
-from moegemm.operators.process.batch_invariance import batch_invariant, set_batch_invariant
 from moegemm.operators.process.early_loading import load_kernels
 from moegemm.operators.process.information import info
-from moegemm.operators.process.multiprocessors import max_multiprocessors, set_max_multiprocessors
+from moegemm.operators.process.settings import (
+    batch_invariant,
+    max_multiprocessors,
+    set_batch_invariant,
+    set_max_multiprocessors,
+)
 from moegemm.program.plans import plan
 from moegemm.quantized import QuantizedWeight, quantize
 from moegemm.routing import combine, route

@@ -21,7 +21,7 @@ from moegemm.operators.packed import Packed
 from moegemm.operators.process.notes import warn_of_replaced_kernels
 from moegemm.operators.raw import RawArguments, autocast_dtype, raw_options, run_raw, torch_allows_tf32
 from moegemm.operators.rules import require_no_fuse_mul_pre, require_valid_role
-from moegemm.operators.segments import ZERO, placed, tail_options
+from moegemm.operators.segments import ZERO, placed
 from moegemm.operators.shortcuts import apply_eagerly, eager_product, forward_plain, may_autocast
 from moegemm.quantized.product import quantised_product, refuse_weight_gradient
 from moegemm.quantized.weight import QuantizedWeight, packed_of
@@ -113,8 +113,9 @@ def grouped_gemm(
             or expected_rows is not None
         ):  # fmt: skip
             require_valid_role(permute_x, permute_y, is_first_gemm, dX_only, dW_only)
-            options = raw_options(X, permute_x, permute_y, fuse_mul_post, check, allow_tf32, autotune)
-            options += tail_options(tails, expected_rows)
+            options = raw_options(
+                X, permute_x, permute_y, fuse_mul_post, check, allow_tf32, autotune, tails, expected_rows
+            )
             m_sizes, settings = placed(m_sizes, starts), DEFAULTS
             if has_settings:
                 configs = (kernel_config_fwd, kernel_config_bwd_dX, kernel_config_bwd_dW)
@@ -201,8 +202,9 @@ def grouped_gemm_forward(
         use_tma_store=use_tma_store, use_tma_load_w=use_tma_load_w, use_tma_load_x=use_tma_load_x,
     )  # fmt: skip
     arguments = RawArguments(X, packed_of("W", W), placed(m_sizes, starts), gather_indices, topk_weights, topk)
-    options = raw_options(X, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32, autotune)
-    options += tail_options(tails, expected_rows)
+    options = raw_options(
+        X, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32, autotune, tails, expected_rows
+    )
     return run_raw("forward", arguments, options, config, out, out_dtype)
 
 
@@ -259,8 +261,9 @@ def grouped_gemm_dX(
     arguments = RawArguments(
         dY, packed_of("W", W), placed(m_sizes, starts), gather_indices, topk_weights, topk, ("dY", "W")
     )
-    options = raw_options(dY, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32, autotune)
-    options += tail_options(tails, expected_rows)
+    options = raw_options(
+        dY, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32, autotune, tails, expected_rows
+    )
     return run_raw("dx", arguments, options, config, out, out_dtype)
 
 
@@ -316,8 +319,9 @@ def grouped_gemm_dW(
         use_tma_store=use_tma_store, use_tma_load_dy=use_tma_load_dy, use_tma_load_x=use_tma_load_x,
     )  # fmt: skip
     arguments = RawArguments(dY, X, placed(m_sizes, starts), gather_indices, topk_weights, topk, ("dY", "X"))
-    options = raw_options(X, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32, autotune)
-    options += tail_options(tails, expected_rows)
+    options = raw_options(
+        X, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32, autotune, tails, expected_rows
+    )
     return run_raw("dw", arguments, options + (ACCUMULATE if accumulate else ""), config, out, out_dtype)
 
 

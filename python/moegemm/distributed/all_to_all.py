@@ -20,6 +20,7 @@ from moegemm.distributed.dispatcher import Dispatched
 from moegemm.distributed.exchange import Combined, Order, Returned, Sent, Splits, equal_splits, is_fake
 from moegemm.distributed.sending import Sending, ids_at_target, once_per_rank, once_per_slot, order_of, with_room
 from moegemm.operators.errors import no_tensor, shown
+from moegemm.operators.rules import require_weight_of_each_slot
 from moegemm.routing import combine
 
 
@@ -144,11 +145,7 @@ class AllToAll:
             raise ValueError(
                 f"x is {list(x.shape)}, expert_ids is {list(expert_ids.shape)}; they must be [T, H] and [T, topk]"
             )
-        if router_weights is not None and router_weights.shape != expert_ids.shape:
-            raise ValueError(
-                f"router_weights is {list(router_weights.shape)}; its shape must be that of expert_ids, "
-                f"{list(expert_ids.shape)}"
-            )
+        require_weight_of_each_slot(router_weights, expert_ids)
 
     def send(
         self, x: Tensor, expert_ids: Tensor, router_weights: Tensor | None, *, weights_travel: bool,

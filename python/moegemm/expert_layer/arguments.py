@@ -12,6 +12,7 @@ from moegemm.operators.errors import explain, no_tensor, shown
 from moegemm.operators.loading import ops
 from moegemm.operators.packed import Packed
 from moegemm.operators.raw import autocast_dtype
+from moegemm.operators.rules import require_weight_of_each_slot
 from moegemm.quantized.weight import QuantizedWeight, packed_of
 from moegemm.sharded import local_weight
 
@@ -141,11 +142,7 @@ def _require_leading_dimensions(x: Tensor, expert_ids: Tensor, router_weights: T
             f"expert_ids is {list(expert_ids.shape)}; its shape must be [..., topk] with the leading dimensions of x, "
             f"{list(x.shape[:-1])}"
         )
-    if router_weights is not None and router_weights.shape != expert_ids.shape:
-        raise ValueError(
-            f"router_weights is {list(router_weights.shape)}; its shape must be that of expert_ids, "
-            f"{list(expert_ids.shape)}"
-        )
+    require_weight_of_each_slot(router_weights, expert_ids)
 
 
 def token_arguments(

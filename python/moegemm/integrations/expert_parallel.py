@@ -7,12 +7,13 @@ slot in eight is local on average: the compact layer computes and keeps no rows 
 """
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-_compile: Any = torch.compiler
+_read_while_tracing: Callable[[Callable[..., bool]], Callable[..., bool]] = torch.compiler.assume_constant_result
 
 
 def _how_tokens_come(module: Any) -> Any:
@@ -21,7 +22,7 @@ def _how_tokens_come(module: Any) -> Any:
     return inspect.getclosurevars(forward).nonlocals.get("implementation")
 
 
-@_compile.assume_constant_result  # nothing that torch.compile could trace, and nothing that changes
+@_read_while_tracing  # nothing that torch.compile could trace, and nothing that changes
 def _leaves_ids(module: Any, records: bool) -> bool:
     """`records`: the call's tokens need gradients."""
     if not getattr(vars(module).get("forward"), "__qualname__", "").startswith("EpDispatch"):

@@ -23,6 +23,7 @@ from moegemm.operators.options import (
 )
 from moegemm.operators.packed import Packed
 from moegemm.operators.process.notes import warn_of_replaced_kernels
+from moegemm.operators.segments import ZERO, tail_options
 from moegemm.operators.shortcuts import cuda_matmul_uses_tf32
 from moegemm.sharded import is_distributed, local_weight
 from moegemm.tuning import KernelConfig
@@ -73,6 +74,8 @@ def raw_options(
     check: bool,
     allow_tf32: bool | None,
     autotune: bool = False,
+    tails: str = ZERO,
+    expected_rows: int | None = None,
 ) -> str:
     """The operators' `options`."""
     if allow_tf32 is None:
@@ -84,6 +87,7 @@ def raw_options(
         + (CHECK if check else "")
         + (ALLOW_TF32 if allow_tf32 else "")
         + (autotune_word() if autotune else "")
+        + tail_options(tails, expected_rows)
     )
 
 

@@ -16,6 +16,14 @@ def require_same_device(name: str, tensor: Tensor | None, lead_name: str, lead: 
         raise TypeError(f"{name} is on {tensor.device}; it must be on {lead.device}, where {lead_name} is")
 
 
+def require_weight_of_each_slot(router_weights: Tensor | None, expert_ids: Tensor) -> None:
+    if router_weights is not None and router_weights.shape != expert_ids.shape:
+        raise ValueError(
+            f"router_weights is {list(router_weights.shape)}; its shape must be that of expert_ids, "
+            f"{list(expert_ids.shape)}"
+        )
+
+
 def require_valid_role(permute_x: bool, permute_y: bool, is_first_gemm: bool, dX_only: bool, dW_only: bool) -> None:
     """Which GEMM of the layer it is, and which gradients are wanted."""
     if permute_x and not is_first_gemm:
