@@ -6,7 +6,8 @@
 #include "moegemm/kinds.h"
 #include "moegemm/tensor.h"
 
-/// Where and with what a call runs: threads, memory, streams, and kernels loaded ahead of time.
+/// Where and with what a call runs: threads, memory, streams, kernels loaded ahead of time, and
+/// whether the planner may take any kernel.
 namespace moegemm {
 
 /// Where the CPU backend gets its threads. A framework passes its own pool so that its thread
@@ -59,5 +60,13 @@ MOEGEMM_API int load_kernels(Device device);
 /// MOEGEMM_LOAD_EARLY: whether a Python process should load the kernels in the background once it
 /// uses a GPU. "0" is no, "1" or empty yes; throws kInvalidValue for other words.
 MOEGEMM_API bool loads_early();
+
+/// Forward and dX are batch invariant: a row's bits depend on that row and its expert's weights
+/// alone, because all kernels of a backend sum in one order. `set_batch_invariant(false)` lets the
+/// planner take kernels that sum in an order of their own (KernelInfo::own_order), for all later
+/// calls of this process; results stay deterministic. Returns what held before. It begins as
+/// MOEGEMM_BATCH_INVARIANT says, which is on unless it is 0.
+MOEGEMM_API bool set_batch_invariant(bool on);
+MOEGEMM_API bool is_batch_invariant();
 
 }  // namespace moegemm

@@ -3,14 +3,11 @@
 /// Everything: matrix products of Mixture-of-Experts layers, forward and backward, with the token
 /// permutation inside. Start at ops.h and passes.h.
 
-#include "moegemm/compact.h"
 #include "moegemm/describe.h"
 #include "moegemm/epilogue.h"
 #include "moegemm/error.h"
 #include "moegemm/execution.h"
-#include "moegemm/factors.h"
 #include "moegemm/info.h"
-#include "moegemm/invariance.h"
 #include "moegemm/kinds.h"
 #include "moegemm/ops.h"
 #include "moegemm/passes.h"

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <span>
 
 #include "moegemm/epilogue.h"
 #include "moegemm/execution.h"
@@ -9,10 +11,10 @@
 #include "moegemm/quantization.h"
 #include "moegemm/tensor.h"
 
-/// The passes of an expert layer around its products: routing and the top-k sum, activations, and
-/// the gradients of biases. E experts, T tokens, M = T * topk rows, I activated columns. Arithmetic
-/// is fp32, rounded once. Every element of an output is written; rows outside every segment are
-/// zero, or left alone with Tails::kUndefined: see ops.h.
+/// The passes of an expert layer around its products: routing and the top-k sum, activations, the
+/// gradients of biases, quantised weights and low-rank factors. E experts, T tokens, M = T * topk
+/// rows, I activated columns. Arithmetic is fp32, rounded once. Every element of an output is
+/// written; rows outside every segment are zero, or left alone with Tails::kUndefined: see ops.h.
 namespace moegemm {
 
 /// Sorts the M = T * topk routed rows by expert, stably.
@@ -36,6 +38,81 @@ MOEGEMM_API std::int64_t route_workspace_bytes(std::int64_t rows, std::int64_t n
 /// plain sum); out [T, C] in rows' dtype or fp32.
 MOEGEMM_API void combine(const TensorView& rows, const TensorView& weights, std::int64_t topk,
                          const TensorView& out, const ExecutionContext& context = {});
+
+// Rows as a capacity: many ids are those of other ranks' experts and take no row, and nothing of
+// T * topk rows exists. And what surrounds an exchange of rows between ranks.
+
+struct RouteLimits {
+  TensorView num_tokens;  ///< [1] int32 or int64, or not given: tokens from that one on take no
+                          ///< row, and their ids are not read
+  TensorView overflow;    ///< [1] int32 or int64, or not given: becomes 1 if rows were dropped,
+                          ///< else it is left alone
+  bool check = false;     ///< names the first row that would be dropped: synchronises.
+                          ///< MOEGEMM_CHECK=1 in the environment turns it on everywhere
+};
+
+/// Sorts by expert, stably, the rows that have one.
+///   expert_ids     [T, topk] int32 or int64, any row stride; ids outside [0, E) take no row
+///   m_sizes        [E] int32 or int64, written: rows of each expert
+///   gather_indices [R] same dtype as m_sizes, R a capacity, written: flat index of the row at
+///                  position r, -1 where there is none
+///   positions      [T, topk] same dtype, dense, written: position of the row of slot s of token t,
+///                  -1 where there is none
+///   workspace      CUDA only: route_workspace_bytes(T * topk, E) bytes on the device
+/// Of more than R rows those at the last positions are dropped; m_sizes counts what is kept.
+MOEGEMM_API void route_compact(const TensorView& expert_ids, std::int64_t experts,
+                               const TensorView& m_sizes, const TensorView& gather_indices,
+                               const TensorView& positions, const RouteLimits& limits = {},
+                               void* workspace = nullptr, const ExecutionContext& context = {});
+
+/// out[t] = sum over s of weights[t, s] * rows[positions[t, s]], in fp32, s ascending, rounded
+/// once; a position outside [0, R) adds nothing.  rows [R, C], any order; positions [T, topk] int32
+/// or int64, dense; weights [T, topk] or [T * topk], fp32 or rows' dtype, or not given (a plain
+/// sum); out [T, C] in rows' dtype or fp32. The bits of `combine` where every slot has a row.
+MOEGEMM_API void combine_rows(const TensorView& rows, const TensorView& weights,
+                              const TensorView& positions, const TensorView& out,
+                              const ExecutionContext& context = {});
+
+/// What is sent for each token: out[positions[t, s]] = rows[t], to the bit. A position outside
+/// [0, R) takes none.  rows [T, C], floating; positions [T, topk] int32 or int64, dense; out [R, C]
+/// in rows' dtype. gather_indices [R], as route_compact makes them, or not given: rows of `out`
+/// whose index is outside [0, T * topk) become zero. Without them positions must name every row of
+/// `out`: a row that they do not is not written.
+MOEGEMM_API void spread_rows(const TensorView& rows, const TensorView& positions,
+                             const TensorView& gather_indices, const TensorView& out,
+                             const ExecutionContext& context = {});
+
+/// For tokens that are sent once to each rank which has an expert of theirs; rank r has those from
+/// r * experts_of_rank on.
+///   expert_ids     [T, topk] int32 or int64, dense
+///   ranks_of_slots [T, topk] int64, dense, written: the rank of each slot's expert; -1 for an id
+///                  that names none, and where an earlier slot of the token has the same rank
+///   pairs          [ranks] int64, written: slots whose expert is on each rank
+MOEGEMM_API void first_slots(const TensorView& expert_ids, std::int64_t experts_of_rank,
+                             const TensorView& ranks_of_slots, const TensorView& pairs,
+                             const ExecutionContext& context = {});
+
+/// ids [R, topk] int64, written: the experts of the tokens that are sent, as their targets count
+/// them, and -1 for those of other ranks. gather_indices [R]: the flat slot that each row is sent
+/// for, whose expert's rank is its target; one outside [0, T * topk) has no experts.
+MOEGEMM_API void ids_at_target(const TensorView& expert_ids, const TensorView& gather_indices,
+                               std::int64_t experts_of_rank, const TensorView& ids,
+                               const ExecutionContext& context = {});
+
+/// Rows that came from several ranks, sorted by expert, those of an expert in the order of ranks.
+///   counts         [ranks, E] int32 or int64, any row stride: rows of each rank for each expert;
+///                  a rank's rows come in the order of experts
+///   room           rows that each rank has a place for, filled from the first on; -1: the ranks'
+///                  rows follow one another
+///   m_sizes        [E] int32 or int64, written: rows of each expert
+///   gather_indices [R] same dtype, written: the row at position r, -1 where there is none
+///   expert_ids     [R] int64, written: the expert of each row, E for one that no count tells of
+/// Negative counts are 0, and rows past the last are left out.
+MOEGEMM_API void index_arrivals(const TensorView& counts, std::int64_t room,
+                                const TensorView& m_sizes, const TensorView& gather_indices,
+                                const TensorView& expert_ids, const ExecutionContext& context = {});
+
+// Activations, biases and router weights.
 
 /// One pass over the rows that serves the backward of `multiply`, with g = gather_indices[r]:
 ///   dot[g]     = <product[r], x[r]>       fp32 sum, rounded once to dot's dtype
@@ -120,5 +197,44 @@ MOEGEMM_API void add_rows(const TensorView& a, const TensorView& b, const Routin
 MOEGEMM_API void dequantise_weights(const TensorView& packed, const ScalesView& scales,
                                     const Quantization& quantization, const TensorView& out,
                                     const ExecutionContext& context = {});
+
+// The factors of low-rank parts (GemmOptions::low_rank_weights), which their owners keep in other
+// layouts and formats than the products read: PEFT has B as [N, r, E] in fp32.
+
+/// A stack [E, rows, columns] that somebody else owns, with any strides, in elements.
+struct StridedStack {
+  void* data = nullptr;
+  DType dtype = DType::kFloat32;
+  std::array<std::int64_t, 3> shape = {};
+  std::array<std::int64_t, 3> strides = {};
+  Device device;
+};
+
+/// to[e, i, j] = scaling * from[e, i, j] in fp32, rounded once. `to` has as many experts and at
+/// least as many rows and columns; what it has more is zero.
+struct FactorCopy {
+  StridedStack from;
+  StridedStack to;
+  float scaling = 1.0f;
+};
+
+/// All copies, on a GPU in one launch for every eight. No `to` may be in the memory of another
+/// tensor. With m_sizes, [E] int32 or int64, experts of size 0 or less are left out: their part of
+/// `from` is not read, and their part of `to` stays as it is.
+MOEGEMM_API void copy_factors(std::span<const FactorCopy> copies, const TensorView& m_sizes = {},
+                              const ExecutionContext& context = {});
+
+/// The thin product of few rows, straight from a factor as its owner keeps it: rows[r] = x[r] A_e^T
+/// for the rows r of each expert e, with the bits of a forward whose W is copy_factors of it.
+///   x        [T, K] with routing.gather_indices, as permute_x, else [M, K]; bf16 or fp16
+///   factor   [E, r, K] in x's dtype or fp32
+///   routing  m_sizes, gather_indices and topk; segments follow one another
+///   rows     [M, r rounded up to a multiple of 8] in x's dtype; what is in no segment stays as it
+///   is
+/// On a GPU, with K a multiple of 8, columns side by side and every row aligned to 16 bytes; else
+/// it is refused as not implemented.
+MOEGEMM_API void factor_rows(const TensorView& x, const StridedStack& factor,
+                             const RoutingView& routing, const TensorView& rows,
+                             const ExecutionContext& context = {});
 
 }  // namespace moegemm

@@ -65,7 +65,7 @@ struct Problem {
   bool allow_tf32 = false;
   bool batch_invariant = true;  ///< only kernels that sum in the order of their backend
   bool ups_apart = false;       ///< forward: W has the first half of N, another tensor the second
-  bool ups_follow = false;      ///< and that one lies behind it, near enough for one map of both
+  bool ups_follow = false;      ///< and that one lies after it, near enough for one map of both
   std::int64_t low_rank =
       0;              ///< forward and dX: depth of the part that is added to the sums; 0: none
   bool bias = false;  ///< forward and dX: adds its expert's bias to each row, before it is scaled

@@ -6,7 +6,6 @@
 #include <string>
 
 #include "core/dropped_row.h"
-#include "moegemm/compact.h"
 #include "moegemm/info.h"
 #include "moegemm/ops.h"
 #include "moegemm/passes.h"

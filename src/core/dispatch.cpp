@@ -10,7 +10,7 @@
 #include "core/tuning/tune_call.h"
 #include "core/validation/validate.h"
 #include "core/workspace.h"
-#include "moegemm/invariance.h"
+#include "moegemm/execution.h"
 #include "moegemm/ops.h"
 
 namespace moegemm {

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <span>
 
-#include "moegemm/factors.h"
+#include "moegemm/passes.h"
 
 namespace moegemm {
 

@@ -1,5 +1,4 @@
 #include "arguments.h"
-#include "moegemm/compact.h"
 #include "moegemm/passes.h"
 #include "registration.h"
 #include "runtime/execution.h"

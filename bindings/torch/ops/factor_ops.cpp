@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "arguments.h"
-#include "moegemm/factors.h"
+#include "moegemm/passes.h"
 #include "registration.h"
 #include "runtime/execution.h"
 

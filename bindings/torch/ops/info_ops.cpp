@@ -3,7 +3,6 @@
 #include "moegemm/error.h"
 #include "moegemm/execution.h"
 #include "moegemm/info.h"
-#include "moegemm/invariance.h"
 #include "registration.h"
 #include "runtime/execution.h"
 #include "runtime/torch_tuning.h"

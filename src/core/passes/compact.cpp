@@ -1,5 +1,3 @@
-#include "moegemm/compact.h"
-
 #include <algorithm>
 #include <vector>
 
@@ -9,6 +7,7 @@
 #include "core/registry.h"
 #include "core/validation/route_rules.h"
 #include "core/validation/tensor_rules.h"
+#include "moegemm/passes.h"
 
 namespace moegemm {
 namespace {

@@ -1,5 +1,3 @@
-#include "moegemm/factors.h"
-
 #include <cstddef>
 #include <string>
 #include <vector>
@@ -8,6 +6,7 @@
 #include "core/refusal.h"
 #include "core/registry.h"
 #include "core/validation/tensor_rules.h"
+#include "moegemm/passes.h"
 
 namespace moegemm {
 namespace {

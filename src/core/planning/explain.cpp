@@ -8,7 +8,7 @@
 #include "core/refusal.h"
 #include "core/registry.h"
 #include "core/validation/validate.h"
-#include "moegemm/invariance.h"
+#include "moegemm/execution.h"
 #include "moegemm/plan.h"
 
 namespace moegemm {

@@ -1,8 +1,7 @@
-#include "moegemm/invariance.h"
-
 #include <atomic>
 
 #include "core/process/environment.h"
+#include "moegemm/execution.h"
 
 namespace moegemm {
 namespace {

@@ -20,7 +20,7 @@ std::string refuse_weights(const Problem& problem, const KernelInfo& kernel) {
   }
   if (problem.ups_apart && !kernel.ups_apart) return "reads gates and ups from one tensor";
   if (problem.ups_apart && !problem.ups_follow) {
-    return "reads ups that lie behind their gates, by less than 1 TiB and a multiple of 16 bytes";
+    return "reads ups that lie after their gates, by less than 1 TiB and a multiple of 16 bytes";
   }
   if (kernel.own_order && problem.batch_invariant) {
     return "sums in an order of its own, and results are to be batch invariant";

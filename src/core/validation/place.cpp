@@ -3,7 +3,7 @@
 #include "core/validation/quantization_rules.h"
 #include "core/validation/tensor_rules.h"
 #include "core/validation/validate.h"
-#include "moegemm/invariance.h"
+#include "moegemm/execution.h"
 
 namespace moegemm {
 namespace {
@@ -17,7 +17,7 @@ bool spans_beyond_64_gib(const Problem& problem, const Operands& operands) {
          kMost;
 }
 
-/// Whether the ups lie behind the gates as far as the stride of a tensor map reaches.
+/// Whether the ups lie after the gates as far as the stride of a tensor map reaches.
 bool follow(const void* gates, const void* ups) {
   constexpr std::uintptr_t kMost = std::uintptr_t{1} << 40;
   const auto first = reinterpret_cast<std::uintptr_t>(gates);

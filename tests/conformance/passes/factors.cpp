@@ -1,5 +1,3 @@
-#include "moegemm/factors.h"
-
 #include <gtest/gtest.h>
 
 #include <array>
@@ -9,6 +7,7 @@
 
 #include "conformance/passes/row_checks.h"
 #include "conformance/suites.h"
+#include "moegemm/passes.h"
 #include "testing/device/device_vector.h"
 
 /// copy_factors on every device: any two layouts, formats, zeros past what is given, experts left

@@ -7,7 +7,6 @@
 
 #include "conformance/driver/targets.h"
 #include "conformance/suites.h"
-#include "moegemm/compact.h"
 #include "moegemm/error.h"
 #include "moegemm/passes.h"
 #include "testing/device/device_vector.h"

@@ -1,11 +1,10 @@
-#include "moegemm/compact.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstdint>
 #include <vector>
 
+#include "moegemm/passes.h"
 #include "unit/core/expect_refusal.h"
 
 namespace moegemm {

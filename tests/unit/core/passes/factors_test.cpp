@@ -1,5 +1,3 @@
-#include "moegemm/factors.h"
-
 #include <gtest/gtest.h>
 
 #include <array>
@@ -7,6 +5,7 @@
 #include <vector>
 
 #include "core/factor_tiles.h"
+#include "moegemm/passes.h"
 #include "unit/core/expect_refusal.h"
 
 namespace moegemm::testing {
