@@ -57,18 +57,22 @@ MOEGEMM_API TuneReport tune(const Description& description, const TensorView& fi
                             const RoutingView& routing, const GemmOptions& options,
                             const ExecutionContext& context, bool again = false);
 
-/// The tensors of a whole expert layer. T tokens, E experts, I activated columns, C = I or with a
-/// gate 2 I.
+/// The weights of an expert layer. E experts, I activated columns, C = I or with a gate 2 I.
+struct ExpertWeightViews {
+  TensorView w_gate_up;     ///< [E, C, H], or [E, H, C] with WeightLayout::kKn
+  TensorView w_down;        ///< [E, H, I], or [E, I, H]
+  TensorView gate_up_bias;  ///< [E, C] or not given
+  TensorView down_bias;     ///< [E, H] or not given
+  TensorView w_up = {};     ///< [E, I, H], or [E, H, I], beside a w_gate_up of the same shape that
+                            ///< holds the gates alone; not given: w_gate_up holds both
+};
+
+/// The tensors of a whole expert layer of T tokens.
 struct LayerViews {
-  TensorView x;               ///< [T, H]
-  TensorView w_gate_up;       ///< [E, C, H], or [E, H, C] with WeightLayout::kKn
-  TensorView w_down;          ///< [E, H, I], or [E, I, H]
+  TensorView x;  ///< [T, H]
+  ExpertWeightViews weights;
   TensorView expert_ids;      ///< [T, topk]
   TensorView router_weights;  ///< [T, topk] or not given; fp32 or x's dtype
-  TensorView gate_up_bias;    ///< [E, C] or not given
-  TensorView down_bias;       ///< [E, H] or not given
-  TensorView w_up = {};  ///< [E, I, H], or [E, H, I], beside a w_gate_up of the same shape that
-                         ///< holds the gates alone; not given: w_gate_up holds both
 };
 
 /// The rules of a layer, from metadata as those of `describe`. Names in refusals are those of the
@@ -78,14 +82,10 @@ MOEGEMM_API void check_layer(const LayerViews& views, const Activation& activati
 
 /// The tensors of an expert layer whose rows come and go in expert order.
 struct ExpertRowsViews {
-  TensorView rows;       ///< [R, H]
-  TensorView w_gate_up;  ///< as in LayerViews, like the other weights
-  TensorView w_down;
+  TensorView rows;  ///< [R, H]
+  ExpertWeightViews weights;
   TensorView sizes;        ///< [E]
   TensorView row_weights;  ///< [R] or not given; fp32 or the rows' dtype
-  TensorView gate_up_bias;
-  TensorView down_bias;
-  TensorView w_up = {};
 };
 
 MOEGEMM_API void check_expert_rows(const ExpertRowsViews& views, const Activation& activation,

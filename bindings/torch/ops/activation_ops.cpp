@@ -11,22 +11,38 @@ namespace {
 /// Exponentials and the like: one element of an activation costs about this many operations.
 constexpr double kElementFlops = 20;
 
-/// See moegemm::check_layer. A format makes a weight a quantised one: packed_weight.h.
+/// The weights of a layer whose rows have dtype `like`. A format makes a weight a quantised one:
+/// packed_weight.h.
+ExpertWeightViews weights_metadata(const Tensor& w_gate_up, const Tensor& w_down,
+                                   const std::optional<Tensor>& gate_up_bias,
+                                   const std::optional<Tensor>& down_bias,
+                                   const std::optional<Tensor>& w_up,
+                                   const std::string& gate_up_format,
+                                   const std::string& down_format, DType like) {
+  return {weight_metadata("w_gate_up", w_gate_up, gate_up_format, like),
+          weight_metadata("w_down", w_down, down_format, like),
+          Argument("gate_up_bias", gate_up_bias).metadata(),
+          Argument("down_bias", down_bias).metadata(),
+          w_up ? weight_metadata("w_gate_up[1]", *w_up, gate_up_format, like) : TensorView{}};
+}
+
+WeightLayout layout_of(bool transposed) {
+  return transposed ? WeightLayout::kKn : WeightLayout::kNk;
+}
+
+/// See moegemm::check_layer.
 void check_layer(Tensor x, Tensor w_gate_up, Tensor w_down, Tensor expert_ids,
                  std::optional<Tensor> router_weights, std::optional<Tensor> gate_up_bias,
                  std::optional<Tensor> down_bias, std::string activation, bool transposed,
                  std::optional<Tensor> w_up, std::string gate_up_format, std::string down_format) {
   raising([&] {
     const TensorView lead = Argument("x", x).metadata();
-    moegemm::check_layer(
-        {lead, weight_metadata("w_gate_up", w_gate_up, gate_up_format, lead.dtype),
-         weight_metadata("w_down", w_down, down_format, lead.dtype),
-         Argument("expert_ids", expert_ids).metadata(),
-         Argument("router_weights", router_weights).metadata(),
-         Argument("gate_up_bias", gate_up_bias).metadata(),
-         Argument("down_bias", down_bias).metadata(),
-         w_up ? weight_metadata("w_gate_up[1]", *w_up, gate_up_format, lead.dtype) : TensorView{}},
-        parse_activation(activation), transposed ? WeightLayout::kKn : WeightLayout::kNk);
+    moegemm::check_layer({lead,
+                          weights_metadata(w_gate_up, w_down, gate_up_bias, down_bias, w_up,
+                                           gate_up_format, down_format, lead.dtype),
+                          Argument("expert_ids", expert_ids).metadata(),
+                          Argument("router_weights", router_weights).metadata()},
+                         parse_activation(activation), layout_of(transposed));
   });
 }
 
@@ -39,13 +55,11 @@ void check_expert_rows(Tensor rows, Tensor w_gate_up, Tensor w_down, Tensor size
   raising([&] {
     const TensorView lead = Argument("rows", rows).metadata();
     moegemm::check_expert_rows(
-        {lead, weight_metadata("w_gate_up", w_gate_up, gate_up_format, lead.dtype),
-         weight_metadata("w_down", w_down, down_format, lead.dtype),
-         Argument("sizes", sizes).metadata(), Argument("row_weights", row_weights).metadata(),
-         Argument("gate_up_bias", gate_up_bias).metadata(),
-         Argument("down_bias", down_bias).metadata(),
-         w_up ? weight_metadata("w_gate_up[1]", *w_up, gate_up_format, lead.dtype) : TensorView{}},
-        parse_activation(activation), transposed ? WeightLayout::kKn : WeightLayout::kNk);
+        {lead,
+         weights_metadata(w_gate_up, w_down, gate_up_bias, down_bias, w_up, gate_up_format,
+                          down_format, lead.dtype),
+         Argument("sizes", sizes).metadata(), Argument("row_weights", row_weights).metadata()},
+        parse_activation(activation), layout_of(transposed));
   });
 }
 

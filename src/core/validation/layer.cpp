@@ -5,7 +5,7 @@
 namespace moegemm {
 namespace {
 
-/// What layers of tokens and layers of rows have in common.
+/// What layers of tokens and layers of rows have in common, by its names.
 struct WeightArguments {
   Argument w_gate_up, w_up, w_down, gate_up_bias, down_bias;
 };
@@ -68,9 +68,7 @@ std::int64_t require_weights(const WeightArguments& weights, const Argument& x,
   return experts;
 }
 
-/// Those of views that have the weights of a layer.
-template <class Views>
-WeightArguments weights_of(const Views& views) {
+WeightArguments named(const ExpertWeightViews& views) {
   const bool pair = views.w_up.given();
   return {{pair ? "w_gate_up[0]" : "w_gate_up", views.w_gate_up},
           {"w_gate_up[1]", views.w_up},
@@ -85,7 +83,7 @@ void check_layer(const LayerViews& views, const Activation& activation, WeightLa
   const Argument x{"x", views.x};
   const Argument expert_ids{"expert_ids", views.expert_ids};
   const Argument router_weights{"router_weights", views.router_weights};
-  require_weights(weights_of(views), x, activation, layout);
+  require_weights(named(views.weights), x, activation, layout);
   const std::int64_t tokens = x.view.shape[0];
   require_form(expert_ids, {{2, "[..., topk]"}});
   require_index(expert_ids);
@@ -103,7 +101,7 @@ void check_expert_rows(const ExpertRowsViews& views, const Activation& activatio
   const Argument rows{"rows", views.rows};
   const Argument sizes{"sizes", views.sizes};
   const Argument row_weights{"row_weights", views.row_weights};
-  const std::int64_t experts = require_weights(weights_of(views), rows, activation, layout);
+  const std::int64_t experts = require_weights(named(views.weights), rows, activation, layout);
   require_sizes(sizes, rows);
   require_shape(sizes, {experts}, "[E]");
   if (row_weights.view.given()) {

@@ -57,11 +57,23 @@ std::vector<std::int32_t> experts_of(const RoutingView& routing, std::int64_t ro
   return experts;
 }
 
-/// A row outside the segments.
-void leave_row(const RoutingView& routing, std::int64_t row,
-               std::initializer_list<const TensorView*> outputs) {
-  if (routing.tails == Tails::kUndefined) return;
-  for (const TensorView* output : outputs) zero_row(*output, row);
+/// body(row, expert) for the rows of every segment, by all workers, of `columns` elements each. The
+/// other rows of `outputs` become zero, or stay as they are where tails are undefined.
+template <typename Body>
+void for_each_row_of_experts(const ExecutionContext& context, const RoutingView& routing,
+                             std::int64_t rows, std::int64_t columns,
+                             std::initializer_list<const TensorView*> outputs, const Body& body) {
+  const std::vector<std::int32_t> expert_of = experts_of(routing, rows);
+  for_each_range(context, rows, grain_rows(kGrainElems, columns),
+                 [&](std::int64_t begin, std::int64_t end) {
+                   for (std::int64_t r = begin; r < end; ++r) {
+                     if (expert_of[r] >= 0) {
+                       body(r, std::int64_t{expert_of[r]});
+                     } else if (routing.tails != Tails::kUndefined) {
+                       for (const TensorView* output : outputs) zero_row(*output, r);
+                     }
+                   }
+                 });
 }
 
 /// A row of the first product with its expert's bias.
@@ -122,31 +134,22 @@ double backward_row(const ActivationGradientInputs& in, const Activation& activa
 void CpuPasses::activate(const TensorView& pre, const TensorView& bias, const RoutingView& routing,
                          const Activation& activation, const TensorView& act,
                          const ExecutionContext& context) const {
-  const std::int64_t rows = pre.shape[0];
   const std::int64_t activated = act.shape[1];
-  const std::vector<std::int32_t> expert_of = experts_of(routing, rows);
   const Columns columns(activation, activated);
   with_constant<kActivationFunctions>(activation.function, [&]<ActivationFunction F>() {
     with_element_type(pre.dtype, [&]<typename T>(T*) {
       with_element_type(act.dtype, [&]<typename Out>(Out*) {
-        for_each_range(context, rows, grain_rows(kGrainElems, activated),
-                       [&](std::int64_t begin, std::int64_t end) {
-                         for (std::int64_t r = begin; r < end; ++r) {
-                           const std::int64_t expert = expert_of[r];
-                           if (expert < 0) {
-                             leave_row(routing, r, {&act});
-                             continue;
-                           }
-                           const BiasedRow<T> row(pre, bias, r, expert);
-                           const float weight = router_weight(routing, r);
-                           Out* to = row_of<Out>(act, r);
-                           for (std::int64_t c = 0; c < activated; ++c) {
-                             const float up = activation.gated() ? row[columns.up_at(c)] : 0.0f;
-                             const float gate = row[columns.gate_at(c)];
-                             store(weight * evaluate<F>(activation, gate, up).act, to[c]);
-                           }
-                         }
-                       });
+        const auto activate_row = [&](std::int64_t r, std::int64_t expert) {
+          const BiasedRow<T> row(pre, bias, r, expert);
+          const float weight = router_weight(routing, r);
+          Out* to = row_of<Out>(act, r);
+          for (std::int64_t c = 0; c < activated; ++c) {
+            const float up = activation.gated() ? row[columns.up_at(c)] : 0.0f;
+            const float gate = row[columns.gate_at(c)];
+            store(weight * evaluate<F>(activation, gate, up).act, to[c]);
+          }
+        };
+        for_each_row_of_experts(context, routing, pre.shape[0], activated, {&act}, activate_row);
       });
     });
   });
@@ -157,7 +160,6 @@ void CpuPasses::activate_backward(const ActivationGradientInputs& in, const Rout
                                   const ActivationGradientOutputs& out,
                                   const ExecutionContext& context) const {
   const std::int64_t rows = in.pre.shape[0];
-  const std::vector<std::int32_t> expert_of = experts_of(routing, rows);
   const TensorView& d_weights = out.d_weights;
   // Written by index below: what no row names stays zero.
   const std::int64_t flat_rows = flat_rows_of(routing, out, rows);
@@ -166,31 +168,24 @@ void CpuPasses::activate_backward(const ActivationGradientInputs& in, const Rout
   }
   with_constant<kActivationFunctions>(activation.function, [&]<ActivationFunction F>() {
     with_element_type(in.pre.dtype, [&]<typename T>(T*) {
-      for_each_range(context, rows, grain_rows(kGrainElems, in.d_act.shape[1]),
-                     [&](std::int64_t begin, std::int64_t end) {
-                       for (std::int64_t r = begin; r < end; ++r) {
-                         const std::int64_t expert = expert_of[r];
-                         if (expert < 0) {
-                           leave_row(routing, r, {&out.d_pre, &out.weighted_act});
-                           continue;
-                         }
-                         const std::int64_t flat = flat_row(routing, r, flat_rows);
-                         if (flat < 0) {
-                           zero_row(out.d_pre, r);
-                           zero_row(out.weighted_act, r);
-                           continue;
-                         }
-                         const float weight = router_weight(routing, flat);
-                         double sum = backward_row<F, T>(in, activation, out, r, expert, weight);
-                         if (!d_weights.given()) continue;
-                         if (in.down_bias.given()) {
-                           sum += dot(row_of<const T>(in.d_out, flat / routing.topk),
-                                      row_of<const T>(in.down_bias, expert), in.d_out.shape[1]);
-                         }
-                         write_float(d_weights.data, d_weights.dtype, flat,
-                                     static_cast<float>(sum));
-                       }
-                     });
+      const auto row_backward = [&](std::int64_t r, std::int64_t expert) {
+        const std::int64_t flat = flat_row(routing, r, flat_rows);
+        if (flat < 0) {
+          zero_row(out.d_pre, r);
+          zero_row(out.weighted_act, r);
+          return;
+        }
+        const float weight = router_weight(routing, flat);
+        double sum = backward_row<F, T>(in, activation, out, r, expert, weight);
+        if (!d_weights.given()) return;
+        if (in.down_bias.given()) {
+          sum += dot(row_of<const T>(in.d_out, flat / routing.topk),
+                     row_of<const T>(in.down_bias, expert), in.d_out.shape[1]);
+        }
+        write_float(d_weights.data, d_weights.dtype, flat, static_cast<float>(sum));
+      };
+      for_each_row_of_experts(context, routing, rows, in.d_act.shape[1],
+                              {&out.d_pre, &out.weighted_act}, row_backward);
     });
   });
 }
@@ -200,27 +195,19 @@ void CpuPasses::add_to_rows(const TensorView& rows, const TensorView& added,
                             const ExecutionContext& context) const {
   const bool per_row = !routing.router_weights.given();
   const std::int64_t columns = out.shape[1];
-  const std::vector<std::int32_t> expert_of = experts_of(routing, out.shape[0]);
   with_element_type(rows.dtype, [&]<typename In>(In*) {
     with_element_type(out.dtype, [&]<typename Out>(Out*) {
-      for_each_range(context, out.shape[0], grain_rows(kGrainElems, columns),
-                     [&](std::int64_t begin, std::int64_t end) {
-                       for (std::int64_t r = begin; r < end; ++r) {
-                         const std::int64_t expert = expert_of[r];
-                         if (expert < 0) {
-                           leave_row(routing, r, {&out});
-                           continue;
-                         }
-                         const float weight = router_weight(routing, r);
-                         const In* from = row_of<const In>(rows, r);
-                         const std::int64_t first = (per_row ? r : expert) * added.row_stride;
-                         Out* to = row_of<Out>(out, r);
-                         for (std::int64_t c = 0; c < columns; ++c) {
-                           const float term = read_float(added.data, added.dtype, first + c);
-                           store(to_float(from[c]) + weight * term, to[c]);
-                         }
-                       }
-                     });
+      const auto add_to_row = [&](std::int64_t r, std::int64_t expert) {
+        const float weight = router_weight(routing, r);
+        const In* from = row_of<const In>(rows, r);
+        const std::int64_t first = (per_row ? r : expert) * added.row_stride;
+        Out* to = row_of<Out>(out, r);
+        for (std::int64_t c = 0; c < columns; ++c) {
+          const float term = read_float(added.data, added.dtype, first + c);
+          store(to_float(from[c]) + weight * term, to[c]);
+        }
+      };
+      for_each_row_of_experts(context, routing, out.shape[0], columns, {&out}, add_to_row);
     });
   });
 }

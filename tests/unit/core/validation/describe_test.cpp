@@ -86,12 +86,9 @@ class LayerRules : public ::testing::Test {
 
   // T = 6, H = 8, I = 5, E = 3, topk = 2
   LayerViews views{matrix(6, 8),
-                   stack(3, 10, 8),
-                   stack(3, 8, 5),
+                   {stack(3, 10, 8), stack(3, 8, 5), matrix(3, 10), matrix(3, 8)},
                    matrix(6, 2, DType::kInt64),
-                   matrix(6, 2, DType::kFloat32),
-                   matrix(3, 10),
-                   matrix(3, 8)};
+                   matrix(6, 2, DType::kFloat32)};
   WeightLayout layout = WeightLayout::kNk;
 };
 
@@ -99,31 +96,26 @@ TEST_F(LayerRules, HoldForEitherLayout) {
   EXPECT_NO_THROW(check_layer(views, Activation{}, layout));
   expect_refusal(ErrorKind::kInvalidValue, {"w_down is bf16[3, 8, 5]", "[E, I, H] = [3, 8, 8]"},
                  [&] { check_layer(views, Activation{}, WeightLayout::kKn); });
-  views.w_gate_up = stack(3, 8, 10);
-  views.w_down = stack(3, 5, 8);
+  views.weights.w_gate_up = stack(3, 8, 10);
+  views.weights.w_down = stack(3, 5, 8);
   EXPECT_NO_THROW(check_layer(views, Activation{}, WeightLayout::kKn));
 }
 
 TEST_F(LayerRules, GatesAndUpsMayBeApart) {
-  views.w_gate_up = views.w_up = stack(3, 5, 8);
+  views.weights.w_gate_up = views.weights.w_up = stack(3, 5, 8);
   EXPECT_NO_THROW(check_layer(views, Activation{}, layout));
-  views.w_up = stack(3, 6, 8);
+  views.weights.w_up = stack(3, 6, 8);
   expect_refused(ErrorKind::kInvalidValue,
                  {"w_gate_up[1] is bf16[3, 6, 8]", "[E, I, H] = [3, 5, 8]"});
-  views.w_up = stack(3, 5, 8);
+  views.weights.w_up = stack(3, 5, 8);
   expect_refusal(ErrorKind::kInvalidValue, {"w_gate_up[1] is given", "concatenated"}, [&] {
     check_layer(views, Activation{.layout = GateLayout::kInterleaved}, layout);
   });
 }
 
 TEST_F(LayerRules, OfRowsInExpertOrder) {
-  ExpertRowsViews rows{views.x,
-                       views.w_gate_up,
-                       views.w_down,
-                       TensorView::vector(nullptr, DType::kInt64, 3),
-                       TensorView::vector(nullptr, DType::kFloat32, 6),
-                       views.gate_up_bias,
-                       views.down_bias};
+  ExpertRowsViews rows{views.x, views.weights, TensorView::vector(nullptr, DType::kInt64, 3),
+                       TensorView::vector(nullptr, DType::kFloat32, 6)};
   const auto check = [&] { check_expert_rows(rows, Activation{}, layout); };
   EXPECT_NO_THROW(check());
   rows.row_weights = TensorView::vector(nullptr, DType::kFloat32, 5);
@@ -137,16 +129,16 @@ TEST_F(LayerRules, NameTheArgument) {
   expect_refused(ErrorKind::kInvalidValue, {"router_weights", "[T, topk] = [6, 2]"});
   views.expert_ids = matrix(6, 2, DType::kFloat32);
   expect_refused(ErrorKind::kInvalidType, {"expert_ids has dtype fp32", "int32 and int64"});
-  views.down_bias = matrix(3, 7);
+  views.weights.down_bias = matrix(3, 7);
   expect_refused(ErrorKind::kInvalidValue, {"down_bias", "[E, H] = [3, 8]"});
-  views.gate_up_bias = matrix(3, 10, DType::kFloat16);
+  views.weights.gate_up_bias = matrix(3, 10, DType::kFloat16);
   expect_refused(ErrorKind::kInvalidType, {"gate_up_bias has dtype fp16", "bf16, the dtype of x"});
-  views.w_gate_up = stack(3, 5, 8);
+  views.weights.w_gate_up = stack(3, 5, 8);
   expect_refused(ErrorKind::kInvalidValue, {"w_gate_up", "[E, C, H] = [3, 10, 8]"});
-  views.w_down.device = {DeviceType::kCuda, 0};
+  views.weights.w_down.device = {DeviceType::kCuda, 0};
   expect_refused(ErrorKind::kInvalidType, {"w_down is on cuda:0", "on cpu, where x is"});
   views.x = matrix(6, 0);
-  views.w_down.device = {};
+  views.weights.w_down.device = {};
   expect_refused(ErrorKind::kInvalidValue, {"x is bf16[6, 0]", "H must be at least 1"});
 }
 
