@@ -197,8 +197,10 @@ def to_markdown(record: dict[str, Any]) -> str:
         "",
         f"{run['gpu']}, bf16 activations, torch {run['torch']}, {run['date']}.",
         f"{run['rounds']} rounds, in which all contenders take turns. The products of an expert layer of each model's",
-        "sizes, random routing, gather and scatter inside except where rows are in order. Milliseconds, and in brackets",
-        "how many times as fast as the same product with bf16 weights, and as dequantising all weights to bf16 first and",
+        "sizes, random routing, gather and scatter inside except where rows are in order. Milliseconds, and in "
+        "brackets",
+        "how many times as fast as the same product with bf16 weights, and as dequantising all weights to bf16 first "
+        "and",
         "multiplying then.",
         "",
         "| model, tokens, product | bf16 | " + " | ".join(formats) + " |",
