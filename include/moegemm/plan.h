@@ -123,6 +123,10 @@ struct Step {
   WeightCaching weights = WeightCaching::kKeep;
   Columns columns = Columns::kAll;
   LaunchStart start = LaunchStart::kAfter;
+  /// Of W cut by features (N of forward, K of dX): the first one that a kDequantise step decodes or
+  /// a product makes, and how many; 0: all of them.
+  std::int64_t first_feature = 0;
+  std::int64_t features = 0;
   /// Where in the workspace its result goes, in bytes; -1: into the output of the call.
   std::int64_t workspace_offset = -1;
   std::string reason;  ///< why this step, and why so

@@ -94,7 +94,10 @@ class Walk {
       operands_.bias = nullptr;
       problem_ = product_beside(StepKind::kActivate, problem_);
     }
-    if (step.columns == Columns::kAll) {
+    if (step.features > 0) {
+      const Operands cut = operands_from(operands_, step.first_feature);
+      backend.launch(step, cut_of(problem_, step.features), cut, context_);
+    } else if (step.columns == Columns::kAll) {
       backend.launch(step, problem_, operands_, context_);
     } else {
       backend.launch(step, half_of(problem_), operands_of(step.columns), context_);
@@ -105,13 +108,18 @@ class Walk {
     Operands half = operands_;
     half.w_up = nullptr;
     if (columns == Columns::kFirstHalf) return half;
-    const std::int64_t first = asked_.problem.n / 2;
     half.w = operands_.w_up;
-    half.out = static_cast<std::byte*>(half.out) + first * size_bytes(problem_.out_dtype);
-    if (half.bias != nullptr) {
-      half.bias = static_cast<const std::byte*>(half.bias) + first * size_bytes(problem_.dtype);
+    return operands_from(half, asked_.problem.n / 2);
+  }
+
+  /// Output and bias from that feature on.
+  Operands operands_from(Operands operands, std::int64_t first) const {
+    operands.out = static_cast<std::byte*>(operands.out) + first * size_bytes(problem_.out_dtype);
+    if (operands.bias != nullptr) {
+      operands.bias =
+          static_cast<const std::byte*>(operands.bias) + first * size_bytes(problem_.dtype);
     }
-    return half;
+    return operands;
   }
 
   void scale(const Step& step) {
@@ -131,13 +139,16 @@ class Walk {
   }
 
   void dequantise(const Step& step) {
-    const auto weights = [&](const void* data) {
-      return TensorView::stack(data, problem_.dtype, problem_.experts, problem_.n, problem_.k, 0,
-                               problem_.device);
+    const Problem& asked = asked_.problem;
+    const auto weights = [](const void* data, const Problem& of) {
+      return TensorView::stack(data, of.dtype, of.experts, of.n, of.k, 0, of.device);
     };
-    const TensorView decoded = weights(place(step.workspace_offset));
-    passes_for(problem_.device)
-        .dequantise(weights(operands_.w), operands_.w_scales, problem_.quantization, decoded,
+    const Problem cut = step.features > 0 ? cut_of(asked, step.features) : asked;
+    const TensorView decoded = weights(place(step.workspace_offset), cut);
+    const bool by_rows = asked.op == Op::kForward;
+    passes_for(asked.device)
+        .dequantise(weights(asked_.operands.w, asked), asked_.operands.w_scales, asked.quantization,
+                    by_rows ? step.first_feature : 0, by_rows ? 0 : step.first_feature, decoded,
                     context_);
     operands_.w = decoded.data;
     operands_.w_stride = decoded.row_stride;

@@ -43,7 +43,7 @@ class LayerPlan:
     def _repr_html_(self) -> str:
         rows = []
         for product in self.plans:
-            steps = product["plan"]["steps"]
+            steps = [step for step in product["plan"]["steps"] if not step.get("first_feature")]  # one for all cuts
             launches = " + ".join(step.get("kernel", step["kind"]) for step in steps)
             rows.append((product["op"], launches, product["limit"], "; ".join(step["reason"] for step in steps)))
         table = html_table(("product", "launches", "limit", "why"), rows)

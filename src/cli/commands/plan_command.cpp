@@ -64,8 +64,8 @@ std::string steps_text(const Plan& plan) {
   std::string text;
   int number = 0;
   for (const Step& step : plan.steps) {
-    text +=
-        fmt::format("  step {} {}\n         because: {}\n", ++number, to_string(step), step.reason);
+    text += fmt::format("  step {} {}\n", ++number, to_string(step));
+    if (step.first_feature == 0) text += fmt::format("         because: {}\n", step.reason);
   }
   if (!plan.note.empty()) text += fmt::format("  note   {}\n", plan.note);
   if (plan.workspace_bytes > 0) {

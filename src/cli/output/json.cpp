@@ -14,6 +14,9 @@ void to_json(nlohmann::json& json, const Step& step) {
   json = {{"kind", to_string(step.kind)},
           {"reason", step.reason},
           {"workspace_offset", step.workspace_offset}};
+  if (step.features > 0) {
+    json.update({{"first_feature", step.first_feature}, {"features", step.features}});
+  }
   if (step.kind == StepKind::kProduct) {
     json.update({{"backend", to_string(step.backend)},
                  {"kernel", step.kernel_name},

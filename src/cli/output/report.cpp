@@ -37,6 +37,7 @@ std::string tile_text(const TileShape& tile) {
 std::string plan_summary(const Plan& plan) {
   std::string text;
   for (const Step& step : plan.steps) {
+    if (step.first_feature > 0) continue;  // as the first cut
     if (!text.empty()) text += " + ";
     if (step.kind != StepKind::kProduct) {
       text += to_string(step.kind);
@@ -44,6 +45,7 @@ std::string plan_summary(const Plan& plan) {
     }
     text += fmt::format("{} {}", to_string(step.backend), step.kernel_name);
     if (const std::string tile = tile_text(step.tile); !tile.empty()) text += " " + tile;
+    if (step.features > 0) text += fmt::format(", {} features at a time", step.features);
   }
   return text;
 }

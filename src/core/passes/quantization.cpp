@@ -31,7 +31,7 @@ void dequantise_weights(const TensorView& packed_view, const ScalesView& scales_
   }
   require_packed_memory(packed, scales, quantization, n, k, out);
   passes_for(out_view.device)
-      .dequantise(packed_view, scales_view.data, quantization, out_view, context);
+      .dequantise(packed_view, scales_view.data, quantization, 0, 0, out_view, context);
 }
 
 }  // namespace moegemm

@@ -39,26 +39,37 @@ class Draft {
       product_.rows_pending = false;  // the launch ahead of the product is this pass
     }
     workspace_bytes_ += moegemm::workspace_bytes(pass, product_);
+    if (pass == StepKind::kDequantise) cut_ = features_at_a_time(product_);
     product_ = product_beside(pass, product_);
     (follows ? after_ : before_).push_back(std::move(step));
     return *this;
   }
 
-  /// Two products, one for each tensor of weights.
-  Draft& halve() {
-    halves_ = true;
-    product_ = half_of(product_);
+  /// Whether W is decoded and multiplied by some features at a time.
+  bool is_cut() const { return cut_ > 0 && cut_ < product_.features(); }
+
+  /// As many products as the weights have parts: where no kernel reads both tensors of them one for
+  /// each, and one for each cut. Nothing changes the product after this.
+  Draft& part() {
+    features_ = product_.features();
+    halves_ = product_.ups_apart;
+    if (halves_) product_ = half_of(product_);
+    if (is_cut()) product_ = cut_of(product_, cut_);
     return *this;
   }
 
   Plan finish(Step product, PlanSource source) && {
     product.workspace_offset = product_offset_;
-    if (halves_) {
-      product.columns = Columns::kFirstHalf;
-      before_.push_back(product);
-      product.columns = Columns::kSecondHalf;
+    if (cut_ > 0 && cut_ < features_) {
+      add_cuts(std::move(product));
+    } else {
+      if (halves_) {
+        product.columns = Columns::kFirstHalf;
+        before_.push_back(product);
+        product.columns = Columns::kSecondHalf;
+      }
+      before_.push_back(std::move(product));
     }
-    before_.push_back(std::move(product));
     std::move(after_.begin(), after_.end(), std::back_inserter(before_));
     Plan plan;
     plan.steps = Steps(std::move(before_));
@@ -68,11 +79,25 @@ class Draft {
   }
 
  private:
+  /// Decoding, which is the last pass before the product, and the product for each cut.
+  void add_cuts(Step product) {
+    Step decoding = std::move(before_.back());
+    before_.pop_back();
+    decoding.features = product.features = cut_;
+    for (std::int64_t first = 0; first < features_; first += cut_) {
+      decoding.first_feature = product.first_feature = first;
+      before_.push_back(decoding);
+      before_.push_back(product);
+    }
+  }
+
   Problem product_;
   std::vector<Step> before_;
   std::vector<Step> after_;
   std::int64_t workspace_bytes_ = 0;
   std::int64_t product_offset_ = -1;
+  std::int64_t features_ = 0;  ///< of all products together
+  std::int64_t cut_ = 0;       ///< that are decoded at a time; 0: nothing is decoded first
   bool halves_ = false;
 };
 
@@ -87,18 +112,17 @@ bool runs(const Backend& backend, const Problem& problem) {
   });
 }
 
-/// Where no kernel reads both tensors of weights, each has a product.
-Draft halved(Draft draft) { return draft.product().ups_apart ? draft.halve() : draft; }
-
 /// The forms of what a draft leaves for its product.
 Forms forms_of(const Draft& whole, const Backend& backend, WorkspaceUse workspace) {
   const Problem& problem = whole.product();
   if (problem.activation) {
     // Both have the same bits.
     const bool fused_first = workspace != WorkspaceUse::kFree || backend.fusing_is_faster(problem);
-    const Draft apart = halved(Draft(whole).add(
+    Draft apart = Draft(whole).add(
         StepKind::kActivate, fused_first ? "the kernel does not activate its own results"
-                                         : "faster than a kernel that activates its own results"));
+                                         : "faster than a kernel that activates its own results");
+    apart.part();
+    if (whole.is_cut()) return {apart};  // gates and ups would not come together
     return fused_first ? Forms{whole, apart} : Forms{apart, whole};
   }
   if (problem.op == Op::kDw && problem.multiply) {
@@ -108,7 +132,7 @@ Forms forms_of(const Draft& whole, const Backend& backend, WorkspaceUse workspac
                                         : "the kernel multiplies no rows by router weights");
     return scaled_first ? Forms{scaled, whole} : Forms{whole, scaled};
   }
-  return {halved(whole)};
+  return {Draft(whole).part()};
 }
 
 /// With both inputs copied into aligned rows.

@@ -99,6 +99,30 @@ Problem half_of(const Problem& problem) {
   return half;
 }
 
+std::int64_t features_at_a_time(const Problem& problem) {
+  const std::int64_t all = problem.features();
+  const std::int64_t feature_bytes = problem.experts *
+                                     (problem.op == Op::kForward ? problem.k : problem.n) *
+                                     size_bytes(problem.dtype);
+  if (problem.quantization.plain() || problem.low_rank > 0 || problem.ups_apart ||
+      all * feature_bytes <= kMostDecodedBytes) {
+    return all;
+  }
+  constexpr std::int64_t kChunk = 64;  // features of every tile, and 16 bytes of every dtype
+  const std::int64_t chunks = all / kChunk;
+  if (all % kChunk != 0) return all;
+  for (std::int64_t cuts = 2; cuts <= chunks; ++cuts) {
+    if (chunks % cuts == 0 && all / cuts * feature_bytes <= kMostDecodedBytes) return all / cuts;
+  }
+  return chunks > 1 ? kChunk : all;
+}
+
+Problem cut_of(const Problem& problem, std::int64_t features) {
+  Problem cut = problem;
+  (problem.op == Op::kForward ? cut.n : cut.k) = features;
+  return cut;
+}
+
 Problem product_of(const Plan& plan, const Problem& problem) {
   Problem product = problem;
   for (const Step& step : plan.steps) {
@@ -114,6 +138,7 @@ std::int64_t workspace_columns(StepKind pass, const Problem& problem) {
     case StepKind::kZeroGaps:
       break;
     case StepKind::kDequantise:
+      return problem.op == Op::kForward ? problem.k : features_at_a_time(problem);
     case StepKind::kScaleX:
     case StepKind::kGatherX:
       return problem.k;
@@ -134,8 +159,9 @@ std::int64_t workspace_columns(StepKind pass, const Problem& problem) {
 
 std::int64_t workspace_rows(StepKind pass, const Problem& problem) {
   switch (pass) {
-    case StepKind::kDequantise:
-      return problem.experts * problem.n;
+    case StepKind::kDequantise:  // of the part that is decoded at a time
+      return problem.experts *
+             (problem.op == Op::kForward ? features_at_a_time(problem) : problem.n);
     case StepKind::kAlignW:
       return problem.experts * padded(problem.n, problem.dtype);
     case StepKind::kAlignX:

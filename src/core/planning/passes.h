@@ -22,7 +22,21 @@ Problem product_beside(StepKind pass, const Problem& problem);
 /// The product of one half of N, where they are in two tensors.
 Problem half_of(const Problem& problem);
 
-/// The problem of the plan's product, where `problem` is what was planned.
+/// Bytes that decoded weights may take in a workspace, where they can be cut: W is decoded and
+/// multiplied by some features (N of forward, K of dX) at a time, each with all of its contraction,
+/// so that bits do not change. 1 GiB is little on any GPU that such layers run on, and hundreds of
+/// features of the largest.
+constexpr std::int64_t kMostDecodedBytes = std::int64_t{1} << 30;
+
+/// The features of such a cut: all if they are within the bound or cannot be cut, else the most
+/// within it of which there is a whole number of cuts. Weights with a low-rank part beside them are
+/// not cut, and neither are features that are no multiple of 64.
+std::int64_t features_at_a_time(const Problem& problem);
+
+/// The product of so many features.
+Problem cut_of(const Problem& problem, std::int64_t features);
+
+/// The problem of the plan's product, of all its cuts, where `problem` is what was planned.
 Problem product_of(const Plan& plan, const Problem& problem);
 
 /// The pass that copies the gathered operand of dW into order.

@@ -24,6 +24,8 @@ std::size_t fold_step(std::size_t hash, const Step& step) {
   hash = fold_hash(hash, word(step.tile.rows, step.tile.columns));
   hash = fold_hash(hash, word(step.tile.depth, step.grid));
   hash = fold_hash(hash, static_cast<std::uint64_t>(step.workspace_offset));
+  hash = fold_hash(hash, static_cast<std::uint64_t>(step.first_feature));
+  hash = fold_hash(hash, static_cast<std::uint64_t>(step.features));
   hash = fold_hash(hash, std::hash<std::string>{}(step.kernel_name));
   return fold_hash(hash, std::hash<std::string>{}(step.reason));
 }
@@ -97,13 +99,17 @@ const char* to_string(LaunchStart start) {
 }
 
 std::string to_string(const Step& step) {
-  if (step.kind != StepKind::kProduct) return to_string(step.kind);
+  const std::string cut = step.features == 0 ? ""
+                                             : join(" features ", step.first_feature, " to ",
+                                                    step.first_feature + step.features - 1);
+  if (step.kind != StepKind::kProduct) return to_string(step.kind) + cut;
   std::string text =
       join(to_string(step.backend), "/", step.kernel_name, " tile ", step.tile.rows, "x",
            step.tile.columns, "x", step.tile.depth, " stages ", step.stages, " grid ", step.grid);
   if (step.order != TileOrder::kByExpert) text += join(" tiles ", to_string(step.order));
   if (step.columns == Columns::kFirstHalf) text += " first half";
   if (step.columns == Columns::kSecondHalf) text += " second half";
+  text += cut;
   if (step.weights == WeightCaching::kPassThrough) text += " weights pass through L2";
   if (step.start != LaunchStart::kAfter) text += join(" starts ", to_string(step.start));
   return text;

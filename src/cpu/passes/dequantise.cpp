@@ -1,4 +1,7 @@
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <vector>
 
 #include "cpu/parallel.h"
 #include "cpu/passes/passes.h"
@@ -9,22 +12,33 @@
 namespace moegemm::cpu {
 
 void CpuPasses::dequantise(const TensorView& packed, const void* scales,
-                           const Quantization& quantization, const TensorView& out,
+                           const Quantization& quantization, std::int64_t first_row,
+                           std::int64_t first_column, const TensorView& out,
                            const ExecutionContext& context) const {
-  const std::int64_t experts = out.shape[0], n = out.shape[1], k = out.shape[2];
+  const std::int64_t n = packed.shape[1], k = packed.shape[2];
+  const auto [experts, out_rows, columns] = out.shape;
   constexpr std::int64_t kGrainElements = 32 * 1024;
   const std::int64_t grain = (kGrainElements + k - 1) / k;
-  const std::int64_t row_bytes = k * size_bytes(out.dtype);
+  const std::int64_t element = size_bytes(out.dtype);
   const simd::DecodeFn decode =
       simd::kernels_for(simd::kernels_of(simd::active_instruction_set()), out.dtype).decode;
-  for_each_range(context, experts * n, grain, [&](std::int64_t begin, std::int64_t end) {
+  for_each_range(context, experts * out_rows, grain, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<std::byte> whole(columns == k ? 0 : k * element);  // rows are decoded as they are
     for (std::int64_t row = begin; row < end;) {
-      const std::int64_t expert = row / n;
-      const std::int64_t rows = std::min((expert + 1) * n, end) - row;
+      const std::int64_t expert = row / out_rows;
+      const std::int64_t first = first_row + row - expert * out_rows;
       const simd::PackedWeights w =
           simd::packed_weights(quantization, out.dtype, packed.data, scales, expert, n, k);
-      decode(w, row - expert * n, rows, static_cast<std::byte*>(out.data) + row * row_bytes);
-      row += rows;
+      std::byte* target = static_cast<std::byte*>(out.data) + row * columns * element;
+      if (columns == k) {
+        const std::int64_t rows = std::min((expert + 1) * out_rows, end) - row;
+        decode(w, first, rows, target);
+        row += rows;
+      } else {
+        decode(w, first, 1, whole.data());
+        std::memcpy(target, whole.data() + first_column * element, columns * element);
+        ++row;
+      }
     }
   });
 }

@@ -29,8 +29,11 @@ struct DequantiseArguments {
   const std::uint8_t* values;
   const void* scales;
   void* out;
-  std::int64_t rows;  // E * N
-  std::int64_t n;
+  std::int64_t rows;  // of all experts, in the result
+  std::int64_t rows_of_expert;
+  std::int64_t columns;  // of the result
+  std::int64_t first_row;
+  std::int64_t first_column;
   std::int64_t k;
   std::int64_t expert_bytes;
   std::int64_t expert_scales;
@@ -83,14 +86,17 @@ __device__ float value_at(const std::uint8_t* values, std::int64_t i) {
 
 /// A row of W, and where its scales are.
 struct PackedRow {
-  const std::uint8_t* values;
-  std::int64_t first_place;  // of its values, in the matrix or the row that blocks are of
+  const std::uint8_t* values;  // of its expert
+  std::int64_t first_value;    // of the result's row
+  std::int64_t first_place;    // of that, in the matrix or the row that blocks are of
   std::int64_t first_scale;
 
   __device__ __forceinline__ PackedRow(const DequantiseArguments& a, std::int64_t row) {
-    const std::int64_t expert = row / a.n, n = row % a.n;
+    const std::int64_t expert = row / a.rows_of_expert;
+    const std::int64_t n = a.first_row + row % a.rows_of_expert;
     values = a.values + expert * a.expert_bytes;
-    first_place = a.flat_blocks ? n * a.k : 0;
+    first_value = n * a.k + a.first_column;
+    first_place = a.flat_blocks ? first_value : a.first_column;
     first_scale = expert * a.expert_scales + (a.flat_blocks ? 0 : n / a.block_n * a.scale_columns);
   }
   __device__ __forceinline__ std::uint32_t scale_bits(const DequantiseArguments& a,
@@ -112,11 +118,10 @@ __device__ __forceinline__ void for_each_row(const DequantiseArguments& a, const
 template <WeightFormat Format>
 __global__ void __launch_bounds__(kThreads) dequantise_one_by_one(const DequantiseArguments a) {
   for_each_row(a, [&](std::int64_t row, const PackedRow& packed) {
-    const std::int64_t first = row % a.n * a.k;
-    for (std::int64_t c = threadIdx.x % 32; c < a.k; c += 32) {
+    for (std::int64_t c = threadIdx.x % 32; c < a.columns; c += 32) {
       const float scale = scale_value(a.scale_type, packed.scale_bits(a, c));
-      const float value = value_at<Format>(packed.values, first + c);
-      store_float(a.out, a.out_dtype, row * a.k + c, value * scale);
+      const float value = value_at<Format>(packed.values, packed.first_value + c);
+      store_float(a.out, a.out_dtype, row * a.columns + c, value * scale);
     }
   });
 }
@@ -155,22 +160,23 @@ __global__ void __launch_bounds__(kThreads) dequantise_words(const DequantiseArg
   constexpr int kStep = 32 * kValues;
   for_each_row(a, [&](std::int64_t row, const PackedRow& packed) {
     const auto* words = reinterpret_cast<const Word<Format>*>(packed.values) +
-                        row % a.n * a.k / kValues + threadIdx.x % 32;
-    auto* out = reinterpret_cast<uint4*>(static_cast<Out*>(a.out) + row * a.k) + threadIdx.x % 32;
+                        packed.first_value / kValues + threadIdx.x % 32;
+    auto* out =
+        reinterpret_cast<uint4*>(static_cast<Out*>(a.out) + row * a.columns) + threadIdx.x % 32;
     const std::int64_t lane = threadIdx.x % 32 * kValues;
-    for (std::int64_t c = 0; c < a.k; c += kInFlight * kStep) {
+    for (std::int64_t c = 0; c < a.columns; c += kInFlight * kStep) {
       Word<Format> word[kInFlight];
       std::uint32_t scale[kInFlight];
 #pragma unroll
       for (int i = 0; i < kInFlight; ++i) {
         const std::int64_t column = c + i * kStep + lane;
-        if (column >= a.k) continue;
+        if (column >= a.columns) continue;
         word[i] = __ldcs(words + (c + i * kStep) / kValues);
         scale[i] = packed.scale_bits(a, column);
       }
 #pragma unroll
       for (int i = 0; i < kInFlight; ++i) {
-        if (c + i * kStep + lane >= a.k) continue;
+        if (c + i * kStep + lane >= a.columns) continue;
         std::uint32_t pairs[4];
         decode_word<Format, Out>(word[i], a.scale_type, scale[i], pairs);
         out[(c + i * kStep) / kValues] = {pairs[0], pairs[1], pairs[2], pairs[3]};
@@ -203,9 +209,11 @@ const void* kernel_for(WeightFormat format, bool words, DType out) {
 }  // namespace
 
 void CudaPasses::dequantise(const TensorView& packed, const void* scales,
-                            const Quantization& quantization, const TensorView& out,
+                            const Quantization& quantization, std::int64_t first_row,
+                            std::int64_t first_column, const TensorView& out,
                             const ExecutionContext& context) const {
-  const auto [experts, n, k] = out.shape;
+  const auto [experts, rows, columns] = out.shape;
+  const std::int64_t n = packed.shape[1], k = packed.shape[2];
   if (experts == 0) return;
   const PassLaunch on(out.device, context);
   const bool whole_rows = quantization.format == WeightFormat::kFp8 && quantization.block_k == k;
@@ -213,14 +221,18 @@ void CudaPasses::dequantise(const TensorView& packed, const void* scales,
   const auto is_aligned = [](const void* data, std::int64_t bytes) {
     return reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(bytes) == 0;
   };
-  const bool words = size_bytes(out.dtype) == 2 && k % kValues == 0 &&
-                     is_aligned(packed.data, word_bytes) && is_aligned(out.data, 16);
+  const bool words = size_bytes(out.dtype) == 2 && k % kValues == 0 && columns % kValues == 0 &&
+                     first_column % kValues == 0 && is_aligned(packed.data, word_bytes) &&
+                     is_aligned(out.data, 16);
   DequantiseArguments arguments = {
       .values = static_cast<const std::uint8_t*>(packed.data),
       .scales = scales,
       .out = out.data,
-      .rows = experts * n,
-      .n = n,
+      .rows = experts * rows,
+      .rows_of_expert = rows,
+      .columns = columns,
+      .first_row = first_row,
+      .first_column = first_column,
       .k = k,
       .expert_bytes = quantization.expert_bytes(n, k),
       .expert_scales = quantization.expert_scales(n, k),

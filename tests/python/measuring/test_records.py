@@ -118,10 +118,14 @@ def settings() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith("MOEGEMM_")}
 
 
-@pytest.mark.parametrize("name", ["sm80/paths", "layer/moe_layer", "layer/fused_activation", "cpu/cpu"])
+@pytest.mark.parametrize(
+    "name", ["sm80/paths", "layer/moe_layer", "layer/fused_activation", "quantised/finetune", "cpu/cpu"]
+)
 def test_scripts_render_the_page_that_is_kept(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    if name == "layer/moe_layer":
+    if name in ("layer/moe_layer", "quantised/finetune"):
         pytest.importorskip("transformers")
+    if name == "quantised/finetune":
+        pytest.importorskip("peft")
     program = ROOT / "benchmarks" / PROGRAMS[name][0]
     source = (RECORDS / name).with_suffix(".json")
     monkeypatch.setattr(sys, "argv", [program.name, "--render", str(source), "--out", str(tmp_path)])
@@ -137,6 +141,18 @@ def test_scripts_render_the_page_that_is_kept(name: str, tmp_path: Path, monkeyp
     stem = Path(name).name
     for suffix in (".md", ".json"):
         assert (tmp_path / stem).with_suffix(suffix).read_text() == (RECORDS / name).with_suffix(suffix).read_text()
+
+
+def test_the_readme_says_how_fast_packed_weights_are():
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for case in json.loads((RECORDS / "quantised" / "quantised.json").read_text())["cases"]:
+        if case["tokens"] in (16, 64, 8192):
+            ms = {name: found["ms"] for name, found in case["contenders"].items()}
+            times[case["tokens"] == 8192] += [ms["bf16"] / ms[name] for name in case["same_bits"]]
+    few, many = (f"{min(found):.{digits}f} to {max(found):.{digits}f} times" for found, digits in
+                 ((times[False], 1), (times[True], 2)))  # fmt: skip
+    assert f"are {few} as fast as bf16 at 16 and 64 tokens, but {many} at 8192" in readme
 
 
 def test_the_readme_says_what_the_record_says():

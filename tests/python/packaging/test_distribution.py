@@ -159,6 +159,20 @@ def test_checksums_are_those_of_sha256sum(checkout):
         release.write_checksums("1.2.3")
 
 
+def test_a_source_package_has_what_a_build_reads(checkout, monkeypatch):
+    monkeypatch.setattr(release, "run", lambda *command, **options: "src/a.cpp\nsrc/b.cu\n")
+    package = checkout / "moegemm-1.2.3.tar.gz"
+    for names in (["src/a.cpp"], ["src/a.cpp", "src/b.cu", "README.md"]):
+        with tarfile.open(package, "w:gz") as out:
+            for name in names:
+                out.addfile(tarfile.TarInfo(f"moegemm-1.2.3/{name}"))
+        if "src/b.cu" in names:
+            release.check_sources(package)
+        else:
+            with pytest.raises(release.ReleaseError, match=r"moegemm-1\.2\.3\.tar\.gz lacks src/b\.cu"):
+                release.check_sources(package)
+
+
 class Steps:
     """A release whose steps only note that they ran, in a tree of a commit or, without one, with changes."""
 

@@ -60,6 +60,9 @@ def test_every_page_of_the_menu_exists_once():
 
     collect(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    made = re.findall(r'": "([\w/-]+\.md)"', (ROOT / "scripts" / "site" / "hooks.py").read_text())
+    assert "examples/train_moe.md" in made
+    pages |= set(made)
     assert len(menu) == len(set(menu))
     assert pages <= set(menu)
 

@@ -4,6 +4,7 @@ import moegemm
 import pytest
 import torch
 from conftest import NO_CUDA, make_case
+from moegemm.bench import quantised
 from quantized_reference import WORDS, random_weight
 
 N, K = 48, 128
@@ -271,6 +272,25 @@ def test_a_compiled_module_and_product_take_it(device):
     got.backward()
     torch.testing.assert_close(got, expected)
     assert torch.equal(again.grad, leaf.grad)
+
+
+@NO_CUDA
+def test_weights_that_a_pass_decodes_take_bounded_memory_and_keep_their_bits():
+    """fp32 activations, which no GPU kernel decodes for: 2.1 GB of decoded weights in cuts of at most 1 GiB."""
+    experts, n, k, tokens = 64, 2880, 2880, 96
+    w = quantised.random_weight("mxfp4", experts, n, k, "cuda")
+    x, dy = (torch.randn(tokens * 2, columns, device="cuda") for columns in (k, n))
+    m_sizes, gather = moegemm.route(torch.randint(experts, (tokens, 2), device="cuda"), experts)
+    calls = {
+        "forward": lambda w: moegemm.grouped_gemm_forward(x, w, 1, m_sizes, gather, permute_y=True),
+        "dX": lambda w: moegemm.grouped_gemm_dX(dy, w, gather, m_sizes, 1, permute_x=True),
+    }
+    for name, call in calls.items():
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        got = call(w)
+        assert torch.cuda.max_memory_allocated() - before < 1.1 * 2**30, name
+        assert torch.equal(got, call(w.dequantize(torch.float32))), name
 
 
 @NO_CUDA

@@ -20,6 +20,7 @@ class Delegating final : public Backend {
   std::span<const KernelInfo> kernels() const override { return inner_.kernels(); }
   std::string refuse(const Problem& problem, const KernelInfo& kernel) const override {
     if (problem.activation && !fuses) return "leaves the activation to a pass";
+    if (!problem.quantization.plain() && !decodes) return "leaves decoding to a pass";
     return inner_.refuse(problem, kernel);
   }
   Step plan_with(const Problem& problem, int kernel) const override {
@@ -37,6 +38,7 @@ class Delegating final : public Backend {
   }
 
   bool fuses = true;
+  bool decodes = true;
   bool gathers_first = false;
   bool scales = false;
   bool aligns_first = false;
@@ -94,6 +96,58 @@ class RunTest : public ::testing::Test {
   std::vector<std::int32_t> indices = {4, 0, 5, 1, 3, 2};
   Call call;
 };
+
+/// W in fp8 with a scale for each row, which passes decode.
+class RunQuantised : public RunTest {
+ protected:
+  RunQuantised() {
+    constexpr std::array<std::uint8_t, 5> kValues = {0x38, 0xb8, 0x00, 0x40, 0xc4};  // 1 -1 0 2 -3
+    for (std::size_t i = 0; i < packed.size(); ++i) packed[i] = kValues[i % 5];
+    call.problem.quantization = {WeightFormat::kFp8, ScaleType::kFloat32, 1, 4};
+    call.operands.w = packed.data();
+    call.operands.w_scales = scales.data();
+    backend.decodes = false;
+  }
+
+  /// With each pair of features decoded and multiplied by itself.
+  std::vector<float> by_pairs() {
+    const std::array<const Backend*, 1> backends = {&backend};
+    Planned planned = lower(call.problem, {std::nullopt, std::nullopt}, backends, {});
+    std::vector<Step> steps;
+    for (const std::int64_t first : {0, 2}) {
+      for (Step step : planned.plan.steps) {
+        step.first_feature = first;
+        step.features = 2;
+        steps.push_back(step);
+      }
+    }
+    planned.plan.steps = Steps(steps);
+    backend.planned = cut_of(product_of(planned.plan, call.problem), 2);
+    std::vector<std::byte> workspace(static_cast<std::size_t>(planned.plan.workspace_bytes));
+    std::vector<float> out(32, -7);
+    call.operands.out = out.data();
+    run_steps(planned, call, workspace.data(), {});
+    return out;
+  }
+
+  Delegating backend;
+  std::vector<std::uint8_t> packed = std::vector<std::uint8_t>(2 * 4 * 4);
+  std::vector<float> scales = {1, 2, 0.5F, 4, 0.25F, 8, 1, 2};
+};
+
+TEST_F(RunQuantised, ProductsOfDecodedPartsAreThatOfTheWhole) {
+  call.problem.permutation = Permutation::kX;
+  call.problem.bias = true;
+  const std::vector<float> forward = run(reference_backend(), {StepKind::kProduct});
+  EXPECT_EQ(run(backend, {StepKind::kDequantise, StepKind::kProduct}), forward);
+  EXPECT_EQ(by_pairs(), forward);
+  call.problem.bias = false;
+  call.problem.op = Op::kDx;
+  const std::vector<float> dx = run(reference_backend(), {StepKind::kProduct});
+  EXPECT_NE(dx, forward);
+  EXPECT_EQ(run(backend, {StepKind::kDequantise, StepKind::kProduct}), dx);
+  EXPECT_EQ(by_pairs(), dx);
+}
 
 TEST_F(RunTest, ScalingAndGatheringFirstAddUpToTheSameDw) {
   call.problem.op = Op::kDw;

@@ -177,6 +177,41 @@ TEST_F(LowerQuantised, WeightsThatNoKernelDecodesAreDecodedByAPass) {
             (Kinds{StepKind::kDequantise, StepKind::kProduct, StepKind::kActivate}));
 }
 
+TEST_F(LowerQuantised, LargeWeightsAreDecodedAndMultipliedByFeatures) {
+  problem.experts = 128;
+  problem.n = 5760;
+  problem.k = 2880;
+  const Plan plan = lowered().plan;
+  ASSERT_EQ(plan.steps.size(), 10U) << "five cuts: 1 GiB holds 1456 features";
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_EQ(plan.steps[i].kind, kDecoded[i % 2]);
+    EXPECT_EQ(plan.steps[i].first_feature, i / 2 * 1152);
+    EXPECT_EQ(plan.steps[i].features, 1152);
+  }
+  EXPECT_EQ(plan.workspace_bytes, std::int64_t{128} * 1152 * 2880 * 2);
+  EXPECT_EQ(product_of(plan, problem).n, 5760);
+  EXPECT_NE(to_string(plan).find("features 1152 to 2303"), std::string::npos) << to_string(plan);
+  Problem other = problem;
+  other.op = Op::kDx;
+  EXPECT_EQ(features_at_a_time(other), 576) << "of K, which has 45 chunks";
+  EXPECT_EQ(cut_of(other, 576).k, 576);
+  problem.n = 5761;
+  EXPECT_EQ(kinds(lowered().plan), kDecoded) << "there are no equal cuts of it";
+}
+
+TEST_F(LowerQuantised, WhatIsCutIsActivatedAfterItsLastPart) {
+  problem.experts = 128;
+  problem.n = 5760;
+  problem.k = 2880;
+  problem.activation = Activation{};
+  fast.fusing_kernel = "fast_128";
+  const Plan plan = lowered().plan;
+  ASSERT_EQ(plan.steps.size(), 11U);
+  EXPECT_EQ(plan.steps[10].kind, StepKind::kActivate);
+  EXPECT_EQ(plan.product().workspace_offset, std::int64_t{128} * 1152 * 2880 * 2);
+  EXPECT_EQ(plan.workspace_bytes - plan.product().workspace_offset, 100 * 5760 * 2);
+}
+
 TEST_F(LowerQuantised, AKernelThatDecodesNeedsNoPass) {
   backends = {&decoding, &plain};
   const Plan plan = lowered().plan;
