@@ -220,7 +220,7 @@ struct FactorCopy {
 
 /// All copies, on a GPU in one launch for every eight. No `to` may be in the memory of another
 /// tensor. With m_sizes, [E] int32 or int64, experts of size 0 or less are left out: their part of
-/// `from` is not read, and their part of `to` stays as it is.
+/// `to` stays as it is.
 MOEGEMM_API void copy_factors(std::span<const FactorCopy> copies, const TensorView& m_sizes = {},
                               const ExecutionContext& context = {});
 

@@ -41,8 +41,9 @@ struct PackedWeights {
   std::int64_t k = 0;
   std::int64_t block_n = 1;
   std::int64_t scale_columns = 0;
-  int block_k_shift = 0;     ///< log2 of block_k; of no matter where a row has one scale
-  bool flat_blocks = false;  ///< blocks are counted through the matrix, not through each row
+  int block_k_shift = 0;      ///< log2 of block_k; of no matter where a row has one scale
+  bool flat_blocks = false;   ///< blocks are counted through the matrix, not through each row
+  bool byte_lookups = false;  ///< the processor looks bytes up in 128 others (AVX512-VBMI)
   const float* table_values = nullptr;  ///< [16] what nibbles mean
   const void* tables = nullptr;  ///< [256][kTableElems] of the task's dtype, aligned to 64 bytes,
                                  ///< or null. mxfp4: nibbles times each e8m0 scale. int4: for each
@@ -72,7 +73,8 @@ struct ForwardTask {
   std::int64_t next_w_rows = 0;
   const PackedWeights* packed_w = nullptr;  ///< a quantised W instead of `w`; null: none
   std::int64_t first_w_row = 0;             ///< of the block, in packed_w
-  void* decoded = nullptr;  ///< scratch: kForwardDecodedRows * decoded_stride(k) elements
+  void* decoded = nullptr;  ///< scratch: kForwardDecodedRows * decoded_stride(k) elements, aligned
+                            ///< to 64 bytes
   float* parked = nullptr;  ///< scratch: kParkedFloatsPerRow * rows
   float* staged = nullptr;  ///< scratch: kStagedCols * rows
 };
@@ -161,6 +163,8 @@ using DxFn = void (*)(const DxTask&);
 using DwFn = void (*)(const DwTask&);
 /// Rows [row, row + rows) of a quantised W into dense rows of k elements.
 using DecodeFn = void (*)(const PackedWeights& w, std::int64_t row, std::int64_t rows, void* out);
+/// `count` numbers times `factor`, rounded to elements, denormals too.
+using RoundFn = void (*)(const float* from, float factor, std::int64_t count, void* to);
 
 /// The kernels of one instruction set for one input dtype.
 struct DTypeKernels {
@@ -175,6 +179,7 @@ struct DTypeKernels {
   DwFn dw = nullptr;
   DwFn dw_scaled = nullptr;  ///< with scales: sums of fp32 products
   DecodeFn decode = nullptr;
+  RoundFn round = nullptr;
   int terms_per_step = 1;  ///< of all but dw_scaled, which has 1
 };
 

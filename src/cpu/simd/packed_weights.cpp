@@ -24,6 +24,15 @@ const float* table_values(WeightFormat format) {
   }
 }
 
+bool has_byte_lookups() {
+#if defined(__x86_64__)
+  static const bool has = __builtin_cpu_supports("avx512vbmi");
+  return has;
+#else
+  return false;
+#endif
+}
+
 template <typename T>
 struct alignas(64) Tables {
   T at[256][kTableElems];
@@ -79,6 +88,7 @@ PackedWeights packed_weights(const Quantization& quantization, DType dtype, cons
   packed.scale_columns = quantization.scale_columns(n, k);
   packed.block_k_shift = std::countr_zero(static_cast<std::uint64_t>(quantization.block_k));
   packed.flat_blocks = quantization.format == WeightFormat::kNf4;
+  packed.byte_lookups = has_byte_lookups();
   packed.table_values = table_values(quantization.format);
   if (quantization.format == WeightFormat::kMxfp4) {
     packed.tables =

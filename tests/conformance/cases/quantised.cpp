@@ -73,6 +73,12 @@ void add_shapes(const Format& format, std::vector<ProblemCase>& cases) {
     c.k = round_up(320, group);
   });
   if (!format.in_full) return;
+  add("FewRowsFolded", [](ProblemCase& c) {  // dX sums more weight rows than it adds at a time
+    c.m_sizes = {1, 4, 0, 3, 2};
+    c.rows = 11;
+    c.n = 530;
+    c.k = 192;
+  });
   add("InOrder", [](ProblemCase&) {});
   add("OneGroup", [=](ProblemCase& c) { c.k = group; });
   add("OneRowOfW", [](ProblemCase& c) { c.n = 1; });

@@ -31,6 +31,13 @@ struct FactorCase {
   int copies = 1;
 };
 
+/// Rows for every third expert alone.
+std::vector<std::int64_t> every_third(int experts) {
+  std::vector<std::int64_t> sizes(experts);
+  for (int e = 0; e < experts; e += 3) sizes[e] = e + 1;
+  return sizes;
+}
+
 std::vector<FactorCase> factor_cases() {
   const std::vector<std::int64_t> some = {3, 0, 1, -2, 0};
   std::vector<FactorCase> cases = {
@@ -47,6 +54,7 @@ std::vector<FactorCase> factor_cases() {
       {"peft_odd", {7, 33, 5}, kPeft, kDense, {0, 3}},
       {"peft_rank_one", {6, 50, 1}, kPeft, kDense, {0, 7}},
       {"peft_some", {5, 70, 8}, kPeft, kDense, {}, some},
+      {"peft_some_of_many", {24, 30, 16}, kPeft, kDense, {}, every_third(24)},
       {"peft_large", {130, 130, 64}, kPeft},
       {"to_peft", {128, 40, 16}, kDense, kPeft},
       {"to_peft_odd", {7, 33, 5}, kDense, kPeft},

@@ -15,6 +15,7 @@ namespace {
 struct Avx512 : Prefetches {
   using Vec = __m512;
   using Quad = __m128;
+  using Words = __m512i;  ///< 32 elements of 16 bits
   static constexpr std::int64_t kLanes = 16;
   // 32 registers. 6 x 4 dot: 24 accumulators, 6 of X, 1 of W. 6 x 4 broadcast: 24 + 4 + 1.
   static constexpr bool kFewRegisters = false;
@@ -94,6 +95,17 @@ struct Avx512 : Prefetches {
                                  _mm512_set1_epi16(static_cast<short>(*bits)));
   }
 
+  /// Two tables joined, each with one of two neighbouring scales added.
+  static __m512i shift_tables(const Bf16* first, const Bf16* second, const std::uint16_t* bits) {
+    int pair;
+    __builtin_memcpy(&pair, bits, sizeof(pair));
+    const __m512i places =
+        _mm512_inserti64x4(_mm512_set1_epi16(0x0100), _mm256_set1_epi16(0x0302), 1);
+    const __m512i both = _mm512_shuffle_epi8(_mm512_set1_epi32(pair), places);
+    const __m512i all = join_tables(load_table(first), load_table(second));
+    return _mm512_mask_add_epi16(all, 0xfeff'feffu, all, both);
+  }
+
   /// Elements of 16 bits for the 32 nibbles of 16 bytes.
   template <bool HighFirst>
   [[gnu::always_inline]] static __m512i nibble_words(const std::uint8_t* bytes, __m512i table) {
@@ -105,6 +117,38 @@ struct Avx512 : Prefetches {
                   : _mm512_or_si512(wide, _mm512_slli_epi32(wide, 12));
     return _mm512_permutexvar_epi16(places, table);
   }
+  /// Elements of 16 bits for the 64 nibbles of 32 bytes: those of even columns, and of odd ones.
+  /// Two tables are one vector, for 32 columns each; one table stands there twice.
+  template <bool HighFirst, bool TwoTables>
+  [[gnu::always_inline]] static void nibble_columns(__m256i bytes, __m512i table,
+                                                    __m512i (&words)[2]) {
+    __m512i low = _mm512_cvtepu8_epi16(bytes);
+    __m512i high = _mm512_srli_epi16(low, 4);
+    if constexpr (TwoTables) {
+      const __m512i upper = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(16), 1);
+      low = _mm512_ternarylogic_epi32(low, _mm512_set1_epi16(15), upper, 0xea);  // low & 15 | upper
+      high = _mm512_or_si512(high, upper);
+    }
+    words[0] = _mm512_permutexvar_epi16(HighFirst ? high : low, table);
+    words[1] = _mm512_permutexvar_epi16(HighFirst ? low : high, table);
+  }
+  static __m256i load_nibbles(const std::uint8_t* bytes) { return _mm256_loadu_si256(half(bytes)); }
+  /// The same in the order of the columns, with one table.
+  template <bool HighFirst>
+  [[gnu::always_inline]] static void nibble_words(const std::uint8_t* bytes, __m512i table,
+                                                  __m512i (&words)[2]) {
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    __m512i columns[2];
+    nibble_columns<HighFirst, false>(_mm256_permutevar8x32_epi32(load_nibbles(bytes), order), table,
+                                     columns);
+    words[0] = _mm512_unpacklo_epi16(columns[0], columns[1]);
+    words[1] = _mm512_unpackhi_epi16(columns[0], columns[1]);
+  }
+  /// The lower half of one table and the upper half of another, each of which stands there twice.
+  static __m512i join_tables(__m512i first, __m512i second) {
+    return _mm512_mask_mov_epi64(first, 0xf0, second);
+  }
+
   template <bool HighFirst, class T>
   [[gnu::always_inline]] static void look_up_nibbles(const std::uint8_t* bytes, __m512i table,
                                                      T* out) {
@@ -160,6 +204,44 @@ struct Avx512 : Prefetches {
   [[gnu::always_inline]] static void look_up_fp8(const std::uint8_t* bytes, const Fp8Table& table,
                                                  Bf16* out) {
     _mm512_storeu_si512(out, fp8_words(bytes, table));
+  }
+
+  /// The same table as bytes, in memory: the low ones of all 128 values, then the high ones.
+  static constexpr std::int64_t kFp8TableBytes = 256;
+  static void store_fp8_bytes(const Fp8Table& table, std::uint8_t* at) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const __m512i words = table.quarters[i];
+      _mm256_storeu_si256(half(at + 32 * i), _mm512_cvtepi16_epi8(words));
+      _mm256_storeu_si256(half(at + 128 + 32 * i),
+                          _mm512_cvtepi16_epi8(_mm512_srli_epi16(words, 8)));
+    }
+  }
+  struct Fp8Bytes {
+    __m512i low[2], high[2];
+    explicit Fp8Bytes(const std::uint8_t* at)
+        : low{_mm512_loadu_si512(at), _mm512_loadu_si512(at + 64)},
+          high{_mm512_loadu_si512(at + 128), _mm512_loadu_si512(at + 192)} {}
+  };
+  /// Each byte's lower seven bits are a place in the 128 bytes. vpermi2b is of AVX512-VBMI, which
+  /// not every machine has that runs this file: so the compiler is not told of it.
+  [[gnu::always_inline]] static __m512i look_up_bytes(__m512i places, __m512i lower,
+                                                      __m512i upper) {
+    asm("vpermi2b %2, %1, %0" : "+v"(places) : "v"(lower), "v"(upper));
+    return places;
+  }
+  /// 64 values. Low and high bytes are looked up apart: four shuffles and one that makes up for the
+  /// order in which they are joined, where 32 values at a time take six.
+  [[gnu::always_inline]] static void fp8_words(const std::uint8_t* bytes, const Fp8Bytes& table,
+                                               __m512i (&words)[2]) {
+    const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
+    const __m512i places = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(bytes));
+    const __m512i low = look_up_bytes(places, table.low[0], table.low[1]);
+    const __m512i magnitude = look_up_bytes(places, table.high[0], table.high[1]);
+    // magnitude ^ (places & sign)
+    const __m512i high = _mm512_ternarylogic_epi32(magnitude, places, _mm512_set1_epi8(-128), 0x78);
+    words[0] = _mm512_unpacklo_epi8(low, high);
+    words[1] = _mm512_unpackhi_epi8(low, high);
   }
 
   static float widen_half(std::uint16_t bits) { return _cvtsh_ss(bits); }

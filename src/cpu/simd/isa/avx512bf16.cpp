@@ -100,6 +100,30 @@ struct Bf16PairMath {
     b[1] = (__m512bh)_mm512_unpackhi_epi16(lower, upper);
   }
 
+  /// Sums whose columns come as 64 even ones and 64 odd ones, each interleaved like two weight
+  /// rows, into the order of load_in_place.
+  template <int Rows>
+  [[gnu::always_inline]] static void join_columns(Vec (&acc)[Rows][4]) {
+    const __m512i low = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+    const __m512i high = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+    const auto join = [](Vec a, __m512i order, Vec b) {
+      return _mm512_castpd_ps(
+          _mm512_permutex2var_pd(_mm512_castps_pd(a), order, _mm512_castps_pd(b)));
+    };
+#pragma GCC unroll 4
+    for (int i = 0; i < Rows; ++i) {
+      // Of each 16 columns: 0-3 and 4-7, 8-11 and 12-15.
+      const Vec a = _mm512_unpacklo_ps(acc[i][0], acc[i][2]);
+      const Vec b = _mm512_unpackhi_ps(acc[i][0], acc[i][2]);
+      const Vec c = _mm512_unpacklo_ps(acc[i][1], acc[i][3]);
+      const Vec d = _mm512_unpackhi_ps(acc[i][1], acc[i][3]);
+      acc[i][0] = join(a, low, c);
+      acc[i][1] = join(b, low, d);
+      acc[i][2] = join(a, high, c);
+      acc[i][3] = join(b, high, d);
+    }
+  }
+
   /// Of each 32 columns load_in_place puts 0-3, 8-11, 16-19, 24-27 in one vector, the rest in the
   /// next.
   template <int Vecs>

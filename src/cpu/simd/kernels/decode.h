@@ -93,6 +93,11 @@ enum class TableSource {
   kMade,     ///< of values and scale
 };
 
+/// Positive, and far from where products would be denormal or infinite: 2^-99 to 2^99.
+inline bool shifts_table(std::uint16_t scale_bits) {
+  return std::uint32_t{scale_bits} - 0x0e00u < 0x6300u;
+}
+
 template <class Isa, class T, TableSource Source>
 [[gnu::always_inline]] inline auto table_of_group(const PackedWeights& w, std::int64_t scale) {
   if constexpr (Source == TableSource::kStored) {
@@ -100,8 +105,7 @@ template <class Isa, class T, TableSource Source>
     return Isa::load_table(static_cast<const T*>(w.tables) + kTableElems * exponent);
   } else if constexpr (Source == TableSource::kShifted) {
     const std::uint16_t* const bits = static_cast<const std::uint16_t*>(w.scales) + scale;
-    // Positive, and far from where products would be denormal or infinite: 2^-99 to 2^99.
-    if (std::uint32_t{*bits} - 0x0e00u < 0x6300u) {
+    if (shifts_table(*bits)) {
       return Isa::shift_table(static_cast<const T*>(w.tables) + kTableElems * (*bits & 0xff), bits);
     }
     return Isa::template make_table<T>(w.table_values, bits_to_float(std::uint32_t{*bits} << 16));

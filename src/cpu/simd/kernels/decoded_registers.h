@@ -23,6 +23,9 @@ constexpr std::int64_t kRegisterCols = 64;
 template <class Isa, bool HighFirst, TableSource Source, std::int64_t Block>
 struct NibbleReader {
   static constexpr bool kTableForAllRows = false;
+  static constexpr std::int64_t kScaleBytes = Source == TableSource::kStored    ? 1
+                                              : Source == TableSource::kShifted ? 2
+                                                                                : 4;
   const PackedWeights w;
   const std::int64_t row_bytes = w.k / 2;
   const std::int64_t row_scales = w.k / Block;
@@ -32,6 +35,18 @@ struct NibbleReader {
     return weights.block_k_shift == (Block == 32 ? 5 : 6) &&
            ((weights.k | col | cols) & (Block - 1)) == 0;
   }
+  void begin_rows(std::int64_t, std::int64_t, std::int64_t) const {}
+  /// Brings the scales of these columns of some rows: a miss for each row would take as long as
+  /// decoding it.
+  [[gnu::always_inline]] void fetch_scales(std::int64_t row, std::int64_t rows, std::int64_t col,
+                                           std::int64_t cols) const {
+    const auto* scales = static_cast<const std::uint8_t*>(w.scales);
+    for (std::int64_t r = row; r < row + rows; ++r) {
+      const std::int64_t first = (r * row_scales + col / Block) * kScaleBytes;
+      const std::int64_t end = first + cols / Block * kScaleBytes;
+      for (std::int64_t at = first; at < end + 63; at += 64) Isa::prefetch_l2(scales + at);
+    }
+  }
   const std::uint8_t* bytes(std::int64_t row, std::int64_t col) const {
     return w.values + row * row_bytes + col / 2;
   }
@@ -39,25 +54,57 @@ struct NibbleReader {
   [[gnu::always_inline]] auto table(std::int64_t row, std::int64_t col) const {
     return table_of_group<Isa, Bf16, Source>(w, row * row_scales + col / Block);
   }
-  template <class Table>
-  [[gnu::always_inline]] static auto values(const std::uint8_t* bytes, const Table& table) {
-    return Isa::template nibble_words<HighFirst>(bytes, table);
+  /// 32 values to each vector.
+  template <class Table, class Words, int Count>
+  [[gnu::always_inline]] static void read(const std::uint8_t* bytes, const Table& table,
+                                          Words (&words)[Count]) {
+    if constexpr (Count == 1) {
+      words[0] = Isa::template nibble_words<HighFirst>(bytes, table);
+    } else {
+      Isa::template nibble_words<HighFirst>(bytes, table, words);
+    }
+  }
+  /// 64 columns for dX, where their order does not matter: the even ones first, which takes fewer
+  /// shuffles.
+  static constexpr bool kEvensFirst = true;
+  [[gnu::always_inline]] auto wide_table(std::int64_t row, std::int64_t col) const {
+    if constexpr (Block >= kRegisterCols) return table(row, col);
+    if constexpr (Source == TableSource::kShifted) {
+      const auto* bits =
+          static_cast<const std::uint16_t*>(w.scales) + row * row_scales + col / Block;
+      if (shifts_table(bits[0]) && shifts_table(bits[1])) {
+        const Bf16* const tables = static_cast<const Bf16*>(w.tables);
+        return Isa::shift_tables(tables + kTableElems * (bits[0] & 0xff),
+                                 tables + kTableElems * (bits[1] & 0xff), bits);
+      }
+    }
+    return Isa::join_tables(table(row, col), table(row, col + Block));
+  }
+  template <class Table, class Words>
+  [[gnu::always_inline]] static void read_columns(const std::uint8_t* bytes, const Table& table,
+                                                  Words (&words)[2]) {
+    Isa::template nibble_columns<HighFirst, (Block < kRegisterCols)>(Isa::load_nibbles(bytes),
+                                                                     table, words);
   }
   static constexpr std::int64_t kTableCols = Block;
 };
 
 /// Values of e4m3 with blocks of 128 x 128, so that the rows and columns of a tile share a table.
+/// Those of the columns of 128 rows are made once, in `tables`.
 template <class Isa>
 struct Fp8Reader {
   static constexpr bool kTableForAllRows = true;
   static constexpr std::int64_t kTableCols = 128;
   const PackedWeights w;
+  std::uint8_t* const tables;
+  const std::int64_t first_table;
   const std::int64_t row_bytes = w.k;
 
   static bool fits(const PackedWeights& weights, std::int64_t row, std::int64_t rows,
                    std::int64_t col, std::int64_t cols) {
-    return weights.block_n == 128 && weights.block_k_shift == 7 && weights.scale_columns > 1 &&
-           row % kGroupTerms == 0 && ((weights.k | col | cols) & (kRegisterCols - 1)) == 0 &&
+    return weights.byte_lookups && weights.block_n == 128 && weights.block_k_shift == 7 &&
+           weights.scale_columns > 1 && row % kGroupTerms == 0 &&
+           ((weights.k | col | cols) & (kRegisterCols - 1)) == 0 &&
            have_tables(weights, row, rows, col, cols);
   }
   /// Whether a table can serve each of the scales.
@@ -70,28 +117,48 @@ struct Fp8Reader {
     }
     return true;
   }
+  /// To be called before the first of 128 rows is read.
+  void begin_rows(std::int64_t row, std::int64_t col, std::int64_t cols) const {
+    for (std::int64_t c = col / 128; c <= (col + cols - 1) / 128; ++c) {
+      const float scale = scale_value<Isa>(w, row / 128 * w.scale_columns + c);
+      const typename Isa::Fp8Table table(Isa::template make_table<Bf16>(kFp8Values, scale));
+      Isa::store_fp8_bytes(table, tables + (c - first_table) * Isa::kFp8TableBytes);
+    }
+  }
+  void fetch_scales(std::int64_t, std::int64_t, std::int64_t, std::int64_t) const {}
   const std::uint8_t* bytes(std::int64_t row, std::int64_t col) const {
     return w.values + row * row_bytes + col;
   }
   static constexpr std::int64_t bytes_of(std::int64_t values) { return values; }
-  [[gnu::always_inline]] auto table(std::int64_t row, std::int64_t col) const {
-    const float scale = scale_value<Isa>(w, row / 128 * w.scale_columns + col / 128);
-    return typename Isa::Fp8Table(Isa::template make_table<Bf16>(kFp8Values, scale));
+  [[gnu::always_inline]] auto table(std::int64_t, std::int64_t col) const {
+    return typename Isa::Fp8Bytes(tables + (col / 128 - first_table) * Isa::kFp8TableBytes);
   }
-  [[gnu::always_inline]] static auto values(const std::uint8_t* bytes,
-                                            const typename Isa::Fp8Table& table) {
-    return Isa::fp8_words(bytes, table);
+  template <class Words>
+  [[gnu::always_inline]] static void read(const std::uint8_t* bytes,
+                                          const typename Isa::Fp8Bytes& table, Words (&words)[2]) {
+    Isa::fp8_words(bytes, table, words);
+  }
+  static constexpr bool kEvensFirst = false;
+  template <class Words>
+  [[gnu::always_inline]] static void read_columns(const std::uint8_t* bytes,
+                                                  const typename Isa::Fp8Bytes& table,
+                                                  Words (&words)[2]) {
+    read(bytes, table, words);
   }
 };
 
 /// Calls body(reader) with the reader of a format, or returns false if there is none that can read
-/// these rows and columns.
+/// these rows and columns. What it keeps in `scratch` lasts from row to row.
 template <class Isa, class Body>
-bool with_reader(const PackedWeights& w, std::int64_t row, std::int64_t rows, std::int64_t col,
-                 std::int64_t cols, const Body& body) {
+bool with_reader(const PackedWeights& w, void* scratch, std::int64_t row, std::int64_t rows,
+                 std::int64_t col, std::int64_t cols, const Body& body) {
   const auto run = [&]<class Reader>(std::type_identity<Reader>) {
     if (!Reader::fits(w, row, rows, col, cols)) return false;
-    body(Reader{w});
+    if constexpr (Reader::kTableForAllRows) {
+      body(Reader{w, static_cast<std::uint8_t*>(scratch), col / Reader::kTableCols});
+    } else {
+      body(Reader{w});
+    }
     return true;
   };
   switch (w.format) {
@@ -120,6 +187,7 @@ template <class Isa, int Rows, class Reader>
   constexpr std::int64_t kCols = Reader::kTableCols < kRegisterCols ? kStep : kRegisterCols;
   typename Isa::Vec acc[Rows][4];
   load_tile<Isa>(acc, nullptr, 0);
+  reader.fetch_scales(n + 8, 4, 0, reader.w.k);
   const std::uint8_t* const first = reader.bytes(n, 0);
   const std::uint8_t* ahead = first + 8 * reader.row_bytes;
   auto shared = reader.table(n, 0);
@@ -138,12 +206,14 @@ template <class Isa, int Rows, class Reader>
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
       const auto use = [&](const auto& table) __attribute__((always_inline)) {
+        typename Isa::Words w[kCols / kStep];
+        Reader::read(first + j * reader.row_bytes + reader.bytes_of(k), table, w);
 #pragma GCC unroll 2
         for (std::int64_t s = 0; s < kCols / kStep; ++s) {
-          const auto w = (typename Dot::Reg)Reader::values(
-              first + j * reader.row_bytes + reader.bytes_of(k + s * kStep), table);
 #pragma GCC unroll 8
-          for (int i = 0; i < Rows; ++i) acc[i][j] = Dot::accumulate(acc[i][j], x_steps[i][s], w);
+          for (int i = 0; i < Rows; ++i) {
+            acc[i][j] = Dot::accumulate(acc[i][j], x_steps[i][s], (typename Dot::Reg)w[s]);
+          }
         }
       };
       if constexpr (Reader::kTableForAllRows) {
@@ -172,29 +242,33 @@ void decoded_forward_task(const ForwardTask& task) {
   const auto all_rows = [&](const auto& reader) {
     const auto* const* x = reinterpret_cast<const Bf16* const*>(task.x);
     for (std::int64_t n = 0; n < task.w_rows; n += 4) {
+      const std::int64_t row = task.first_w_row + n;
+      if (n == 0 || row % 128 == 0) reader.begin_rows(row, 0, task.k);
       float* const sums = task.staged + n % kStagedCols;
-      with_rows<kMaxRegisterRows>(task.rows, [&](auto rows) {
-        decoded_dot_tile<Isa, rows>(reader, x, task.first_w_row + n, sums);
-      });
+      with_rows<kMaxRegisterRows>(
+          task.rows, [&](auto rows) { decoded_dot_tile<Isa, rows>(reader, x, row, sums); });
       if ((n + 4) % kStagedCols != 0 && n + 4 < task.w_rows) continue;
       const std::int64_t begin = n / kStagedCols * kStagedCols;
       finish_staged<Isa>(task, 0, task.rows, begin, n + 4 - begin);
     }
   };
-  if (suits &&
-      with_reader<Isa>(*task.packed_w, task.first_w_row, task.w_rows, 0, task.k, all_rows)) {
+  if (suits && with_reader<Isa>(*task.packed_w, task.decoded, task.first_w_row, task.w_rows, 0,
+                                task.k, all_rows)) {
     return;
   }
   forward_task<Isa, Bf16>(task);
 }
 
-/// 32 columns of two weight rows.
+/// 64 columns of two weight rows.
 template <class Math, class Reader, class Table>
-[[gnu::always_inline]] inline void decoded_pair(const Reader& reader, const std::uint8_t* bytes,
-                                                const Table& lower, const Table& upper,
-                                                typename Math::Step* b) {
-  Math::interleave(b, Reader::values(bytes, lower),
-                   Reader::values(bytes + reader.row_bytes, upper));
+[[gnu::always_inline]] inline void decoded_pairs(const Reader& reader, const std::uint8_t* bytes,
+                                                 const Table& lower, const Table& upper,
+                                                 typename Math::Step (&b)[4]) {
+  typename Math::Isa::Words first[2], second[2];
+  Reader::read_columns(bytes, lower, first);
+  Reader::read_columns(bytes + reader.row_bytes, upper, second);
+  Math::interleave(b, first[0], second[0]);
+  Math::interleave(b + 2, first[1], second[1]);
 }
 
 /// in_place_columns with decoded weights, from weight row `term` and column `first_col` + `col` on.
@@ -208,23 +282,17 @@ template <class Math, int Rows, class Reader>
   typename Isa::Vec acc[Rows][kVecs];
   load_tile<Isa>(acc, group.starts_fold ? nullptr : group.sums + col, group.padded_cols);
   const std::uint8_t* bytes = reader.bytes(term, first_col + col);
-  auto shared = reader.table(term, first_col + col);
+  [[maybe_unused]] const auto shared = reader.table(term, first_col + col);
   for (std::int64_t step = 0; step < group.terms / 2; ++step) {
     Isa::prefetch_l2(bytes + kGroupTerms * reader.row_bytes);
     Isa::prefetch_l2(bytes + (kGroupTerms + 1) * reader.row_bytes);
     typename Math::Step b[kVecs];
     if constexpr (Reader::kTableForAllRows) {
-      decoded_pair<Math>(reader, bytes, shared, shared, b);
-      decoded_pair<Math>(reader, bytes + Reader::bytes_of(32), shared, shared, b + 2);
+      decoded_pairs<Math>(reader, bytes, shared, shared, b);
     } else {
-      auto upper = reader.table(term + 2 * step + 1, first_col + col);
-      shared = reader.table(term + 2 * step, first_col + col);
-      decoded_pair<Math>(reader, bytes, shared, upper, b);
-      if constexpr (Reader::kTableCols < kRegisterCols) {
-        upper = reader.table(term + 2 * step + 1, first_col + col + 32);
-        shared = reader.table(term + 2 * step, first_col + col + 32);
-      }
-      decoded_pair<Math>(reader, bytes + Reader::bytes_of(32), shared, upper, b + 2);
+      const std::int64_t row = term + 2 * step;
+      decoded_pairs<Math>(reader, bytes, reader.wide_table(row, first_col + col),
+                          reader.wide_table(row + 1, first_col + col), b);
     }
 #pragma GCC unroll 4
     for (int i = 0; i < Rows; ++i) {
@@ -237,6 +305,7 @@ template <class Math, int Rows, class Reader>
   if (!group.ends_fold) {
     store_tile<Isa>(acc, group.sums + col, group.padded_cols);
   } else {
+    if constexpr (Reader::kEvensFirst) Math::join_columns(acc);
     fold<Math, Rows, kVecs>(acc, group.totals + col, group.padded_cols, group.first_fold);
   }
 }
@@ -244,6 +313,7 @@ template <class Math, int Rows, class Reader>
 template <class Math, int Rows, class Reader>
 [[gnu::noinline]] void decoded_group(const WeightGroup<Math, Bf16>& group, const Reader& reader,
                                      std::int64_t term, std::int64_t first_col) {
+  reader.fetch_scales(term + kGroupTerms, kGroupTerms, first_col, group.cols);
   for (std::int64_t col = 0; col < group.cols; col += kRegisterCols) {
     decoded_columns<Math, Rows>(group, reader, term, first_col, col);
   }
@@ -254,11 +324,13 @@ template <class Math>
 struct DecodedInRegisters {
   static bool add(const DxTask& task, const PackedWeights& w, std::int64_t term,
                   const WeightGroup<Math, Bf16>& group) {
-    if (task.rows > kMaxRegisterRows || group.terms % 2 != 0 || task.cols % kRegisterCols != 0) {
+    // The same answer for all groups of a fold, whose sums have one order of columns.
+    if (task.rows > kMaxRegisterRows || task.n % 2 != 0 || task.cols % kRegisterCols != 0) {
       return false;
     }
     return with_reader<typename Math::Isa>(
-        w, term, group.terms, task.first_col, task.cols, [&](const auto& reader) {
+        w, task.decoded, term, group.terms, task.first_col, task.cols, [&](const auto& reader) {
+          if (term % 128 == 0) reader.begin_rows(term, task.first_col, task.cols);
           with_rows<kMaxRegisterRows>(task.rows, [&](auto rows) {
             decoded_group<Math, rows>(group, reader, term, task.first_col);
           });

@@ -11,6 +11,20 @@
 namespace moegemm::cpu::simd {
 namespace {
 
+template <class Isa, class T>
+void round_run(const float* from, float factor, std::int64_t count, void* to) {
+  T* const out = static_cast<T*>(to);
+  const typename Isa::Vec factors = Isa::broadcast(factor);
+  std::int64_t i = 0;
+  for (; i + Isa::kLanes <= count; i += Isa::kLanes) {
+    Isa::store_exact(out + i, Isa::mul(Isa::load(from + i), factors));
+  }
+  if (i == count) return;
+  T rest[Isa::kLanes];
+  Isa::store_exact(rest, Isa::mul(Isa::load_partial(from + i, count - i), factors));
+  for (std::int64_t j = i; j < count; ++j) out[j] = rest[j - i];
+}
+
 /// The kernels of one dtype; `Math` multiplies in dX and dW.
 template <class Isa, class T, class Math = FloatMath<Isa>>
 constexpr DTypeKernels dtype_kernels(DType dtype) {
@@ -26,6 +40,7 @@ constexpr DTypeKernels dtype_kernels(DType dtype) {
   // A scaled dY row is no longer a 16-bit number: products and sums in fp32.
   kernels.dw_scaled = dw_chunk<FloatMath<Isa>, T>;
   kernels.decode = decode_task<Isa, T>;
+  kernels.round = round_run<Isa, T>;
   kernels.terms_per_step = Math::kTerms;
   return kernels;
 }

@@ -4,7 +4,9 @@
 #include <sys/mman.h>
 #endif
 
+#include <algorithm>
 #include <atomic>
+#include <deque>
 
 #include "cpu/parallel.h"
 #include "cpu/simd/memory/huge_page_record.h"
@@ -42,40 +44,49 @@ std::int64_t first_row_byte(const OutputSpan& out, std::int64_t offset) {
   return offset - row * out.pitch_bytes < out.row_bytes ? offset : (row + 1) * out.pitch_bytes;
 }
 
-/// `pages` huge pages from `skipped` bytes into the output on.
-void touch_huge_pages(const OutputSpan& out, std::int64_t skipped, std::int64_t pages,
-                      const ExecutionContext& context) {
-  std::atomic<Clock::rep> ticks = 0;
-  for_each_range(context, pages, 1, [&](std::int64_t begin, std::int64_t end) {
+/// The whole huge pages of an output.
+struct FreshPages {
+  OutputSpan out;
+  std::int64_t skipped;  ///< bytes before the first of them
+  std::int64_t pages;
+  bool huge;
+  std::atomic<Clock::rep> ticks = 0;  ///< that all workers together took
+  std::atomic<bool> fresh = false;    ///< some got small pages just now
+
+  FreshPages(const OutputSpan& span, std::int64_t skip, std::int64_t count, bool is_huge)
+      : out(span), skipped(skip), pages(count), huge(is_huge) {}
+
+  char* at(std::int64_t page) const {
+    return static_cast<char*>(out.data) + skipped + page * kHugePage;
+  }
+
+  /// Pages [begin, end), by one worker.
+  void prepare(std::int64_t begin, std::int64_t end) {
     const Clock::time_point start = Clock::now();
     for (std::int64_t page = begin; page < end; ++page) {
-      const std::int64_t at = first_row_byte(out, skipped + page * kHugePage);
-      if (at < skipped + (page + 1) * kHugePage) touch(static_cast<char*>(out.data) + at);
+      if (huge) {
+        const std::int64_t first = first_row_byte(out, skipped + page * kHugePage);
+        if (first < skipped + (page + 1) * kHugePage) touch(static_cast<char*>(out.data) + first);
+      } else if (!present(at(page))) {
+        // Small pages without a fault for each.
+        madvise(at(page), kHugePage, MADV_POPULATE_WRITE);
+        fresh.store(true, std::memory_order_relaxed);
+      }
     }
     ticks.fetch_add((Clock::now() - start).count(), std::memory_order_relaxed);
-  });
-  record.touched(pages, Clock::duration(ticks.load(std::memory_order_relaxed)));
-}
+  }
 
-/// Small pages under what is fresh, without a fault for each.
-void populate(char* first, std::int64_t pages, const ExecutionContext& context) {
-  std::atomic<bool> fresh = false;
-  for_each_range(context, pages, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t page = begin; page < end; ++page) {
-      char* const at = first + page * kHugePage;
-      if (present(at)) continue;
-      madvise(at, kHugePage, MADV_POPULATE_WRITE);
-      fresh.store(true, std::memory_order_relaxed);
+  void report() const {
+    if (huge) {
+      record.touched(pages, Clock::duration(ticks.load(std::memory_order_relaxed)));
+    } else if (fresh.load(std::memory_order_relaxed)) {
+      record.went_without(pages);
     }
-  });
-  if (fresh.load(std::memory_order_relaxed)) record.went_without(pages);
-}
+  }
+};
 
-}  // namespace
-#endif
-
-void prepare_output_pages(const OutputSpan& out, const ExecutionContext& context) {
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
+/// Adds the pages of an output that workers should touch; advises the system where that is all.
+void collect(const OutputSpan& out, bool alone, std::deque<FreshPages>& found) {
   const std::int64_t bytes = out.bytes();
   if (bytes < kWorthwhileBytes) return;
   // Huge pages cover the gaps between rows too: no more memory for those than for the rows.
@@ -86,17 +97,38 @@ void prepare_output_pages(const OutputSpan& out, const ExecutionContext& context
   const std::int64_t pages = (bytes - skipped) / kHugePage;
   if (pages <= 0) return;
   char* const aligned = static_cast<char*>(out.data) + skipped;
-  // One worker meets nobody: it has every page cleared just before it writes there.
-  const bool alone = executor_of(context).concurrency() == 1;
-  if (!record.worthwhile(pages)) {
-    // Populating writes to every small page, so each must hold a part of some row.
-    if (!alone && gap_bytes < kSmallPage) populate(aligned, pages, context);
+  const bool huge = record.worthwhile(pages);
+  // Populating writes to every small page, so each must hold a part of some row.
+  if (!huge && gap_bytes >= kSmallPage) return;
+  if (huge && madvise(aligned, static_cast<std::size_t>(pages * kHugePage), MADV_HUGEPAGE) != 0) {
     return;
   }
-  if (madvise(aligned, static_cast<std::size_t>(pages * kHugePage), MADV_HUGEPAGE) != 0) return;
-  if (!alone) touch_huge_pages(out, skipped, pages, context);
+  // One worker meets nobody: it has every page cleared just before it writes there.
+  if (!alone) found.emplace_back(out, skipped, pages, huge);
+}
+
+}  // namespace
+#endif
+
+void prepare_output_pages(std::span<const OutputSpan> outputs, const ExecutionContext& context) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  const auto is_large = [](const OutputSpan& out) { return out.bytes() >= kWorthwhileBytes; };
+  if (std::none_of(outputs.begin(), outputs.end(), is_large)) return;
+  const bool alone = executor_of(context).concurrency() == 1;
+  std::deque<FreshPages> found;
+  std::int64_t pages = 0;
+  for (const OutputSpan& out : outputs) collect(out, alone, found);
+  for (const FreshPages& one : found) pages += one.pages;
+  for_each_range(context, pages, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (FreshPages& one : found) {
+      one.prepare(std::clamp<std::int64_t>(begin, 0, one.pages),
+                  std::clamp<std::int64_t>(end, 0, one.pages));
+      begin -= one.pages, end -= one.pages;
+    }
+  });
+  for (const FreshPages& one : found) one.report();
 #else
-  (void)out;
+  (void)outputs;
   (void)context;
 #endif
 }

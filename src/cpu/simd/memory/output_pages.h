@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "core/backend.h"
 
@@ -29,7 +30,11 @@ inline OutputSpan output_span(const Problem& problem, const Operands& operands) 
 /// arithmetic. So 2 MiB pages, unless the last ones took longer than small ones do.
 /// Every worker touches pages of its own: two that meet in a fresh page would both clear 2 MiB, and
 /// one of them in vain. Only whole huge pages inside the span are concerned, and only bytes of rows
-/// are touched; no byte changes, and advice that the system does not take changes nothing.
-void prepare_output_pages(const OutputSpan& out, const ExecutionContext& context);
+/// are touched; no byte changes, and advice that the system does not take changes nothing. Several
+/// outputs take one turn of the workers.
+void prepare_output_pages(std::span<const OutputSpan> outputs, const ExecutionContext& context);
+inline void prepare_output_pages(const OutputSpan& out, const ExecutionContext& context) {
+  prepare_output_pages({&out, 1}, context);
+}
 
 }  // namespace moegemm::cpu::simd
