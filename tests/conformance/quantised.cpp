@@ -197,7 +197,7 @@ std::vector<ProblemCase> bit_cases() {
     const auto ends_with = [&](const char* name) { return c.name.ends_with(name); };
     if (!ends_with("SeveralTiles") && !ends_with("Decoding") && !ends_with("PartialBlocks") &&
         !ends_with("FewRows") && !ends_with("Flat_permute_x") && !ends_with("LowRank_permute_x") &&
-        !ends_with("Activated_interleaved") && !ends_with("OddK")) {
+        !ends_with("Activated_interleaved") && !ends_with("OddK") && !ends_with("FewRowsFolded")) {
       continue;
     }
     chosen.push_back(c);
@@ -228,6 +228,10 @@ void add_quantised_tests() {
         for (const ProblemCase& problem : cases) {
           if (!applies(problem, op, dtype)) continue;
           if (trimmed_run() && problem.work() > 4e6) continue;
+          if (target.backend == BackendKind::kReference && problem.work() > kMostReferenceWork &&
+              dtype != DType::kBFloat16) {
+            continue;
+          }
           add_test(target.name() + "/QuantisedBits",
                    std::string(to_string(op)) + "_" + to_string(dtype) + "_" + problem.name,
                    [&target, &problem, op, dtype] {

@@ -59,16 +59,14 @@ void add_shapes(const Format& format, std::vector<ProblemCase>& cases) {
     c.k = round_up(328, group);
   });
   add("Decoding", [=](ProblemCase& c) {
-    c.m_sizes.assign(64, 0);
-    for (int e = 0; e < 64; ++e) c.m_sizes[e] = e % 3;
-    c.rows = 63;
+    c.m_sizes = {0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2};
+    c.rows = 12;
     c.n = 96;
     c.k = round_up(544, group);
   });
   add("FewRows", [=](ProblemCase& c) {  // in whole vectors: decoded values may stay in registers
-    c.m_sizes.assign(20, 0);
-    for (int e = 0; e < 20; ++e) c.m_sizes[e] = e % 6;
-    c.rows = 50;
+    c.m_sizes = {0, 1, 2, 3, 4, 5};
+    c.rows = 19;
     c.n = 212;
     c.k = round_up(320, group);
   });

@@ -44,6 +44,10 @@ std::int64_t environment_number(const char* name, std::int64_t otherwise);
 /// MOEGEMM_TEST_TRIM=1: a smaller run for sanitizers, which are some 10 times slower.
 bool trimmed_run();
 
+/// The reference has no tiles: cases of more work than this, which are there for those who do, it
+/// runs in one dtype.
+constexpr double kMostReferenceWork = 1e7;
+
 /// MOEGEMM_TEST_SEED or a fixed one; printed once at the start of the run.
 std::uint64_t run_seed();
 
