@@ -39,8 +39,9 @@ CUtensorMapDataType driver_type(DType dtype) {
       return CU_TENSOR_MAP_DATA_TYPE_INT32;
     case DType::kInt64:
       return CU_TENSOR_MAP_DATA_TYPE_INT64;
+    default:  // other formats have 16 bits, which are moved as they are
+      return CU_TENSOR_MAP_DATA_TYPE_UINT16;
   }
-  return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 }
 
 [[noreturn]] void refuse(const std::string& field, std::uint64_t value, const char* rule) {

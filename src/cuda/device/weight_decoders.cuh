@@ -1,22 +1,146 @@
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <bit>
+#include <cstdint>
 #include <type_traits>
 
-#include "cuda/device/packed_pairs.cuh"
+#include "cuda/device/host_device.h"
 #include "moegemm/quantization.h"
+
+/// For loops of functions that the host compiler builds, too.
+#if defined(__CUDA_ARCH__)
+#define MOEGEMM_UNROLL _Pragma("unroll")
+#else
+#define MOEGEMM_UNROLL
+#endif
 
 /// From a checkpoint's packed weights to pairs of bf16 or fp16, neighbouring columns, the first in
 /// the low half. Every weight is its value times its scale in fp32, rounded once to the element
 /// type: where fewer instructions give the same bits, those. A decoder is made from a scale and
 /// serves the columns that share it. Words are little endian, as they lie in memory.
-///
-/// | decoder      | packed word                           | weights of a word | scale |
-/// |--------------|---------------------------------------|-------------------|--------------------|
-/// | Mxfp4Decoder | eight e2m1, column i at bit 4 i       | 8                 | e8m0 | |
-/// Int4Decoder  | eight q + 8, column i at bit 4 i      | 8                 | bf16 or fp16       |
-/// | Nf4Decoder   | eight, even columns in high nibbles   | 8                 | fp32 | | Fp8Decoder
-/// | four e4m3fn                           | 4                 | any, as fp32       |
+//
+// clang-format off
+/// | decoder      | packed word                         | weights of a word | scale        |
+/// |--------------|-------------------------------------|-------------------|--------------|
+/// | Mxfp4Decoder | eight e2m1, column i at bit 4 i     | 8                 | e8m0         |
+/// | Int4Decoder  | eight q + 8, column i at bit 4 i    | 8                 | bf16 or fp16 |
+/// | Nf4Decoder   | eight, even columns in high nibbles | 8                 | fp32         |
+/// | Fp8Decoder   | four e4m3fn                         | 4                 | any, as fp32 |
+// clang-format on
 namespace moegemm::cuda {
+
+// Two 16-bit numbers in a register: one instruction each on the GPU, the same bits on the host,
+// where the maths of kernels is tested. The last argument says which type they have.
+
+/// prmt: byte i of the result is the byte of {a, b} that nibble i of the selector names; with 8
+/// added, eight copies of that byte's highest bit.
+MOEGEMM_HOST_DEVICE std::uint32_t permute_bytes(std::uint32_t a, std::uint32_t b,
+                                                std::uint32_t selector) {
+#if defined(__CUDA_ARCH__)
+  std::uint32_t result;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(selector));
+  return result;
+#else
+  const std::uint64_t bytes = std::uint64_t{b} << 32 | a;
+  std::uint32_t result = 0;
+  for (int i = 0; i < 4; ++i) {
+    const std::uint32_t nibble = selector >> 4 * i & 15;
+    const auto byte = static_cast<std::uint32_t>(bytes >> 8 * (nibble & 7)) & 0xff;
+    result |= (nibble < 8 ? byte : (byte >> 7) * 0xff) << 8 * i;
+  }
+  return result;
+#endif
+}
+
+/// (a & b) | c in one instruction, whatever is constant.
+MOEGEMM_HOST_DEVICE std::uint32_t and_or(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+#if defined(__CUDA_ARCH__)
+  std::uint32_t result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  return result;
+#else
+  return (a & b) | c;
+#endif
+}
+
+/// The two as fp32.
+struct FloatPair {
+  float low;
+  float high;
+};
+MOEGEMM_HOST_DEVICE FloatPair floats_of(std::uint32_t pair, __nv_bfloat16) {
+  return {std::bit_cast<float>(pair << 16), std::bit_cast<float>(pair & 0xffff0000u)};
+}
+MOEGEMM_HOST_DEVICE FloatPair floats_of(std::uint32_t pair, __half) {
+  const auto half = [&](int shift) {
+    __half_raw raw;
+    raw.x = static_cast<unsigned short>(pair >> shift);
+    return __half2float(__half(raw));
+  };
+  return {half(0), half(16)};
+}
+
+#if defined(__CUDA_ARCH__)
+/// Each rounded once.
+MOEGEMM_HOST_DEVICE std::uint32_t pair_of(const FloatPair& floats, __nv_bfloat16) {
+  std::uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(floats.high), "f"(floats.low));
+  return pair;
+}
+MOEGEMM_HOST_DEVICE std::uint32_t pair_of(const FloatPair& floats, __half) {
+  std::uint32_t pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(floats.high), "f"(floats.low));
+  return pair;
+}
+
+/// Products, each rounded once; subnormal numbers are numbers.
+MOEGEMM_HOST_DEVICE std::uint32_t multiply_pairs(std::uint32_t a, std::uint32_t b, __nv_bfloat16) {
+  std::uint32_t product;  // sm_80 has no product alone
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
+  return product;
+}
+MOEGEMM_HOST_DEVICE std::uint32_t multiply_pairs(std::uint32_t a, std::uint32_t b, __half) {
+  std::uint32_t product;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
+
+/// Sums, each rounded once.
+MOEGEMM_HOST_DEVICE std::uint32_t add_pairs(std::uint32_t a, std::uint32_t b, __nv_bfloat16) {
+  std::uint32_t sum;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(0x3f803f80u), "r"(b));
+  return sum;
+}
+MOEGEMM_HOST_DEVICE std::uint32_t add_pairs(std::uint32_t a, std::uint32_t b, __half) {
+  std::uint32_t sum;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
+  return sum;
+}
+#else
+inline std::uint32_t rounded_bits(float value, __nv_bfloat16) {
+  return static_cast<__nv_bfloat16_raw>(__float2bfloat16_rn(value)).x;
+}
+inline std::uint32_t rounded_bits(float value, __half) {
+  return static_cast<__half_raw>(__float2half_rn(value)).x;
+}
+template <typename T>
+MOEGEMM_HOST_DEVICE std::uint32_t pair_of(const FloatPair& floats, T) {
+  return rounded_bits(floats.low, T{}) | rounded_bits(floats.high, T{}) << 16;
+}
+template <typename T>
+MOEGEMM_HOST_DEVICE std::uint32_t multiply_pairs(std::uint32_t a, std::uint32_t b, T) {
+  const FloatPair x = floats_of(a, T{}), y = floats_of(b, T{});
+  return pair_of({x.low * y.low, x.high * y.high}, T{});
+}
+template <typename T>
+MOEGEMM_HOST_DEVICE std::uint32_t add_pairs(std::uint32_t a, std::uint32_t b, T) {
+  const FloatPair x = floats_of(a, T{}), y = floats_of(b, T{});
+  return pair_of({x.low + y.low, x.high + y.high}, T{});
+}
+#endif
 
 /// Scales as fp32, exactly.
 MOEGEMM_HOST_DEVICE float scale_of_e8m0(std::uint32_t byte) {

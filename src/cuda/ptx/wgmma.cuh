@@ -125,9 +125,11 @@ __device__ __forceinline__ void wgmma(float* d, std::uint64_t a, std::uint64_t b
                    : "l"(a), "l"(b), "n"(0), "n"(A == Major::kMn), "n"(B == Major::kMn));      \
     }                                                                                          \
   };
-#define MOEGEMM_WGMMA(N, G, a_, b_, p_, ta_, tb_)                        \
-  MOEGEMM_WGMMA_TYPED(__nv_bfloat16, "bf16", N, G, a_, b_, p_, ta_, tb_) \
-  MOEGEMM_WGMMA_TYPED(__half, "f16", N, G, a_, b_, p_, ta_, tb_)
+// One for each type that wgmma multiplies in steps of 16.
+#define MOEGEMM_FOR_WGMMA_TYPES(SPECIALISE, ...) \
+  SPECIALISE(__nv_bfloat16, "bf16", __VA_ARGS__) \
+  SPECIALISE(__half, "f16", __VA_ARGS__)
+#define MOEGEMM_WGMMA(...) MOEGEMM_FOR_WGMMA_TYPES(MOEGEMM_WGMMA_TYPED, __VA_ARGS__)
 
 template <typename T, int N, Major A, Major B>
 struct Wgmma;

@@ -20,9 +20,8 @@ namespace moegemm::cuda::ptx {
                      "r"(static_cast<int>(accumulate)));                                      \
     }                                                                                         \
   };
-#define MOEGEMM_WGMMA_REGISTERS(N, G, a0_, a1_, a2_, a3_, b_, p_)                        \
-  MOEGEMM_WGMMA_REGISTERS_TYPED(__nv_bfloat16, "bf16", N, G, a0_, a1_, a2_, a3_, b_, p_) \
-  MOEGEMM_WGMMA_REGISTERS_TYPED(__half, "f16", N, G, a0_, a1_, a2_, a3_, b_, p_)
+#define MOEGEMM_WGMMA_REGISTERS(...) \
+  MOEGEMM_FOR_WGMMA_TYPES(MOEGEMM_WGMMA_REGISTERS_TYPED, __VA_ARGS__)
 
 template <typename T, int N>
 struct WgmmaRegisters;
