@@ -138,6 +138,7 @@ GemmOptions DeviceProblem::options() const {
   options.multiply = host_.spec.multiply;
   options.accumulate = host_.spec.accumulate;
   options.dy_per_token = host_.spec.dy_per_token;
+  options.allow_tf32 = host_.spec.tf32;
   if (host_.spec.bias) options.bias = bias_.view;
   if (host_.spec.low_rank > 0) {
     options.low_rank_rows = low_rows_.view;

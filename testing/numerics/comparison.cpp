@@ -12,6 +12,7 @@ namespace moegemm::testing {
 namespace {
 
 constexpr double kFp32Roundoff = 0x1p-24;
+constexpr double kTf32Roundoff = 0x1p-11;
 
 /// The findings of one thread, merged at the end.
 struct Findings {
@@ -191,6 +192,7 @@ double error_bound(const HostProblem& p, const Accuracy& accuracy, std::int64_t 
     const double term_norm = std::sqrt(squares);
     computed += 8 * kFp32Roundoff * static_cast<double>(length) * term_norm;
     if (p.spec.multiply && p.op == Op::kDw) computed += 6 * unit_roundoff(p.dtype) * term_norm;
+    if (p.spec.tf32) computed += 9 * kTf32Roundoff * term_norm;
   }
   if (p.spec.accumulate) computed += 2 * kFp32Roundoff * (std::fabs(initial) + std::fabs(value));
   return computed + half_ulp(p.out_dtype, std::fabs(value + initial) + computed);

@@ -21,6 +21,7 @@
 ///      instead, which a kernel may round to the input's dtype (unit roundoff v) before the
 ///      product: L independent errors of at most v t_i: 6v * sqrt(sum t_i^2). Where the scaled
 ///      operand (either may be) is subnormal, t_i is what the least normal one would make of it.
+///      TF32 rounds both operands (v = 2^-11): 9v * sqrt(sum t_i^2).
 ///   4. Adding to an existing fp32 value: 2u (|initial| + |ref|).
 ///   5. The one rounding to the output: half an ulp of |ref| + the above.
 /// A backend that accumulates in double has only 3 (without the operand's rounding), 4 and 5.

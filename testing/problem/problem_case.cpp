@@ -21,6 +21,7 @@ std::string to_string(const ProblemCase& c) {
   if (c.quantised()) out << " W=" << c.weights << '(' << to_string(c.scale_type) << ')';
   if (c.extreme_scales) out << " extreme scales";
   if (c.bias) out << " bias";
+  if (c.tf32) out << " tf32";
   if (c.activation) out << " activation=" << to_string(*c.activation);
   out << " sizes=" << to_string(c.sizes_dtype) << " indices=" << to_string(c.index_dtype);
   if (c.x_padding + c.w_padding + c.dy_padding + c.out_padding > 0) {

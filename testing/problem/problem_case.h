@@ -32,6 +32,7 @@ struct ProblemCase {
   bool dy_per_token = false;                   ///< dX and dW with permute_y
   std::int64_t low_rank = 0;                   ///< forward and dX; 0: none
   bool bias = false;                           ///< forward and dX
+  bool tf32 = false;                           ///< fp32 may be multiplied as TF32
   std::int64_t slots = -1;                     ///< T * topk; -1: as many as rows
   std::optional<Activation> activation = {};   ///< forward and dX in expert order
   float product_scale = 1;                     ///< of the elements of W, for activations

@@ -100,9 +100,23 @@ bool same_row(const HostProblem& host, const Bytes& a, std::int64_t row_a, const
   return std::memcmp(a.data() + row_a * bytes, b.data() + row_b * bytes, bytes) == 0;
 }
 
-ProblemCase invariance_case(std::int64_t n, std::int64_t k) {
+/// What is multiplied, and how.
+struct Numbers {
+  DType dtype;
+  bool tf32 = false;
+  std::string name() const { return tf32 ? "tf32" : to_string(dtype); }
+};
+
+std::vector<Numbers> numbers_of(const Target& target) {
+  std::vector<Numbers> all = {{DType::kBFloat16}, {DType::kFloat16}, {DType::kFloat32}};
+  if (target.on_gpu()) all.push_back({DType::kFloat32, true});
+  return all;
+}
+
+ProblemCase invariance_case(const Numbers& numbers, std::int64_t n, std::int64_t k) {
   ProblemCase c;
   c.name = "Invariance";
+  c.tf32 = numbers.tf32;
   c.m_sizes = {37, 0, 150, 1, 260, 64};
   c.rows = 512;
   c.n = n;
@@ -173,13 +187,13 @@ void expect_batch_invariance(const Target& target, const HostProblem& whole) {
 
 /// dW of segments with rows of zeros after them: the bits are those of the rows themselves, so
 /// what a row is added up with depends on its place in the segment alone.
-void expect_zero_rows_to_change_nothing(const Target& target, DType dtype,
+void expect_zero_rows_to_change_nothing(const Target& target, const Numbers& numbers,
                                         std::int64_t first_rows) {
-  ProblemCase spec = invariance_case(136, 264);
+  ProblemCase spec = invariance_case(numbers, 136, 264);
   spec.m_sizes.insert(spec.m_sizes.begin(), first_rows);
   spec.rows += first_rows;
   spec.output_in_fp32 = true;  // rounded to 16 bits, most other sums would look the same
-  const HostProblem host = build_problem(spec, Op::kDw, dtype, run_seed());
+  const HostProblem host = build_problem(spec, Op::kDw, numbers.dtype, run_seed());
   const Bytes expected = run_bits(target, host);
   if (expected.empty()) GTEST_SKIP() << target.name() << " leaves this problem to another backend";
 
@@ -187,7 +201,7 @@ void expect_zero_rows_to_change_nothing(const Target& target, DType dtype,
   ProblemCase longer = spec;
   for (std::size_t e = 0; e < zero_rows.size(); ++e) longer.m_sizes[e] += zero_rows[e];
   longer.rows += std::accumulate(zero_rows.begin(), zero_rows.end(), std::int64_t{0});
-  HostProblem padded = build_problem(longer, Op::kDw, dtype, run_seed() + 1);
+  HostProblem padded = build_problem(longer, Op::kDw, numbers.dtype, run_seed() + 1);
   std::int64_t from = 0;
   std::int64_t to = 0;
   for (std::size_t e = 0; e < zero_rows.size(); ++e) {
@@ -205,12 +219,13 @@ void expect_zero_rows_to_change_nothing(const Target& target, DType dtype,
   ASSERT_EQ(run_bits(target, padded), expected);
 }
 
-void expect_determinism(const Target& target, Op op, DType dtype, Permutation permutation) {
-  ProblemCase spec = invariance_case(136, 72);
+void expect_determinism(const Target& target, Op op, const Numbers& numbers,
+                        Permutation permutation) {
+  ProblemCase spec = invariance_case(numbers, 136, 72);
   spec.permutation = permutation;
   spec.multiply = permutation == Permutation::kY;
   spec.topk = permutation == Permutation::kNone ? 1 : 4;
-  const HostProblem host = build_problem(spec, op, dtype, run_seed());
+  const HostProblem host = build_problem(spec, op, numbers.dtype, run_seed());
   const Bytes first = run_bits(target, host);
   if (first.empty()) GTEST_SKIP() << target.name() << " leaves this problem to another backend";
   for (int repeat = 0; repeat < 5; ++repeat) {
@@ -224,58 +239,59 @@ void add_invariance_tests() {
   const std::pair<std::int64_t, std::int64_t> shapes[] = {
       {136, 264}, {64, 64}, {33, 1000}, {17, 53}, {200, 24}};
   for (const Target& target : targets()) {
-    for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+    for (const Numbers& numbers : numbers_of(target)) {
       for (const Op op : {Op::kForward, Op::kDx}) {
         for (const auto& [n, k] : shapes) {
           if (trimmed_run() && n != 17) continue;
           add_test(target.name() + "/BatchInvariance",
-                   std::string(to_string(op)) + "_" + to_string(dtype) + "_N" + std::to_string(n) +
+                   std::string(to_string(op)) + "_" + numbers.name() + "_N" + std::to_string(n) +
                        "K" + std::to_string(k),
-                   [&target, dtype, op, n = n, k = k] {
-                     expect_batch_invariance(
-                         target, build_problem(invariance_case(n, k), op, dtype, run_seed()));
+                   [&target, numbers, op, n = n, k = k] {
+                     expect_batch_invariance(target, build_problem(invariance_case(numbers, n, k),
+                                                                   op, numbers.dtype, run_seed()));
                    });
         }
       }
       for (const Op op : {Op::kForward, Op::kDx}) {
-        ProblemCase biased = trimmed_run() ? invariance_case(17, 53) : invariance_case(136, 264);
+        ProblemCase biased =
+            trimmed_run() ? invariance_case(numbers, 17, 53) : invariance_case(numbers, 136, 264);
         biased.name = "InvarianceBiased";
         biased.bias = true;
         add_test(target.name() + "/BatchInvariance",
-                 std::string(to_string(op)) + "_" + to_string(dtype) + "_biased",
-                 [&target, dtype, op, biased] {
-                   expect_batch_invariance(target, build_problem(biased, op, dtype, run_seed()));
+                 std::string(to_string(op)) + "_" + numbers.name() + "_biased",
+                 [&target, numbers, op, biased] {
+                   expect_batch_invariance(target,
+                                           build_problem(biased, op, numbers.dtype, run_seed()));
                  });
         for (const GateLayout layout : {GateLayout::kConcatenated, GateLayout::kInterleaved}) {
           ProblemCase activated =
-              trimmed_run() ? invariance_case(48, 88) : invariance_case(144, 264);
+              trimmed_run() ? invariance_case(numbers, 48, 88) : invariance_case(numbers, 144, 264);
           activated.name = "InvarianceActivated";
           activated.bias = true;
           activated.activation = Activation{.layout = layout};
           add_test(target.name() + "/BatchInvariance",
-                   std::string(to_string(op)) + "_" + to_string(dtype) + "_" + to_string(layout),
-                   [&target, dtype, op, activated] {
-                     expect_batch_invariance(target,
-                                             build_problem(activated, op, dtype, run_seed()));
+                   std::string(to_string(op)) + "_" + numbers.name() + "_" + to_string(layout),
+                   [&target, numbers, op, activated] {
+                     expect_batch_invariance(
+                         target, build_problem(activated, op, numbers.dtype, run_seed()));
                    });
         }
       }
       for (const std::int64_t first_rows : {0, 3, 16, 17, 31, 33}) {
         add_test(target.name() + "/BatchInvariance",
-                 std::string("dW_") + to_string(dtype) + "_" + std::to_string(first_rows),
-                 [&target, dtype, first_rows] {
-                   expect_zero_rows_to_change_nothing(target, dtype, first_rows);
+                 std::string("dW_") + numbers.name() + "_" + std::to_string(first_rows),
+                 [&target, numbers, first_rows] {
+                   expect_zero_rows_to_change_nothing(target, numbers, first_rows);
                  });
       }
       for (const Op op : {Op::kForward, Op::kDx, Op::kDw}) {
         for (const Permutation permutation :
              {Permutation::kNone, Permutation::kX, Permutation::kY}) {
-          add_test(
-              target.name() + "/Determinism",
-              std::string(to_string(op)) + "_" + to_string(dtype) + "_" + to_string(permutation),
-              [&target, op, dtype, permutation] {
-                expect_determinism(target, op, dtype, permutation);
-              });
+          add_test(target.name() + "/Determinism",
+                   std::string(to_string(op)) + "_" + numbers.name() + "_" + to_string(permutation),
+                   [&target, op, numbers, permutation] {
+                     expect_determinism(target, op, numbers, permutation);
+                   });
         }
       }
     }

@@ -27,10 +27,11 @@ EncodeTiled encode_tiled() {
   return entry;
 }
 
-CUtensorMapDataType driver_type(DType dtype) {
-  switch (dtype) {
+CUtensorMapDataType driver_type(const TensorMapSpec& spec) {
+  switch (spec.dtype) {
     case DType::kFloat32:
-      return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+      return spec.rounds_to_tf32 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+                                 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
     case DType::kFloat16:
       return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     case DType::kBFloat16:
@@ -99,7 +100,7 @@ CUtensorMap encode_anew(const TensorMapSpec& spec) {
   static constexpr std::array<std::uint32_t, 5> kUnitSteps = {1, 1, 1, 1, 1};
   CUtensorMap map;
   const auto ask_driver = [&] {
-    return encode_tiled()(&map, driver_type(spec.dtype), static_cast<std::uint32_t>(spec.rank),
+    return encode_tiled()(&map, driver_type(spec), static_cast<std::uint32_t>(spec.rank),
                           const_cast<void*>(spec.base), spec.dims.data(), spec.strides_bytes.data(),
                           spec.box.data(), kUnitSteps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
                           spec.swizzle, spec.l2_promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);

@@ -15,6 +15,7 @@ namespace moegemm::cuda {
 struct TensorMapSpec {
   const void* base = nullptr;  ///< 16-byte aligned
   DType dtype = DType::kBFloat16;
+  bool rounds_to_tf32 = false;                      ///< fp32, while it is loaded
   int rank = 0;                                     ///< 1 to 5
   std::array<std::uint64_t, 5> dims = {};           ///< elements, each 1 to 2^32
   std::array<std::uint64_t, 4> strides_bytes = {};  ///< of dims 1, 2, ...: multiples of 16, < 2^40

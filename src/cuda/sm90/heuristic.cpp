@@ -338,6 +338,21 @@ int choose_quantised(std::span<const KernelEntry* const> feasible, const Problem
   return chosen;
 }
 
+/// TF32: a tile for few rows, and one for many.
+int choose_tf32(std::span<const KernelEntry* const> feasible, const Problem& problem,
+                const DeviceFacts& facts) {
+  int small = -1;
+  int wide = -1;
+  for (std::size_t i = 0; i < feasible.size(); ++i) {
+    (is(kSmall, feasible[i]->info.tile) ? small : wide) = static_cast<int>(i);
+  }
+  if (small < 0 || wide < 0) return 0;
+  if (facts_of(problem).rows <= kFewRows) return small;
+  const RowWork work(problem, facts);
+  const TileShape& tile = feasible[wide]->info.tile;
+  return fits_one_wave_only(work, tile, feasible[small]->info.tile, problem) ? small : wide;
+}
+
 }  // namespace
 
 int preference_rank(const KernelInfo& kernel, const Problem& problem) {
@@ -358,6 +373,9 @@ int preference_rank(const KernelInfo& kernel, const Problem& problem) {
 int choose_among(std::span<const KernelEntry* const> feasible, const Problem& problem,
                  const DeviceFacts& facts) {
   if (!problem.quantization.plain()) return choose_quantised(feasible, problem);
+  if (problem.dtype == DType::kFloat32 && problem.op != Op::kDw) {
+    return choose_tf32(feasible, problem, facts);
+  }
   int preferred = -1;
   int best_rank = 0;
   for (std::size_t i = 0; i < feasible.size(); ++i) {
@@ -434,6 +452,8 @@ bool fusing_is_faster(const Problem& problem, const TileShape& tile) {
 }
 
 bool gathering_first_is_faster(const Problem& problem) {
+  // The TF32 kernel takes rows through registers, in whatever order they come.
+  if (problem.dtype == DType::kFloat32) return false;
   // Rows gathered by cp.async cost the dW kernel 10 % of its clocks over rows that TMA copies
   // (Mixtral, counters), whatever the width of the other operand; a copy is written and read once.
   // T = 8192 on an H200, TFLOP/s after a copy / gathered in the kernel: Mixtral dw1 691 / 645, dw2

@@ -20,6 +20,7 @@ struct Target {
   Accuracy accuracy;
 
   std::string name() const { return to_string(backend); }
+  bool on_gpu() const { return memory->device().type == DeviceType::kCuda; }
 };
 
 /// Every backend that the library lists and this machine runs.

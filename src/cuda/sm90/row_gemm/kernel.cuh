@@ -44,12 +44,17 @@ __device__ __forceinline__ void accumulate_tile(const RowGemmParams& params,
     if constexpr (Traits::kPingpong) {
       ptx::bar_sync(barrier_id(NamedBarrier::kMainloop, consumer), kConsumers * kWarpgroupThreads);
     }
-    multiply_tile<Traits, N>(d, shared, consumer, params.blocks, stage);
+    constexpr bool kTurned = Traits::kTf32 && !Traits::kDepthMajor;
+    if constexpr (kTurned) {  // found likewise
+      accumulate_turned(d, shared, consumer, params.blocks, stage);
+    } else {
+      multiply_tile<Traits, N>(d, shared, consumer, params.blocks, stage);
+    }
     if constexpr (Traits::kPingpong) {
       ptx::bar_arrive(barrier_id(NamedBarrier::kMainloop, consumer ^ 1),
                       kConsumers * kWarpgroupThreads);
     }
-    finish_tile<Traits, N>(d, shared, stage);
+    if constexpr (!kTurned) finish_tile<Traits, N>(d, shared, stage);
   }
 }
 
@@ -96,8 +101,12 @@ __device__ __forceinline__ void consume_tile(const RowGemmParams& params,
     const PipelineState<kTileSlots> slot = slot_at(ptx::opaque(place));
     const RowGemmShared<Traits> after = shared_now(params, shared);
     const auto finish = [&](const Tile& tile) {
-      finish_results<Traits, N>(params, after, tile, slot.slot, d);
-      if constexpr (!Traits::kCommonStores) {
+      if constexpr (Traits::kTf32) {
+        store_tf32_results(params, after, tile, slot.slot, d);
+      } else {
+        finish_results<Traits, N>(params, after, tile, slot.slot, d);
+      }
+      if constexpr (!Traits::kCommonStores && !Traits::kTf32) {
         if (!params.rounds) return;
         store_rows<Traits, N>(params, after, Tile(tile), slot.slot,
                               [&](int m, int i) { return rounded_pair<Traits, N>(d[m], i); });

@@ -2,6 +2,7 @@
 #include <bit>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "cuda/backend/empty_output.h"
@@ -44,7 +45,7 @@ LaunchStart start_of(const RowGemm& kernel, const Problem& problem) {
 
 template <RowGemm Kernel>
 LaunchPolicy grid(const KernelEntry& entry, const Problem& problem, const DeviceFacts& facts) {
-  const bool pass = problem.quantization.plain() &&
+  const bool pass = problem.quantization.plain() && !Kernel.tf32 &&
                     weights_pass_through_l2(problem, entry.info.tile, facts.l2_bytes);
   return {.grid = persistent_grid(entry, problem, facts),
           .weights = pass ? WeightCaching::kPassThrough : WeightCaching::kKeep,
@@ -86,7 +87,7 @@ std::string refuse_quantised(const RowGemm& kernel, const Problem& problem) {
 
 std::string refuse(const RowGemm& kernel, const KernelEntry& entry, const Problem& problem,
                    const DeviceFacts& facts) {
-  if (std::string reason = refuse_operands(problem); !reason.empty()) return reason;
+  if (std::string reason = refuse_operands(problem, kernel.tf32); !reason.empty()) return reason;
   if (kernel.quantised()) {
     if (std::string reason = refuse_quantised(kernel, problem); !reason.empty()) return reason;
   }
@@ -95,9 +96,13 @@ std::string refuse(const RowGemm& kernel, const KernelEntry& entry, const Proble
                              : "is compiled for gathered rows only";
   }
   const std::int64_t depth = row_problem(problem, {}).depth;
-  if (problem.gathers() && depth % 8 != 0) {
+  const int chunk = kernel.tf32 ? 4 : 8;  // elements of 16 bytes
+  if (problem.gathers() && depth % chunk != 0) {
     return (problem.op == Op::kForward ? "K = " : "N = ") + std::to_string(depth) +
-           " is not a multiple of 8, which gathered rows need";
+           " is not a multiple of " + std::to_string(chunk) + ", which gathered rows need";
+  }
+  if (kernel.tf32 && problem.gathers() && problem.far_rows) {
+    return "gathers from at most 64 GiB, the permuted operand spans more";
   }
   if (std::string reason = refuse_size(entry, problem, facts); !reason.empty()) return reason;
   // Last: a problem that no kernel runs is told what is wrong with it, not what else there is.
@@ -117,10 +122,17 @@ std::string refuse(const RowGemm& kernel, const KernelEntry& entry, const Proble
   return {};
 }
 
-/// dX reads W in slabs of 64 columns. Where they do not divide K, the last one would reach past a
-/// row.
-bool weights_in_slabs(const Problem& problem) {
-  return problem.op == Op::kDx && problem.k % 64 != 0;
+/// dX reads W in slabs of 128 bytes of columns. Where they do not divide K, the last one would
+/// reach past a row. Forward of TF32 orders the features of each 32: likewise.
+bool weights_in_slabs(const RowGemm& kernel, const Problem& problem) {
+  if (problem.op == Op::kDx) return problem.k % kernel.panel_depth() != 0;
+  return kernel.tf32 && problem.n % 32 != 0;
+}
+
+/// TF32 is what the copy engine rounds operands to.
+CUtensorMap encode_operand(const RowGemm& kernel, TensorMapSpec spec) {
+  spec.rounds_to_tf32 = kernel.tf32;
+  return encode(spec);
 }
 
 CUtensorMapSwizzle swizzle_of(std::int64_t row_bytes) {
@@ -159,7 +171,7 @@ WeightScales weight_scales(const Problem& problem, const Operands& operands) {
 /// Activated tiles: gates and ups are a dimension of their own, so that one box holds half of the
 /// tile's features of each.
 TensorMapSpec weights_spec(const RowGemm& kernel, const Problem& problem, const Operands& operands,
-                           int depth = kDepth) {
+                           int depth) {
   const std::int64_t n = problem.n, k = problem.k, experts = problem.experts;
   const std::int64_t pitch = operands.w_stride * size_bytes(problem.dtype);
   if (kernel.activated) {
@@ -176,27 +188,34 @@ TensorMapSpec weights_spec(const RowGemm& kernel, const Problem& problem, const 
                        {interleaved ? 2 * pitch : pitch, interleaved ? pitch : half, pitch * n},
                        {kDepth, kernel.features / parts, parts, 1});
   }
-  if (problem.op == Op::kForward || weights_in_slabs(problem)) {
-    const int features = problem.op == Op::kForward ? kernel.features : 64;
+  const bool in_slabs = weights_in_slabs(kernel, problem);
+  if (kernel.tf32 && problem.op == Op::kForward && !in_slabs) {
+    return tensor_spec(operands.w, problem.dtype, {k, 8, 4, n / 32, experts},
+                       {4 * pitch, pitch, 32 * pitch, pitch * n},
+                       {depth, 8, 4, kernel.features / 32, 1});
+  }
+  const int slab = kernel.panel_depth();
+  if (problem.op == Op::kForward || in_slabs) {
+    const int features = problem.op == Op::kForward ? kernel.features : slab;
     return tensor_spec(operands.w, problem.dtype, {k, n, experts}, {pitch, pitch * n},
                        {depth, features, 1});
   }
-  return tensor_spec(operands.w, problem.dtype, {64, n, k / 64, experts},
-                     {pitch, kRowBytes, pitch * n}, {64, depth, kernel.features / 64, 1});
+  return tensor_spec(operands.w, problem.dtype, {slab, n, k / slab, experts},
+                     {pitch, kRowBytes, pitch * n}, {slab, depth, kernel.features / slab, 1});
 }
 
 /// The low-rank part in stages of `depth`.
 void add_low_rank(const RowGemm& kernel, const Problem& problem, const Operands& low,
                   RowGemmParams& params) {
-  const int depth = kernel.quantised() ? 16 : kDepth;
+  const int depth = kernel.quantised() ? 16 : kernel.panel_depth();
   TensorMapSpec weights = weights_spec(kernel, low_rank_part(problem), low, depth);
   TensorMapSpec rows =
       tensor_spec(low.x, problem.dtype, {problem.low_rank, problem.rows},
                   {low.x_stride * size_bytes(problem.dtype)}, {depth, kernel.rows});
-  rows.swizzle = swizzle_of(2 * depth);
+  rows.swizzle = swizzle_of(depth * size_bytes(problem.dtype));
   if (problem.op == Op::kForward) weights.swizzle = rows.swizzle;
-  params.low_weights_map = encode(weights);
-  params.low_rows_map = encode(rows);
+  params.low_weights_map = encode_operand(kernel, weights);
+  params.low_rows_map = encode_operand(kernel, rows);
 }
 
 RowGemmParams make_params(const RowGemm& kernel, const Step& step, const Problem& problem,
@@ -206,17 +225,18 @@ RowGemmParams make_params(const RowGemm& kernel, const Step& step, const Problem
   static_cast<SegmentParams&>(params) = segment_params(problem, operands);
   params.rows = static_cast<const std::byte*>(rows.rows);
   params.row_bytes = rows.row_stride * size_bytes(problem.dtype);
-  params.weights_map = encode(kernel.quantised() ? packed_spec(kernel, problem, operands)
-                                                 : weights_spec(kernel, problem, operands));
+  params.weights_map = encode_operand(
+      kernel, kernel.quantised() ? packed_spec(kernel, problem, operands)
+                                 : weights_spec(kernel, problem, operands, kernel.panel_depth()));
   if (kernel.quantised()) params.scales = weight_scales(problem, operands);
   params.rows_pending = step.start == LaunchStart::kWithWeights;
-  params.weights_in_slabs = weights_in_slabs(problem);
+  params.weights_in_slabs = weights_in_slabs(kernel, problem);
   params.weights_pass_through = step.weights == WeightCaching::kPassThrough;
   if (!problem.gathers()) {
     for (int box = 0; box < kernel.boxes(); ++box) {
-      params.rows_maps[box] =
-          encode(tensor_spec(rows.rows, problem.dtype, {rows.depth, problem.rows},
-                             {params.row_bytes}, {kDepth, kernel.box_rows(box)}));
+      params.rows_maps[box] = encode_operand(
+          kernel, tensor_spec(rows.rows, problem.dtype, {rows.depth, problem.rows},
+                              {params.row_bytes}, {kernel.panel_depth(), kernel.box_rows(box)}));
     }
   }
   if (problem.low_rank > 0) add_low_rank(kernel, problem, operands.low_rank_part(), params);
@@ -230,14 +250,16 @@ RowGemmParams make_params(const RowGemm& kernel, const Step& step, const Problem
   params.features = static_cast<int>(rows.features);
   params.depth = static_cast<int>(rows.depth);
   params.low_rank = static_cast<int>(problem.low_rank);
-  params.blocks = ceil_div(params.depth, kDepth) + ceil_div(params.low_rank, kDepth);
+  params.blocks = ceil_div(params.depth, kernel.panel_depth()) +
+                  ceil_div(params.low_rank, kernel.panel_depth());
   params.divisor = make_fast_divisor(static_cast<std::uint32_t>(problem.gather_divisor()));
   params.scatter = problem.scatters();
   params.multiply = problem.multiply;
   params.weights_are_fp32 = problem.weights_dtype == DType::kFloat32;
   params.out_is_fp32 = problem.out_dtype == DType::kFloat32;
   params.rounds = !params.out_is_fp32;
-  params.vector_store = problem.output_alignment >= 16 && problem.output_columns() % 8 == 0;
+  params.vector_store =
+      problem.output_alignment >= 16 && problem.output_columns() % (kernel.tf32 ? 4 : 8) == 0;
   if (kernel.activated) {
     const bool interleaved = problem.activation->layout == GateLayout::kInterleaved;
     params.activation = *problem.activation;
@@ -274,15 +296,18 @@ std::string name_of(const RowGemm& kernel) {
   return std::string(kernel.op == Op::kForward ? "sm90_forward_" : "sm90_dx_") +
          (kernel.activated ? "activated_" : "") +
          (kernel.quantised() ? to_string(kernel.weights) + std::string("_") : "") +
-         std::to_string(kernel.features) + "x" + std::to_string(kernel.rows) + "_s" +
-         std::to_string(kernel.stages) + (kernel.pingpong() ? "_pingpong" : "_coop");
+         (kernel.tf32 ? "tf32_" : "") + std::to_string(kernel.features) + "x" +
+         std::to_string(kernel.rows) + "_s" + std::to_string(kernel.stages) +
+         (kernel.pingpong() ? "_pingpong" : "_coop");
 }
 
 template <RowGemm Kernel>
 struct Functions {
   template <DType D>
   KernelFunctions operator()() const {
-    if constexpr (!Kernel.quantised()) {
+    if constexpr (Kernel.tf32) {
+      return tf32_gemm_functions<Kernel, D>();
+    } else if constexpr (!Kernel.quantised()) {
       return row_gemm_functions<Kernel, D>();
     } else if constexpr (D == DType::kBFloat16) {
       return quantised_gemm_functions<Kernel, D>();
@@ -292,21 +317,36 @@ struct Functions {
   }
 };
 
+/// The element types of a kernel.
+template <RowGemm Kernel>
+using FormatsOf = std::conditional_t<Kernel.tf32, Formats<DType::kFloat32>, TensorCoreFormats>;
+
 template <RowGemm Kernel>
 const void* function(const Problem& problem) {
   const KernelFunctions functions =
-      with_format(TensorCoreFormats(), problem.dtype, Functions<Kernel>());
+      with_format(FormatsOf<Kernel>(), problem.dtype, Functions<Kernel>());
   if (problem.gathers()) return functions.gathered;
   return problem.bias && functions.biased ? functions.biased : functions.plain;
 }
 
+/// Layers in 16 bits run no TF32.
+template <RowGemm Kernel>
+std::vector<const void*> layer_functions_of() {
+  if constexpr (Kernel.tf32) {
+    return {};
+  } else {
+    return layer_functions(Functions<Kernel>(), TensorCoreFormats());
+  }
+}
+
 template <RowGemm Kernel>
 KernelEntry entry_of() {
-  using Layout = RowGemmLayout<RowGemmTraits<Kernel, DType::kBFloat16, false>>;
+  constexpr DType kAny = Kernel.tf32 ? DType::kFloat32 : DType::kBFloat16;
+  using Layout = RowGemmLayout<RowGemmTraits<Kernel, kAny, false>>;
   return {.info = {.backend = BackendKind::kSm90,
                    .name = name_of(Kernel),
                    .op = Kernel.op,
-                   .tile = {Kernel.rows, Kernel.features, kDepth},
+                   .tile = {Kernel.rows, Kernel.features, Kernel.panel_depth()},
                    .stages = Kernel.stages,
                    .weights = Kernel.weights,
                    .ups_apart = Kernel.activated},
@@ -320,7 +360,7 @@ KernelEntry entry_of() {
                        shift_bytes(problem);
               },
           .function = function<Kernel>,
-          .layer_functions = layer_functions(Functions<Kernel>(), TensorCoreFormats()),
+          .layer_functions = layer_functions_of<Kernel>(),
           .refuse = [](const KernelEntry& entry, const Problem& problem,
                        const DeviceFacts& facts) { return refuse(Kernel, entry, problem, facts); },
           .grid = grid<Kernel>,
@@ -337,6 +377,7 @@ std::vector<KernelEntry> row_gemm_kernels() {
   return {
 #define MOEGEMM_ROW_GEMM(...) entry_of<RowGemm{__VA_ARGS__}>(),
 #define MOEGEMM_QUANTISED_GEMM(...) entry_of<QuantisedGemm{__VA_ARGS__}>(),
+#define MOEGEMM_TF32_GEMM(...) entry_of<Tf32Gemm{__VA_ARGS__}>(),
 #include "cuda/instances/sm90.inc"
   };
 }

@@ -9,6 +9,7 @@
 #include "cuda/device/swizzle.h"
 #include "cuda/device/tile_scheduler.cuh"
 #include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/copy_5d.cuh"
 #include "cuda/ptx/griddepcontrol.cuh"
 #include "cuda/ptx/shared_memory.cuh"
 #include "cuda/sm90/row_gemm/params.h"
@@ -35,6 +36,12 @@ __device__ __forceinline__ void load_weights(const RowGemmParams& params, const 
   } else if constexpr (Quantised && !Traits::kDepthMajor) {  // maps count in units of 16 bits
     constexpr int kUnit = 16 / Traits::kKernel.weight_bits();
     ptx::cp_async_bulk_tensor_3d(shared, map, tile.feature / kUnit, depth, tile.expert, full);
+  } else if constexpr (Traits::kTf32 && Traits::kDepthMajor) {
+    if (params.weights_in_slabs) {
+      ptx::cp_async_bulk_tensor_3d(shared, map, depth, tile.feature, tile.expert, full);
+    } else {
+      ptx::cp_async_bulk_tensor_5d(shared, map, depth, 0, 0, tile.feature / 32, tile.expert, full);
+    }
   } else if constexpr (Traits::kDepthMajor) {  // box {64 of K, kFeatures of N}
     if constexpr (Quantised) depth /= 16 / Traits::kKernel.weight_bits();
     if (params.weights_pass_through) {
@@ -44,12 +51,14 @@ __device__ __forceinline__ void load_weights(const RowGemmParams& params, const 
       ptx::cp_async_bulk_tensor_3d(shared, map, depth, tile.feature, tile.expert, full);
     }
   } else if (!params.weights_in_slabs) {
-    ptx::cp_async_bulk_tensor_4d(shared, map, 0, depth, tile.feature / 64, tile.expert, full);
+    constexpr int kSlab = Traits::kPanelDepth;  // as wide as deep
+    ptx::cp_async_bulk_tensor_4d(shared, map, 0, depth, tile.feature / kSlab, tile.expert, full);
   } else {
 #pragma unroll
-    for (int slab = 0; slab < Traits::kFeatures / 64; ++slab) {
-      ptx::cp_async_bulk_tensor_3d(shared + slab * 64 * kRowBytes, map, tile.feature + slab * 64,
-                                   depth, tile.expert, full);
+    for (int slab = 0; slab < Traits::kFeatures / Traits::kPanelDepth; ++slab) {
+      const int first = slab * Traits::kPanelDepth;
+      ptx::cp_async_bulk_tensor_3d(shared + first * kRowBytes, map, tile.feature + first, depth,
+                                   tile.expert, full);
     }
   }
 }
@@ -57,7 +66,7 @@ __device__ __forceinline__ void load_weights(const RowGemmParams& params, const 
 /// The low-rank part's depth as it is multiplied: every kernel takes the same steps.
 template <typename Traits>
 __device__ __forceinline__ int low_depth(const RowGemmParams& params) {
-  return Traits::kLowDepth == kDepth ? params.low_rank : ceil_div(params.low_rank, kDepth) * kDepth;
+  return Traits::kQuantised ? ceil_div(params.low_rank, kDepth) * kDepth : params.low_rank;
 }
 
 /// The part of a low-rank stage that one thread starts: both operands by TMA. Its rows lie in order
@@ -67,9 +76,11 @@ __device__ __forceinline__ void load_low_rank(const RowGemmParams& params,
                                               const RowGemmShared<Traits>& shared, const Tile& tile,
                                               int depth, int slot) {
   std::uint64_t* full = &shared.rings().stage.full[slot];
-  constexpr int kBytes = (Traits::kFeatures + Traits::kRows) * Traits::kLowDepth * 2;
+  constexpr int kDepthBytes =
+      Traits::kLowDepth * static_cast<int>(sizeof(typename Traits::Element));
+  constexpr int kBytes = (Traits::kFeatures + Traits::kRows) * kDepthBytes;
   static_assert(kBytes <= Traits::kStageBytes &&
-                Traits::kLowDepth * 2 * Traits::kFeatures <= Traits::kWeightBytes);
+                kDepthBytes * Traits::kFeatures <= Traits::kWeightBytes);
   ptx::mbarrier_arrive_expect_tx(full, kBytes);
   load_weights<Traits, false>(params, &params.low_weights_map, tile, depth, shared.weights(slot),
                               full);
@@ -191,8 +202,8 @@ __device__ __forceinline__ void load_ordered_tile(const RowGemmParams& params,
     }
     __syncwarp();
     stage.advance();
-    depth += kDepth;
-    left -= kDepth;
+    depth += Traits::kPanelDepth;
+    left -= Traits::kPanelDepth;
   }
 }
 
@@ -305,6 +316,12 @@ struct GatheredRows {
   }
 };
 
+/// The rows of a tile that are rounded on their way: see ../tf32_gemm/load.cuh.
+template <typename Traits>
+class RoundedRows;
+template <typename Traits>
+using RowSources = std::conditional_t<Traits::kTf32, RoundedRows<Traits>, GatheredRows<Traits>>;
+
 /// One stage of a gathered tile, `Offset` bytes of each panel past the row pointers. `Checked`:
 /// rows may be missing and the depth may end inside.
 template <typename Traits, bool Checked, int Offset = 0>
@@ -357,6 +374,25 @@ __device__ __forceinline__ void load_gathered_stage(const RowGemmParams& params,
   stage.advance();
 }
 
+/// The stages of the low-rank part of a gathered tile.
+template <typename Traits>
+__device__ __forceinline__ void load_gathered_low_rank(const RowGemmParams& params,
+                                                       const RowGemmShared<Traits>& shared,
+                                                       const Tile& tile,
+                                                       PipelineState<Traits::kStages>& stage) {
+#pragma unroll 1
+  for (int depth = 0; depth < low_depth<Traits>(params); depth += Traits::kLowDepth) {
+    auto& ring = shared.rings().stage;
+    ring.wait_empty(stage);
+    if (threadIdx.x == 0) load_low_rank(params, shared, tile, depth, stage.slot);
+    ptx::mbarrier_arrive(&ring.full[stage.slot]);  // for the copies that it has none of
+    if (Traits::kTabled && threadIdx.x == 0) {
+      ptx::mbarrier_arrive(&ring.full[stage.slot]);  // and the scales
+    }
+    stage.advance();
+  }
+}
+
 /// Every stage of one gathered tile. Address arithmetic between the copies would cost tensor-core
 /// time (it shares the issue slots), so full stages go in groups with immediate offsets.
 template <typename Traits>
@@ -387,17 +423,7 @@ __device__ __forceinline__ void load_gathered_tile(const RowGemmParams& params,
                                       depth / kDepth % kWarpgroupWarps, stage);
     rows.advance(Traits::kPanels);
   }
-#pragma unroll 1
-  for (depth = 0; depth < low_depth<Traits>(params); depth += Traits::kLowDepth) {
-    auto& ring = shared.rings().stage;
-    ring.wait_empty(stage);
-    if (threadIdx.x == 0) load_low_rank(params, shared, tile, depth, stage.slot);
-    ptx::mbarrier_arrive(&ring.full[stage.slot]);  // for the copies that it has none of
-    if (Traits::kTabled && threadIdx.x == 0) {
-      ptx::mbarrier_arrive(&ring.full[stage.slot]);  // and the scales
-    }
-    stage.advance();
-  }
+  load_gathered_low_rank(params, shared, tile, stage);
 }
 
 /// Rows gathered by cp.async, all four producer warps; warp 0 also schedules and loads weights.
@@ -414,7 +440,7 @@ __device__ __forceinline__ void load_gathered(const RowGemmParams& params,
   TileDecoder decoder(shared.starts(), params.experts);
   auto& rings = shared.rings();
   PipelineState<Traits::kStages> stage;
-  GatheredRows<Traits> rows;
+  RowSources<Traits> rows;
   GatheredScales<Traits> scales;
   int position = 0;
   for (;; ++position) {
@@ -436,7 +462,11 @@ __device__ __forceinline__ void load_gathered(const RowGemmParams& params,
     }
     write_info(tile, slot.slot);
     rows.locate(params, tile, thread);
-    load_gathered_tile<Traits>(params, shared, tile, rows, scales, stage);
+    if constexpr (Traits::kTf32) {  // found where the kernel is instantiated
+      load_rounded_tile(params, shared, tile, rows, stage);
+    } else {
+      load_gathered_tile<Traits>(params, shared, tile, rows, scales, stage);
+    }
     if (scheduler) {
       queue.advance();
     } else {

@@ -9,7 +9,15 @@
 /// The contraction of one tile by one consumer warpgroup.
 namespace moegemm::cuda::sm90 {
 
-/// One stage of the contraction: four k16 steps for each of the warpgroup's m64 blocks.
+/// From a warpgroup's block to its next. Those of TF32 take turns, eight rows each: then a thread
+/// has neighbouring features (see ../tf32_gemm/store.cuh).
+template <typename Traits>
+constexpr int kBlockBytes = (Traits::kTf32 ? 8 : Traits::kBlockStep) * kRowBytes;
+template <typename Traits>
+constexpr std::uint64_t kGroupsApart = Traits::kTf32 ? std::uint64_t{1024 >> 4} << 32 : 0;
+
+/// One stage of the contraction: four k16 steps (k8 of TF32, as many bytes) for each of the
+/// warpgroup's m64 blocks.
 template <typename Traits, int N, bool First>
 __device__ __forceinline__ void multiply_stage(float (&d)[Traits::kBlocks][N / 2],
                                                const RowGemmShared<Traits>& shared,
@@ -19,9 +27,10 @@ __device__ __forceinline__ void multiply_stage(float (&d)[Traits::kBlocks][N / 2
   constexpr ptx::Major kWeights = Traits::kDepthMajor ? ptx::Major::kK : ptx::Major::kMn;
   shared.rings().stage.wait_full(stage);
   // cp.async wrote through the generic proxy; wgmma reads through the async one.
-  if constexpr (Traits::kGathered) ptx::fence_proxy_async_shared();
+  if constexpr (Traits::kGathered && !Traits::kTf32) ptx::fence_proxy_async_shared();
   const std::uint64_t a =
-      ptx::smem_descriptor(ptx::shared_address(shared.weights(stage.slot) + panel_offset));
+      ptx::smem_descriptor(ptx::shared_address(shared.weights(stage.slot) + panel_offset)) +
+      kGroupsApart<Traits>;
   const std::uint64_t b = ptx::smem_descriptor(ptx::shared_address(shared.rows(stage.slot)));
   ptx::wgmma_fence();
 #pragma unroll
@@ -29,7 +38,7 @@ __device__ __forceinline__ void multiply_stage(float (&d)[Traits::kBlocks][N / 2
 #pragma unroll
     for (int m = 0; m < Traits::kBlocks; ++m) {
       const std::uint64_t panel =
-          a + m * (Traits::kBlockStep * kRowBytes >> 4) + k16 * ptx::kDescriptorStepK16<kWeights>;
+          a + m * (kBlockBytes<Traits> >> 4) + k16 * ptx::kDescriptorStepK16<kWeights>;
       const std::uint64_t rows = b + k16 * ptx::kDescriptorStepK16<ptx::Major::kK>;
       if (First && k16 == 0) {
         ptx::wgmma_start<T, N, kWeights, ptx::Major::kK>(d[m], panel, rows);

@@ -41,7 +41,9 @@ struct RowGemmParams : SegmentParams {
   /// slabs of the tile, 1}, so that a panel of 64-column slabs is one copy; {K, N, E}, box {64, 64,
   /// 1} where K is not a multiple of 64. Quantised, of packed values: {K, N, E}, box {64, features
   /// of the tile, 1}; dX: box {features of the tile, 64, 1}. Activated tiles: {K, N / 2, 2, E}, box
-  /// {64, half of the tile's features, 2, 1}, or {K, N, 1, E} without a gate.
+  /// {64, half of the tile's features, 2, 1}, or {K, N, 1, E} without a gate. TF32: 32 for 64, and
+  /// forward {K, 8, 4, N / 32, E} with the strides of features 4, 1 and 32: feature 4 g + q of 32
+  /// is in row 8 q + g. As above where N is not a multiple of 32.
   CUtensorMap weights_map;
   CUtensorMap rows_maps[kMaxBoxes];  ///< {depth, M}, box {64, box_rows(i)}; for rows in order
 
@@ -70,7 +72,7 @@ struct RowGemmParams : SegmentParams {
 
   bool rows_pending;  ///< the launch ahead may still write the rows, and nothing else that is read
   bool weights_pass_through;  ///< plain forward tiles: L2 need not keep the weights
-  bool weights_in_slabs;      ///< dX: one copy per slab, K is not a multiple of 64
+  bool weights_in_slabs;      ///< dX: one copy per slab, which do not divide K; TF32: see the map
   bool scatter;               ///< result row r goes to flat row gather_indices[r]
   bool multiply;              ///< and is scaled by router_weights of that flat row
   bool weights_are_fp32;

@@ -271,7 +271,7 @@ __device__ __forceinline__ void store_rows(const RowGemmParams& params,
 template <typename T, int RowGemmParams::*Columns = &RowGemmParams::features>
 __device__ __forceinline__ void zero_row(const RowGemmParams& params, int row) {
   const int lane = threadIdx.x % kWarpSize;
-  if (params.out_is_fp32) {
+  if (sizeof(T) == 4 || params.out_is_fp32) {
     float* line = static_cast<float*>(params.out) + row * params.out_stride;
     for (int column = lane; column < params.*Columns; column += kWarpSize) line[column] = 0.0f;
   } else {

@@ -24,6 +24,7 @@ enum class Schedule {
 enum class RowLoads { kInOrder, kGathered, kBoth };
 
 constexpr int kDepth = 64;      ///< contraction step: 64 16-bit elements are a swizzled row
+constexpr int kTf32Depth = 32;  ///< the same of fp32
 constexpr int kRowBytes = 128;  ///< bytes of such a row
 constexpr int kOtherWarps = 3;  ///< producer warps beside the scheduler
 constexpr int kTileSlots =
@@ -47,13 +48,16 @@ struct RowGemm {
   RowLoads loads;
   bool activated = false;  ///< the tile stores what its activation leaves: see activate.cuh
   WeightFormat weights = WeightFormat::kPlain;  ///< else they are decoded: see ../quantised_gemm
+  bool tf32 = false;                            ///< of fp32, multiplied as TF32: see ../tf32_gemm
 
   constexpr bool pingpong() const { return schedule == Schedule::kPingpong; }
   constexpr bool quantised() const { return weights != WeightFormat::kPlain; }
   /// Of a weight in shared memory.
   constexpr int weight_bits() const {
-    return quantised() ? Quantization{.format = weights}.bits() : 16;
+    return quantised() ? Quantization{.format = weights}.bits() : (tf32 ? 32 : 16);
   }
+  /// Elements of a swizzled row of 128 bytes.
+  constexpr int panel_depth() const { return tf32 ? kTf32Depth : kDepth; }
   /// A tile of few rows streams weights, for microseconds: what a block does once counts.
   constexpr bool streams() const { return rows <= 64; }
   /// 64-wide panels of the contraction in a stage. Packed weights are streamed in rows of 128
@@ -62,10 +66,11 @@ struct RowGemm {
     return quantised() && streams() && op == Op::kForward ? 16 / weight_bits() : 1;
   }
   /// Fewest wgmma columns: below 64 an instruction hardly gets faster, and each N is compiled.
-  /// Quantised weights: four N, more and ptxas does not find the registers (see
+  /// Weights in registers: four N, more and ptxas does not find the registers (see
   /// ../quantised_gemm/mma.cuh).
   constexpr int least_columns() const {
-    if (quantised() && !streams()) return rows - 3 * granule;
+    const bool from_registers = quantised() || (tf32 && op == Op::kDx);
+    if (from_registers && !streams()) return rows - 3 * granule;
     return rows > 64 ? 64 : granule;
   }
   /// m64 blocks of one warpgroup.
@@ -127,12 +132,14 @@ struct RowGemmTraits {
     return kLeast + box * kStep;
   }
   static constexpr bool kQuantised = kKernel.quantised();
+  static constexpr bool kTf32 = kKernel.tf32;
   static constexpr int kPanels = kKernel.panels();
-  static constexpr int kStageDepth = kDepth * kPanels;
+  static constexpr int kPanelDepth = kKernel.panel_depth();
+  static constexpr int kStageDepth = kPanelDepth * kPanels;
   static constexpr int kWeightBytes = kFeatures * kStageDepth * kKernel.weight_bits() / 8;
   /// Depth of a stage of the low-rank part: its weights are plain, and where the others are not, a
   /// stage has no room for 64.
-  static constexpr int kLowDepth = kQuantised ? 16 : kDepth;
+  static constexpr int kLowDepth = kQuantised ? 16 : kPanelDepth;
   /// dX decodes neighbouring features: those of a thread are a pair.
   static constexpr bool kFeaturePairs = kQuantised && !kDepthMajor;
   /// Which of 64 features is row lane / 4 + 8 * half of a warp's m16 block.
@@ -164,13 +171,15 @@ struct RowGemmTraits {
       kKernel.weights == WeightFormat::kNf4 && !(kTabled && kDepthMajor);
   static constexpr int kDecodeBytes = (kPairTable ? kPairTableBytes : 0) + kStages * kTableBytes;
   /// Of the pool of 3 x 168 registers per thread triple. A producer that gathers keeps a pointer
-  /// for each of its rows, one that writes scales the next stages'. Consumers of tabled tiles need
-  /// no more than 208.
-  static constexpr int kProducerRegisters = kTabled ? 88 : (kGathered ? 56 : 40);
+  /// for each of its rows, one that writes scales the next stages', one that rounds its rows to
+  /// TF32 a stage of them. Consumers of such tiles need no more than 200.
+  static constexpr int kProducerRegisters =
+      kTf32 && kGathered ? 104 : (kTabled ? 88 : (kGathered ? 56 : 40));
   static constexpr int kConsumerRegisters = (3 * 168 - kProducerRegisters) / 2;
   static constexpr int kRowsBytes = kRows * kRowBytes;  ///< of a panel
   static constexpr int kStageBytes = kWeightBytes + kPanels * kRowsBytes;
-  static constexpr int kStagingBytes = kConsumers * 2 * kStagedRows * kRowBytes;
+  /// fp32 results are stored from registers.
+  static constexpr int kStagingBytes = kTf32 ? 0 : kConsumers * 2 * kStagedRows * kRowBytes;
 
   /// Whether one copy of the stores serves every N. The first tile of a launch waits for its code,
   /// which comes from memory, and with 192 accumulators each copy is 60 KB: on an H200 16 instead
@@ -178,7 +187,8 @@ struct RowGemmTraits {
   /// 11 % faster with one copy (Qwen3-Next fwd2). Cooperative tiles are up to 2 % slower, and with
   /// three blocks the registers of all N do not come together without spills.
   static constexpr bool kCommonStores =
-      kActivated || (kPingpong && kBlocks == 2 && !kStreams) || (kQuantised && !kStreams);
+      !kTf32 &&
+      (kActivated || (kPingpong && kBlocks == 2 && !kStreams) || (kQuantised && !kStreams));
 
   static_assert(kFeatures % (kPingpong ? 64 : 128) == 0);
   static_assert(kRows % kGranule == 0 && kRows <= 256);
@@ -187,6 +197,7 @@ struct RowGemmTraits {
   static_assert(!kActivated || kBlocks == 2, "a block of gates and a block of ups");
   static_assert(kKernel.accumulators() <= 192,
                 "more accumulators than a consumer thread has registers");
+  static_assert(kTf32 == (sizeof(Element) == 4));
 };
 
 constexpr int kRingBytes = 512;  ///< all barriers: 2 x 12 stages at most, 3 x kTileSlots, rounded
@@ -231,5 +242,10 @@ KernelFunctions row_gemm_functions();
 using QuantisedGemm = RowGemm;
 template <QuantisedGemm Kernel, DType D>
 KernelFunctions quantised_gemm_functions();
+
+/// And for those that multiply fp32 as TF32, in ../tf32_gemm/kernel.cuh.
+using Tf32Gemm = RowGemm;
+template <Tf32Gemm Kernel, DType D>
+KernelFunctions tf32_gemm_functions();
 
 }  // namespace moegemm::cuda::sm90

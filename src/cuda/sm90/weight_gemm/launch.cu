@@ -2,7 +2,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/backend/error.h"
+#include "cuda/backend/empty_output.h"
 #include "cuda/backend/kernel_entry.h"
 #include "cuda/backend/segment_params.h"
 #include "cuda/backend/tensor_map.h"
@@ -96,15 +96,6 @@ WeightGemmParams make_params(const Step& step, const Problem& problem, const Ope
   return params;
 }
 
-/// No rows anywhere: dW is zero, and a tensor map cannot describe an empty input.
-void store_zeros(const Problem& problem, const Operands& operands, cudaStream_t stream) {
-  if (problem.accumulate) return;
-  const std::int64_t element_bytes = size_bytes(problem.out_dtype);
-  check(cudaMemset2DAsync(operands.out, operands.out_stride * element_bytes, 0,
-                          problem.k * element_bytes, problem.experts * problem.n, stream),
-        "set dW to zero");
-}
-
 LaunchPolicy grid(const KernelEntry& entry, const Problem& problem, const DeviceFacts& facts) {
   return {.grid = persistent_grid(entry, problem, facts),
           .order = weight_tile_order(problem, facts)};
@@ -143,7 +134,7 @@ std::string refuse(const KernelEntry& entry, const Problem& problem, const Devic
 void launch_weights(const KernelEntry& entry, const Step& step, const Problem& problem,
                     const Operands& operands, cudaStream_t stream) {
   if (problem.experts == 0 || problem.n == 0 || problem.k == 0) return;
-  if (problem.rows == 0) return store_zeros(problem, operands, stream);
+  if (problem.rows == 0) return zero_weight_gradient(problem, operands, stream);
   WeightGemmParams params = make_params(step, problem, operands);
   launch_kernel(entry, step, problem, params, entry.smem_bytes(problem), stream);
 }

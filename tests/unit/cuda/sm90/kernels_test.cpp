@@ -96,8 +96,9 @@ TEST(Sm90Kernels, ARefusalNamesWhatIsWrongBeforeWhatElseThereIs) {
   narrow.k = 20;
   for (const KernelEntry& entry : row_gemm_kernels()) {
     if (entry.info.op != Op::kForward || entry.info.weights != WeightFormat::kPlain ||
-        entry.info.name.find("256x128") != std::string::npos) {
-      continue;  // that one gathers nothing
+        entry.info.name.find("256x128") != std::string::npos ||
+        entry.info.name.find("tf32") != std::string::npos) {
+      continue;  // that one gathers nothing, and these take no bf16
     }
     EXPECT_EQ(entry.refuse(entry, narrow, hopper()),
               "K = 20 is not a multiple of 8, which gathered rows need");
@@ -273,6 +274,53 @@ TEST(Sm90Kernels, WhatTheDecodersDoNotTakeIsRefused) {
   Quantization across_rows = kNf4;
   across_rows.block_k = 4096;
   EXPECT_TRUE(no_takers(quantised(across_rows)));
+}
+
+Problem tf32_product(Op op, Permutation permutation) {
+  Problem problem = first_product(permutation);
+  problem.op = op;
+  problem.dtype = problem.out_dtype = DType::kFloat32;
+  problem.allow_tf32 = true;
+  return problem;
+}
+
+TEST(Sm90Kernels, Tf32RunsHereWhateverTheRows) {
+  for (const Permutation permutation : {Permutation::kNone, Permutation::kX, Permutation::kY}) {
+    for (const Op op : {Op::kForward, Op::kDx, Op::kDw}) {
+      Problem problem = tf32_product(op, permutation);
+      const Tiles tiles = takers(problem);
+      EXPECT_FALSE(tiles.empty());
+      problem.rows = 1;
+      EXPECT_EQ(takers(problem), tiles);
+      problem.experts = 1024;
+      EXPECT_EQ(takers(problem), tiles);
+    }
+  }
+}
+
+TEST(Sm90Kernels, Fp32WithoutTf32IsForAnotherBackend) {
+  for (const Op op : {Op::kForward, Op::kDx, Op::kDw}) {
+    Problem problem = tf32_product(op, Permutation::kNone);
+    problem.allow_tf32 = false;
+    EXPECT_EQ(takers(problem), Tiles{});
+  }
+  const std::string kernel = "sm90_forward_tf32_128x64_s8_pingpong";
+  EXPECT_EQ(refusal(kernel, first_product(Permutation::kX)), "inputs are bf16, must be fp32");
+  Problem full = tf32_product(Op::kForward, Permutation::kX);
+  full.allow_tf32 = false;
+  EXPECT_EQ(refusal(kernel, full), "inputs are fp32, and TF32 is not allowed");
+}
+
+TEST(Sm90Kernels, Tf32OfNarrowRowsIsForAnotherBackend) {
+  Problem problem = tf32_product(Op::kDw, Permutation::kNone);
+  problem.n = 1538;
+  EXPECT_EQ(takers(problem), Tiles{});
+  problem = tf32_product(Op::kForward, Permutation::kX);
+  problem.k = 2050;
+  EXPECT_EQ(takers(problem), Tiles{});
+  problem = tf32_product(Op::kForward, Permutation::kNone);
+  problem.input_alignment = 8;
+  EXPECT_EQ(takers(problem), Tiles{});
 }
 
 }  // namespace
