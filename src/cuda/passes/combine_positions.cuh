@@ -5,6 +5,7 @@
 #include "cuda/device/fast_divide.h"
 #include "cuda/device/warp.h"
 #include "cuda/passes/elements.cuh"
+#include "cuda/ptx/griddepcontrol.cuh"
 
 /// The top-k sum where positions tell each slot's row, and many slots have none.
 ///
@@ -29,6 +30,7 @@ struct PositionedArguments {
   int turns;  // warps that share the packs of a row
   unsigned warps;
   FastDivisor by_turns;
+  bool rows_pending;  ///< the launch ahead may still write the rows, and nothing else that is read
 };
 
 constexpr int kPositionedThreads = 256;
@@ -110,9 +112,13 @@ struct TokenSums {
 template <typename T>
 __global__ void __launch_bounds__(kPositionedThreads, kPositionedBlocks)
     combine_positioned(const PositionedArguments a) {
+  if (!a.rows_pending) ptx::griddepcontrol_wait();
   const unsigned lane = threadIdx.x % kWarpSize;
   const unsigned warp = (blockIdx.x * kPositionedThreads + threadIdx.x) / kWarpSize;
-  if (warp >= a.warps) return;
+  if (warp >= a.warps) {
+    ptx::griddepcontrol_wait();
+    return;
+  }
   const auto group = static_cast<int>(a.by_turns.divide(warp));
   const int pack = (static_cast<int>(warp) - group * a.turns) * kWarpSize + static_cast<int>(lane);
   const int group_token = group * a.tokens_of_warp;
@@ -128,6 +134,7 @@ __global__ void __launch_bounds__(kPositionedThreads, kPositionedBlocks)
                        {}};
   SlotsOfWarp slots;
   slots.load(a, first, lane, count);
+  if (a.rows_pending) ptx::griddepcontrol_wait();
 #pragma unroll 1
   for (unsigned done = 0; done < count; done += kWarpSize) {
     SlotsOfWarp next;

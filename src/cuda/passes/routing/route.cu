@@ -16,6 +16,8 @@
 ///                buckets, and gives each of its warps, which own consecutive runs of the chunk,
 ///                the position of its first row of each bucket; a warp then walks its run in order
 ///
+/// place_rows starts early: its warps count their runs while count_rows still runs.
+///
 /// Few rows need one block, which counts for itself: one launch. Very few need no counters: a row's
 /// position is the number of rows that come before it (place_few_rows).
 ///
@@ -73,6 +75,7 @@ __device__ unsigned bucket_of(const RouteArguments& a, unsigned i, unsigned coun
 /// parameter, because atomics are only fast where the compiler knows the kind of memory.
 template <bool InShared, bool Compact>
 __global__ void __launch_bounds__(kRouteThreads, 1) count_rows(const RouteArguments a) {
+  ptx::griddepcontrol_launch_dependents();  // began after all before it had ended
   const unsigned counted = counted_rows<Compact>(a);
   extern __shared__ unsigned shared[];
   unsigned* const counts = a.counts + static_cast<std::size_t>(blockIdx.x) * a.buckets;
@@ -239,7 +242,6 @@ template <bool InShared, bool Compact>
 __global__ void __launch_bounds__(kRouteThreads, 1) place_rows(const RouteArguments a) {
   extern __shared__ unsigned shared[];
   __shared__ unsigned routed;
-  ptx::griddepcontrol_launch_dependents();  // began after all before it had ended
   const unsigned counted = counted_rows<Compact>(a);
   const unsigned counters = (a.ranking_warps + 2) * a.buckets;
   unsigned* const totals =
@@ -262,6 +264,8 @@ __global__ void __launch_bounds__(kRouteThreads, 1) place_rows(const RouteArgume
       atomicAdd(&mine[bucket_of<Compact>(a, i, counted)], 1u);
     }
   }
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
   if (a.counts) {
     add_up_counts(a, totals, before);
   }
@@ -364,7 +368,8 @@ RouteArguments route_arguments(const RoutePlan& plan, const TensorView& expert_i
 }
 
 template <bool Compact>
-void launch_plan(const RoutePlan& plan, RouteArguments& arguments, cudaStream_t stream) {
+void launch_plan(const RoutePlan& plan, RouteArguments& arguments, int device,
+                 cudaStream_t stream) {
   void* parameters[] = {&arguments};
   if (!Compact && plan.few) {
     launch({reinterpret_cast<const void*>(&place_few_rows), "route place_few_rows", dim3(1),
@@ -373,17 +378,21 @@ void launch_plan(const RoutePlan& plan, RouteArguments& arguments, cudaStream_t 
     return;
   }
   const dim3 grid(static_cast<unsigned>(plan.blocks)), block(kRouteThreads);
-  const auto start = [&](auto* kernel, const char* name, std::int64_t counters) {
+  const auto start = [&](auto* kernel, const char* name, std::int64_t counters, bool early) {
     launch({reinterpret_cast<const void*>(kernel), name, grid, block,
-            plan.in_shared_memory ? static_cast<int>(4 * counters) : 0},
+            plan.in_shared_memory ? static_cast<int>(4 * counters) : 0, early},
            parameters, stream);
   };
-  if (plan.blocks > 1) {
+  const bool counts_first = plan.blocks > 1;
+  if (counts_first) {
     start(plan.in_shared_memory ? &count_rows<true, Compact> : &count_rows<false, Compact>,
-          "route count_rows", plan.buckets);
+          "route count_rows", plan.buckets, false);
   }
+  // It reads before it waits: only where the launch ahead is known.
+  const bool early = counts_first &&
+                     ptx::has_griddepcontrol<__CUDA_ARCH_LIST__>(device_facts(device)->major);
   start(plan.in_shared_memory ? &place_rows<true, Compact> : &place_rows<false, Compact>,
-        "route place_rows", plan.counters_per_block());
+        "route place_rows", plan.counters_per_block(), early);
 }
 
 }  // namespace
@@ -396,7 +405,7 @@ void CudaPasses::route(const TensorView& expert_ids, std::int64_t experts,
   const RoutePlan plan = plan_for(expert_ids, experts);
   RouteArguments arguments =
       route_arguments(plan, expert_ids, m_sizes, gather_indices, inverse, workspace);
-  launch_plan<false>(plan, arguments, on.stream);
+  launch_plan<false>(plan, arguments, expert_ids.device.index, on.stream);
 }
 
 void CudaPasses::route_compact(const TensorView& expert_ids, std::int64_t experts,
@@ -411,7 +420,7 @@ void CudaPasses::route_compact(const TensorView& expert_ids, std::int64_t expert
   arguments.num_tokens_64_bit = limits.num_tokens.dtype == DType::kInt64;
   arguments.overflow = limits.overflow.given() ? limits.overflow.data : nullptr;
   arguments.overflow_64_bit = limits.overflow.dtype == DType::kInt64;
-  launch_plan<true>(plan, arguments, on.stream);
+  launch_plan<true>(plan, arguments, expert_ids.device.index, on.stream);
 }
 
 std::int64_t CudaPasses::route_workspace_bytes(std::int64_t rows, std::int64_t experts) const {
