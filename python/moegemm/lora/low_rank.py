@@ -88,10 +88,13 @@ class Adapted(NamedTuple):
     copies_a: bool = True  # else the thin product reads the one A where it is: see factor_rows
 
 
-def pairs_of(products: Sequence[Adapted], like: Tensor, m_sizes: Tensor | None) -> list[Pair | None]:
+def pairs_of(
+    products: Sequence[Adapted], like: Tensor, m_sizes: Tensor | None, apart: bool = False
+) -> list[Pair | None]:  # fmt: skip
     """The pairs of several products in the dtype of `like`, by one launch. Several adapters are one whose rank is the
     sum of theirs, with zeros up to a multiple of RANK_STEP. Experts without rows get no weights where m_sizes tells
-    which. Not differentiable: see split_gradients."""
+    which. `apart` promises that the launch ahead writes neither m_sizes nor factors, and has no memory that is free
+    again. Not differentiable: see split_gradients."""
     joined = [_factors(product.lows, product.transposed) if product.lows else None for product in products]
     needed = [
         one
@@ -110,6 +113,7 @@ def pairs_of(products: Sequence[Adapted], like: Tensor, m_sizes: Tensor | None) 
                 [one.rank_dim for one in copied],
                 like,
                 m_sizes if m_sizes is not None and m_sizes.dim() == 1 else None,
+                apart,
             )
         )
     found: list[Pair | None] = []

@@ -51,6 +51,7 @@ struct CopyArguments {
   CopyParams copies[kMostCopies];
   int count;
   IndexArray sizes;
+  bool apart;  ///< LaunchAhead::kApart: it waits at its end
 };
 
 /// Where one line or column is.

@@ -9,6 +9,7 @@
 #include "cuda/passes/elements.cuh"
 #include "cuda/passes/passes.h"
 #include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/griddepcontrol.cuh"
 #include "cuda/ptx/mma_sync.cuh"
 #include "cuda/ptx/shared_memory.cuh"
 
@@ -53,6 +54,7 @@ struct RowsArguments {
   int depth;
   int features;
   int groups;  ///< of eight features, zeros after the last one of the factor
+  bool rows_pending;  ///< the launch ahead may still write X, and nothing else that is read
 };
 
 /// Rows before an expert, at most `rows`; by all threads.
@@ -173,8 +175,12 @@ __global__ void __launch_bounds__(kThreads, 3)
   __shared__ const std::byte* x_rows[kRows];
   const int expert = static_cast<int>(blockIdx.x) / a.groups;
   const int first_feature = static_cast<int>(blockIdx.x) % a.groups * kFeatures;
+  if (!a.rows_pending) ptx::griddepcontrol_wait();
   const int size = clip_size(a.sizes[expert], a.rows);
-  if (size == 0) return;
+  if (size == 0) {
+    ptx::griddepcontrol_wait();
+    return;
+  }
   const bool copies = threadIdx.x >= kWarpSize;
   const int chunks = ceil_div(a.depth, kChunk);
   const std::byte* const factor =
@@ -187,6 +193,8 @@ __global__ void __launch_bounds__(kThreads, 3)
   };
   for (int chunk = 0; chunk < kStages - 1; ++chunk) begin_factor(chunk);
   const int first = rows_before(a, expert, sums);
+  if (a.rows_pending) ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
   const int count = min(size, a.rows - first);
   for (int from = 0; from < count; from += kRows) {
     const int rows = min(kRows, count - from);
@@ -253,10 +261,13 @@ void factor_rows_on_gpu(const TensorView& x, const StridedStack& factor, const R
   arguments.depth = static_cast<int>(x.shape[1]);
   arguments.features = static_cast<int>(factor.shape[1]);
   arguments.groups = static_cast<int>(rows.shape[1] / kFeatures);
+  arguments.rows_pending = context.ahead == LaunchAhead::kWritesRows;
+  const bool early =
+      ptx::has_griddepcontrol<__CUDA_ARCH_LIST__>(device_facts(x.device.index)->major);
   void* parameters[] = {&arguments};
   launch({kernel_for(x.dtype, factor.dtype), "factor_rows",
           dim3(static_cast<unsigned>(factor.shape[0] * arguments.groups)), dim3(kThreads),
-          kStages * kStageBytes},
+          kStages * kStageBytes, early},
          parameters, on.stream);
 }
 

@@ -197,12 +197,11 @@ __device__ void counts_to_positions(const RouteArguments& a, const unsigned* tot
 }
 
 /// Places rows [first, last), 32 at a time; `next[bucket]` is where this warp's next row of the
-/// bucket goes.
+/// bucket goes, `ahead` the bucket of this lane's first row.
 template <bool Compact>
 __device__ void place_run(const RouteArguments& a, unsigned first, unsigned last, unsigned* next,
-                          unsigned counted) {
+                          unsigned counted, unsigned ahead) {
   const unsigned lane = threadIdx.x % 32;
-  unsigned ahead = first + lane < last ? bucket_of<Compact>(a, first + lane, counted) : a.buckets;
   for (unsigned base = first; base < last; base += 32) {
     const unsigned i = base + lane;
     const bool present = i < last;
@@ -259,8 +258,11 @@ __global__ void __launch_bounds__(kRouteThreads, 1) place_rows(const RouteArgume
   const unsigned first = min(blockIdx.x * a.chunk_rows + warp * run_rows, chunk_end);
   const unsigned last = min(first + run_rows, chunk_end);
   unsigned* const mine = warp_counters + warp * a.buckets;
-  if (warp < a.ranking_warps) {
-    for (unsigned i = first + lane; i < last; i += 32) {
+  unsigned first_bucket = a.buckets;  // of no row
+  if (warp < a.ranking_warps && first + lane < last) {
+    first_bucket = bucket_of<Compact>(a, first + lane, counted);
+    atomicAdd(&mine[first_bucket], 1u);
+    for (unsigned i = first + lane + 32; i < last; i += 32) {
       atomicAdd(&mine[bucket_of<Compact>(a, i, counted)], 1u);
     }
   }
@@ -273,7 +275,7 @@ __global__ void __launch_bounds__(kRouteThreads, 1) place_rows(const RouteArgume
   counts_to_positions<Compact>(a, totals, before, warp_counters, &routed);
   __syncthreads();
   if (warp < a.ranking_warps) {
-    place_run<Compact>(a, first, last, mine, counted);
+    place_run<Compact>(a, first, last, mine, counted, first_bucket);
   }
   if constexpr (Compact) mark_tail(a, routed);
 }
