@@ -45,7 +45,7 @@ class TuningSupport;
 enum class LaunchAhead : std::uint8_t {
   kAny,         ///< nothing
   kWritesRows,  ///< of what the call reads it writes the rows, and nothing else
-  kApart,       ///< it writes nothing that the call reads, and uses nothing that the call writes
+  kApart,       ///< it writes nothing that the call reads
 };
 
 /// Where a call runs.
@@ -57,7 +57,7 @@ struct ExecutionContext {
                                     ///< without where any kernel can, if need be a slower one
   int max_multiprocessors = 0;      ///< of a GPU, that products may take, so that other kernels can
                                     ///< run beside them; 0: all
-  /// Made use of by combine_rows and factor_rows (kWritesRows) and by copy_factors (kApart).
+  /// Made use of by combine_rows (kWritesRows) and factor_rows (both).
   LaunchAhead ahead = LaunchAhead::kAny;
   /// Made use of by combine_rows: nobody reads its rows again, and each has at most one slot. What
   /// memory holds there afterwards is undefined, and a cache need not write it back.

@@ -65,8 +65,7 @@ void combine_rows_out(const Tensor& rows, const std::optional<Tensor>& weights,
     const TensorView& readable_positions = places.readable_dense();
     const Execution execution(input.device(), 2.0 * static_cast<double>(input.numel()));
     const bool copied = input.copied() || factors.copied() || places.copied();
-    ExecutionContext context =
-        execution.context(LaunchAhead::kWritesRows, rows_pending && !copied);
+    ExecutionContext context = execution.context(LaunchAhead::kWritesRows, rows_pending && !copied);
     context.last_use_of_rows = last_use;
     moegemm::combine_rows(readable_rows, readable_weights, readable_positions, target.writable(),
                           context);

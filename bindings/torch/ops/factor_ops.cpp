@@ -57,7 +57,7 @@ void require_count(const char* name, std::size_t count, std::size_t wanted) {
   if (count != wanted) refuse_value(name, " has ", count, " entries; it must have ", wanted);
 }
 
-void run(const std::vector<FactorCopy>& copies, Argument& m_sizes, bool apart = false) {
+void run(const std::vector<FactorCopy>& copies, Argument& m_sizes) {
   if (copies.empty()) return;
   double elements = 0;
   for (const FactorCopy& copy : copies) {
@@ -65,18 +65,17 @@ void run(const std::vector<FactorCopy>& copies, Argument& m_sizes, bool apart = 
     elements += static_cast<double>(shape[0]) * static_cast<double>(shape[1] * shape[2]);
   }
   const Execution execution(copies.front().to.device, 2 * elements);
-  const TensorView& sizes = m_sizes.readable();
-  copy_factors(copies, sizes, execution.context(LaunchAhead::kApart, apart && !m_sizes.copied()));
+  copy_factors(copies, m_sizes.readable(), execution.context());
 }
 
 /// Result i has the next counts[i] of `parts` side by side along dimension ranks[i], each times its
 /// scaling, dense and in the dtype of `like`, with zeros up to a rank that is a multiple of 8. With
-/// m_sizes [E] results are undefined for experts that have no rows. apart: LaunchAhead::kApart.
+/// m_sizes [E] results are undefined for experts that have no rows.
 std::vector<Tensor> joined_factors(const std::vector<Tensor>& parts,
                                    const std::vector<double>& scalings,
                                    const std::vector<std::int64_t>& counts,
                                    const std::vector<std::int64_t>& ranks, const Tensor& like,
-                                   const std::optional<Tensor>& m_sizes, bool apart) {
+                                   const std::optional<Tensor>& m_sizes) {
   return raising([&] {
     Argument sizes("m_sizes", m_sizes);
     const DType dtype = Argument("like", like).dtype();
@@ -115,7 +114,7 @@ std::vector<Tensor> joined_factors(const std::vector<Tensor>& parts,
       results.push_back(result.hand_over());
     }
     require_count("parts", parts.size(), at);
-    run(copies, sizes, apart);
+    run(copies, sizes);
     return results;
   });
 }
@@ -170,10 +169,11 @@ std::vector<Tensor> scaled_like(const std::vector<Tensor>& sources, const std::v
   });
 }
 
-/// See moegemm::factor_rows; [M, r rounded up to 8]. rows_pending: LaunchAhead::kWritesRows.
+/// See moegemm::factor_rows; [M, r rounded up to 8]. What the launch ahead is promised to do:
+/// rows_pending: LaunchAhead::kWritesRows; apart: kApart.
 Tensor factor_rows(const Tensor& x, const Tensor& factor, const Tensor& m_sizes,
                    const std::optional<Tensor>& gather_indices, std::int64_t topk,
-                   bool rows_pending) {
+                   bool rows_pending, bool apart) {
   return raising([&] {
     Argument input("x", x), sizes("m_sizes", m_sizes), indices("gather_indices", gather_indices);
     const StridedStack stack = stack_of("factor", factor);
@@ -184,18 +184,19 @@ Tensor factor_rows(const Tensor& x, const Tensor& factor, const Tensor& m_sizes,
     Output out = allocate(rows, (stack.shape[1] + kRankStep - 1) / kRankStep * kRankStep,
                           input.dtype(), input.device());
     const bool copied = input.copied() || sizes.copied() || indices.copied();
+    const LaunchAhead ahead = apart ? LaunchAhead::kApart : LaunchAhead::kWritesRows;
     moegemm::factor_rows(readable_x, stack, routing, out.view,
-                         execution.context(LaunchAhead::kWritesRows, rows_pending && !copied));
+                         execution.context(ahead, (rows_pending || apart) && !copied));
     return out.hand_over();
   });
 }
 
 constexpr Operator kOperators[] = {
     {"factor_rows(Tensor x, Tensor factor, Tensor m_sizes, Tensor? gather_indices, int topk, "
-     "bool rows_pending=False) -> Tensor",
+     "bool rows_pending=False, bool apart=False) -> Tensor",
      TORCH_BOX(&factor_rows)},
     {"joined_factors(Tensor[] parts, float[] scalings, int[] counts, int[] ranks, Tensor like, "
-     "Tensor? m_sizes, bool apart=False) -> Tensor[]",
+     "Tensor? m_sizes) -> Tensor[]",
      TORCH_BOX(&joined_factors)},
     {"scaled_like(Tensor[] sources, Tensor[] like, float[] scalings) -> Tensor[]",
      TORCH_BOX(&scaled_like)},

@@ -102,28 +102,25 @@ def _reads_factor(a: Tensor, transposed: bool, routed: Routed, x: Tensor) -> boo
     )
 
 
-class _Prepared(NamedTuple):
-    """What the products of an inference call read besides rows and weights."""
-
-    pairs: list[Pair | None]  # of both products
-    in_place: list[bool]  # whether their thin products read A where it is
-    first_thin: Tensor | None  # the first of those, where it is made already
-
-
-def _prepared(products: Sequence[Adapted], routed: Routed, x: Tensor, follows: bool) -> _Prepared:
-    """`follows`: the launches of this call's operators follow one another, and none copies an operand. A thin product
-    that reads its factor in place then comes before the copies of the others, which run beside it."""
+def _inference_pairs(
+    products: Sequence[Adapted], routed: Routed, x: Tensor
+) -> tuple[list[Pair | None], list[bool], bool]:  # fmt: skip
+    """The pairs of both products, whether their thin products read A in place, and whether this launched a copy."""
     pairs = kept_pairs(products, x)
     if pairs is not None:
         reads = [
             pair is not None and _reads_factor(pair.a, product.transposed, routed, x)
             for product, pair in zip(products, pairs, strict=True)
         ]
-        return _Prepared(pairs, reads, None)
+        return pairs, reads, False
     reads = [len(one.lows) == 1 and _reads_factor(one.lows[0].A, one.transposed, routed, x) for one in products]
     products = [one._replace(copies_a=not in_place) for one, in_place in zip(products, reads, strict=True)]
-    thin = _factor_rows(x, products[0].lows[0].A, *routed[:3]) if follows and reads[0] else None
-    return _Prepared(pairs_of(products, x, routed.m_sizes, thin is not None), reads, thin)
+    pairs = pairs_of(products, x, routed.m_sizes)
+    copied = any(
+        pair is not None and pair.b.data_ptr() != one.lows[0].B.data_ptr()
+        for one, pair in zip(products, pairs, strict=True)
+    )
+    return pairs, reads, copied
 
 
 def _keeps_pairs(call: LoraCall, rows: int, t: LoraTensors, factors: Sequence[Tensor]) -> bool:
@@ -138,16 +135,15 @@ def _keeps_pairs(call: LoraCall, rows: int, t: LoraTensors, factors: Sequence[Te
 
 def _first(
     weights: Weights, x: Tensor, w: AnyWeight, pair: Pair | None, routed: Routed, bias: Tensor | None = None,
-    activation: Activation | None = None, in_place: bool = False, thin: Tensor | None = None,
+    activation: Activation | None = None, in_place: bool = False, apart: bool = False,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The first product, activated where an activation is given, and the thin product that it read, made here unless it
-    is given; `in_place`: the pair's A is the owner's."""
+    """The first product, activated where an activation is given, and the thin product that it read; `in_place`: the
+    pair's A is the owner's; `apart`: the launch ahead writes nothing that the thin product reads then."""
     if pair is None:
         if activation is None:
             return weights.from_tokens(x, w, routed), None
         return weights.activated_from_tokens(x, w, bias, activation, routed), None
-    if thin is None:
-        thin = _factor_rows(x, pair.a, *routed[:3]) if in_place else weights.from_tokens(x, pair.a, routed)
+    thin = _factor_rows(x, pair.a, *routed[:3], False, apart) if in_place else weights.from_tokens(x, pair.a, routed)
     words, text = routed.reads_tokens() + weights.options, "" if activation is None else activation.text()
     return _forward_low_rank(x, w, *routed[:2], thin, pair.b, routed.topk, words, bias, text), thin
 
@@ -156,7 +152,8 @@ def _second(
     call: LoraCall, act: Tensor, w: AnyWeight, pair: Pair | None, routed: Routed, bias: Tensor | None,
     router_weights: Tensor | None, in_place: bool = False, follows: bool = False,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The layer's output, and the thin product that it read; `in_place` as in _first, `follows` as in _prepared."""
+    """The layer's output, and the thin product that it read; `in_place` as in _first. `follows`: the launches of
+    this call's operators follow one another."""
     weights = call.second
     if pair is None and not call.weighted:
         return weights.to_flat(act, w, routed, bias), None
@@ -190,10 +187,12 @@ def _run(call: LoraCall, routed: Routed, t: LoraTensors, factors: Sequence[Tenso
 
 def _run_inference(call: LoraCall, routed: Routed, t: LoraTensors, factors: Sequence[Tensor]) -> Tensor:
     """The same output where no backward needs the first product: the GPU may store activated rows only."""
-    follows = t.x.is_cuda and t.x.is_contiguous() and nothing_between(*t, *factors)
-    pairs, in_place, thin = _prepared(_products(call, factors), routed, t.x, follows)
+    follows = t.x.is_cuda and nothing_between(*t, *factors)
+    pairs, in_place, copied = _inference_pairs(_products(call, factors), routed, t.x)
+    # Then the launch ahead of the first thin product is that of the copies, which has seen the end of the routing.
+    apart = follows and copied
     bias, activation = t.gate_up_bias, call.activation
-    act, _ = _first(call.first, t.x, t.w_gate_up, pairs[0], routed, bias, activation, in_place[0], thin)
+    act, _ = _first(call.first, t.x, t.w_gate_up, pairs[0], routed, bias, activation, in_place[0], apart)
     return _second(call, act, t.w_down, pairs[1], routed, t.down_bias, t.router_weights, in_place[1], follows)[0]
 
 

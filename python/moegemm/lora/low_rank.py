@@ -88,13 +88,10 @@ class Adapted(NamedTuple):
     copies_a: bool = True  # else the thin product reads the one A where it is: see factor_rows
 
 
-def pairs_of(
-    products: Sequence[Adapted], like: Tensor, m_sizes: Tensor | None, apart: bool = False
-) -> list[Pair | None]:  # fmt: skip
+def pairs_of(products: Sequence[Adapted], like: Tensor, m_sizes: Tensor | None) -> list[Pair | None]:
     """The pairs of several products in the dtype of `like`, by one launch. Several adapters are one whose rank is the
     sum of theirs, with zeros up to a multiple of RANK_STEP. Experts without rows get no weights where m_sizes tells
-    which. `apart` promises that the launch ahead writes neither m_sizes nor factors, and has no memory that is free
-    again. Not differentiable: see split_gradients."""
+    which. Not differentiable: see split_gradients."""
     joined = [_factors(product.lows, product.transposed) if product.lows else None for product in products]
     needed = [
         one
@@ -113,7 +110,6 @@ def pairs_of(
                 [one.rank_dim for one in copied],
                 like,
                 m_sizes if m_sizes is not None and m_sizes.dim() == 1 else None,
-                apart,
             )
         )
     found: list[Pair | None] = []

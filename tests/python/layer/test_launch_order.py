@@ -97,7 +97,7 @@ def test_a_layer_with_adapters_has_the_same_bits_with_and_without_promises(devic
 
 def test_rows_that_are_pending_are_summed_alike(device):
     *_, ids, weights = layer_tensors(300, device, torch.float32)
-    m_sizes, gather_indices, positions = moegemm.route(ids, EXPERTS, return_inverse=True, max_rows=ids.numel())
+    *_, positions = moegemm.route(ids, EXPERTS, return_inverse=True, max_rows=ids.numel())
     rows = torch.randn(ids.numel(), HIDDEN, device=device)
     expected = moegemm.combine(rows, weights, positions=positions)
     found = torch.full_like(expected, torch.nan)

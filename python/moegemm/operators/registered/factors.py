@@ -10,7 +10,7 @@ RANK_STEP = 8  # 16 bytes of a 16-bit row: what the GPU's fast copies need of a 
 
 def _joined_factors(
     parts: list[Tensor], scalings: list[float], counts: list[int], ranks: list[int], like: Tensor,
-    m_sizes: Tensor | None, apart: bool = False,
+    m_sizes: Tensor | None,
 ) -> list[Tensor]:  # fmt: skip
     results, at = [], 0
     for count, rank_dim in zip(counts, ranks, strict=True):
@@ -35,7 +35,8 @@ def _scaled_like(sources: list[Tensor], like: list[Tensor], scalings: list[float
 
 
 def _factor_rows(
-    x: Tensor, factor: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, topk: int, rows_pending: bool = False
+    x: Tensor, factor: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, topk: int, rows_pending: bool = False,
+    apart: bool = False,
 ) -> Tensor:  # fmt: skip
     rows, rank = x.size(0) if gather_indices is None else gather_indices.size(0), factor.size(1)
     return x.new_empty((rows, rank + -rank % RANK_STEP))

@@ -6,10 +6,10 @@
 #include "core/factor_tiles.h"
 #include "core/refusal.h"
 #include "cuda/backend/launch.h"
+#include "cuda/passes/early_start.cuh"
 #include "cuda/passes/factors/copy_params.h"
 #include "cuda/passes/factors/turn_vectors.cuh"
 #include "cuda/passes/passes.h"
-#include "cuda/ptx/griddepcontrol.cuh"
 
 /// Copies of low-rank factors, several in one launch. Where memory runs along one dimension in both
 /// tensors a block copies a run of vectors, else it turns a tile in shared memory.
@@ -187,16 +187,11 @@ __device__ void copy_block(const CopyParams& copy, const IndexArray& sizes, int 
   turn_tile<From, To>(copy, sizes, first_line, first_column, shared.tile);
 }
 
-/// Waits for the launch ahead, and lets the next one begin.
-__device__ __forceinline__ void begin_dependents() {
-  ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();
-}
-
 __global__ void __launch_bounds__(kThreads, 4)
     copy_factors_kernel(const __grid_constant__ CopyArguments arguments) {
   __shared__ Shared shared;
-  if (!arguments.apart) begin_dependents();
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
   int index = 0;
   while (index + 1 < arguments.count &&
          static_cast<int>(blockIdx.x) >= arguments.copies[index + 1].first_block) {
@@ -209,7 +204,6 @@ __global__ void __launch_bounds__(kThreads, 4)
       copy_block<ElementType<From>, ElementType<To>>(copy, arguments.sizes, block, shared);
     });
   });
-  if (arguments.apart) begin_dependents();
 }
 
 CopySide side_of(const FactorSide& side) {
@@ -350,11 +344,9 @@ void copy_factors_on_gpu(std::span<const FactorCopy> copies, const TensorView& m
   using namespace cuda;
   const Device device = copies.front().to.device;
   const PassLaunch on(device, context);
-  const bool early = ptx::has_griddepcontrol<__CUDA_ARCH_LIST__>(device_facts(device.index)->major);
   for (std::size_t first = 0; first < copies.size(); first += kMostCopies) {
     CopyArguments arguments = {};
     arguments.sizes = indices_of(m_sizes);
-    arguments.apart = context.ahead == LaunchAhead::kApart;
     std::int64_t total = 0;
     for (const FactorCopy& asked : copies.subspan(first)) {
       if (arguments.count == kMostCopies) break;
@@ -366,7 +358,8 @@ void copy_factors_on_gpu(std::span<const FactorCopy> copies, const TensorView& m
     }
     void* parameters[] = {&arguments};
     launch({reinterpret_cast<const void*>(&copy_factors_kernel), "copy_factors",
-            dim3(static_cast<unsigned>(total)), dim3(kThreads), 0, early},
+            dim3(static_cast<unsigned>(total)), dim3(kThreads), 0,
+            starts_early<__CUDA_ARCH_LIST__>(device, context)},
            parameters, on.stream);
   }
 }

@@ -51,7 +51,6 @@ struct CopyArguments {
   CopyParams copies[kMostCopies];
   int count;
   IndexArray sizes;
-  bool apart;  ///< LaunchAhead::kApart: it waits at its end
 };
 
 /// Where one line or column is.

@@ -6,6 +6,7 @@
 #include "cuda/backend/launch.h"
 #include "cuda/backend/segment_params.h"
 #include "cuda/device/fast_divide.h"
+#include "cuda/passes/early_start.cuh"
 #include "cuda/passes/elements.cuh"
 #include "cuda/passes/passes.h"
 #include "cuda/ptx/copy.cuh"
@@ -54,7 +55,7 @@ struct RowsArguments {
   int depth;
   int features;
   int groups;  ///< of eight features, zeros after the last one of the factor
-  bool rows_pending;  ///< the launch ahead may still write X, and nothing else that is read
+  LaunchAhead ahead;
 };
 
 /// Rows before an expert, at most `rows`; by all threads.
@@ -175,7 +176,7 @@ __global__ void __launch_bounds__(kThreads, 3)
   __shared__ const std::byte* x_rows[kRows];
   const int expert = static_cast<int>(blockIdx.x) / a.groups;
   const int first_feature = static_cast<int>(blockIdx.x) % a.groups * kFeatures;
-  if (!a.rows_pending) ptx::griddepcontrol_wait();
+  if (a.ahead == LaunchAhead::kAny) ptx::griddepcontrol_wait();
   const int size = clip_size(a.sizes[expert], a.rows);
   if (size == 0) {
     ptx::griddepcontrol_wait();
@@ -193,8 +194,7 @@ __global__ void __launch_bounds__(kThreads, 3)
   };
   for (int chunk = 0; chunk < kStages - 1; ++chunk) begin_factor(chunk);
   const int first = rows_before(a, expert, sums);
-  if (a.rows_pending) ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();
+  if (a.ahead == LaunchAhead::kWritesRows) ptx::griddepcontrol_wait();
   const int count = min(size, a.rows - first);
   for (int from = 0; from < count; from += kRows) {
     const int rows = min(kRows, count - from);
@@ -219,9 +219,14 @@ __global__ void __launch_bounds__(kThreads, 3)
       begin_rows(chunk + kStages - 1);
       if (!copies) multiply_chunk<T, Factor>(stage_of(chunk), d);
     }
+    if (from == 0) {
+      if (a.ahead == LaunchAhead::kApart) ptx::griddepcontrol_wait();
+      ptx::griddepcontrol_launch_dependents();
+    }
     if (!copies) store_sums<T>(a, first + from, rows, first_feature, d);
   }
-  if (copies) {  // those of a factor that no row reads
+  ptx::griddepcontrol_wait();  // also where no row was left
+  if (copies) {                // those of a factor that no row reads
     ptx::cp_async_commit_group();
     ptx::cp_async_wait_group<0>();
   }
@@ -261,9 +266,8 @@ void factor_rows_on_gpu(const TensorView& x, const StridedStack& factor, const R
   arguments.depth = static_cast<int>(x.shape[1]);
   arguments.features = static_cast<int>(factor.shape[1]);
   arguments.groups = static_cast<int>(rows.shape[1] / kFeatures);
-  arguments.rows_pending = context.ahead == LaunchAhead::kWritesRows;
-  const bool early =
-      ptx::has_griddepcontrol<__CUDA_ARCH_LIST__>(device_facts(x.device.index)->major);
+  arguments.ahead = context.ahead;
+  const bool early = starts_early<__CUDA_ARCH_LIST__>(x.device, context);
   void* parameters[] = {&arguments};
   launch({kernel_for(x.dtype, factor.dtype), "factor_rows",
           dim3(static_cast<unsigned>(factor.shape[0] * arguments.groups)), dim3(kThreads),

@@ -3,6 +3,7 @@
 #include "cuda/backend/launch.h"
 #include "cuda/backend/loading.h"
 #include "cuda/passes/block_sums.cuh"
+#include "cuda/passes/early_start.cuh"
 #include "cuda/passes/elements.cuh"
 #include "cuda/passes/passes.h"
 #include "cuda/passes/routing/route_plan.h"
@@ -370,8 +371,9 @@ RouteArguments route_arguments(const RoutePlan& plan, const TensorView& expert_i
 }
 
 template <bool Compact>
-void launch_plan(const RoutePlan& plan, RouteArguments& arguments, int device,
-                 cudaStream_t stream) {
+void launch_plan(const RoutePlan& plan, RouteArguments& arguments, Device device,
+                 const ExecutionContext& context) {
+  const auto stream = static_cast<cudaStream_t>(context.stream);
   void* parameters[] = {&arguments};
   if (!Compact && plan.few) {
     launch({reinterpret_cast<const void*>(&place_few_rows), "route place_few_rows", dim3(1),
@@ -391,8 +393,7 @@ void launch_plan(const RoutePlan& plan, RouteArguments& arguments, int device,
           "route count_rows", plan.buckets, false);
   }
   // It reads before it waits: only where the launch ahead is known.
-  const bool early = counts_first &&
-                     ptx::has_griddepcontrol<__CUDA_ARCH_LIST__>(device_facts(device)->major);
+  const bool early = counts_first && starts_early<__CUDA_ARCH_LIST__>(device, context);
   start(plan.in_shared_memory ? &place_rows<true, Compact> : &place_rows<false, Compact>,
         "route place_rows", plan.counters_per_block(), early);
 }
@@ -407,7 +408,7 @@ void CudaPasses::route(const TensorView& expert_ids, std::int64_t experts,
   const RoutePlan plan = plan_for(expert_ids, experts);
   RouteArguments arguments =
       route_arguments(plan, expert_ids, m_sizes, gather_indices, inverse, workspace);
-  launch_plan<false>(plan, arguments, expert_ids.device.index, on.stream);
+  launch_plan<false>(plan, arguments, expert_ids.device, context);
 }
 
 void CudaPasses::route_compact(const TensorView& expert_ids, std::int64_t experts,
@@ -422,7 +423,7 @@ void CudaPasses::route_compact(const TensorView& expert_ids, std::int64_t expert
   arguments.num_tokens_64_bit = limits.num_tokens.dtype == DType::kInt64;
   arguments.overflow = limits.overflow.given() ? limits.overflow.data : nullptr;
   arguments.overflow_64_bit = limits.overflow.dtype == DType::kInt64;
-  launch_plan<true>(plan, arguments, expert_ids.device.index, on.stream);
+  launch_plan<true>(plan, arguments, expert_ids.device, context);
 }
 
 std::int64_t CudaPasses::route_workspace_bytes(std::int64_t rows, std::int64_t experts) const {

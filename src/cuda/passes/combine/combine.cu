@@ -6,7 +6,8 @@
 #include "cuda/backend/loading.h"
 #include "cuda/device/fast_divide.h"
 #include "cuda/passes/alignment.h"
-#include "cuda/passes/combine_positions.cuh"
+#include "cuda/passes/combine/positions.cuh"
+#include "cuda/passes/early_start.cuh"
 #include "cuda/passes/elements.cuh"
 #include "cuda/passes/passes.h"
 #include "cuda/ptx/griddepcontrol.cuh"
@@ -15,7 +16,7 @@
 /// out[t] = sum over s of weights[t, s] * rows[t, s], or of rows[positions[t, s]]. A thread makes a
 /// pack of eight columns of one token (or one column, when the memory is not 16-byte aligned) and
 /// adds the slots in order: an element's bits depend on its own rows alone. Packs by position have
-/// a kernel of their own: combine_positions.cuh.
+/// a kernel of their own: positions.cuh.
 namespace moegemm::cuda {
 namespace {
 
@@ -206,10 +207,7 @@ const ListedKernels listed([] {
 
 /// For few tokens the launch itself is what takes time: it starts before the second product has
 /// ended. Qwen3-30B on an H200 0.7 microseconds less at one token, nothing at 64.
-bool starts_early(std::int64_t tokens) {
-  constexpr std::int64_t kFewTokens = 64;
-  return tokens <= kFewTokens;
-}
+constexpr std::int64_t kFewTokens = 64;
 
 /// Loads of a thread: as few as keep the slots of a token in one batch.
 int loads_per_thread(std::int64_t topk, DType dtype) {
@@ -322,13 +320,12 @@ void CudaPasses::combine(const TensorView& rows, const TensorView& weights,
           parameters, on.stream);
     }
   };
-  const bool may_start_early =
-      ptx::has_griddepcontrol<__CUDA_ARCH_LIST__>(device_facts(rows.device.index)->major);
+  const bool may_start_early = starts_early<__CUDA_ARCH_LIST__>(rows.device, context);
   if (packs > 0 && by_position) {
     launch_positioned(arguments, tokens, packs, may_start_early, context);
   } else if (packs > 0) {
     start(packed_kernel(rows.dtype, loads), "combine_packs", packs,
-          may_start_early && starts_early(tokens));
+          may_start_early && tokens <= kFewTokens);
   }
   if (single_columns > 0) {
     start(by_position ? reinterpret_cast<const void*>(&combine_elements<true>)
