@@ -40,6 +40,14 @@ class MOEGEMM_API MemorySupport {
 
 class TuningSupport;
 
+/// What a call is promised about the launch ahead of it on its stream, so that a pass on a GPU may
+/// begin while that still runs. All launches before that one keep their order.
+enum class LaunchAhead : std::uint8_t {
+  kAny,         ///< nothing
+  kWritesRows,  ///< of what the call reads it writes the rows, and nothing else
+  kApart,       ///< it writes nothing that the call reads
+};
+
 /// Where a call runs.
 struct ExecutionContext {
   void* stream = nullptr;           ///< cudaStream_t for CUDA tensors
@@ -49,6 +57,11 @@ struct ExecutionContext {
                                     ///< without where any kernel can, if need be a slower one
   int max_multiprocessors = 0;      ///< of a GPU, that products may take, so that other kernels can
                                     ///< run beside them; 0: all
+  /// Made use of by combine_rows (kWritesRows) and factor_rows (both).
+  LaunchAhead ahead = LaunchAhead::kAny;
+  /// Made use of by combine_rows: nobody reads its rows again, and each has at most one slot. What
+  /// memory holds there afterwards is undefined, and a cache need not write it back.
+  bool last_use_of_rows = false;
 };
 
 /// Loads the kernels of expert layers in 16 bits onto a GPU now. Without it the driver loads each

@@ -63,8 +63,9 @@ struct GemmOptions {
   bool accumulate = false;    ///< dW only: add to the fp32 output instead of overwriting it
   bool allow_tf32 = false;    ///< fp32 inputs may use TF32 tensor cores
   /// Forward and dX on a GPU: a promise that makes few rows faster. The launch ahead on the stream
-  /// writes the rows of X (or dY), and nothing else that this product reads; all of that was
-  /// complete before that launch began. The weights may then be on their way while it still runs.
+  /// writes the rows of X (or dY) or of low_rank_rows, and nothing else that this product reads;
+  /// all of that was complete before that launch began. The weights may then be on their way while
+  /// it still runs.
   bool rows_pending = false;
   bool autotune = false;  ///< take the measured kernel instead of the predicted one (tune.h)
   bool check = false;     ///< validate m_sizes and indices on the device first: synchronises.

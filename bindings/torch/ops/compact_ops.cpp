@@ -53,8 +53,10 @@ Tensor combine_rows(const Tensor& rows, const std::optional<Tensor>& weights,
   });
 }
 
+/// rows_pending: LaunchAhead::kWritesRows; last_use: of rows.
 void combine_rows_out(const Tensor& rows, const std::optional<Tensor>& weights,
-                      const Tensor& positions, const Tensor& out) {
+                      const Tensor& positions, const Tensor& out, bool rows_pending,
+                      bool last_use) {
   raising([&] {
     Argument input("rows", rows), factors("weights", weights), places("positions", positions);
     Argument target("out", out);
@@ -62,8 +64,11 @@ void combine_rows_out(const Tensor& rows, const std::optional<Tensor>& weights,
     const TensorView& readable_weights = factors.readable_dense();
     const TensorView& readable_positions = places.readable_dense();
     const Execution execution(input.device(), 2.0 * static_cast<double>(input.numel()));
+    const bool copied = input.copied() || factors.copied() || places.copied();
+    ExecutionContext context = execution.context(LaunchAhead::kWritesRows, rows_pending && !copied);
+    context.last_use_of_rows = last_use;
     moegemm::combine_rows(readable_rows, readable_weights, readable_positions, target.writable(),
-                          execution.context());
+                          context);
   });
 }
 
@@ -140,7 +145,8 @@ constexpr Operator kOperators[] = {
      TORCH_BOX(&route_compact)},
     {"combine_rows(Tensor rows, Tensor? weights, Tensor positions, bool float32_output) -> Tensor",
      TORCH_BOX(&combine_rows)},
-    {"combine_rows_out(Tensor rows, Tensor? weights, Tensor positions, Tensor(a!) out) -> ()",
+    {"combine_rows_out(Tensor rows, Tensor? weights, Tensor positions, Tensor(a!) out, "
+     "bool rows_pending=False, bool last_use=False) -> ()",
      TORCH_BOX(&combine_rows_out)},
     {"spread_rows(Tensor rows, Tensor positions, Tensor? gather_indices, SymInt count) -> Tensor",
      TORCH_BOX(&spread_rows)},

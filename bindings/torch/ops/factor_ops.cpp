@@ -169,9 +169,11 @@ std::vector<Tensor> scaled_like(const std::vector<Tensor>& sources, const std::v
   });
 }
 
-/// See moegemm::factor_rows; [M, r rounded up to 8].
+/// See moegemm::factor_rows; [M, r rounded up to 8]. What the launch ahead is promised to do:
+/// rows_pending: LaunchAhead::kWritesRows; apart: kApart.
 Tensor factor_rows(const Tensor& x, const Tensor& factor, const Tensor& m_sizes,
-                   const std::optional<Tensor>& gather_indices, std::int64_t topk) {
+                   const std::optional<Tensor>& gather_indices, std::int64_t topk,
+                   bool rows_pending, bool apart) {
   return raising([&] {
     Argument input("x", x), sizes("m_sizes", m_sizes), indices("gather_indices", gather_indices);
     const StridedStack stack = stack_of("factor", factor);
@@ -181,14 +183,17 @@ Tensor factor_rows(const Tensor& x, const Tensor& factor, const Tensor& m_sizes,
     const Execution execution(input.device(), 0);
     Output out = allocate(rows, (stack.shape[1] + kRankStep - 1) / kRankStep * kRankStep,
                           input.dtype(), input.device());
-    moegemm::factor_rows(readable_x, stack, routing, out.view, execution.context());
+    const bool copied = input.copied() || sizes.copied() || indices.copied();
+    const LaunchAhead ahead = apart ? LaunchAhead::kApart : LaunchAhead::kWritesRows;
+    moegemm::factor_rows(readable_x, stack, routing, out.view,
+                         execution.context(ahead, (rows_pending || apart) && !copied));
     return out.hand_over();
   });
 }
 
 constexpr Operator kOperators[] = {
-    {"factor_rows(Tensor x, Tensor factor, Tensor m_sizes, Tensor? gather_indices, int topk) -> "
-     "Tensor",
+    {"factor_rows(Tensor x, Tensor factor, Tensor m_sizes, Tensor? gather_indices, int topk, "
+     "bool rows_pending=False, bool apart=False) -> Tensor",
      TORCH_BOX(&factor_rows)},
     {"joined_factors(Tensor[] parts, float[] scalings, int[] counts, int[] ranks, Tensor like, "
      "Tensor? m_sizes) -> Tensor[]",

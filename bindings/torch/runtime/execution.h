@@ -16,6 +16,12 @@ class Execution {
   /// `flops` decides on the CPU whether other threads are worth waking.
   Execution(Device device, double flops);
   const ExecutionContext& context() const { return context_; }
+  /// The same with a promise about the launch ahead, if that is given.
+  ExecutionContext context(LaunchAhead ahead, bool given) const {
+    ExecutionContext promised = context_;
+    if (given) promised.ahead = ahead;
+    return promised;
+  }
 
  private:
   std::optional<torch::stable::accelerator::DeviceGuard> guard_;

@@ -16,6 +16,7 @@ from moegemm.expert_layer.weights import (
     Weights,
     are_a_pair,
     first_product,
+    nothing_between,
     tokens_gradient_of_pair,
 )
 from moegemm.operators.errors import explain
@@ -30,9 +31,6 @@ _activate: Callable[..., Tensor] = ops.activate.default
 _activate_backward: Callable[..., tuple[Tensor, Tensor]] = ops.activate_backward.default
 _expert_sums: Callable[..., Tensor] = ops.expert_sums.default
 _add_weighted_bias: Callable[..., None] = ops.add_weighted_bias.default
-
-_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
-_PLAIN = (Tensor, torch.nn.Parameter)  # a subclass may have a dispatch of its own
 
 
 class LayerCall(NamedTuple):
@@ -104,16 +102,14 @@ def _run_forward(call: LayerCall, routed: Routed, tensors: LayerTensors) -> tupl
     weights = _row_weights(routed, tensors.weights)
     text = call.activation.text()
     act = _activate(pre, tensors.gate_up_bias, routed.m_sizes, text, weights, routed.tails)
-    return _run_second(call, routed, act, tensors), pre
+    return _run_second(_after_its_rows(call, act, tensors), routed, act, tensors), pre
 
 
-def _nothing_between(*tensors: AnyWeight | None) -> bool:
-    """Whether the launches of two operators follow one another. A compiler may put what makes these tensors, the cast
-    of a weight, between them. A dispatch mode or a tensor subclass may launch something of its own before one."""
-    if torch.compiler.is_compiling() or _dispatch_modes() > 0:
-        return False
-    parts = [p for t in tensors for p in ((t.values, t.scales) if isinstance(t, Packed) else (t,))]
-    return all(part is None or type(part) in _PLAIN for part in parts)
+def _after_its_rows(call: LayerCall, act: Tensor, tensors: LayerTensors) -> LayerCall:
+    """The call with the promise that the launch ahead of its second product writes that one's rows, where it holds."""
+    if not (act.is_cuda and nothing_between(tensors.w_down, tensors.down_bias, tensors.weights)):
+        return call
+    return call._replace(second=call.second.after_its_rows())
 
 
 def _run_inference(call: LayerCall, routed: Routed, tensors: LayerTensors) -> Tensor:
@@ -129,9 +125,7 @@ def _run_inference(call: LayerCall, routed: Routed, tensors: LayerTensors) -> Te
         act = call.first.both_from_tokens(tensors.x, *weights, routed, tensors.gate_up_bias, text)
         return _run_second(call, routed, act, tensors)
     act = call.first.activated_from_tokens(tensors.x, tensors.w_gate_up, tensors.gate_up_bias, call.activation, routed)
-    if act.is_cuda and _nothing_between(tensors.w_down, tensors.down_bias, tensors.weights):
-        call = call._replace(second=call.second.after_its_rows())
-    return _run_second(call, routed, act, tensors)
+    return _run_second(_after_its_rows(call, act, tensors), routed, act, tensors)
 
 
 class ExpertLayer(torch.autograd.Function):

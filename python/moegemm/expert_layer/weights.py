@@ -35,6 +35,18 @@ _combine_rows_out: Callable[..., None] = ops.combine_rows_out.default
 
 AnyWeight = Tensor | Packed
 
+_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_PLAIN = (Tensor, torch.nn.Parameter)  # a subclass may have a dispatch of its own
+
+
+def nothing_between(*tensors: AnyWeight | None) -> bool:
+    """Whether the launches of two operators follow one another. A compiler may put what makes these tensors, the cast
+    of a weight, between them. A dispatch mode or a tensor subclass may launch something of its own before one."""
+    if torch.compiler.is_compiling() or _dispatch_modes() > 0:
+        return False
+    parts = [p for t in tensors for p in ((t.values, t.scales) if isinstance(t, Packed) else (t,))]
+    return all(part is None or type(part) in _PLAIN for part in parts)
+
 
 class Routed(NamedTuple):
     """Which row belongs to which expert, and where the rows are: those of tokens, or in expert order as they come."""
@@ -57,10 +69,17 @@ class Routed(NamedTuple):
         """The words for a product whose dY is the gradient of the layer's output."""
         return "" if self.gather_indices is None else PERMUTE_Y + DY_PER_TOKEN
 
-    def summed(self, rows: Tensor, weights: Tensor | None, out: Tensor | None) -> Tensor:
-        """[T, C] of flat rows, or with positions of rows in expert order."""
+    def summed(
+        self, rows: Tensor, weights: Tensor | None, out: Tensor | None, rows_pending: bool = False
+    ) -> Tensor:  # fmt: skip
+        """[T, C] of flat rows, or with positions of rows in expert order. rows_pending: of what this reads the launch
+        ahead writes the rows, and nothing else; and these are the layer's own, which nobody reads again."""
+        if self.positions is not None and out is None and rows_pending:
+            out = rows.new_empty((self.positions.size(0), rows.size(1)))
+            _combine_rows_out(rows, weights, self.positions, out, True, True)
+            return out
         if self.positions is not None and out is not None:
-            _combine_rows_out(rows, weights, self.positions, out)
+            _combine_rows_out(rows, weights, self.positions, out, rows_pending, rows_pending)
         elif self.positions is not None:
             return _combine_rows(rows, weights, self.positions, False)
         elif out is not None:
@@ -138,7 +157,8 @@ class Weights(NamedTuple):
             return self.in_order(rows, w, routed, bias, out)
         if routed.positions is None:
             return routed.summed(self.to_flat(rows, w, routed, bias), router_weights, out)
-        return routed.summed(self.in_order(rows, w, routed, bias), router_weights, out)
+        in_order = self.in_order(rows, w, routed, bias)
+        return routed.summed(in_order, router_weights, out, ROWS_PENDING in self.options)
 
     def from_output_gradient(self, d_out: Tensor, w: AnyWeight, routed: Routed) -> Tensor:
         """The gradient of the second product's rows; every slot of a token has the token's gradient [T, N]."""
@@ -189,7 +209,8 @@ class Weights(NamedTuple):
         """The gradient [T, K] of from_tokens' tokens."""
         if not _is_summed(routed):
             return self.unsummed_tokens_gradient(d_rows, w, routed, out=out)
-        return routed.summed(self.unsummed_tokens_gradient(d_rows, w, routed), None, out)
+        pending = d_rows.is_cuda and nothing_between(w)
+        return routed.summed(self.unsummed_tokens_gradient(d_rows, w, routed), None, out, pending)
 
 
 def are_a_pair(pair: tuple[Weights, Weights | None], w: AnyWeight, w_up: AnyWeight | None) -> bool:

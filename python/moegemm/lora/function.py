@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from moegemm.activations import Activation
-from moegemm.expert_layer.weights import AnyWeight, Routed, Weights
+from moegemm.expert_layer.weights import AnyWeight, Routed, Weights, nothing_between
 from moegemm.lora.kept import kept_pairs
 from moegemm.lora.low_rank import Adapted, LowRank, Pair, pairs_of, split_gradients
 from moegemm.operators.errors import explain
@@ -104,18 +104,23 @@ def _reads_factor(a: Tensor, transposed: bool, routed: Routed, x: Tensor) -> boo
 
 def _inference_pairs(
     products: Sequence[Adapted], routed: Routed, x: Tensor
-) -> tuple[list[Pair | None], list[bool]]:  # fmt: skip
-    """The pairs of both products, and whether their thin products read A in place."""
+) -> tuple[list[Pair | None], list[bool], bool]:  # fmt: skip
+    """The pairs of both products, whether their thin products read A in place, and whether this launched a copy."""
     pairs = kept_pairs(products, x)
     if pairs is not None:
         reads = [
             pair is not None and _reads_factor(pair.a, product.transposed, routed, x)
             for product, pair in zip(products, pairs, strict=True)
         ]
-        return pairs, reads
+        return pairs, reads, False
     reads = [len(one.lows) == 1 and _reads_factor(one.lows[0].A, one.transposed, routed, x) for one in products]
     products = [one._replace(copies_a=not in_place) for one, in_place in zip(products, reads, strict=True)]
-    return pairs_of(products, x, routed.m_sizes), reads
+    pairs = pairs_of(products, x, routed.m_sizes)
+    copied = any(
+        pair is not None and pair.b.data_ptr() != one.lows[0].B.data_ptr()
+        for one, pair in zip(products, pairs, strict=True)
+    )
+    return pairs, reads, copied
 
 
 def _keeps_pairs(call: LoraCall, rows: int, t: LoraTensors, factors: Sequence[Tensor]) -> bool:
@@ -130,36 +135,42 @@ def _keeps_pairs(call: LoraCall, rows: int, t: LoraTensors, factors: Sequence[Te
 
 def _first(
     weights: Weights, x: Tensor, w: AnyWeight, pair: Pair | None, routed: Routed, bias: Tensor | None = None,
-    activation: Activation | None = None, in_place: bool = False,
+    activation: Activation | None = None, in_place: bool = False, apart: bool = False,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The first product, activated where an activation is given, and the thin product that it read; `in_place`: the
-    pair's A is the owner's."""
+    pair's A is the owner's; `apart`: the launch ahead writes nothing that the thin product reads then."""
     if pair is None:
         if activation is None:
             return weights.from_tokens(x, w, routed), None
         return weights.activated_from_tokens(x, w, bias, activation, routed), None
-    thin = _factor_rows(x, pair.a, *routed[:3]) if in_place else weights.from_tokens(x, pair.a, routed)
+    thin = _factor_rows(x, pair.a, *routed[:3], False, apart) if in_place else weights.from_tokens(x, pair.a, routed)
     words, text = routed.reads_tokens() + weights.options, "" if activation is None else activation.text()
     return _forward_low_rank(x, w, *routed[:2], thin, pair.b, routed.topk, words, bias, text), thin
 
 
 def _second(
     call: LoraCall, act: Tensor, w: AnyWeight, pair: Pair | None, routed: Routed, bias: Tensor | None,
-    router_weights: Tensor | None, in_place: bool = False,
+    router_weights: Tensor | None, in_place: bool = False, follows: bool = False,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The layer's output, and the thin product that it read; `in_place` as in _first."""
+    """The layer's output, and the thin product that it read; `in_place` as in _first. `follows`: the launches of
+    this call's operators follow one another."""
     weights = call.second
     if pair is None and not call.weighted:
         return weights.to_flat(act, w, routed, bias), None
     if pair is None:
         return weights.to_output(act, w, routed, bias, router_weights), None
-    thin = _factor_rows(act, pair.a, routed.m_sizes, None, 1) if in_place else weights.in_order(act, pair.a, routed)
+    if follows:
+        weights = weights.after_its_rows()
+    if in_place:
+        thin = _factor_rows(act, pair.a, routed.m_sizes, None, 1, follows)
+    else:
+        thin = weights.in_order(act, pair.a, routed)
     if routed.positions is None:
         words, order = PERMUTE_Y + weights.options, (*routed[:2], thin, pair.b, routed.topk)
     else:
         words, order = weights.options, (routed.m_sizes, None, thin, pair.b, 1)
     rows = _forward_low_rank(act, w, *order, words, bias)
-    return (routed.summed(rows, router_weights, None) if call.weighted else rows), thin
+    return (routed.summed(rows, router_weights, None, follows) if call.weighted else rows), thin
 
 
 def _run(call: LoraCall, routed: Routed, t: LoraTensors, factors: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
@@ -176,9 +187,13 @@ def _run(call: LoraCall, routed: Routed, t: LoraTensors, factors: Sequence[Tenso
 
 def _run_inference(call: LoraCall, routed: Routed, t: LoraTensors, factors: Sequence[Tensor]) -> Tensor:
     """The same output where no backward needs the first product: the GPU may store activated rows only."""
-    (first_pair, second_pair), in_place = _inference_pairs(_products(call, factors), routed, t.x)
-    act, _ = _first(call.first, t.x, t.w_gate_up, first_pair, routed, t.gate_up_bias, call.activation, in_place[0])
-    return _second(call, act, t.w_down, second_pair, routed, t.down_bias, t.router_weights, in_place[1])[0]
+    follows = t.x.is_cuda and nothing_between(*t, *factors)
+    pairs, in_place, copied = _inference_pairs(_products(call, factors), routed, t.x)
+    # Then the launch ahead of the first thin product is that of the copies, which has seen the end of the routing.
+    apart = follows and copied
+    bias, activation = t.gate_up_bias, call.activation
+    act, _ = _first(call.first, t.x, t.w_gate_up, pairs[0], routed, bias, activation, in_place[0], apart)
+    return _second(call, act, t.w_down, pairs[1], routed, t.down_bias, t.router_weights, in_place[1], follows)[0]
 
 
 class LoraLayer(torch.autograd.Function):
@@ -326,7 +341,7 @@ class _Backward:
             indices, topk = (None, 1) if compact else (routed.gather_indices, routed.topk)
             d_x = _dx_low_rank(d_pre, t.w_gate_up, routed.m_sizes, indices, thin, pair.a, topk, words)
             if compact or topk > 1:
-                d_x = routed.summed(d_x, None, None)
+                d_x = routed.summed(d_x, None, None, d_pre.is_cuda and nothing_between(t.w_gate_up))
         return d_x, split_gradients(self.first, d_a, d_b)
 
 

@@ -79,10 +79,10 @@ TEST(CudaPlans, ProductsOfFewRowsStartBeforeTheLaunchAheadHasEnded) {
   EXPECT_EQ(plan(problem).product().start, LaunchStart::kEarly) << "gathered rows have no TMA";
 }
 
-TEST(CudaPlans, ProductsOfManyRowsStartAfterTheLaunchAhead) {
+TEST(CudaPlans, ProductsOfManyRowsStartEarlyButWaitWithTheirWeights) {
   Problem problem = second_product(8192);
   problem.rows_pending = true;
-  EXPECT_EQ(plan(problem).product().start, LaunchStart::kAfter) << to_string(plan(problem));
+  EXPECT_EQ(plan(problem).product().start, LaunchStart::kEarly) << to_string(plan(problem));
 }
 
 TEST(CudaPlans, MultiprocessorsThatAreLeftToOthersAreNotTakenEarly) {

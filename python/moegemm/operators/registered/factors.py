@@ -35,7 +35,8 @@ def _scaled_like(sources: list[Tensor], like: list[Tensor], scalings: list[float
 
 
 def _factor_rows(
-    x: Tensor, factor: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, topk: int
+    x: Tensor, factor: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, topk: int, rows_pending: bool = False,
+    apart: bool = False,
 ) -> Tensor:  # fmt: skip
     rows, rank = x.size(0) if gather_indices is None else gather_indices.size(0), factor.size(1)
     return x.new_empty((rows, rank + -rank % RANK_STEP))

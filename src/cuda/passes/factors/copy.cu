@@ -6,6 +6,7 @@
 #include "core/factor_tiles.h"
 #include "core/refusal.h"
 #include "cuda/backend/launch.h"
+#include "cuda/passes/early_start.cuh"
 #include "cuda/passes/factors/copy_params.h"
 #include "cuda/passes/factors/turn_vectors.cuh"
 #include "cuda/passes/passes.h"
@@ -189,6 +190,8 @@ __device__ void copy_block(const CopyParams& copy, const IndexArray& sizes, int 
 __global__ void __launch_bounds__(kThreads, 4)
     copy_factors_kernel(const __grid_constant__ CopyArguments arguments) {
   __shared__ Shared shared;
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
   int index = 0;
   while (index + 1 < arguments.count &&
          static_cast<int>(blockIdx.x) >= arguments.copies[index + 1].first_block) {
@@ -339,7 +342,8 @@ namespace moegemm {
 void copy_factors_on_gpu(std::span<const FactorCopy> copies, const TensorView& m_sizes,
                          const ExecutionContext& context) {
   using namespace cuda;
-  const PassLaunch on(copies.front().to.device, context);
+  const Device device = copies.front().to.device;
+  const PassLaunch on(device, context);
   for (std::size_t first = 0; first < copies.size(); first += kMostCopies) {
     CopyArguments arguments = {};
     arguments.sizes = indices_of(m_sizes);
@@ -354,7 +358,8 @@ void copy_factors_on_gpu(std::span<const FactorCopy> copies, const TensorView& m
     }
     void* parameters[] = {&arguments};
     launch({reinterpret_cast<const void*>(&copy_factors_kernel), "copy_factors",
-            dim3(static_cast<unsigned>(total)), dim3(kThreads)},
+            dim3(static_cast<unsigned>(total)), dim3(kThreads), 0,
+            starts_early<__CUDA_ARCH_LIST__>(device, context)},
            parameters, on.stream);
   }
 }

@@ -6,9 +6,11 @@
 #include "cuda/backend/launch.h"
 #include "cuda/backend/segment_params.h"
 #include "cuda/device/fast_divide.h"
+#include "cuda/passes/early_start.cuh"
 #include "cuda/passes/elements.cuh"
 #include "cuda/passes/passes.h"
 #include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/griddepcontrol.cuh"
 #include "cuda/ptx/mma_sync.cuh"
 #include "cuda/ptx/shared_memory.cuh"
 
@@ -53,6 +55,7 @@ struct RowsArguments {
   int depth;
   int features;
   int groups;  ///< of eight features, zeros after the last one of the factor
+  LaunchAhead ahead;
 };
 
 /// Rows before an expert, at most `rows`; by all threads.
@@ -173,8 +176,12 @@ __global__ void __launch_bounds__(kThreads, 3)
   __shared__ const std::byte* x_rows[kRows];
   const int expert = static_cast<int>(blockIdx.x) / a.groups;
   const int first_feature = static_cast<int>(blockIdx.x) % a.groups * kFeatures;
+  if (a.ahead == LaunchAhead::kAny) ptx::griddepcontrol_wait();
   const int size = clip_size(a.sizes[expert], a.rows);
-  if (size == 0) return;
+  if (size == 0) {
+    ptx::griddepcontrol_wait();
+    return;
+  }
   const bool copies = threadIdx.x >= kWarpSize;
   const int chunks = ceil_div(a.depth, kChunk);
   const std::byte* const factor =
@@ -187,6 +194,7 @@ __global__ void __launch_bounds__(kThreads, 3)
   };
   for (int chunk = 0; chunk < kStages - 1; ++chunk) begin_factor(chunk);
   const int first = rows_before(a, expert, sums);
+  if (a.ahead == LaunchAhead::kWritesRows) ptx::griddepcontrol_wait();
   const int count = min(size, a.rows - first);
   for (int from = 0; from < count; from += kRows) {
     const int rows = min(kRows, count - from);
@@ -211,9 +219,14 @@ __global__ void __launch_bounds__(kThreads, 3)
       begin_rows(chunk + kStages - 1);
       if (!copies) multiply_chunk<T, Factor>(stage_of(chunk), d);
     }
+    if (from == 0) {
+      if (a.ahead == LaunchAhead::kApart) ptx::griddepcontrol_wait();
+      ptx::griddepcontrol_launch_dependents();
+    }
     if (!copies) store_sums<T>(a, first + from, rows, first_feature, d);
   }
-  if (copies) {  // those of a factor that no row reads
+  ptx::griddepcontrol_wait();  // also where no row was left
+  if (copies) {                // those of a factor that no row reads
     ptx::cp_async_commit_group();
     ptx::cp_async_wait_group<0>();
   }
@@ -253,10 +266,12 @@ void factor_rows_on_gpu(const TensorView& x, const StridedStack& factor, const R
   arguments.depth = static_cast<int>(x.shape[1]);
   arguments.features = static_cast<int>(factor.shape[1]);
   arguments.groups = static_cast<int>(rows.shape[1] / kFeatures);
+  arguments.ahead = context.ahead;
+  const bool early = starts_early<__CUDA_ARCH_LIST__>(x.device, context);
   void* parameters[] = {&arguments};
   launch({kernel_for(x.dtype, factor.dtype), "factor_rows",
           dim3(static_cast<unsigned>(factor.shape[0] * arguments.groups)), dim3(kThreads),
-          kStages * kStageBytes},
+          kStages * kStageBytes, early},
          parameters, on.stream);
 }
 

@@ -3,6 +3,7 @@
 #include "cuda/backend/launch.h"
 #include "cuda/backend/loading.h"
 #include "cuda/passes/block_sums.cuh"
+#include "cuda/passes/early_start.cuh"
 #include "cuda/passes/elements.cuh"
 #include "cuda/passes/passes.h"
 #include "cuda/passes/routing/route_plan.h"
@@ -15,6 +16,8 @@
 ///   place_rows   block b adds up the counts of all blocks and of those before it, scans the
 ///                buckets, and gives each of its warps, which own consecutive runs of the chunk,
 ///                the position of its first row of each bucket; a warp then walks its run in order
+///
+/// place_rows starts early: its warps count their runs while count_rows still runs.
 ///
 /// Few rows need one block, which counts for itself: one launch. Very few need no counters: a row's
 /// position is the number of rows that come before it (place_few_rows).
@@ -73,6 +76,7 @@ __device__ unsigned bucket_of(const RouteArguments& a, unsigned i, unsigned coun
 /// parameter, because atomics are only fast where the compiler knows the kind of memory.
 template <bool InShared, bool Compact>
 __global__ void __launch_bounds__(kRouteThreads, 1) count_rows(const RouteArguments a) {
+  ptx::griddepcontrol_launch_dependents();  // began after all before it had ended
   const unsigned counted = counted_rows<Compact>(a);
   extern __shared__ unsigned shared[];
   unsigned* const counts = a.counts + static_cast<std::size_t>(blockIdx.x) * a.buckets;
@@ -194,12 +198,11 @@ __device__ void counts_to_positions(const RouteArguments& a, const unsigned* tot
 }
 
 /// Places rows [first, last), 32 at a time; `next[bucket]` is where this warp's next row of the
-/// bucket goes.
+/// bucket goes, `ahead` the bucket of this lane's first row.
 template <bool Compact>
 __device__ void place_run(const RouteArguments& a, unsigned first, unsigned last, unsigned* next,
-                          unsigned counted) {
+                          unsigned counted, unsigned ahead) {
   const unsigned lane = threadIdx.x % 32;
-  unsigned ahead = first + lane < last ? bucket_of<Compact>(a, first + lane, counted) : a.buckets;
   for (unsigned base = first; base < last; base += 32) {
     const unsigned i = base + lane;
     const bool present = i < last;
@@ -239,7 +242,6 @@ template <bool InShared, bool Compact>
 __global__ void __launch_bounds__(kRouteThreads, 1) place_rows(const RouteArguments a) {
   extern __shared__ unsigned shared[];
   __shared__ unsigned routed;
-  ptx::griddepcontrol_launch_dependents();  // began after all before it had ended
   const unsigned counted = counted_rows<Compact>(a);
   const unsigned counters = (a.ranking_warps + 2) * a.buckets;
   unsigned* const totals =
@@ -257,11 +259,16 @@ __global__ void __launch_bounds__(kRouteThreads, 1) place_rows(const RouteArgume
   const unsigned first = min(blockIdx.x * a.chunk_rows + warp * run_rows, chunk_end);
   const unsigned last = min(first + run_rows, chunk_end);
   unsigned* const mine = warp_counters + warp * a.buckets;
-  if (warp < a.ranking_warps) {
-    for (unsigned i = first + lane; i < last; i += 32) {
+  unsigned first_bucket = a.buckets;  // of no row
+  if (warp < a.ranking_warps && first + lane < last) {
+    first_bucket = bucket_of<Compact>(a, first + lane, counted);
+    atomicAdd(&mine[first_bucket], 1u);
+    for (unsigned i = first + lane + 32; i < last; i += 32) {
       atomicAdd(&mine[bucket_of<Compact>(a, i, counted)], 1u);
     }
   }
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
   if (a.counts) {
     add_up_counts(a, totals, before);
   }
@@ -269,7 +276,7 @@ __global__ void __launch_bounds__(kRouteThreads, 1) place_rows(const RouteArgume
   counts_to_positions<Compact>(a, totals, before, warp_counters, &routed);
   __syncthreads();
   if (warp < a.ranking_warps) {
-    place_run<Compact>(a, first, last, mine, counted);
+    place_run<Compact>(a, first, last, mine, counted, first_bucket);
   }
   if constexpr (Compact) mark_tail(a, routed);
 }
@@ -364,7 +371,9 @@ RouteArguments route_arguments(const RoutePlan& plan, const TensorView& expert_i
 }
 
 template <bool Compact>
-void launch_plan(const RoutePlan& plan, RouteArguments& arguments, cudaStream_t stream) {
+void launch_plan(const RoutePlan& plan, RouteArguments& arguments, Device device,
+                 const ExecutionContext& context) {
+  const auto stream = static_cast<cudaStream_t>(context.stream);
   void* parameters[] = {&arguments};
   if (!Compact && plan.few) {
     launch({reinterpret_cast<const void*>(&place_few_rows), "route place_few_rows", dim3(1),
@@ -373,17 +382,20 @@ void launch_plan(const RoutePlan& plan, RouteArguments& arguments, cudaStream_t 
     return;
   }
   const dim3 grid(static_cast<unsigned>(plan.blocks)), block(kRouteThreads);
-  const auto start = [&](auto* kernel, const char* name, std::int64_t counters) {
+  const auto start = [&](auto* kernel, const char* name, std::int64_t counters, bool early) {
     launch({reinterpret_cast<const void*>(kernel), name, grid, block,
-            plan.in_shared_memory ? static_cast<int>(4 * counters) : 0},
+            plan.in_shared_memory ? static_cast<int>(4 * counters) : 0, early},
            parameters, stream);
   };
-  if (plan.blocks > 1) {
+  const bool counts_first = plan.blocks > 1;
+  if (counts_first) {
     start(plan.in_shared_memory ? &count_rows<true, Compact> : &count_rows<false, Compact>,
-          "route count_rows", plan.buckets);
+          "route count_rows", plan.buckets, false);
   }
+  // It reads before it waits: only where the launch ahead is known.
+  const bool early = counts_first && starts_early<__CUDA_ARCH_LIST__>(device, context);
   start(plan.in_shared_memory ? &place_rows<true, Compact> : &place_rows<false, Compact>,
-        "route place_rows", plan.counters_per_block());
+        "route place_rows", plan.counters_per_block(), early);
 }
 
 }  // namespace
@@ -396,7 +408,7 @@ void CudaPasses::route(const TensorView& expert_ids, std::int64_t experts,
   const RoutePlan plan = plan_for(expert_ids, experts);
   RouteArguments arguments =
       route_arguments(plan, expert_ids, m_sizes, gather_indices, inverse, workspace);
-  launch_plan<false>(plan, arguments, on.stream);
+  launch_plan<false>(plan, arguments, expert_ids.device, context);
 }
 
 void CudaPasses::route_compact(const TensorView& expert_ids, std::int64_t experts,
@@ -411,7 +423,7 @@ void CudaPasses::route_compact(const TensorView& expert_ids, std::int64_t expert
   arguments.num_tokens_64_bit = limits.num_tokens.dtype == DType::kInt64;
   arguments.overflow = limits.overflow.given() ? limits.overflow.data : nullptr;
   arguments.overflow_64_bit = limits.overflow.dtype == DType::kInt64;
-  launch_plan<true>(plan, arguments, on.stream);
+  launch_plan<true>(plan, arguments, expert_ids.device, context);
 }
 
 std::int64_t CudaPasses::route_workspace_bytes(std::int64_t rows, std::int64_t experts) const {

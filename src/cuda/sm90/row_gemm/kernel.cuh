@@ -349,6 +349,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   } else {
     if (warp < 4) {
+      ptx::griddepcontrol_wait();
       scan(params, shared, column_tiles);
     } else if (threadIdx.x == kWarpgroupThreads) {
       prepare_copies<Traits>(params, shared, row_info);

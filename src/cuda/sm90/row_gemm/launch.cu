@@ -35,11 +35,12 @@ constexpr std::int64_t kMostThinColumns = 4 * kThinFeatures;
 
 bool needs_row_info(const Problem& problem) { return problem.scatters() || problem.multiply; }
 
-/// Streaming tiles take microseconds: what a block does before it reads is worth overlapping. Not
-/// where multiprocessors are left to others: blocks that wait would take those.
+/// What a block does before it reads overlaps with the end of the launch ahead. Not where
+/// multiprocessors are left to others: blocks that wait would take those. Only streaming tiles
+/// begin with their weights: the loop of the others has no time to ask which have come.
 LaunchStart start_of(const RowGemm& kernel, const Problem& problem) {
-  if (!kernel.streams() || problem.max_multiprocessors > 0) return LaunchStart::kAfter;
-  const bool weights_first = problem.rows_pending && !problem.gathers();
+  if (problem.max_multiprocessors > 0) return LaunchStart::kAfter;
+  const bool weights_first = kernel.streams() && problem.rows_pending && !problem.gathers();
   return weights_first ? LaunchStart::kWithWeights : LaunchStart::kEarly;
 }
 

@@ -255,8 +255,8 @@ __device__ __forceinline__ void load_in_order(const RowGemmParams& params,
   if constexpr (Traits::kStreams) {
     if (params.rows_pending) early = load_early_weights(params, shared, decoder, leader);
     ptx::griddepcontrol_wait();
-    ptx::griddepcontrol_launch_dependents();
   }
+  ptx::griddepcontrol_launch_dependents();
   // Not before: the launch ahead may have the same counter.
   TileQueue queue(params.counter, shared.starts()[params.experts].tile);
   PipelineState<Traits::kStages> stage;
@@ -433,9 +433,7 @@ __device__ __forceinline__ void load_gathered(const RowGemmParams& params,
                                               const WriteInfo& write_info) {
   const int thread = threadIdx.x;  // of the first warpgroup
   const bool scheduler = thread < kWarpSize;
-  if constexpr (Traits::kStreams) {
-    if (scheduler) ptx::griddepcontrol_launch_dependents();
-  }
+  if (scheduler) ptx::griddepcontrol_launch_dependents();
   TileQueue queue(params.counter, scheduler ? shared.starts()[params.experts].tile : 0);
   TileDecoder decoder(shared.starts(), params.experts);
   auto& rings = shared.rings();

@@ -1,11 +1,13 @@
 #include <algorithm>
+#include <cstdint>
 #include <string>
 
 #include "cuda/backend/launch.h"
 #include "cuda/backend/loading.h"
 #include "cuda/device/fast_divide.h"
 #include "cuda/passes/alignment.h"
-#include "cuda/passes/combine_positions.cuh"
+#include "cuda/passes/combine/positions.cuh"
+#include "cuda/passes/early_start.cuh"
 #include "cuda/passes/elements.cuh"
 #include "cuda/passes/passes.h"
 #include "cuda/ptx/griddepcontrol.cuh"
@@ -14,7 +16,7 @@
 /// out[t] = sum over s of weights[t, s] * rows[t, s], or of rows[positions[t, s]]. A thread makes a
 /// pack of eight columns of one token (or one column, when the memory is not 16-byte aligned) and
 /// adds the slots in order: an element's bits depend on its own rows alone. Packs by position have
-/// a kernel of their own: combine_positions.cuh.
+/// a kernel of their own: positions.cuh.
 namespace moegemm::cuda {
 namespace {
 
@@ -205,10 +207,7 @@ const ListedKernels listed([] {
 
 /// For few tokens the launch itself is what takes time: it starts before the second product has
 /// ended. Qwen3-30B on an H200 0.7 microseconds less at one token, nothing at 64.
-bool starts_early(std::int64_t tokens, int major) {
-  constexpr std::int64_t kFewTokens = 64;
-  return tokens <= kFewTokens && ptx::has_griddepcontrol<__CUDA_ARCH_LIST__>(major);
-}
+constexpr std::int64_t kFewTokens = 64;
 
 /// Loads of a thread: as few as keep the slots of a token in one batch.
 int loads_per_thread(std::int64_t topk, DType dtype) {
@@ -226,9 +225,17 @@ std::int64_t even_batches(std::int64_t topk, std::int64_t most) {
   return (topk + batches - 1) / batches;
 }
 
-/// The first `packs` packs of every token, by position.
+/// Whether rows of `packs` packs share no line of a cache with anything else.
+bool are_whole_lines(const Floats& rows, std::int64_t packs) {
+  const std::int64_t bytes = size_bytes(rows.dtype);
+  return reinterpret_cast<std::uintptr_t>(rows.data) % kLineBytes == 0 &&
+         rows.stride * bytes % kLineBytes == 0 && packs * kPackElems * bytes % kLineBytes == 0;
+}
+
+/// The first `packs` packs of every token, by position. They start early, whatever their number:
+/// positions may come while the product's last tiles are made.
 void launch_positioned(const CombineArguments& of, std::int64_t tokens, std::int64_t packs,
-                       cudaStream_t stream) {
+                       bool early, const ExecutionContext& context) {
   const std::int64_t turns = (packs + kWarpSize - 1) / kWarpSize;
   const std::int64_t tokens_each = tokens_of_warp(tokens, of.topk, turns);
   const std::int64_t tokens_at_once = kMostItems / turns * tokens_each;
@@ -249,12 +256,14 @@ void launch_positioned(const CombineArguments& of, std::int64_t tokens, std::int
         .turns = static_cast<int>(turns),
         .warps = static_cast<unsigned>(warps),
         .by_turns = make_fast_divisor(static_cast<std::uint32_t>(turns)),
+        .rows_pending = context.ahead == LaunchAhead::kWritesRows,
+        .last_use = context.last_use_of_rows && are_whole_lines(of.rows, packs),
     };
     void* parameters[] = {&arguments};
     const std::int64_t blocks = (warps * kWarpSize + kPositionedThreads - 1) / kPositionedThreads;
     launch({positioned_kernel(of.rows.dtype), "combine_positioned",
-            dim3(static_cast<unsigned>(blocks)), dim3(kPositionedThreads)},
-           parameters, stream);
+            dim3(static_cast<unsigned>(blocks)), dim3(kPositionedThreads), 0, early},
+           parameters, static_cast<cudaStream_t>(context.stream));
   }
 }
 
@@ -311,11 +320,12 @@ void CudaPasses::combine(const TensorView& rows, const TensorView& weights,
           parameters, on.stream);
     }
   };
+  const bool may_start_early = starts_early<__CUDA_ARCH_LIST__>(rows.device, context);
   if (packs > 0 && by_position) {
-    launch_positioned(arguments, tokens, packs, on.stream);
+    launch_positioned(arguments, tokens, packs, may_start_early, context);
   } else if (packs > 0) {
-    const int major = device_facts(rows.device.index)->major;
-    start(packed_kernel(rows.dtype, loads), "combine_packs", packs, starts_early(tokens, major));
+    start(packed_kernel(rows.dtype, loads), "combine_packs", packs,
+          may_start_early && tokens <= kFewTokens);
   }
   if (single_columns > 0) {
     start(by_position ? reinterpret_cast<const void*>(&combine_elements<true>)

@@ -5,6 +5,7 @@
 #include "cuda/device/fast_divide.h"
 #include "cuda/device/warp.h"
 #include "cuda/passes/elements.cuh"
+#include "cuda/ptx/griddepcontrol.cuh"
 
 /// The top-k sum where positions tell each slot's row, and many slots have none.
 ///
@@ -29,7 +30,28 @@ struct PositionedArguments {
   int turns;  // warps that share the packs of a row
   unsigned warps;
   FastDivisor by_turns;
+  bool rows_pending;  ///< the launch ahead may still write the rows, and nothing else that is read
+  bool last_use;      ///< of rows, which are whole lines: they are not written back
 };
+
+constexpr int kLineBytes = 128;  ///< of the caches
+
+/// Leaves a line undefined: a cache that has it changed need not write it to memory.
+__device__ __forceinline__ void discard_line(const void* line) {
+  asm volatile("discard.global.L2 [%0], 128;" ::"l"(line) : "memory");
+}
+
+/// Stores what nobody reads soon: it leaves L2 before the rows that are still to be read.
+template <typename T>
+__device__ __forceinline__ void store_streamed(T* target, const float (&values)[kPackElems]) {
+  const Pack<T> pack = round_pack<T>(values);
+  if constexpr (sizeof(T) == 2) {
+    __stcs(reinterpret_cast<uint4*>(target), pack.bits);
+  } else {
+    __stcs(reinterpret_cast<float4*>(target), pack.low);
+    __stcs(reinterpret_cast<float4*>(target) + 1, pack.high);
+  }
+}
 
 constexpr int kPositionedThreads = 256;
 constexpr int kPositionedBlocks =
@@ -69,12 +91,24 @@ struct TokenSums {
   __device__ __forceinline__ void finish_before(unsigned slot) {
 #pragma unroll 1
     while (slot >= token_end) {
-      if (exists) store_pack_in<T>(a.out.data, a.out.dtype == DType::kFloat32, place, sums);
+      if (exists && a.out.dtype == DType::kFloat32) {
+        store_streamed(static_cast<float*>(a.out.data) + place, sums);
+      } else if (exists) {
+        store_streamed(static_cast<T*>(a.out.data) + place, sums);
+      }
 #pragma unroll
       for (float& sum : sums) sum = 0.0f;
       place += a.out.stride;
       token_end += static_cast<unsigned>(a.topk);
     }
+  }
+
+  /// What this warp has read of a slot's row is not needed any more.
+  __device__ __forceinline__ void forget(const SlotsOfWarp& slots, int slot, int stride) {
+    constexpr unsigned kLanes = kLineBytes / (kPackElems * sizeof(T));  // of a line
+    const int row = __shfl_sync(kFullMask, slots.row, slot);
+    __syncwarp();  // all lanes have read
+    if (exists && threadIdx.x % kLanes == 0) discard_line(source + std::int64_t{row} * stride);
   }
 
   /// The slots from `first` on that have a row.
@@ -101,6 +135,7 @@ struct TokenSums {
         unpack(loaded[i], values);
 #pragma unroll
         for (int j = 0; j < kPackElems; ++j) sums[j] = fmaf(weight, values[j], sums[j]);
+        if (a.last_use) forget(slots, slot, stride);
         left &= left - 1;
       }
     }
@@ -110,9 +145,13 @@ struct TokenSums {
 template <typename T>
 __global__ void __launch_bounds__(kPositionedThreads, kPositionedBlocks)
     combine_positioned(const PositionedArguments a) {
+  if (!a.rows_pending) ptx::griddepcontrol_wait();
   const unsigned lane = threadIdx.x % kWarpSize;
   const unsigned warp = (blockIdx.x * kPositionedThreads + threadIdx.x) / kWarpSize;
-  if (warp >= a.warps) return;
+  if (warp >= a.warps) {
+    ptx::griddepcontrol_wait();
+    return;
+  }
   const auto group = static_cast<int>(a.by_turns.divide(warp));
   const int pack = (static_cast<int>(warp) - group * a.turns) * kWarpSize + static_cast<int>(lane);
   const int group_token = group * a.tokens_of_warp;
@@ -128,6 +167,7 @@ __global__ void __launch_bounds__(kPositionedThreads, kPositionedBlocks)
                        {}};
   SlotsOfWarp slots;
   slots.load(a, first, lane, count);
+  if (a.rows_pending) ptx::griddepcontrol_wait();
 #pragma unroll 1
   for (unsigned done = 0; done < count; done += kWarpSize) {
     SlotsOfWarp next;
