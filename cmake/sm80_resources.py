@@ -20,18 +20,19 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from ptxas_check import faults_of, kernels_of
 
-KERNEL = re.compile(r"^MOEGEMM_(ROW|WEIGHT)_GEMM\(([^)]*)\)", re.MULTILINE)
+KERNEL = re.compile(r"^MOEGEMM_(ROW|STREAM|WEIGHT)_GEMM\(([^)]*)\)", re.MULTILINE)
 FIELD = re.compile(r"\.(\w+) = (?:\w+::)?(\w+)")
 SOURCE = """#include "cuda/sm80/{family}_gemm/kernel.cuh"
 namespace moegemm::cuda::sm80 {{
-constexpr Gemm kKernel = {{{fields}}};
+constexpr {type} kKernel = {{{fields}}};
 template KernelFunctions {family}_gemm_functions<kKernel, DType::{dtype}>();
-extern "C" __device__ const int shared_bytes = {layout}::total({experts});
+extern "C" __device__ const int shared_bytes = {layout}({experts});
 }}
 """
 LAYOUTS = {
-    "row": "RowGemmLayout<ShapeOf<kKernel>>",
-    "weight": "WeightGemmLayout<ShapeOf<kKernel>, kKernel.element_bytes()>",
+    "row": "RowGemmLayout<ShapeOf<kKernel>>::total",
+    "stream": "StreamLayout<StreamTraits<kKernel>>::rows",  # what a block has beside the rows that it holds
+    "weight": "WeightGemmLayout<ShapeOf<kKernel>, kKernel.element_bytes()>::total",
 }
 SHARED_BYTES = re.compile(r"shared_bytes = (\d+);")
 EXPERTS = 256
@@ -47,7 +48,11 @@ class Kernel:
         self.kind = (named["op"], named.get("math", "kTensor16"), named.get("loads", "kVectors"))
         if "quantised" in named:
             self.kind += ("kQuantised",)
-        self.tile = [named[name] for name in ("rows", "cols", "depth_bytes", "stages")]
+        self.streams = self.family == "stream"
+        if self.streams:
+            self.kind = (named["op"], "kStream", named["weights"])
+        sizes = ("warps", "stages") if self.streams else ("rows", "cols", "depth_bytes", "stages")
+        self.tile = [named[name] for name in sizes]
         self.smem = 0  # known when it is compiled
 
     def __str__(self) -> str:
@@ -56,10 +61,11 @@ class Kernel:
     def source(self) -> str:
         return SOURCE.format(
             family=self.family,
+            type="StreamGemm" if self.streams else "Gemm",
             fields=self.fields,
             layout=LAYOUTS[self.family],
             experts=EXPERTS,
-            dtype="kBFloat16" if "kTensor16" in self.kind else "kFloat32",
+            dtype="kFloat32" if {"kFloat", "kTf32"} & set(self.kind) else "kBFloat16",
         )
 
 
@@ -109,7 +115,7 @@ def main(arguments: list[str]) -> int:
                 for fault in faults:
                     failed = True
                     print(f"  sm_{arch}: {fault}")
-    for kind in {k.kind for k in kernels}:
+    for kind in {k.kind for k in kernels if not k.streams}:  # the others do what streams have no room for
         least = min(k.smem for k in kernels if k.kind == kind and k.least_arch == 80)
         for arch in archs:
             if least > BLOCK_KIB.get(arch, 99) * 1024:

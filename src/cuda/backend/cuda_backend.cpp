@@ -87,6 +87,11 @@ bool CudaBackend::aligning_first_is_faster(const Problem& problem) const {
   return generation_.aligning_first_is_faster && generation_.aligning_first_is_faster(problem);
 }
 
+bool CudaBackend::dequantising_first_is_faster(const Problem& problem) const {
+  return generation_.dequantising_first_is_faster &&
+         generation_.dequantising_first_is_faster(problem);
+}
+
 MachineLimits CudaBackend::limits(const Problem& problem) const {
   return device_facts(problem.device.index) ? generation_.limits(problem, facts_for(problem))
                                             : MachineLimits{};

@@ -26,6 +26,9 @@ struct Generation {
   bool (*gathering_first_is_faster)(const Problem& problem) = nullptr;
   /// Whether a problem is faster after copies of its inputs into aligned rows; null: never.
   bool (*aligning_first_is_faster)(const Problem& problem) = nullptr;
+  /// Whether plain kernels after a pass that dequantises W are faster than those that decode it;
+  /// null: never.
+  bool (*dequantising_first_is_faster)(const Problem& problem) = nullptr;
 };
 
 /// The position of the kernel that should be fastest on a GPU with these facts; -1: none can run.
@@ -48,6 +51,7 @@ class CudaBackend final : public Backend {
   bool fills_gaps() const override { return false; }
   bool gathering_first_is_faster(const Problem& problem) const override;
   bool aligning_first_is_faster(const Problem& problem) const override;
+  bool dequantising_first_is_faster(const Problem& problem) const override;
   /// Hopper's tensor cores read dW's operands from shared memory as TMA has put them there; the
   /// kernels that multiply dY on the way do as those, where there is memory.
   bool scales_first(const Problem&) const override { return true; }

@@ -93,14 +93,10 @@ struct Nf4Quad {
     four_products<12>(absmax, products.low.fourth, products.high.fourth);
     return products;
   }
-  static MOEGEMM_HOST_DEVICE std::uint32_t selector_of(std::uint32_t t) {
-    return 0x1010u + t * 0x2222u;
-  }
-  static MOEGEMM_HOST_DEVICE void decode(std::uint32_t low, std::uint32_t high,
-                                         std::uint32_t selector, const Nf4Products& products,
+  /// `nibbles` are the four of the lane, in their 16 bits.
+  static MOEGEMM_HOST_DEVICE void decode(std::uint32_t nibbles, const Nf4Products& products,
                                          std::uint32_t (&pairs)[2]) {
-    const std::uint32_t nibbles = permute_bytes(low, high, selector);
-    const std::uint32_t entries = nibbles & 0x77777777u;
+    const std::uint32_t entries = nibbles & 0x7777u;
     // All ones where a nibble is 8 or more.
     const std::uint32_t upper = permute_bytes(nibbles << 4, nibbles, 0xd9c8);
     const auto look_up = [&](const Nf4Products::Table& table) {

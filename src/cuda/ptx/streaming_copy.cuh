@@ -11,6 +11,11 @@ __device__ __forceinline__ void cp_async_16_streaming(std::uint32_t shared, cons
                : "memory");
 }
 
+__device__ __forceinline__ std::uint32_t ld_shared_2(std::uint32_t shared) {
+  std::uint16_t value;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(shared) : "memory");
+  return value;
+}
 __device__ __forceinline__ uint2 ld_shared_8(std::uint32_t shared) {
   uint2 value;
   asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"

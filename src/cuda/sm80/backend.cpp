@@ -62,6 +62,7 @@ const Generation kGeneration = {.kind = BackendKind::kSm80,
                                 .unavailable = unavailable,
                                 .choose_among = choose_among,
                                 .limits = limits,
-                                .aligning_first_is_faster = aligning_first_is_faster};
+                                .aligning_first_is_faster = aligning_first_is_faster,
+                                .dequantising_first_is_faster = dequantising_first_is_faster};
 
 }  // namespace moegemm::cuda::sm80

@@ -17,6 +17,27 @@ double rows_per_expert(const Problem& problem) {
   return static_cast<double>(problem.planned_rows()) / experts;
 }
 
+/// What kernels that decode W reach of the plain kernels' speed with many rows for each expert, and
+/// the rows whose plain product takes as long as dequantising, on an H200.
+struct Decoding {
+  double forward;
+  double dx;
+  double pass_rows;
+};
+
+Decoding decoding_of(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kMxfp4:
+      return {0.735, 0.755, 125};
+    case WeightFormat::kInt4:
+      return {0.695, 0.775, 125};
+    case WeightFormat::kNf4:
+      return {0.595, 0.65, 125};
+    default:
+      return {0.54, 0.575, 145};
+  }
+}
+
 }  // namespace
 
 bool streams_weights(const KernelInfo& kernel) {
@@ -25,12 +46,13 @@ bool streams_weights(const KernelInfo& kernel) {
 
 bool streaming_is_faster(const Problem& problem) {
   // Microseconds on an H200, mxfp4, and of the best other kernel: Qwen3-30B fwd1 with 16 rows for
-  // each expert 124 (173), with 24 about 200 (170); gpt-oss-120b fwd1 with 16 rows 654 (819).
-  constexpr double kMostRows = 16;
+  // each expert 124 (173), with 24 about 200 (170); gpt-oss-120b fwd1 with 16 rows 654 (819). nf4
+  // with 16 rows 193 (191) and 923 (891), gpt-oss-120b with 12 rows 679 (892).
+  const double most_rows = problem.quantization.format == WeightFormat::kNf4 ? 14 : 16;
   constexpr double kMostElements =
       50000;  // of an expert's rows: a block has room for about so many
   const double rows = rows_per_expert(problem);
-  return problem.op == Op::kForward && rows <= kMostRows &&
+  return problem.op == Op::kForward && rows <= most_rows &&
          rows * static_cast<double>(problem.k) <= kMostElements;
 }
 
@@ -70,6 +92,16 @@ bool aligning_first_is_faster(const Problem& problem) {
   // it twice) takes is 40 rows' worth of that for each expert; the rest is for the rows themselves.
   constexpr std::int64_t kLeastRows = 48;
   return problem.planned_rows() >= kLeastRows * problem.experts;
+}
+
+bool dequantising_first_is_faster(const Problem& problem) {
+  // Whoever keeps W packed is short of memory.
+  constexpr double kMostBytes = 4.0 * (1 << 30);
+  const Decoding decoding = decoding_of(problem.quantization.format);
+  const double share = problem.op == Op::kForward ? decoding.forward : decoding.dx;
+  const double bytes = static_cast<double>(problem.experts) * static_cast<double>(problem.n) *
+                       static_cast<double>(problem.k) * size_bytes(problem.dtype);
+  return bytes <= kMostBytes && rows_per_expert(problem) * (1 / share - 1) > decoding.pass_rows;
 }
 
 int choose_among(std::span<const KernelEntry* const> feasible, const Problem& problem,

@@ -20,6 +20,9 @@ bool streams_weights(const KernelInfo& kernel);  ///< is such a kernel
 /// Whether a problem that is not aligned is faster on aligned copies of its inputs.
 bool aligning_first_is_faster(const Problem& problem);
 
+/// Whether a pass over W and then a plain kernel are faster than a kernel that decodes W.
+bool dequantising_first_is_faster(const Problem& problem);
+
 /// The position of the kernel that should be fastest among those that can run the problem.
 int choose_among(std::span<const KernelEntry* const> feasible, const Problem& problem,
                  const DeviceFacts& facts);

@@ -99,6 +99,21 @@ TEST(CudaPlans, OnlyHopperStartsEarly) {
   EXPECT_EQ(plan(problem).product().start, LaunchStart::kAfter) << to_string(plan(problem));
 }
 
+TEST(CudaPlans, AmpereDequantisesFirstWhereManyRowsShareWeightsThatFit) {
+  Problem problem = second_product(1);
+  problem.device = *planning_gpu("a100");
+  problem.quantization = {
+      .format = WeightFormat::kMxfp4, .scale_type = ScaleType::kE8m0, .block_n = 1, .block_k = 32};
+  const auto dequantises = [&](std::int64_t rows_per_expert) {
+    problem.rows = rows_per_expert * problem.experts;
+    return plan(problem).has(StepKind::kDequantise);
+  };
+  EXPECT_FALSE(dequantises(128));
+  EXPECT_TRUE(dequantises(1024));
+  problem.n *= 16;  // W would take more than 4 GiB
+  EXPECT_FALSE(dequantises(1024));
+}
+
 TEST(CudaPlans, WeightsThatAPassDecodesAreNotReadBeforeIt) {
   Problem problem = second_product(1);
   problem.rows_pending = true;

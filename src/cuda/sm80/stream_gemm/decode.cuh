@@ -37,6 +37,20 @@ struct PackedNibbles {
   }
 };
 
+/// The same where a lane loads nothing but its own four weights of each group.
+struct OwnNibbles {
+  std::uint32_t rows[2][2];  ///< [group][g, g + 8]
+
+  static __device__ __forceinline__ OwnNibbles load(std::uint32_t stage, int step) {
+    const int g = lane_id() / 4;
+    const std::uint32_t own =
+        ((stage + g * (kStreamRowBytes + 16)) ^ (step * 16)) + lane_id() % 4 * 2;
+    constexpr int kEightRows = 8 * kStreamRowBytes;
+    return {{{ptx::ld_shared_2(own), ptx::ld_shared_2(own + kEightRows)},
+             {ptx::ld_shared_2(own + 8), ptx::ld_shared_2(own + 8 + kEightRows)}}};
+  }
+};
+
 /// mxfp4 and int4: the table has a bf16 factor, twice, for each row and 32 of the depth of four
 /// stages: rows of 128 bytes, whose eight chunks alternate with the banks.
 template <typename Traits>
@@ -165,11 +179,10 @@ requires(Traits::kFormat == WeightFormat::kNf4) class StageDecoder<Traits> {
 
  public:
   static constexpr QuadOrder kOrder = Nf4Quad::kOrder;
-  using Packed = PackedNibbles;
+  using Packed = OwnNibbles;
 
   __device__ __forceinline__ explicit StageDecoder(std::byte* table)
-      : table_(ptx::shared_address(table) + lane_id() / 4 * (128 + 16)),
-        selector_(Nf4Quad::selector_of(lane_id() % 4)) {}
+      : table_(ptx::shared_address(table) + lane_id() / 4 * (128 + 16)) {}
 
   __device__ __forceinline__ void prime(const StreamGemmParams&, const Scales& scales) {
     next_ = scales;
@@ -204,14 +217,12 @@ requires(Traits::kFormat == WeightFormat::kNf4) class StageDecoder<Traits> {
                                          StepWeights& a) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const uint4& row = packed.rows[h];
       const uint4 &low = scales.low[h], &high = scales.high[h];
       const Nf4Products products = {{low.x, low.y, low.z, low.w}, {high.x, high.y, high.z, high.w}};
 #pragma unroll
       for (int group = 0; group < 2; ++group) {
         std::uint32_t pairs[2];
-        Nf4Quad::decode(group == 0 ? row.x : row.z, group == 0 ? row.y : row.w, selector_, products,
-                        pairs);
+        Nf4Quad::decode(packed.rows[group][h], products, pairs);
         a[group][h] = pairs[0];
         a[group][2 + h] = pairs[1];
       }
@@ -220,7 +231,6 @@ requires(Traits::kFormat == WeightFormat::kNf4) class StageDecoder<Traits> {
 
  private:
   const std::uint32_t table_;
-  const std::uint32_t selector_;
   Scales next_;  ///< of the stage that begins next
 };
 

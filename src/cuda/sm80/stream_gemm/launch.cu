@@ -80,6 +80,9 @@ void launch_stream(const KernelEntry& entry, const Step& step, const Problem& pr
   params.column_divisor = make_fast_divisor(static_cast<std::uint32_t>(params.column_tiles));
   params.scale_columns = static_cast<int>((problem.k + problem.quantization.block_k - 1) /
                                           problem.quantization.block_k);
+  const std::int64_t stage_depth = entry.info.tile.depth;
+  const bool single_last = (problem.k + stage_depth - 1) / stage_depth % kBlockStages == 1;
+  params.first_scales = static_cast<int>(single_last ? stage_depth : 0);
   const LaunchSpec spec = {.function = entry.function(problem),
                            .name = entry.info.name.c_str(),
                            .grid = dim3(static_cast<unsigned>(step.grid)),

@@ -101,10 +101,7 @@ class WeightStream {
           ptx::cp_async_16_if((target ^ 64) + h * 1024, rows_[h] + 64, own > 64);
         }
       }
-      if (!ScaleStream<Traits::kFormat>::kBlocks ||
-          depth % (kBlockStages * Traits::kStageDepth) == 0) {
-        scales_.load(params_, depth, scales);
-      }
+      load_scales(depth, scales);
       rows_[0] += kStreamRowBytes;
       rows_[1] += kStreamRowBytes;
       left_ -= kStreamRowBytes;
@@ -114,6 +111,20 @@ class WeightStream {
       }
     }
     ptx::cp_async_commit_group();
+  }
+
+  /// Those that come with the stage at `depth`. A block of stages that follows one of a single
+  /// stage, the last of a tile, has to wait until that one has begun: its scales come a stage
+  /// later.
+  __device__ __forceinline__ void load_scales(int depth, Scales& scales) const {
+    constexpr int kBlockDepth = kBlockStages * Traits::kStageDepth;
+    if constexpr (!ScaleStream<Traits::kFormat>::kBlocks) {
+      scales_.load(params_, depth, scales);
+    } else if (depth == params_.first_scales) {
+      scales_.load(params_, 0, scales);
+    } else if (depth > 0 && depth % kBlockDepth == 0) {
+      scales_.load(params_, depth, scales);
+    }
   }
 
   const StreamGemmParams& params_;

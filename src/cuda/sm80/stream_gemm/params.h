@@ -13,6 +13,7 @@ struct StreamGemmParams : RowGemmParams {
   int column_tiles;  ///< of N
   FastDivisor column_divisor;
   int scale_columns;  ///< scales of a row of W
+  int first_scales;   ///< with the stage at this depth of a tile its first scales are loaded
 };
 
 }  // namespace moegemm::cuda::sm80

@@ -9,10 +9,6 @@
 /// before they are needed.
 namespace moegemm::cuda::sm80 {
 
-/// mxfp4 and int4 have many: they are loaded for four stages at once, of which lane t loads stage
-/// t, so that whole sectors are used.
-constexpr int kBlockStages = 4;
-
 template <WeightFormat F>
 struct LoadedScales;
 

@@ -25,6 +25,9 @@ struct StreamGemm {
 constexpr int kStreamFeatures = 16;   ///< of a tile: mma.sync's M
 constexpr int kStreamRowBytes = 128;  ///< of each row of W in a stage
 constexpr int kStreamStageBytes = kStreamFeatures * kStreamRowBytes;
+/// mxfp4 and int4 have many scales: they are loaded for four stages at once, of which lane t of a
+/// quad loads stage t, so that whole sectors are used.
+constexpr int kBlockStages = 4;
 constexpr int kStepDepth = 32;         ///< of a step: two k16 groups
 constexpr int kMostStreamRows = 32;    ///< that a block holds at once, and of a tile
 constexpr int kLeastStreamRows = 4;    ///< that a block must have room for
