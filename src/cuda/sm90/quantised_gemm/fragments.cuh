@@ -20,7 +20,7 @@ __device__ __forceinline__ int swizzled(int row, int chunk) {
 
 /// mxfp4: whether a stage has scales that one product does not hold.
 template <typename Traits>
-__device__ __forceinline__ bool has_excess(const std::byte* table) {
+__device__ __forceinline__ bool table_has_excess(const std::byte* table) {
   return __any_sync(
       kFullMask, *reinterpret_cast<const std::uint32_t*>(table + ScaleTable<Traits>::kFlags) != 0);
 }
@@ -65,8 +65,18 @@ class Fragments<Traits, true> {
       }
     }
     if constexpr (Half == 0 && kFormat == WeightFormat::kMxfp4) {
-      excess_ = has_excess<Traits>(table_);
+      excess_ = table_has_excess<Traits>(table_);
     }
+  }
+
+  /// Whether the stage that was loaded needs decode_excess.
+  __device__ __forceinline__ bool has_excess() const {
+    return kFormat == WeightFormat::kMxfp4 && excess_;
+  }
+  template <int Half>
+  __device__ __forceinline__ void decode_excess(HalfStage& a) const {
+    decode<Half>(a);
+    multiply_excess<Half>(a);
   }
 
   template <int Half>
@@ -92,9 +102,6 @@ class Fragments<Traits, true> {
           a[step][h + 2] = pair(chunk, step, 1, scale);
         }
       }
-    }
-    if constexpr (kFormat == WeightFormat::kMxfp4) {
-      if (excess_) multiply_excess<Half>(a);
     }
   }
 
@@ -178,8 +185,18 @@ class Fragments<Traits, false> {
       scales_ = *reinterpret_cast<const uint4*>(table_ + Half * kHalfTable);
     }
     if constexpr (Half == 0 && kFormat == WeightFormat::kMxfp4) {
-      excess_ = has_excess<Traits>(shared.scale_table(slot));
+      excess_ = table_has_excess<Traits>(shared.scale_table(slot));
     }
+  }
+
+  /// Whether the stage that was loaded needs decode_excess.
+  __device__ __forceinline__ bool has_excess() const {
+    return kFormat == WeightFormat::kMxfp4 && excess_;
+  }
+  template <int Half>
+  __device__ __forceinline__ void decode_excess(HalfStage& a) const {
+    decode<Half>(a);
+    multiply_excess<Half>(a);
   }
 
   template <int Half>
@@ -198,9 +215,6 @@ class Fragments<Traits, false> {
         dx(q, {both.x, both.y}, a);
         dx(q + 1, {both.z, both.w}, a);
       }
-    }
-    if constexpr (kFormat == WeightFormat::kMxfp4) {
-      if (excess_) multiply_excess<Half>(a);
     }
   }
 

@@ -29,13 +29,112 @@ __device__ __forceinline__ void multiply_half(float (&d)[N / 2], const HalfStage
   ptx::wgmma_commit_group();
 }
 
-/// Multiplies half `Half` of a stage and all that follow; while the tensor cores have one, the next
-/// is decoded. After the last one that is the first half of stage `next`.
+/// The stages that are left, some of which have scales of two products: one half after the other.
+template <typename Traits, int N>
+__device__ __forceinline__ void multiply_excess_stages(float (&d)[N / 2],
+                                                       const RowGemmShared<Traits>& shared,
+                                                       int block, int blocks,
+                                                       Fragments<Traits>& fragments,
+                                                       PipelineState<Traits::kStages>& stage) {
+  constexpr std::uint64_t kHalf = 2 * ptx::kDescriptorStepK16<ptx::Major::kK>;
+  auto& ring = shared.rings().stage;
+  HalfStage a;
+#pragma unroll 1
+  for (; block < blocks; ++block) {
+    ring.wait_full(stage);
+    if constexpr (Traits::kGathered) ptx::fence_proxy_async_shared();
+    const std::uint64_t rows = ptx::smem_descriptor(ptx::shared_address(shared.rows(stage.slot)));
+    fragments.template load<0>(shared, stage.slot);
+    if (fragments.has_excess()) {
+      fragments.template decode_excess<0>(a);
+    } else {
+      fragments.template decode<0>(a);
+    }
+    multiply_half<Traits, N>(d, a, rows, true);
+    ptx::wgmma_wait_group<0>();
+    fragments.template load<1>(shared, stage.slot);
+    if (fragments.has_excess()) {
+      fragments.template decode_excess<1>(a);
+    } else {
+      fragments.template decode<1>(a);
+    }
+    multiply_half<Traits, N>(d, a, rows + kHalf, true);
+    ptx::wgmma_wait_group<0>();
+    if (threadIdx.x % kWarpSize == 0) ptx::mbarrier_arrive(&ring.empty[stage.slot]);
+    stage.advance();
+  }
+}
+
+/// The stages of packed weights in tiles of many rows. On return all are multiplied and free.
+///
+/// While the tensor cores have one half, the other is decoded. A round ends with a single k16 step
+/// in flight: the registers that are in flight where a loop ends are one N's alone, and where those
+/// of all N are too many, ptxas serialises everything (C7512).
+template <typename Traits, int N>
+__device__ __forceinline__ void multiply_tabled(float (&d)[N / 2],
+                                                const RowGemmShared<Traits>& shared, int blocks,
+                                                Fragments<Traits>& fragments,
+                                                PipelineState<Traits::kStages>& stage) {
+  using T = typename Traits::Element;
+  constexpr std::uint64_t kStep = ptx::kDescriptorStepK16<ptx::Major::kK>;
+  auto& ring = shared.rings().stage;
+  int block = 0;
+  HalfStage a[2];
+#pragma unroll
+  for (float& value : d) value = 0;  // outside the loop, or ptxas serialises the multiplications
+  ring.wait_full(stage);
+  // cp.async wrote the rows through the generic proxy; wgmma reads through the async one.
+  if constexpr (Traits::kGathered) ptx::fence_proxy_async_shared();
+  fragments.template load<0>(shared, stage.slot);
+  if (!fragments.has_excess()) {
+    fragments.template decode<0>(a[0]);
+    int previous = 0;
+#pragma unroll 1
+    do {
+      PipelineState<Traits::kStages> next = stage;
+      next.advance();
+      if (block + 1 == blocks) next = stage;  // decoded once more, in vain: no branch
+      const std::uint64_t rows = ptx::smem_descriptor(ptx::shared_address(shared.rows(stage.slot)));
+      multiply_half<Traits, N>(d, a[0], rows, true);
+      fragments.template load<1>(shared, stage.slot);
+      ptx::wgmma_wait_group<1>();
+      if (block > 0 && threadIdx.x % kWarpSize == 0) {
+        ptx::mbarrier_arrive(&ring.empty[previous]);
+      }
+      fragments.template decode<1>(a[1]);
+      ptx::wgmma_fence();
+      ptx::wgmma<T, N>(d, a[1][0], rows + 2 * kStep, true);
+      ptx::wgmma_commit_group();
+      ptx::wgmma<T, N>(d, a[1][1], rows + 3 * kStep, true);
+      ptx::wgmma_commit_group();
+      ring.wait_full(next);
+      if constexpr (Traits::kGathered) ptx::fence_proxy_async_shared();
+      fragments.template load<0>(shared, next.slot);
+      ptx::wgmma_wait_group<2>();
+      fragments.template decode<0>(a[0]);
+      ptx::wgmma_wait_group<1>();
+      previous = stage.slot;
+      stage = next;
+      ++block;
+    } while (block < blocks && !fragments.has_excess());
+    ptx::wgmma_wait_group<0>();
+    if (threadIdx.x % kWarpSize == 0) ptx::mbarrier_arrive(&ring.empty[previous]);
+    if (block == blocks) stage.advance();
+  }
+  if constexpr (Traits::kKernel.weights == WeightFormat::kMxfp4) {
+    if (block < blocks) {
+      multiply_excess_stages<Traits, N>(d, shared, block, blocks, fragments, stage);
+    }
+  }
+}
+
+/// Streaming tiles: multiplies half `Half` of a stage and all that follow; while the tensor cores
+/// have one, the next is decoded. After the last one that is the first half of stage `next`.
 template <typename Traits, int N, int Half>
 __device__ __forceinline__ void multiply_halves(float (&d)[N / 2],
                                                 const RowGemmShared<Traits>& shared,
-                                                FragmentsOf<Traits>& fragments, HalfStage (&a)[2],
-                                                int block, int previous,
+                                                StreamedFragments<Traits>& fragments,
+                                                HalfStage (&a)[2], int block, int previous,
                                                 const PipelineState<Traits::kStages>& stage,
                                                 const PipelineState<Traits::kStages>& next) {
   const std::byte* panel = shared.rows(stage.slot) + Half / 2 * Traits::kRowsBytes;
@@ -44,7 +143,7 @@ __device__ __forceinline__ void multiply_halves(float (&d)[N / 2],
   multiply_half<Traits, N>(d, a[Half % 2], rows, Half > 0 || block > 0);
   constexpr bool kLast = Half + 1 == 2 * Traits::kPanels;
   if constexpr (kLast) {
-    if constexpr (!Traits::kTabled) fragments.next_scales(block + 1);
+    fragments.next_scales(block + 1);
     shared.rings().stage.wait_full(next);
     fragments.template load<0>(shared, next.slot);
     ptx::wgmma_wait_group<1>();
@@ -60,12 +159,12 @@ __device__ __forceinline__ void multiply_halves(float (&d)[N / 2],
   }
 }
 
-/// The stages of packed weights. On return all are multiplied and free.
+/// The stages of packed weights in streaming tiles. On return all are multiplied and free.
 template <typename Traits, int N>
-__device__ __forceinline__ void multiply_decoded(float (&d)[N / 2],
-                                                 const RowGemmShared<Traits>& shared, int blocks,
-                                                 FragmentsOf<Traits>& fragments,
-                                                 PipelineState<Traits::kStages>& stage) {
+__device__ __forceinline__ void multiply_streamed(float (&d)[N / 2],
+                                                  const RowGemmShared<Traits>& shared, int blocks,
+                                                  StreamedFragments<Traits>& fragments,
+                                                  PipelineState<Traits::kStages>& stage) {
   auto& ring = shared.rings().stage;
   int previous = 0;
   HalfStage a[2];
@@ -73,7 +172,7 @@ __device__ __forceinline__ void multiply_decoded(float (&d)[N / 2],
   for (float& value : d) value = 0;  // outside the loop, or ptxas serialises the multiplications
   ring.wait_full(stage);
   fragments.template load<0>(shared, stage.slot);
-  if constexpr (!Traits::kTabled) fragments.next_scales(0);
+  fragments.next_scales(0);
   fragments.template decode<0>(a[0]);
 #pragma unroll 1
   for (int block = 0; block < blocks; ++block) {
@@ -150,8 +249,12 @@ __device__ __forceinline__ void accumulate_decoded(const RowGemmParams& params,
   constexpr int N = 2 * Count;
   {
     FragmentsOf<Traits> fragments(params, shared, shared.tiles()[tile_slot], consumer);
-    multiply_decoded<Traits, N>(d[0], shared, ceil_div(params.depth, Traits::kStageDepth),
-                                fragments, stage);
+    const int blocks = ceil_div(params.depth, Traits::kStageDepth);
+    if constexpr (Traits::kTabled) {
+      multiply_tabled<Traits, N>(d[0], shared, blocks, fragments, stage);
+    } else {
+      multiply_streamed<Traits, N>(d[0], shared, blocks, fragments, stage);
+    }
   }
   const int steps = ceil_div(params.low_rank, kDepth) * (kDepth / Traits::kLowDepth);
   if (steps > 0) multiply_low_rank<Traits, N>(d[0], shared, consumer, steps, stage);

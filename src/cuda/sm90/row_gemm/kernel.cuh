@@ -177,7 +177,11 @@ __device__ __forceinline__ void consume(const RowGemmParams& params,
       tile = shared.tiles()[slot.slot];
     }
     const int rows = ptx::uniform(tile.rows);
-    if (rows == 0 && !rehearsal) return;
+    if (rows == 0 && !rehearsal) {
+      // Shared memory must outlive what is copied from it.
+      if (Traits::kStoresLater && params.stores_later) ptx::cp_async_bulk_wait_group_read<0>();
+      return;
+    }
     const int columns = padded_rows<Traits>(rows);
     RoundedTile<Traits> rounded;
     const unsigned place = place_of(slot);
@@ -192,7 +196,11 @@ __device__ __forceinline__ void consume(const RowGemmParams& params,
     if constexpr (Traits::kActivated) {
       store_activated<Traits>(params, shared, slot.slot, rounded, rehearsal);
     } else if constexpr (Traits::kCommonStores) {
-      if (params.rounds) {
+      if (Traits::kStoresLater && params.stores_later) {
+        if constexpr (Traits::kStoresLater) {
+          store_later<Traits>(params, shared, Tile(shared.tiles()[slot.slot]), rounded);
+        }
+      } else if (params.rounds) {
         store_rows<Traits, Traits::kRows>(params, shared, Tile(shared.tiles()[slot.slot]),
                                           slot.slot,
                                           [&](int m, int i) { return rounded.pairs[m][i]; });

@@ -90,6 +90,10 @@ struct RowGemmParams : SegmentParams {
   int columns;    ///< of the output: features, or half as many after a gate
   int bias_step;  ///< column c has its gate's bias at c * bias_step,
   int first_up;   ///< and its up's at first_up + c * bias_step
+
+  /// Tiles that store behind the next product: {features, M, 1}, box {64, kStagedRows, 1}.
+  CUtensorMap out_map;
+  bool stores_later;  ///< results are in order, and TMA can store them
 };
 
 /// Named barriers; 0 is __syncthreads'.
@@ -139,9 +143,9 @@ struct RowGemmShared {
     return base + Layout::kDecode + (Traits::kPairTable ? kPairTableBytes : 0) +
            slot * Traits::kTableBytes;
   }
-  /// Two store buffers of one consumer warpgroup.
+  /// The store buffers of one consumer warpgroup.
   __device__ __forceinline__ std::byte* staging(int consumer) const {
-    return base + Layout::kStaging + consumer * 2 * kStagedRows * kRowBytes;
+    return base + Layout::kStaging + consumer * Traits::kStagingRows * kRowBytes;
   }
   /// Activated tiles: the biases of a consumer warpgroup's two blocks.
   __device__ __forceinline__ std::byte* biases(int consumer) const {

@@ -34,6 +34,7 @@ constexpr int kStagedRows = 32;  ///< rows per store buffer: 4 KiB, half of a wa
 constexpr int kPairTableBytes = 256 * 16 * 8;  ///< a pair of fp32 for each byte, sixteen times
 constexpr int kExcessBytes = 512;              ///< of mxfp4 scales that take two products
 constexpr int kExcessFlagBytes = 16;
+constexpr int kRingBytes = 512;  ///< all barriers: 2 x 12 stages at most, 3 x kTileSlots, rounded
 
 /// A line of instances/sm90.inc.
 struct RowGemm {
@@ -66,11 +67,12 @@ struct RowGemm {
     return quantised() && streams() && op == Op::kForward ? 16 / weight_bits() : 1;
   }
   /// Fewest wgmma columns: below 64 an instruction hardly gets faster, and each N is compiled.
-  /// Weights in registers: four N, more and ptxas does not find the registers (see
-  /// ../quantised_gemm/mma.cuh).
+  /// Weights in registers: nine N, eight of fp8, four of TF32; more and ptxas does not find the
+  /// registers (see ../quantised_gemm/mma.cuh).
   constexpr int least_columns() const {
-    const bool from_registers = quantised() || (tf32 && op == Op::kDx);
-    if (from_registers && !streams()) return rows - 3 * granule;
+    if (tf32 && op == Op::kDx && !streams()) return rows - 3 * granule;
+    if (quantised() && rows > 128) return rows - (weight_bits() == 8 ? 7 : 8) * granule;
+    if (quantised() && !streams()) return granule;
     return rows > 64 ? 64 : granule;
   }
   /// m64 blocks of one warpgroup.
@@ -178,8 +180,24 @@ struct RowGemmTraits {
   static constexpr int kConsumerRegisters = (3 * 168 - kProducerRegisters) / 2;
   static constexpr int kRowsBytes = kRows * kRowBytes;  ///< of a panel
   static constexpr int kStageBytes = kWeightBytes + kPanels * kRowsBytes;
-  /// fp32 results are stored from registers.
-  static constexpr int kStagingBytes = kTf32 ? 0 : kConsumers * 2 * kStagedRows * kRowBytes;
+  /// Whether results in order leave by TMA while the next tile is multiplied: see store_later.
+  static constexpr bool kStoresLater = kTabled;
+  /// Rows of a warpgroup's staging buffer: then as many as there is room for, with 1024 experts
+  /// that lie anywhere.
+  static constexpr int staging_rows() {
+    if (kTf32) return 0;  // fp32 results are stored from registers
+    if (!kStoresLater) return 2 * kStagedRows;
+    const int left = kSharedMemoryLimit - kStages * kStageBytes - kDecodeBytes - kRingBytes -
+                     kTileSlots * 16 - 1024 * 12 - 16;
+    const int most = left / (kConsumers * kRowBytes) / kStagedRows * kStagedRows;
+    return most < kRows ? most : kRows;
+  }
+  static constexpr int kStagingRows = staging_rows();
+  static constexpr int kStagingBytes = kConsumers * kStagingRows * kRowBytes;
+  /// Where row info lies in it: what needs row info has no other use for the end of the buffer.
+  static constexpr int kInfoInStaging = 2 * kStagedRows * kRowBytes;
+  static_assert(!kStoresLater ||
+                kInfoInStaging + kTileSlots * kRows * 8 <= kStagingRows * kRowBytes);
 
   /// Whether one copy of the stores serves every N. The first tile of a launch waits for its code,
   /// which comes from memory, and with 192 accumulators each copy is 60 KB: on an H200 16 instead
@@ -200,7 +218,6 @@ struct RowGemmTraits {
   static_assert(kTf32 == (sizeof(Element) == 4));
 };
 
-constexpr int kRingBytes = 512;  ///< all barriers: 2 x 12 stages at most, 3 x kTileSlots, rounded
 constexpr int kActivatedRingBytes = 256;  ///< 2 x 10 stages at most: every byte counts there
 /// Of UnnamedRows: what a tile leaves of shared memory, within these bounds.
 constexpr int kLeastNamedWords = 64;
@@ -219,18 +236,22 @@ struct RowGemmLayout {
   static constexpr int kTiles = kBiases + (Traits::kActivated ? kConsumers * kBiasBytes : 0);
   static constexpr int kStarts = kTiles + kTileSlots * 16;  ///< SegmentStart [E + 1]
 
+  template <typename Int>
+  static MOEGEMM_HOST_DEVICE constexpr Int end_of_starts(Int experts) {
+    return kStarts + ((experts + 1) * 8 + 15) / 16 * 16;
+  }
   /// Destination and scale of each row, for tiles that are scattered or scaled.
   template <typename Int>
   static MOEGEMM_HOST_DEVICE constexpr Int row_info(Int experts) {
-    return kStarts + ((experts + 1) * 8 + 15) / 16 * 16;
+    return Traits::kStoresLater ? kStaging + Traits::kInfoInStaging : end_of_starts(experts);
   }
   /// Which rows of a scattered output are named.
   template <typename Int>
   static MOEGEMM_HOST_DEVICE constexpr Int named_rows(Int experts) {
-    return row_info(experts) + kTileSlots * Traits::kRows * 8;
+    return end_of_starts(experts) + (Traits::kStoresLater ? 0 : kTileSlots * Traits::kRows * 8);
   }
   static constexpr std::int64_t total(std::int64_t experts, bool with_row_info) {
-    return with_row_info ? named_rows(experts) + kLeastNamedWords * 4 : row_info(experts);
+    return with_row_info ? named_rows(experts) + kLeastNamedWords * 4 : end_of_starts(experts);
   }
 };
 
