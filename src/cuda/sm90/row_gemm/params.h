@@ -91,7 +91,7 @@ struct RowGemmParams : SegmentParams {
   int bias_step;  ///< column c has its gate's bias at c * bias_step,
   int first_up;   ///< and its up's at first_up + c * bias_step
 
-  /// Tiles that store behind the next product: {features, M, 1}, box {64, kStagedRows, 1}.
+  /// Tiles that store while the next one is multiplied: {features, M, 1}, box {64, kStagedRows, 1}.
   CUtensorMap out_map;
   bool stores_later;  ///< results are in order, and TMA can store them
 };
