@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/sm80/row_gemm/params.h"
+#include "cuda/sm80/tile/fma.cuh"
 #include "cuda/sm80/tile/mma.cuh"
 
 /// The contraction of one tile of a row GEMM: a tile pays for its rows, not for the largest tile.
@@ -22,8 +23,12 @@ __device__ __forceinline__ void multiply_rows(const RowGemmParams& params, int r
       return;
     }
   }
-  multiply_tile<Traits, RowBlocks, false>(
-      acc, feed, ceil_div(params.depth, Traits::kDepth) + params.low_blocks);
+  const int blocks = ceil_div(params.depth, Traits::kDepth) + params.low_blocks;
+  if constexpr (Traits::kMath == Math::kFloat) {
+    multiply_float_rows<Traits, RowBlocks>(acc, feed, blocks);
+  } else {
+    multiply_tile<Traits, RowBlocks, false>(acc, feed, blocks);
+  }
 }
 
 }  // namespace moegemm::cuda::sm80

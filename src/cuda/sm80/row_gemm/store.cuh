@@ -29,7 +29,7 @@ class RowTargets {
 #pragma unroll
     for (int i = 0; i < kHalves; ++i) {
       // Past the tile's height: none.
-      const int local = i < 2 * row_blocks ? first(row_blocks) + i * 8 : Shape::kRows;
+      const int local = i < 2 * row_blocks ? local_row(row_blocks, i) : Shape::kRows;
       flat[i] = flat_row_of(params, tile, local);
       rows[i] = target_row(params, tile, local, flat[i]);
     }
@@ -44,7 +44,7 @@ class RowTargets {
   __device__ __forceinline__ void read(const RowTarget* targets, int row_blocks) {
 #pragma unroll
     for (int i = 0; i < kHalves; ++i) {
-      const int local = i < 2 * row_blocks ? first(row_blocks) + i * 8 : 0;
+      const int local = i < 2 * row_blocks ? local_row(row_blocks, i) : 0;
       rows[i] = targets[local].row;
       scales[i] = targets[local].scale;
     }
@@ -62,8 +62,8 @@ class RowTargets {
   }
 
  private:
-  static __device__ __forceinline__ int first(int row_blocks) {
-    return warp_row<Shape>(row_blocks) + lane_id() / 4;
+  static __device__ __forceinline__ int local_row(int row_blocks, int i) {
+    return warp_row<Shape>(row_blocks) + lane_row<Traits>(i);
   }
 };
 

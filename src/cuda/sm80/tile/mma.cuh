@@ -3,6 +3,7 @@
 #include "cuda/ptx/mma_sync.cuh"
 #include "cuda/ptx/opaque.cuh"
 #include "cuda/ptx/shared_memory.cuh"
+#include "cuda/sm80/tile/lanes.cuh"
 #include "cuda/sm80/tile/stage.h"
 #include "cuda/sm80/tile/traits.h"
 
@@ -12,24 +13,6 @@
 /// are loaded: the tensor cores take 16 (TF32: 8) depths at a time from the first to the last, and
 /// fp32 goes depth by depth.
 namespace moegemm::cuda::sm80 {
-
-/// Where a warp's part of the tile begins. With fewer row blocks the warps' parts stay adjacent.
-template <typename Shape>
-__device__ __forceinline__ int warp_row(int row_blocks) {
-  return warp_id() / Shape::kWarpCols * row_blocks * 16;
-}
-template <typename Shape>
-__device__ __forceinline__ int warp_col() {
-  return warp_id() % Shape::kWarpCols * Shape::kColBlocks * 8;
-}
-
-/// The first of the two columns of column block j that this lane accumulates, relative to the
-/// warp's.
-template <typename Traits>
-__device__ __forceinline__ int lane_col(int j) {
-  const int t = lane_id() % 4;
-  return Traits::kPlacedColumns ? j / 4 * 32 + t * 8 + j % 4 * 2 : j * 8 + t * 2;
-}
 
 /// From a stage in shared memory to the registers of mma.sync. A step is 32 bytes of the
 /// contraction: 16 elements of 16 bits, 8 of 32.
@@ -296,106 +279,11 @@ __device__ __forceinline__ void multiply_stream(Accumulators<Traits>& acc, Feed&
   }
 }
 
-/// fp32: the threads own the same elements as with tensor cores. Four depths at a time.
-template <typename Traits>
-struct FloatReader {
-  using Shape = typename Traits::Shape;
-
-  /// Depths 4 q to 4 q + 3 of row `row` of A.
-  static __device__ __forceinline__ float4 a(const std::byte* stage, int row, int q) {
-    if constexpr (Traits::kAMajor == Major::kDepth) {
-      return *reinterpret_cast<const float4*>(stage +
-                                              depth_major_offset<Shape::kDepthBytes>(row, q));
-    } else {
-      const auto at = [&](int depth) {
-        return *reinterpret_cast<const float*>(
-            stage + outer_major_offset<Traits::kABytes, 4>(depth, row / 4) + row % 4 * 4);
-      };
-      return {at(4 * q), at(4 * q + 1), at(4 * q + 2), at(4 * q + 3)};
-    }
-  }
-
-  /// The same of columns `col`, which is even, and col + 1 of B.
-  static __device__ __forceinline__ void b(const std::byte* stage, int col, int q,
-                                           float4 (&values)[2]) {
-    if constexpr (Traits::kBMajor == Major::kDepth) {
-      values[0] =
-          *reinterpret_cast<const float4*>(stage + depth_major_offset<Shape::kDepthBytes>(col, q));
-      values[1] = *reinterpret_cast<const float4*>(
-          stage + depth_major_offset<Shape::kDepthBytes>(col + 1, q));
-    } else {
-      const auto at = [&](int depth) {
-        return *reinterpret_cast<const float2*>(
-            stage + outer_major_offset<Traits::kBBytes, 4>(depth, col / 4) + col % 4 * 4);
-      };
-      const float2 p0 = at(4 * q), p1 = at(4 * q + 1), p2 = at(4 * q + 2), p3 = at(4 * q + 3);
-      values[0] = {p0.x, p1.x, p2.x, p3.x};
-      values[1] = {p0.y, p1.y, p2.y, p3.y};
-    }
-  }
-};
-
-__device__ __forceinline__ float dot_onto(float sum, const float4& a, const float4& b) {
-  return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
-}
-
-template <typename Traits, int RowBlocks, bool Scaled>
-__device__ __forceinline__ void multiply_quad(Accumulators<Traits>& acc, const std::byte* stage,
-                                              int q, const float* scales) {
-  using Shape = typename Traits::Shape;
-  using Reader = FloatReader<Traits>;
-  const int lane = lane_id();
-  const int row = warp_row<Shape>(RowBlocks) + lane / 4;
-  const int col = warp_col<Shape>() + lane % 4 * 2;
-  float4 a[2 * RowBlocks];
-#pragma unroll
-  for (int i = 0; i < 2 * RowBlocks; ++i) {
-    a[i] = Reader::a(stage, row + i * 8, q);
-    if constexpr (Scaled) {
-      a[i].x *= scales[4 * q];
-      a[i].y *= scales[4 * q + 1];
-      a[i].z *= scales[4 * q + 2];
-      a[i].w *= scales[4 * q + 3];
-    }
-  }
-#pragma unroll
-  for (int j = 0; j < Shape::kColBlocks; ++j) {
-    float4 b[2];
-    Reader::b(stage + Shape::kRowsBytes, col + j * 8, q, b);
-#pragma unroll
-    for (int i = 0; i < RowBlocks; ++i) {
-#pragma unroll
-      for (int h = 0; h < 4; ++h) {
-        acc[i][j][h] = dot_onto(acc[i][j][h], a[2 * i + h / 2], b[h % 2]);
-      }
-    }
-  }
-}
-
-template <typename Traits, int RowBlocks, bool Scaled, typename Feed>
-__device__ __forceinline__ void multiply_float(Accumulators<Traits>& acc, Feed& feed, int blocks) {
-  constexpr int kQuads = Traits::Shape::kDepthBytes / kChunkBytes;
-#pragma unroll 1
-  for (int block = 0; block < blocks; ++block) {
-    feed.wait();
-    feed.begin_fill();
-    feed.template fill_part<1>(0);
-    feed.end_fill();
-#pragma unroll 1
-    for (int q = 0; q < kQuads; ++q) {
-      multiply_quad<Traits, RowBlocks, Scaled>(acc, feed.stage_pointer(), q, feed.scales());
-    }
-    feed.advance();
-  }
-}
-
 /// Adds `blocks` blocks of depth, at least one, to the first RowBlocks row blocks of the
 /// accumulators. `Scaled`: A's depths are scaled by the feed's factors.
 template <typename Traits, int RowBlocks, bool Scaled, typename Feed>
 __device__ __forceinline__ void multiply_tile(Accumulators<Traits>& acc, Feed& feed, int blocks) {
-  if constexpr (Traits::kMath == Math::kFloat) {
-    multiply_float<Traits, RowBlocks, Scaled>(acc, feed, blocks);
-  } else if constexpr (Traits::Shape::kLoadWarps > 0) {
+  if constexpr (Traits::Shape::kLoadWarps > 0) {
     multiply_stream<Traits, RowBlocks, Scaled>(acc, feed, blocks);
   } else if constexpr (Traits::kQuantised) {
     multiply_decoded<Traits, RowBlocks>(acc, feed, blocks);

@@ -66,23 +66,35 @@ __device__ __forceinline__ void store_row_16(const float (&acc)[Traits::Shape::k
   }
 }
 
-/// The same in fp32: a pair of columns is as wide as a sector's share of a lane.
+/// A lane has four neighbouring columns in column blocks j and j + 1, j even.
 template <typename Traits>
-__device__ __forceinline__ void store_row_fp32(const float (&acc)[Traits::Shape::kColBlocks][4],
-                                               int half, const OutputView& out, int row, int col) {
-  if (row < 0) return;
-  float* line = static_cast<float*>(out.data) + row * out.stride;
-  const bool adds = kAccumulates<Traits> && out.accumulate;
-  if constexpr (Traits::kPlacedColumns && kVectors<Traits>) {  // never adds
+constexpr bool kFourColumns = Traits::kPlacedColumns || Traits::kMath == Math::kFloat;
+
+/// fp32 results of one row as vectors of four columns.
+template <typename Traits>
+__device__ __forceinline__ void store_fours(const float (&acc)[Traits::Shape::kColBlocks][4],
+                                            int half, const OutputView& out, float* line, int col,
+                                            bool adds) {
 #pragma unroll
-    for (int j = 0; j < Traits::Shape::kColBlocks; j += 2) {
-      const int first = col + lane_col<Traits>(j);
-      if (first >= out.cols) continue;
-      *reinterpret_cast<float4*>(line + first) = {acc[j][2 * half], acc[j][2 * half + 1],
-                                                  acc[j + 1][2 * half], acc[j + 1][2 * half + 1]};
+  for (int j = 0; j < Traits::Shape::kColBlocks; j += 2) {
+    const int first = col + lane_col<Traits>(j);
+    if (first >= out.cols) continue;
+    auto* target = reinterpret_cast<float4*>(line + first);
+    float4 four = {acc[j][2 * half], acc[j][2 * half + 1], acc[j + 1][2 * half],
+                   acc[j + 1][2 * half + 1]};
+    if (adds) {
+      const float4 old = *target;
+      four = {old.x + four.x, old.y + four.y, old.z + four.z, old.w + four.w};
     }
-    return;
+    *target = four;
   }
+}
+
+/// As pairs of columns, which are as wide as a sector's share of a lane, or one by one.
+template <typename Traits>
+__device__ __forceinline__ void store_pairs(const float (&acc)[Traits::Shape::kColBlocks][4],
+                                            int half, const OutputView& out, float* line, int col,
+                                            bool adds) {
 #pragma unroll
   for (int j = 0; j < Traits::Shape::kColBlocks; ++j) {
     const int first = col + lane_col<Traits>(j);
@@ -101,6 +113,20 @@ __device__ __forceinline__ void store_row_fp32(const float (&acc)[Traits::Shape:
         line[first + 1] = adds ? line[first + 1] + pair.y : pair.y;
       }
     }
+  }
+}
+
+/// fp32 results of one row of this thread.
+template <typename Traits>
+__device__ __forceinline__ void store_row_fp32(const float (&acc)[Traits::Shape::kColBlocks][4],
+                                               int half, const OutputView& out, int row, int col) {
+  if (row < 0) return;
+  float* line = static_cast<float*>(out.data) + row * out.stride;
+  const bool adds = kAccumulates<Traits> && out.accumulate;
+  if constexpr (kFourColumns<Traits> && kVectors<Traits>) {
+    store_fours<Traits>(acc, half, out, line, col, adds);
+  } else {
+    store_pairs<Traits>(acc, half, out, line, col, adds);
   }
 }
 

@@ -87,10 +87,10 @@ class WeightLoader {
   static constexpr int kChunks = Traits::kABytes / kChunkBytes;
   static constexpr int kStep = Shape::kThreads / kChunks;
   static constexpr int kPasses = Traits::kDepth / kStep;
-  static_assert(Shape::kRows == Shape::kCols, "a thread copies the same rows of both operands");
+  static constexpr int kXPasses = Shape::kCols / Shape::kRows;  ///< chunks of a row of X
+  static_assert(Shape::kCols % Shape::kRows == 0, "a thread copies the same rows of both operands");
   static_assert(Traits::kDepth % kStep == 0 && kStep % (Traits::kElementBytes == 2 ? 8 : 4) == 0);
   static_assert(Traits::kDepth <= Shape::kThreads);
-  static constexpr int kStepBytes = kStep * Traits::kABytes;
   static constexpr int kNoRow = 0x7fffffff;
 
  public:
@@ -121,8 +121,9 @@ class WeightLoader {
   /// operands. There is no branch, so that copies mingle with multiplications.
   template <int Parts>
   __device__ __forceinline__ void load_part(std::uint32_t stage, int part, int) const {
-    static_for<Parts>([&]<int I>() {
-      if (part == I) load_rows<I * kPasses / Parts, (I + 1) * kPasses / Parts>(stage);
+    constexpr int kParts = Parts < kPasses ? Parts : kPasses;
+    static_for<kParts>([&]<int I>() {
+      if (part == I) load_rows<I * kPasses / kParts, (I + 1) * kPasses / kParts>(stage);
     });
   }
 
@@ -150,15 +151,25 @@ class WeightLoader {
     constexpr int kCount = End - First;
     const std::uint32_t target = stage + outer_major_offset<Traits::kABytes, Traits::kElementBytes>(
                                              own_row(), threadIdx.x % kChunks);
+    const std::uint32_t x_target = target + own_row() * (Traits::kBBytes - Traits::kABytes);
     RowOffsets rows[kCount];
 #pragma unroll
     for (int i = 0; i < kCount; ++i) rows[i] = table_.rows[half_][own_row() + (First + i) * kStep];
-    copy_chunks<Traits, kCount>([&](int i) { return target + (First + i) * kStepBytes; },
-                                [&](int i) { return dy_ + rows[i].dy; },
-                                [&](int i) { return rows[i].dy >= 0 ? n_left_ : 0; });
     copy_chunks<Traits, kCount>(
-        [&](int i) { return target + Shape::kRowsBytes + (First + i) * kStepBytes; },
-        [&](int i) { return x_ + rows[i].x; }, [&](int i) { return rows[i].x >= 0 ? k_left_ : 0; });
+        [&](int i) { return target + (First + i) * kStep * Traits::kABytes; },
+        [&](int i) { return dy_ + rows[i].dy; },
+        [&](int i) { return rows[i].dy >= 0 ? n_left_ : 0; });
+#pragma unroll
+    for (int pass = 0; pass < kXPasses; ++pass) {
+      // As far apart as a row of dY is long: the swizzle is the same.
+      copy_chunks<Traits, kCount>(
+          [&](int i) {
+            return x_target + Shape::kRowsBytes + (First + i) * kStep * Traits::kBBytes +
+                   pass * Traits::kABytes;
+          },
+          [&](int i) { return x_ + rows[i].x + pass * Traits::kABytes; },
+          [&](int i) { return rows[i].x >= 0 ? k_left_ - pass * Shape::kRows : 0; });
+    }
   }
 
   /// The index of this thread's row in the block after the last one fetched.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/sm80/tile/fma.cuh"
 #include "cuda/sm80/tile/mma.cuh"
 #include "cuda/sm80/weight_gemm/load.cuh"
 
@@ -10,12 +11,18 @@ template <typename Traits, typename Feed>
 __device__ __forceinline__ void multiply_rows(const WeightGemmParams& params,
                                               const WeightTile& tile, Feed& feed,
                                               Accumulators<Traits>& acc) {
-  constexpr int kRowBlocks = Traits::Shape::kRowBlocks;
-  const int blocks = depth_blocks<Traits>(tile);
+  const auto multiply = [&]<bool Scaled>() {
+    const int blocks = depth_blocks<Traits>(tile);
+    if constexpr (Traits::kMath == Math::kFloat) {
+      multiply_float_depths<Traits, Scaled>(acc, feed, blocks);
+    } else {
+      multiply_tile<Traits, Traits::Shape::kRowBlocks, Scaled>(acc, feed, blocks);
+    }
+  };
   if (params.multiply) {
-    multiply_tile<Traits, kRowBlocks, true>(acc, feed, blocks);
+    multiply.template operator()<true>();
   } else {
-    multiply_tile<Traits, kRowBlocks, false>(acc, feed, blocks);
+    multiply.template operator()<false>();
   }
 }
 

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <cstdint>
+
+/// fp32 operands in shared memory, by 32-bit address.
+namespace moegemm::cuda::ptx {
+
+/// The address is a multiple of 16.
+__device__ __forceinline__ float4 ld_shared_float4(std::uint32_t shared) {
+  float4 value;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(shared)
+               : "memory");
+  return value;
+}
+
+}  // namespace moegemm::cuda::ptx
