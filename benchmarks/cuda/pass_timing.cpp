@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "core/registry.h"
-#include "cuda/backend/launch.h"
-#include "cuda/backend/tensor_map.h"
+#include "cuda/backend/launch/launch.h"
+#include "cuda/backend/launch/tensor_map.h"
 #include "cuda/backend/tile_counters.h"
 #include "graph_timing.h"
 #include "testing/device/cuda_graph.h"

@@ -1,7 +1,7 @@
 #include "moegemm/execution.h"
 
 #if MOEGEMM_HAS_CUDA
-#include "cuda/backend/loading.h"
+#include "cuda/backend/launch/loading.h"
 #endif
 
 namespace moegemm {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "cuda/device/weight_tiles.h"
+#include "cuda/device/schedule/weight_tiles.h"
 
 namespace moegemm::cuda {
 namespace {

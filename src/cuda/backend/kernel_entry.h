@@ -9,7 +9,7 @@
 #include "core/backend.h"
 #include "cuda/backend/device_facts.h"
 #include "cuda/backend/instance.h"
-#include "cuda/backend/launch.h"
+#include "cuda/backend/launch/launch.h"
 #include "cuda/backend/tile_counters.h"
 #include "cuda/device/element.cuh"
 

@@ -3,9 +3,9 @@
 #include <mutex>
 #include <optional>
 
-#include "cuda/backend/capture_mode.h"
 #include "cuda/backend/device_facts.h"
 #include "cuda/backend/error.h"
+#include "cuda/backend/launch/capture_mode.h"
 #include "cuda/backend/tile_counters.h"
 #include "cuda/backend/tile_slots.h"
 

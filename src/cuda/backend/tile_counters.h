@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "cuda/device/tile_counter.h"
+#include "cuda/device/schedule/tile_counter.h"
 
 namespace moegemm::cuda {
 

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "cuda/device/tile_split.h"
+#include "cuda/device/schedule/tile_split.h"
 #include "cuda/device/warp.h"
 
 /// What sizes and indices in device memory say about rows.

@@ -2,8 +2,8 @@
 #include <cstdint>
 
 #include "cuda/backend/device_facts.h"
-#include "cuda/backend/launch.h"
-#include "cuda/backend/segment_params.h"
+#include "cuda/backend/launch/launch.h"
+#include "cuda/backend/launch/segment_params.h"
 #include "cuda/passes/activation/limits.h"
 #include "cuda/passes/activation/row_experts.cuh"
 #include "cuda/passes/alignment.h"

@@ -4,8 +4,8 @@
 #include <bit>
 #include <cstdint>
 
-#include "cuda/backend/launch.h"
-#include "cuda/device/weight_decoders.cuh"
+#include "cuda/backend/launch/launch.h"
+#include "cuda/device/weights/weight_decoders.cuh"
 #include "cuda/passes/elements.cuh"
 #include "cuda/passes/passes.h"
 

@@ -2,7 +2,7 @@
 #include <cstdint>
 
 #include "cuda/backend/error.h"
-#include "cuda/backend/launch.h"
+#include "cuda/backend/launch/launch.h"
 #include "cuda/device/fast_divide.h"
 #include "cuda/passes/alignment.h"
 #include "cuda/passes/block_sums.cuh"

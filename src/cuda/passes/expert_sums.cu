@@ -2,9 +2,9 @@
 #include <cstdint>
 #include <string>
 
-#include "cuda/backend/launch.h"
-#include "cuda/backend/loading.h"
-#include "cuda/backend/segment_params.h"
+#include "cuda/backend/launch/launch.h"
+#include "cuda/backend/launch/loading.h"
+#include "cuda/backend/launch/segment_params.h"
 #include "cuda/device/fast_divide.h"
 #include "cuda/passes/alignment.h"
 #include "cuda/passes/block_sums.cuh"

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "cuda/backend/launch.h"
+#include "cuda/backend/launch/launch.h"
 #include "cuda/passes/alignment.h"
 #include "cuda/passes/elements.cuh"
 #include "cuda/passes/passes.h"

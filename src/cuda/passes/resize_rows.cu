@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "cuda/backend/launch.h"
+#include "cuda/backend/launch/launch.h"
 #include "cuda/passes/passes.h"
 #include "moegemm/error.h"
 

@@ -4,7 +4,7 @@
 
 #include "cuda/backend/device_facts.h"
 #include "cuda/backend/error.h"
-#include "cuda/backend/launch.h"
+#include "cuda/backend/launch/launch.h"
 #include "cuda/passes/alignment.h"
 #include "cuda/passes/block_sums.cuh"
 #include "cuda/passes/elements.cuh"

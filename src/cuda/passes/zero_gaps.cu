@@ -3,8 +3,8 @@
 
 #include "cuda/backend/device_facts.h"
 #include "cuda/backend/error.h"
-#include "cuda/backend/launch.h"
-#include "cuda/backend/segment_params.h"
+#include "cuda/backend/launch/launch.h"
+#include "cuda/backend/launch/segment_params.h"
 #include "cuda/device/warp.h"
 #include "cuda/passes/alignment.h"
 #include "cuda/passes/block_sums.cuh"

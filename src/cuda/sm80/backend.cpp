@@ -1,7 +1,7 @@
 #include <charconv>
 #include <utility>
 
-#include "cuda/backend/loading.h"
+#include "cuda/backend/launch/loading.h"
 #include "cuda/sm80/heuristic.h"
 #include "cuda/sm80/kernels.h"
 

@@ -1,7 +1,7 @@
 #include <limits>
 #include <utility>
 
-#include "cuda/backend/segment_params.h"
+#include "cuda/backend/launch/segment_params.h"
 #include "cuda/sm80/kernels.h"
 #include "cuda/sm80/tile/params.h"
 #include "moegemm/error.h"

@@ -1,6 +1,6 @@
 #include <utility>
 
-#include "cuda/backend/loading.h"
+#include "cuda/backend/launch/loading.h"
 #include "cuda/sm80/kernels.h"
 #include "cuda/sm90/heuristic.h"
 #include "cuda/sm90/kernels.h"

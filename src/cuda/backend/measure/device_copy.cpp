@@ -2,9 +2,9 @@
 
 #include <cuda_runtime_api.h>
 
-#include "cuda/backend/capture_mode.h"
 #include "cuda/backend/device_facts.h"
 #include "cuda/backend/error.h"
+#include "cuda/backend/launch/capture_mode.h"
 
 namespace moegemm {
 namespace {

@@ -1,4 +1,4 @@
-#include "cuda/backend/launch.h"
+#include "cuda/backend/launch/launch.h"
 #include "cuda/backend/measure/spin.h"
 
 namespace moegemm::cuda {

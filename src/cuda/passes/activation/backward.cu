@@ -3,9 +3,9 @@
 
 #include "cuda/backend/device_facts.h"
 #include "cuda/backend/error.h"
-#include "cuda/backend/launch.h"
-#include "cuda/backend/loading.h"
-#include "cuda/backend/segment_params.h"
+#include "cuda/backend/launch/launch.h"
+#include "cuda/backend/launch/loading.h"
+#include "cuda/backend/launch/segment_params.h"
 #include "cuda/passes/activation/backward_rows.cuh"
 #include "cuda/passes/activation/kernel_choice.h"
 #include "cuda/passes/activation/limits.h"

@@ -2,9 +2,9 @@
 #include <cstdint>
 
 #include "cuda/backend/device_facts.h"
-#include "cuda/backend/launch.h"
-#include "cuda/backend/loading.h"
-#include "cuda/backend/segment_params.h"
+#include "cuda/backend/launch/launch.h"
+#include "cuda/backend/launch/loading.h"
+#include "cuda/backend/launch/segment_params.h"
 #include "cuda/device/activation_math.cuh"
 #include "cuda/device/fast_divide.h"
 #include "cuda/passes/activation/gate_packs.cuh"

@@ -2,8 +2,8 @@
 #include <cstdint>
 #include <string>
 
-#include "cuda/backend/launch.h"
-#include "cuda/backend/loading.h"
+#include "cuda/backend/launch/launch.h"
+#include "cuda/backend/launch/loading.h"
 #include "cuda/device/fast_divide.h"
 #include "cuda/passes/alignment.h"
 #include "cuda/passes/combine/positions.cuh"

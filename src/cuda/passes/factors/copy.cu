@@ -5,7 +5,7 @@
 
 #include "core/factor_tiles.h"
 #include "core/refusal.h"
-#include "cuda/backend/launch.h"
+#include "cuda/backend/launch/launch.h"
 #include "cuda/passes/early_start.cuh"
 #include "cuda/passes/factors/copy_params.h"
 #include "cuda/passes/factors/turn_vectors.cuh"

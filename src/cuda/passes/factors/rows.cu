@@ -3,8 +3,8 @@
 #include <cstdint>
 
 #include "core/factor_tiles.h"
-#include "cuda/backend/launch.h"
-#include "cuda/backend/segment_params.h"
+#include "cuda/backend/launch/launch.h"
+#include "cuda/backend/launch/segment_params.h"
 #include "cuda/device/fast_divide.h"
 #include "cuda/passes/early_start.cuh"
 #include "cuda/passes/elements.cuh"

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "cuda/backend/error.h"
-#include "cuda/backend/launch.h"
+#include "cuda/backend/launch/launch.h"
 #include "cuda/passes/block_sums.cuh"
 #include "cuda/passes/elements.cuh"
 #include "cuda/passes/passes.h"

@@ -1,7 +1,7 @@
 #include <string>
 
-#include "cuda/backend/launch.h"
-#include "cuda/backend/loading.h"
+#include "cuda/backend/launch/launch.h"
+#include "cuda/backend/launch/loading.h"
 #include "cuda/passes/block_sums.cuh"
 #include "cuda/passes/early_start.cuh"
 #include "cuda/passes/elements.cuh"

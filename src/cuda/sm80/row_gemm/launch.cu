@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/backend/empty_output.h"
+#include "cuda/backend/launch/empty_output.h"
 #include "cuda/sm80/kernels.h"
 #include "cuda/sm80/row_gemm/params.h"
 #include "cuda/sm80/row_gemm/traits.h"

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/device/weight_decoders.cuh"
+#include "cuda/device/weights/weight_decoders.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/opaque.cuh"
 #include "cuda/ptx/partial_copy.cuh"

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "cuda/device/tile_split.h"
+#include "cuda/device/schedule/tile_split.h"
 #include "cuda/sm80/tile/traits.h"
 
 /// The static tile of the row GEMMs, and what lies where in their shared memory.

@@ -2,8 +2,8 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/backend/empty_output.h"
-#include "cuda/backend/segment_params.h"
+#include "cuda/backend/launch/empty_output.h"
+#include "cuda/backend/launch/segment_params.h"
 #include "cuda/sm80/kernels.h"
 #include "cuda/sm80/stream_gemm/params.h"
 

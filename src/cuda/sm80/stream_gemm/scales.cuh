@@ -2,7 +2,7 @@
 
 #include <climits>
 
-#include "cuda/device/quad_decoders.cuh"
+#include "cuda/device/weights/quad_decoders.cuh"
 #include "cuda/sm80/stream_gemm/params.h"
 
 /// Scales in device memory. Lane 4 g + t loads those of its rows g and g + 8 of a tile, two stages

@@ -3,8 +3,8 @@
 #include <cstdint>
 
 #include "cuda/device/fast_divide.h"
+#include "cuda/device/schedule/tile_counter.h"
 #include "cuda/device/segments.cuh"
-#include "cuda/device/tile_counter.h"
 
 namespace moegemm::cuda::sm80 {
 

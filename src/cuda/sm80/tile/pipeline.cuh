@@ -1,7 +1,7 @@
 #pragma once
 
 #include "cuda/device/pipeline.cuh"
-#include "cuda/device/tile_scheduler.cuh"
+#include "cuda/device/schedule/tile_scheduler.cuh"
 #include "cuda/ptx/mbarrier_poll.cuh"
 #include "cuda/ptx/shared_memory.cuh"
 #include "cuda/ptx/warpgroup.cuh"

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/device/expert_order.cuh"
+#include "cuda/device/schedule/expert_order.cuh"
 #include "cuda/ptx/opaque.cuh"
 #include "cuda/sm80/tile/load.cuh"
 #include "cuda/sm80/tile/pipeline.cuh"

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "cuda/device/row_pitch.h"
-#include "cuda/device/weight_tiles.h"
+#include "cuda/device/schedule/weight_tiles.h"
 #include "cuda/sm80/tile/params.h"
 
 namespace moegemm::cuda::sm80 {

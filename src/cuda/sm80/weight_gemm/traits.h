@@ -3,8 +3,8 @@
 #include <cstdint>
 
 #include "cuda/device/host_device.h"
-#include "cuda/device/size_class.h"
-#include "cuda/device/weight_tiles.h"
+#include "cuda/device/schedule/size_class.h"
+#include "cuda/device/schedule/weight_tiles.h"
 #include "cuda/sm80/tile/traits.h"
 
 /// The static tile of the dW kernels, and what lies where in their shared memory.

@@ -5,10 +5,10 @@
 #include <type_traits>
 #include <vector>
 
-#include "cuda/backend/empty_output.h"
 #include "cuda/backend/kernel_entry.h"
-#include "cuda/backend/segment_params.h"
-#include "cuda/backend/tensor_map.h"
+#include "cuda/backend/launch/empty_output.h"
+#include "cuda/backend/launch/segment_params.h"
+#include "cuda/backend/launch/tensor_map.h"
 #include "cuda/sm90/heuristic.h"
 #include "cuda/sm90/kernels.h"
 #include "cuda/sm90/row_gemm/params.h"
@@ -262,7 +262,7 @@ RowGemmParams make_params(const RowGemm& kernel, const Step& step, const Problem
   params.vector_store =
       problem.output_alignment >= 16 && problem.output_columns() % (kernel.tf32 ? 4 : 8) == 0;
   params.stores_later = kernel.quantised() && !kernel.streams() && params.rounds &&
-                         params.vector_store && !params.scatter && !params.multiply;
+                        params.vector_store && !params.scatter && !params.multiply;
   if (params.stores_later) {
     const std::int64_t pitch = params.out_stride * size_bytes(problem.out_dtype);
     params.out_map =

@@ -6,8 +6,8 @@
 #include <climits>
 #include <type_traits>
 
+#include "cuda/device/schedule/tile_scheduler.cuh"
 #include "cuda/device/swizzle.h"
-#include "cuda/device/tile_scheduler.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/copy_5d.cuh"
 #include "cuda/ptx/griddepcontrol.cuh"

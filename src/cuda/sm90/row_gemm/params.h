@@ -7,9 +7,9 @@
 
 #include "cuda/device/fast_divide.h"
 #include "cuda/device/pipeline.cuh"
+#include "cuda/device/schedule/tile_counter.h"
+#include "cuda/device/schedule/tile_split.h"
 #include "cuda/device/segments.cuh"
-#include "cuda/device/tile_counter.h"
-#include "cuda/device/tile_split.h"
 #include "cuda/sm90/row_gemm/traits.h"
 #include "moegemm/epilogue.h"
 

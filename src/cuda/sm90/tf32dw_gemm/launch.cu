@@ -2,11 +2,11 @@
 #include <string>
 #include <vector>
 
-#include "cuda/backend/empty_output.h"
 #include "cuda/backend/kernel_entry.h"
-#include "cuda/backend/segment_params.h"
-#include "cuda/backend/tensor_map.h"
-#include "cuda/device/tile_split.h"
+#include "cuda/backend/launch/empty_output.h"
+#include "cuda/backend/launch/segment_params.h"
+#include "cuda/backend/launch/tensor_map.h"
+#include "cuda/device/schedule/tile_split.h"
 #include "cuda/sm90/kernels.h"
 #include "cuda/sm90/tf32dw_gemm/params.h"
 

@@ -1,8 +1,8 @@
 #pragma once
 
-#include "cuda/device/expert_order.cuh"
+#include "cuda/device/schedule/expert_order.cuh"
+#include "cuda/device/schedule/tile_scheduler.cuh"
 #include "cuda/device/swizzle.h"
-#include "cuda/device/tile_scheduler.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/shared_memory.cuh"
 #include "cuda/ptx/warpgroup.cuh"

@@ -8,10 +8,10 @@
 #include "cuda/backend/instance.h"
 #include "cuda/device/fast_divide.h"
 #include "cuda/device/pipeline.cuh"
+#include "cuda/device/schedule/size_class.h"
+#include "cuda/device/schedule/tile_counter.h"
+#include "cuda/device/schedule/weight_tiles.h"
 #include "cuda/device/segments.cuh"
-#include "cuda/device/size_class.h"
-#include "cuda/device/tile_counter.h"
-#include "cuda/device/weight_tiles.h"
 #include "cuda/sm90/warpgroups.h"
 #include "moegemm/kinds.h"
 

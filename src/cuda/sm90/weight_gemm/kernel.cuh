@@ -1,7 +1,7 @@
 #pragma once
 
-#include "cuda/device/expert_order.cuh"
-#include "cuda/device/tile_scheduler.cuh"
+#include "cuda/device/schedule/expert_order.cuh"
+#include "cuda/device/schedule/tile_scheduler.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/sm90/weight_gemm/load.cuh"
 #include "cuda/sm90/weight_gemm/mma.cuh"

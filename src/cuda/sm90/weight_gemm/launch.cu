@@ -2,10 +2,10 @@
 #include <string>
 #include <vector>
 
-#include "cuda/backend/empty_output.h"
 #include "cuda/backend/kernel_entry.h"
-#include "cuda/backend/segment_params.h"
-#include "cuda/backend/tensor_map.h"
+#include "cuda/backend/launch/empty_output.h"
+#include "cuda/backend/launch/segment_params.h"
+#include "cuda/backend/launch/tensor_map.h"
 #include "cuda/sm90/kernels.h"
 #include "cuda/sm90/weight_gemm/params.h"
 

@@ -6,9 +6,9 @@
 
 #include "cuda/device/fast_divide.h"
 #include "cuda/device/pipeline.cuh"
+#include "cuda/device/schedule/size_class.h"
+#include "cuda/device/schedule/tile_counter.h"
 #include "cuda/device/segments.cuh"
-#include "cuda/device/size_class.h"
-#include "cuda/device/tile_counter.h"
 #include "cuda/sm90/weight_gemm/traits.h"
 
 namespace moegemm::cuda::sm90 {

@@ -5,8 +5,8 @@
 #include "cuda/backend/instance.h"
 #include "cuda/device/element.cuh"
 #include "cuda/device/host_device.h"
-#include "cuda/device/tile_split.h"
-#include "cuda/device/weight_tiles.h"
+#include "cuda/device/schedule/tile_split.h"
+#include "cuda/device/schedule/weight_tiles.h"
 #include "cuda/sm90/warpgroups.h"
 #include "moegemm/kinds.h"
 

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/device/tile_split.h"
+#include "cuda/device/schedule/tile_split.h"
 
 namespace moegemm::cuda {
 namespace {

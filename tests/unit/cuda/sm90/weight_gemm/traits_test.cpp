@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cuda/device/fast_divide.h"
-#include "cuda/device/size_class.h"
+#include "cuda/device/schedule/size_class.h"
 
 namespace moegemm::cuda::sm90 {
 namespace {

@@ -1,10 +1,10 @@
-#include "cuda/backend/launch.h"
+#include "cuda/backend/launch/launch.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "cuda/backend/device_facts.h"
-#include "cuda/backend/loading.h"
+#include "cuda/backend/launch/loading.h"
 #include "moegemm/error.h"
 
 namespace moegemm::cuda {

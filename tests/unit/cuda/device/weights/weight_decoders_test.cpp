@@ -1,4 +1,4 @@
-#include "cuda/device/weight_decoders.cuh"
+#include "cuda/device/weights/weight_decoders.cuh"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "cuda/device/tile_split.h"
+#include "cuda/device/schedule/tile_split.h"
 
 #include <gtest/gtest.h>
 

@@ -1,8 +1,8 @@
 #pragma once
 
+#include "cuda/device/schedule/size_class.h"
+#include "cuda/device/schedule/weight_tiles.h"
 #include "cuda/device/segment_scan.cuh"
-#include "cuda/device/size_class.h"
-#include "cuda/device/weight_tiles.h"
 
 /// In which order the weight GEMMs take the experts.
 namespace moegemm::cuda {

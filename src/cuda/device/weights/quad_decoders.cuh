@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/device/weight_decoders.cuh"
+#include "cuda/device/weights/weight_decoders.cuh"
 
 /// Weights in the order of mma.sync: of 16 packed weights that follow one another in a row, lane t
 /// of a quad decodes 4 t to 4 t + 3, as two pairs of bf16. Which of the four make a pair is the

@@ -1,4 +1,4 @@
-#include "cuda/backend/tensor_map.h"
+#include "cuda/backend/launch/tensor_map.h"
 
 #include <cuda_runtime_api.h>
 
@@ -6,7 +6,7 @@
 #include <string>
 
 #include "cuda/backend/error.h"
-#include "cuda/backend/loading.h"
+#include "cuda/backend/launch/loading.h"
 #include "moegemm/error.h"
 
 namespace moegemm::cuda {

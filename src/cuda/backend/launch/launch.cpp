@@ -1,9 +1,9 @@
-#include "cuda/backend/launch.h"
+#include "cuda/backend/launch/launch.h"
 
 #include <cuda.h>
 
 #include "cuda/backend/error.h"
-#include "cuda/backend/loading.h"
+#include "cuda/backend/launch/loading.h"
 #include "moegemm/error.h"
 
 namespace moegemm::cuda {

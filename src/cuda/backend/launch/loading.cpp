@@ -1,4 +1,4 @@
-#include "cuda/backend/loading.h"
+#include "cuda/backend/launch/loading.h"
 
 #include <cuda.h>
 
@@ -8,9 +8,9 @@
 #include <mutex>
 #include <utility>
 
-#include "cuda/backend/capture_mode.h"
 #include "cuda/backend/device_facts.h"
 #include "cuda/backend/error.h"
+#include "cuda/backend/launch/capture_mode.h"
 
 namespace moegemm::cuda {
 namespace {

@@ -1,4 +1,4 @@
-#include "cuda/device/quad_decoders.cuh"
+#include "cuda/device/weights/quad_decoders.cuh"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "cuda/device/weight_tiles.h"
+#include "cuda/device/schedule/weight_tiles.h"
 
 #include <gtest/gtest.h>
 

@@ -1,8 +1,8 @@
 #pragma once
 
+#include "cuda/device/schedule/tile_counter.h"
+#include "cuda/device/schedule/tile_split.h"
 #include "cuda/device/segments.cuh"
-#include "cuda/device/tile_counter.h"
-#include "cuda/device/tile_split.h"
 #include "cuda/ptx/atom.cuh"
 
 /// Which tile a thread block works on next: one atomic counter over the tiles of all experts.

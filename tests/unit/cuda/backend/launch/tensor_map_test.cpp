@@ -1,4 +1,4 @@
-#include "cuda/backend/tensor_map.h"
+#include "cuda/backend/launch/tensor_map.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
