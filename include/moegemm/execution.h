@@ -59,9 +59,6 @@ struct ExecutionContext {
                                     ///< run beside them; 0: all
   /// Made use of by combine_rows (kWritesRows) and factor_rows (both).
   LaunchAhead ahead = LaunchAhead::kAny;
-  /// Made use of by combine_rows: nobody reads its rows again, and each has at most one slot. What
-  /// memory holds there afterwards is undefined, and a cache need not write it back.
-  bool last_use_of_rows = false;
 };
 
 /// Loads the kernels of expert layers in 16 bits onto a GPU now. Without it the driver loads each

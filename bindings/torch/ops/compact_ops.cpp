@@ -53,10 +53,9 @@ Tensor combine_rows(const Tensor& rows, const std::optional<Tensor>& weights,
   });
 }
 
-/// rows_pending: LaunchAhead::kWritesRows; last_use: of rows.
+/// rows_pending: LaunchAhead::kWritesRows.
 void combine_rows_out(const Tensor& rows, const std::optional<Tensor>& weights,
-                      const Tensor& positions, const Tensor& out, bool rows_pending,
-                      bool last_use) {
+                      const Tensor& positions, const Tensor& out, bool rows_pending) {
   raising([&] {
     Argument input("rows", rows), factors("weights", weights), places("positions", positions);
     Argument target("out", out);
@@ -65,10 +64,8 @@ void combine_rows_out(const Tensor& rows, const std::optional<Tensor>& weights,
     const TensorView& readable_positions = places.readable_dense();
     const Execution execution(input.device(), 2.0 * static_cast<double>(input.numel()));
     const bool copied = input.copied() || factors.copied() || places.copied();
-    ExecutionContext context = execution.context(LaunchAhead::kWritesRows, rows_pending && !copied);
-    context.last_use_of_rows = last_use;
     moegemm::combine_rows(readable_rows, readable_weights, readable_positions, target.writable(),
-                          context);
+                          execution.context(LaunchAhead::kWritesRows, rows_pending && !copied));
   });
 }
 
@@ -146,7 +143,7 @@ constexpr Operator kOperators[] = {
     {"combine_rows(Tensor rows, Tensor? weights, Tensor positions, bool float32_output) -> Tensor",
      TORCH_BOX(&combine_rows)},
     {"combine_rows_out(Tensor rows, Tensor? weights, Tensor positions, Tensor(a!) out, "
-     "bool rows_pending=False, bool last_use=False) -> ()",
+     "bool rows_pending=False) -> ()",
      TORCH_BOX(&combine_rows_out)},
     {"spread_rows(Tensor rows, Tensor positions, Tensor? gather_indices, SymInt count) -> Tensor",
      TORCH_BOX(&spread_rows)},

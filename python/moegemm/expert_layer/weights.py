@@ -73,13 +73,13 @@ class Routed(NamedTuple):
         self, rows: Tensor, weights: Tensor | None, out: Tensor | None, rows_pending: bool = False
     ) -> Tensor:  # fmt: skip
         """[T, C] of flat rows, or with positions of rows in expert order. rows_pending: of what this reads the launch
-        ahead writes the rows, and nothing else; and these are the layer's own, which nobody reads again."""
+        ahead writes the rows, and nothing else."""
         if self.positions is not None and out is None and rows_pending:
             out = rows.new_empty((self.positions.size(0), rows.size(1)))
-            _combine_rows_out(rows, weights, self.positions, out, True, True)
+            _combine_rows_out(rows, weights, self.positions, out, True)
             return out
         if self.positions is not None and out is not None:
-            _combine_rows_out(rows, weights, self.positions, out, rows_pending, rows_pending)
+            _combine_rows_out(rows, weights, self.positions, out, rows_pending)
         elif self.positions is not None:
             return _combine_rows(rows, weights, self.positions, False)
         elif out is not None:

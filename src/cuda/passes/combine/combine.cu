@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstdint>
 #include <string>
 
 #include "cuda/backend/launch/launch.h"
@@ -225,13 +224,6 @@ std::int64_t even_batches(std::int64_t topk, std::int64_t most) {
   return (topk + batches - 1) / batches;
 }
 
-/// Whether rows of `packs` packs share no line of a cache with anything else.
-bool are_whole_lines(const Floats& rows, std::int64_t packs) {
-  const std::int64_t bytes = size_bytes(rows.dtype);
-  return reinterpret_cast<std::uintptr_t>(rows.data) % kLineBytes == 0 &&
-         rows.stride * bytes % kLineBytes == 0 && packs * kPackElems * bytes % kLineBytes == 0;
-}
-
 /// The first `packs` packs of every token, by position. They start early, whatever their number:
 /// positions may come while the product's last tiles are made.
 void launch_positioned(const CombineArguments& of, std::int64_t tokens, std::int64_t packs,
@@ -257,7 +249,6 @@ void launch_positioned(const CombineArguments& of, std::int64_t tokens, std::int
         .warps = static_cast<unsigned>(warps),
         .by_turns = make_fast_divisor(static_cast<std::uint32_t>(turns)),
         .rows_pending = context.ahead == LaunchAhead::kWritesRows,
-        .last_use = context.last_use_of_rows && are_whole_lines(of.rows, packs),
     };
     void* parameters[] = {&arguments};
     const std::int64_t blocks = (warps * kWarpSize + kPositionedThreads - 1) / kPositionedThreads;

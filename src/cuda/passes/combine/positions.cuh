@@ -31,27 +31,7 @@ struct PositionedArguments {
   unsigned warps;
   FastDivisor by_turns;
   bool rows_pending;  ///< the launch ahead may still write the rows, and nothing else that is read
-  bool last_use;      ///< of rows, which are whole lines: they are not written back
 };
-
-constexpr int kLineBytes = 128;  ///< of the caches
-
-/// Leaves a line undefined: a cache that has it changed need not write it to memory.
-__device__ __forceinline__ void discard_line(const void* line) {
-  asm volatile("discard.global.L2 [%0], 128;" ::"l"(line) : "memory");
-}
-
-/// Stores what nobody reads soon: it leaves L2 before the rows that are still to be read.
-template <typename T>
-__device__ __forceinline__ void store_streamed(T* target, const float (&values)[kPackElems]) {
-  const Pack<T> pack = round_pack<T>(values);
-  if constexpr (sizeof(T) == 2) {
-    __stcs(reinterpret_cast<uint4*>(target), pack.bits);
-  } else {
-    __stcs(reinterpret_cast<float4*>(target), pack.low);
-    __stcs(reinterpret_cast<float4*>(target) + 1, pack.high);
-  }
-}
 
 constexpr int kPositionedThreads = 256;
 constexpr int kPositionedBlocks =
@@ -91,24 +71,12 @@ struct TokenSums {
   __device__ __forceinline__ void finish_before(unsigned slot) {
 #pragma unroll 1
     while (slot >= token_end) {
-      if (exists && a.out.dtype == DType::kFloat32) {
-        store_streamed(static_cast<float*>(a.out.data) + place, sums);
-      } else if (exists) {
-        store_streamed(static_cast<T*>(a.out.data) + place, sums);
-      }
+      if (exists) store_pack_in<T>(a.out.data, a.out.dtype == DType::kFloat32, place, sums);
 #pragma unroll
       for (float& sum : sums) sum = 0.0f;
       place += a.out.stride;
       token_end += static_cast<unsigned>(a.topk);
     }
-  }
-
-  /// What this warp has read of a slot's row is not needed any more.
-  __device__ __forceinline__ void forget(const SlotsOfWarp& slots, int slot, int stride) {
-    constexpr unsigned kLanes = kLineBytes / (kPackElems * sizeof(T));  // of a line
-    const int row = __shfl_sync(kFullMask, slots.row, slot);
-    __syncwarp();  // all lanes have read
-    if (exists && threadIdx.x % kLanes == 0) discard_line(source + std::int64_t{row} * stride);
   }
 
   /// The slots from `first` on that have a row.
@@ -135,7 +103,6 @@ struct TokenSums {
         unpack(loaded[i], values);
 #pragma unroll
         for (int j = 0; j < kPackElems; ++j) sums[j] = fmaf(weight, values[j], sums[j]);
-        if (a.last_use) forget(slots, slot, stride);
         left &= left - 1;
       }
     }
