@@ -46,13 +46,12 @@ bool streams_weights(const KernelInfo& kernel) {
 
 bool streaming_is_faster(const Problem& problem) {
   // Microseconds on an H200, mxfp4, and of the best other kernel: Qwen3-30B fwd1 with 16 rows for
-  // each expert 124 (173), with 24 about 200 (170); gpt-oss-120b fwd1 with 16 rows 654 (819). nf4
-  // with 16 rows 193 (191) and 923 (891), gpt-oss-120b with 12 rows 679 (892).
-  const double most_rows = problem.quantization.format == WeightFormat::kNf4 ? 14 : 16;
+  // each expert 147 (174), with 24 about 200 (176); gpt-oss-120b fwd1 with 16 rows 648 (859).
+  constexpr double kMostRows = 16;
   constexpr double kMostElements =
       50000;  // of an expert's rows: a block has room for about so many
   const double rows = rows_per_expert(problem);
-  return problem.op == Op::kForward && rows <= most_rows &&
+  return problem.op == Op::kForward && rows <= kMostRows &&
          rows * static_cast<double>(problem.k) <= kMostElements;
 }
 

@@ -71,12 +71,6 @@ void add_shapes(const Format& format, std::vector<ProblemCase>& cases) {
     c.k = round_up(320, group);
   });
   if (!format.in_full) return;
-  add("FewRowsManyFeatures", [=](ProblemCase& c) {  // warps that stream take one tile after another
-    c.m_sizes = {1, 2, 0, 1, 3, 1, 2, 1, 0, 1, 2, 1, 1, 2};
-    c.rows = 18;
-    c.n = 3856;
-    c.k = round_up(1056, group);
-  });
   add("FewRowsFolded", [](ProblemCase& c) {  // dX sums more weight rows than it adds at a time
     c.m_sizes = {1, 4, 0, 3, 2};
     c.rows = 11;

@@ -41,6 +41,20 @@ def test_a_product_has_the_bits_of_the_dequantised_one(device, word, flags, dtyp
         assert torch.equal(got, expected)
 
 
+@NO_CUDA
+@pytest.mark.parametrize("k", [768, 1280, 1536, 2304])  # 3, 5, 6 and 9 times what a warp takes at once
+@pytest.mark.parametrize("word", ["mxfp4", "int4/32", "int4/64", "int4/128", "nf4/64", "fp8/128x128"])
+def test_few_rows_of_wide_weights_have_the_bits_of_the_dequantised_product(word, k):
+    experts, n, tokens = 16, 3104, 24  # every warp of the GPU takes several tiles
+    w = quantised.random_weight(word, experts, n, k, "cuda")
+    x = torch.randn(tokens, k, device="cuda", dtype=torch.bfloat16)
+    m_sizes, gather = moegemm.route(torch.randint(0, experts, (tokens, 2), device="cuda"), experts)
+    y, plain = (
+        moegemm.grouped_gemm_forward(x, W, 2, m_sizes, gather, permute_x=True) for W in (w, w.dequantize())
+    )  # fmt: skip
+    assert torch.equal(y, plain)
+
+
 @pytest.mark.parametrize("word", WORDS)
 def test_the_raw_functions_take_it(device, word):
     case, w = routed(device, "plain", torch.bfloat16), weight(word, device)

@@ -120,10 +120,9 @@ class WeightStream {
     constexpr int kBlockDepth = kBlockStages * Traits::kStageDepth;
     if constexpr (!ScaleStream<Traits::kFormat>::kBlocks) {
       scales_.load(params_, depth, scales);
-    } else if (depth == params_.first_scales) {
-      scales_.load(params_, 0, scales);
-    } else if (depth > 0 && depth % kBlockDepth == 0) {
-      scales_.load(params_, depth, scales);
+    } else {
+      const int first = depth < kBlockDepth ? params_.first_scales : 0;
+      if (depth % kBlockDepth == first) scales_.load(params_, depth - first, scales);
     }
   }
 
