@@ -72,7 +72,7 @@ __device__ __forceinline__ void store_block_fp32(const RowGemmParams& params,
                                                  const RowTargets& targets, int feature,
                                                  const float (&d)[N / 2]) {
   // Many N: what follows from the thread for all of them must not wait in registers.
-  const int index = Traits::kTabled ? ptx::thread_index() : static_cast<int>(threadIdx.x);
+  const unsigned index = Traits::kTabled ? ptx::thread_index() : threadIdx.x;
   const int lane = index % kWarpSize;
   const int warp = index / kWarpSize % 4;
   auto* out = static_cast<float*>(params.out);
