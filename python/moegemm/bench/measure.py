@@ -60,14 +60,13 @@ class Measurement:
         return 0
 
     def measure(self, case: Case) -> dict[str, Any]:
-        experts, n, k = case.model.weight_shape(case.op)
+        _, n, k = case.model.weight_shape(case.op)
         entry: dict[str, Any] = {
             "model": case.model.name,
             "tokens": case.tokens,
             "routing": case.routing,
             "op": case.op,
             "rows": case.rows,
-            "experts": experts,
             "n": n,
             "k": k,
             "flops": case.flops,

@@ -62,7 +62,6 @@ def made_up_record() -> dict[str, Any]:
                 "routing": case.routing,
                 "op": case.op,
                 "rows": case.rows,
-                "experts": experts,
                 "touched_experts": min(experts, case.rows),
                 "weight_bytes": min(experts, case.rows) * n * k * 2,
                 "flops": case.flops,

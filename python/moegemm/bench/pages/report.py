@@ -145,7 +145,7 @@ def headline_table(cases: list[Entry], headline: int) -> list[str]:
     return table(("model", "op", *names, "moegemm", "of dense", "of torch", "target", "met"), rows, 2)
 
 
-def decode_table(cases: list[Entry]) -> list[str]:
+def decode_table(cases: list[Entry], models: dict[str, Entry]) -> list[str]:
     chosen = (
         c
         for c in cases
@@ -159,7 +159,7 @@ def decode_table(cases: list[Entry]) -> list[str]:
                 case["model"],
                 case["op"],
                 str(case["tokens"]),
-                f"{case['touched_experts']} of {case['experts']}",
+                f"{case['touched_experts']} of {models[case['model']]['experts']}",
                 number(ms, 4),
                 number(None if ms is None else case["weight_bytes"] / ms * 1e-6, 0),
                 number(over_floor(case), 2),
@@ -379,7 +379,7 @@ def to_markdown(record: Record, figures: Sequence[tuple[str, str]] = ()) -> str:
             "",
             f"The floor is reading the weights of the touched experts once at {READ_BYTES_PER_S * 1e-12:.1f} TB/s.",
             "",
-            *decode_table(cases),
+            *decode_table(cases, record["models"]),
             "",
         ]
     for routing in dict.fromkeys(c["routing"] for c in cases if c["tokens"] != headline or c["routing"] != "random"):
