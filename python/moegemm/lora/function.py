@@ -117,7 +117,7 @@ def _inference_pairs(
     products = [one._replace(copies_a=not in_place) for one, in_place in zip(products, reads, strict=True)]
     pairs = pairs_of(products, x, routed.m_sizes)
     copied = any(
-        pair is not None and pair.b.data_ptr() != one.lows[0].B.data_ptr()
+        pair is not None and not torch._C._is_alias_of(pair.b, one.lows[0].B)
         for one, pair in zip(products, pairs, strict=True)
     )
     return pairs, reads, copied
