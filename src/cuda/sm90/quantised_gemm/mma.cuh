@@ -17,6 +17,14 @@ template <typename Traits>
 using FragmentsOf =
     std::conditional_t<Traits::kTabled, Fragments<Traits>, StreamedFragments<Traits>>;
 
+/// Hands a stage back, by all lanes of a warp. Each of them has read packed weights and scales, and
+/// one arrives for all: they meet before.
+template <int Slots>
+__device__ __forceinline__ void release(Ring<Slots>& ring, int slot) {
+  __syncwarp();
+  if (threadIdx.x % kWarpSize == 0) ptx::mbarrier_arrive(&ring.empty[slot]);
+}
+
 /// Both k16 steps of a half.
 template <typename Traits, int N>
 __device__ __forceinline__ void multiply_half(float (&d)[N / 2], const HalfStage& a,
@@ -60,7 +68,7 @@ __device__ __forceinline__ void multiply_excess_stages(float (&d)[N / 2],
     }
     multiply_half<Traits, N>(d, a, rows + kHalf, true);
     ptx::wgmma_wait_group<0>();
-    if (threadIdx.x % kWarpSize == 0) ptx::mbarrier_arrive(&ring.empty[stage.slot]);
+    release(ring, stage.slot);
     stage.advance();
   }
 }
@@ -98,9 +106,7 @@ __device__ __forceinline__ void multiply_tabled(float (&d)[N / 2],
       multiply_half<Traits, N>(d, a[0], rows, true);
       fragments.template load<1>(shared, stage.slot);
       ptx::wgmma_wait_group<1>();
-      if (block > 0 && threadIdx.x % kWarpSize == 0) {
-        ptx::mbarrier_arrive(&ring.empty[previous]);
-      }
+      if (block > 0) release(ring, previous);
       fragments.template decode<1>(a[1]);
       ptx::wgmma_fence();
       ptx::wgmma<T, N>(d, a[1][0], rows + 2 * kStep, true);
@@ -118,7 +124,7 @@ __device__ __forceinline__ void multiply_tabled(float (&d)[N / 2],
       ++block;
     } while (block < blocks && !fragments.has_excess());
     ptx::wgmma_wait_group<0>();
-    if (threadIdx.x % kWarpSize == 0) ptx::mbarrier_arrive(&ring.empty[previous]);
+    release(ring, previous);
     if (block == blocks) stage.advance();
   }
   if constexpr (Traits::kKernel.weights == WeightFormat::kMxfp4) {
@@ -151,9 +157,7 @@ __device__ __forceinline__ void multiply_halves(float (&d)[N / 2],
   } else {
     fragments.template load<Half + 1>(shared, stage.slot);
     ptx::wgmma_wait_group<1>();
-    if (Half == 0 && block > 0 && threadIdx.x % kWarpSize == 0) {
-      ptx::mbarrier_arrive(&shared.rings().stage.empty[previous]);
-    }
+    if (Half == 0 && block > 0) release(shared.rings().stage, previous);
     fragments.template decode<Half + 1>(a[(Half + 1) % 2]);
     multiply_halves<Traits, N, Half + 1>(d, shared, fragments, a, block, previous, stage, next);
   }
@@ -186,7 +190,7 @@ __device__ __forceinline__ void multiply_streamed(float (&d)[N / 2],
     stage = next;
   }
   ptx::wgmma_wait_group<0>();
-  if (threadIdx.x % kWarpSize == 0) ptx::mbarrier_arrive(&ring.empty[previous]);
+  release(ring, previous);
   stage.advance();
 }
 
@@ -234,7 +238,7 @@ __device__ __forceinline__ void multiply_low_rank(float (&d)[N / 2],
     }
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();
-    if (threadIdx.x % kWarpSize == 0) ptx::mbarrier_arrive(&ring.empty[stage.slot]);
+    release(ring, stage.slot);
     stage.advance();
   }
 }

@@ -120,6 +120,7 @@ class DxStages {
   }
   __device__ __forceinline__ void advance() { state_.advance(); }
   __device__ __forceinline__ void release(int slot) {
+    __syncwarp();  // every lane has read weights
     if (threadIdx.x % kWarpSize == 0) ptx::mbarrier_arrive(&shared_.rings().stage.empty[slot]);
   }
 
