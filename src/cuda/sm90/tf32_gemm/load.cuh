@@ -53,8 +53,9 @@ class RoundedRows {
 };
 
 /// Every stage of one gathered tile. A thread holds a stage of its part of high tiles; of low ones,
-/// whose stages are few bytes, several. What it has stored it requests again at once, of the stage
-/// that comes as many later.
+/// whose stages are few bytes, several. When all is stored it requests the stage that comes as
+/// many later: with a request after each store Qwen3-30B fwd1 had 0.58 of dense TF32 instead of
+/// 0.74.
 template <typename Traits>
 __device__ __forceinline__ void load_rounded_tile(const RowGemmParams& params,
                                                   const RowGemmShared<Traits>& shared,
@@ -95,6 +96,9 @@ __device__ __forceinline__ void load_rounded_tile(const RowGemmParams& params,
 #pragma unroll
       for (int row = 0; row < Rows::kCount; ++row) {
         ptx::st_shared_16(target + row * Rows::kStep * kRowBytes, round_to_tf32(flight[i][row]));
+      }
+#pragma unroll
+      for (int row = 0; row < Rows::kCount; ++row) {
         flight[i][row] = rows.load(row, columns, more);
       }
       ptx::fence_proxy_async_shared();  // wgmma reads through the async proxy
