@@ -62,6 +62,7 @@ const Generation kGeneration = {
     .choose_among = choose_among,
     .limits = limits,
     .fusing_is_faster = fusing_is_faster,
-    .gathering_first_is_faster = gathering_first_is_faster};
+    .gathering_first_is_faster = gathering_first_is_faster,
+    .dequantising_first_is_faster = dequantising_first_is_faster};
 
 }  // namespace moegemm::cuda::sm90

@@ -114,6 +114,20 @@ TEST(CudaPlans, AmpereDequantisesFirstWhereManyRowsShareWeightsThatFit) {
   EXPECT_FALSE(dequantises(1024));
 }
 
+TEST(CudaPlans, HopperDequantisesFirstWhereManyRowsShareWeightsAndStoresDoNotHide) {
+  Problem problem = second_product(1);
+  problem.quantization = {
+      .format = WeightFormat::kMxfp4, .scale_type = ScaleType::kE8m0, .block_n = 1, .block_k = 32};
+  const auto dequantises = [&](std::int64_t rows_per_expert, std::int64_t depth) {
+    problem.rows = rows_per_expert * problem.experts;
+    problem.k = depth;
+    return plan(problem).has(StepKind::kDequantise);
+  };
+  EXPECT_FALSE(dequantises(128, 768));
+  EXPECT_TRUE(dequantises(512, 768));
+  EXPECT_FALSE(dequantises(2048, 14336));
+}
+
 TEST(CudaPlans, WeightsThatAPassDecodesAreNotReadBeforeIt) {
   Problem problem = second_product(1);
   problem.rows_pending = true;
