@@ -240,9 +240,10 @@ __device__ __forceinline__ void write_scale_tables(const RowGemmParams& params,
     first.advance(blocks);
 #pragma unroll 1
     for (int step = 0; step < low_steps; ++step) {  // their weights have no scales
-      if (warp == 0) {
-        rings.stage.wait_empty(first);
-        if (threadIdx.x % kWarpSize == 0) ptx::mbarrier_arrive(&rings.stage.full[first.slot]);
+      // Every warp waits: one that skipped a lap could take a parity two phases ahead for its own.
+      rings.stage.wait_empty(first);
+      if (warp == 0 && threadIdx.x % kWarpSize == 0) {
+        ptx::mbarrier_arrive(&rings.stage.full[first.slot]);
       }
       first.advance();
     }
