@@ -112,9 +112,10 @@ def read_options(arguments: Sequence[str] | None, records: Path | None) -> argpa
     add("--lora", action="store_true", help="time LoRA on one expert layer through PEFT instead")
     add("--quantised", action="store_true", help="time products with quantised weights beside bf16 ones instead")
     add("--formats", type=words, help="--quantised: comma-separated, for instance mxfp4,fp8/128x128; default: all")
-    add("--budget", type=float, default=2.0, metavar="SECONDS", help="--planner: per problem (default: %(default)s)")
-    add("--held-out", type=int, metavar="COUNT", help="--planner: layers drawn at random beside the catalogue's")
+    add("--budget", type=float, default=0.25, metavar="SECONDS", help="--planner: per problem (default: %(default)s)")
+    add("--layers", type=int, metavar="COUNT", help="--planner: layers drawn at random beside the catalogue's")
     add("--seed", type=int, help="--planner: of those layers")
+    add("--beside-torch", action="store_true", help="--planner: time torch + copies beside the planner's choice")
     add("--commit", help="commit that is measured (default: ask git)")
     add("--append", type=Path, metavar="JSON", help="keep the cases of this record and measure only the missing ones")
     add_render_option(parser)
@@ -143,10 +144,10 @@ def complete(options: argparse.Namespace, catalogue: dict[str, Any], records: Pa
     options.out = options.out or folder
     options.stem = options.stem or stem
     if options.planner:
-        from moegemm.bench.planner import HELD_OUT_MODELS, HELD_OUT_SEED, TOKENS
+        from moegemm.bench.planner import LAYERS, SEED, TOKENS
 
-        options.held_out = HELD_OUT_MODELS if options.held_out is None else options.held_out
-        options.seed = HELD_OUT_SEED if options.seed is None else options.seed
+        options.layers = LAYERS if options.layers is None else options.layers
+        options.seed = SEED if options.seed is None else options.seed
         options.models = options.models or [name for name in catalogue if name != SMALLEST]
         options.tokens = options.tokens or list(TOKENS)
     if options.lora:
@@ -318,28 +319,34 @@ def measure_planner(options: argparse.Namespace, root: Path) -> int:
     from moegemm.bench.timing import Clock
 
     begin = time.monotonic()
-    record = begin_record(options, root, budget_seconds=options.budget) | {"kind": "planner"}
-    held_out = planner.held_out_models(options.held_out, options.seed, *((256, 8) if options.device == "cpu" else ()))
-    listed = [vars(model) for model in held_out]
-    if record.setdefault("held_out", {"seed": options.seed, "models": listed, "cases": []})["models"] != listed:
-        sys.exit(f"--append {options.append}: its held-out layers are others than those of --held-out and --seed")
-    print(f"held-out layers: {len(held_out)}, seed {options.seed}", file=sys.stderr)
-    Clock(options.device).heat(options.heat)
-    held_out_tokens = planner.HELD_OUT_TOKENS if options.device == "cuda" else (2,)
-    tables = ((record, options.models, options.tokens), (record["held_out"], held_out, held_out_tokens))
+    facts = {"budget_seconds": options.budget, "measured_twice": True}
+    record = begin_record(options, root, **facts) | {"kind": "planner"}
+    ranges = planner.ON_CPU if options.device == "cpu" else planner.ON_GPU
+    drawn = planner.layer_cases(options.layers, options.seed, ranges)
+    listed = [vars(model) for model in dict.fromkeys(case.model for case in drawn)]
+    layers = record.setdefault("held_out", {"seed": options.seed, "models": listed, "cases": []})
+    if layers["models"] != listed:
+        sys.exit(f"--append {options.append}: its layers are others than those of --layers and --seed")
+    print(f"layers drawn: {options.layers}, seed {options.seed}", file=sys.stderr)
+    clock = Clock(options.device)
+    clock.heat(options.heat)
+    settings = planner.Settings(
+        options.device, DTYPES[options.dtype], options.budget, begin + options.seconds,
+        clock if options.beside_torch else None,
+    )  # fmt: skip
+    # The layers first: a run that ends early has measured what matters.
+    tables = ((layers, drawn), (record, planner.cases_of(options.models, options.tokens)))
     with ending_early() as tell_unreached:
         unreached = 0
-        for place, models, tokens in tables:
-            wanted = [c for c in planner.cases_of(models, tokens) if c.op in options.ops]
-            done = {(c["model"], c["tokens"], "random", c["op"]) for c in place["cases"]}
-            cases = [case for case in wanted if case.key not in done]
+        for place, cases in tables:
+            wanted = [case for case in cases if case.op in options.ops]
+            done = {(c["model"], c["op"], c["tokens"]) for c in place["cases"]}
+            missing = [case for case in wanted if (case.model.name, case.op, case.tokens) not in done]
             with Progress(len(wanted), len(place["cases"])) as progress:
                 keep = planner_keeper(place["cases"], progress, lambda: write_json(record, options.out, options.stem))
-                unreached += planner.measure(
-                    cases, options.device, DTYPES[options.dtype], options.budget, begin + options.seconds, keep
-                )
+                unreached += planner.measure(missing, settings, keep)
         tell_unreached(unreached)
-    summary = [line for place, _, _ in tables for line in planner.quality_lines(place["cases"])]
+    summary = [line for place, _ in tables for line in planner.quality_lines(place["cases"])]
     finish_record(options, record, summary, begin)
     return 0
 

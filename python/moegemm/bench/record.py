@@ -8,6 +8,7 @@ from typing import Any
 # Read by no page: spreads, limits and what follows from the model.
 UNREAD = {
     "ms_p10", "ms_p90", "error_limit", "n", "k", "largest_expert_rows", "ours_quartiles_ms", "torch_quartiles_ms",
+    "pruned",
 }  # fmt: skip
 SIGNIFICANT_DIGITS = 6  # a table shows four at most, and rounding twice must not move its last one
 
