@@ -173,17 +173,22 @@ Forms forms_of(const Problem& problem, const Backend& backend, WorkspaceUse work
 }
 
 /// Why a backend cannot run this problem with any of its kernels; empty if it can. The reason of a
-/// kernel for the same op and the same weights says more than "this one computes dW".
+/// kernel for the same op and the same weights says more than "this one computes dW", that of the
+/// first more than "inputs are bf16, must be fp32": those for 16 bits are listed before others.
 std::string why_not(const Backend& backend, const Problem& problem) {
   std::string reason = join("it has no kernel for ", to_string(problem.op));
   if (!problem.quantization.plain()) {
     reason += join(" with ", to_string(problem.quantization), " weights");
   }
+  bool found = false;
   for (const KernelInfo& kernel : backend.kernels()) {
     std::string refusal = backend.refuse(problem, kernel);
     if (refusal.empty()) return {};
     const bool its_weights = kernel.weights == problem.quantization.format;
-    if (kernel.op == problem.op && its_weights) reason = std::move(refusal);
+    if (kernel.op == problem.op && its_weights && !found) {
+      reason = std::move(refusal);
+      found = true;
+    }
   }
   return reason;
 }

@@ -35,14 +35,14 @@ struct IndexArray {
   __device__ __forceinline__ Fetched fetch(long long i) const {
     const auto* words = static_cast<const unsigned*>(data) + (is_64_bit ? 2 * i : i);
     Fetched fetched;
-    fetched.low = __ldg(words);
-    if (is_64_bit) fetched.high = __ldg(words + 1);
+    fetched.low = words[0];
+    if (is_64_bit) fetched.high = words[1];
     return fetched;
   }
 
   __device__ __forceinline__ long long operator[](long long i) const {
-    return is_64_bit ? __ldg(static_cast<const long long*>(data) + i)
-                     : __ldg(static_cast<const int*>(data) + i);
+    return is_64_bit ? static_cast<const long long*>(data)[i]
+                     : static_cast<const int*>(data)[i];
   }
 };
 
@@ -121,8 +121,8 @@ __device__ __forceinline__ Tile placed_tile(Tile tile, const Placement& placemen
 /// The router weight of a flat row, in fp32 or in the type of the inputs.
 template <typename T>
 __device__ __forceinline__ float router_weight(const void* weights, bool are_fp32, int flat) {
-  if (are_fp32) return __ldg(static_cast<const float*>(weights) + flat);
-  return static_cast<float>(__ldg(static_cast<const T*>(weights) + flat));
+  if (are_fp32) return static_cast<const float*>(weights)[flat];
+  return static_cast<float>(static_cast<const T*>(weights)[flat]);
 }
 
 }  // namespace moegemm::cuda

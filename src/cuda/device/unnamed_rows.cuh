@@ -92,16 +92,16 @@ class UnnamedRows {
     const IndexArray& indices = output_.indices();
     const int routed = output_.routed();
     if (at + per_load() <= routed && reinterpret_cast<std::uintptr_t>(indices.data) % 16 == 0) {
-      return __ldg(static_cast<const uint4*>(indices.data) + at / per_load());
+      return static_cast<const uint4*>(indices.data)[at / per_load()];
     }
     uint4 loaded = {kFullMask, kFullMask, kFullMask, kFullMask};
     const int width = indices.is_64_bit ? 2 : 1;  // words of an index
     const unsigned* source =
         static_cast<const unsigned*>(indices.data) + static_cast<long long>(at) * width;
-    if (at < routed) loaded.x = __ldg(source);
-    if (at + 1 / width < routed) loaded.y = __ldg(source + 1);
-    if (at + 2 / width < routed) loaded.z = __ldg(source + 2);
-    if (at + 3 / width < routed) loaded.w = __ldg(source + 3);
+    if (at < routed) loaded.x = source[0];
+    if (at + 1 / width < routed) loaded.y = source[1];
+    if (at + 2 / width < routed) loaded.z = source[2];
+    if (at + 3 / width < routed) loaded.w = source[3];
     return loaded;
   }
 

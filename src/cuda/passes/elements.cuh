@@ -90,12 +90,12 @@ __device__ inline Pack<float> load_pack(const float* source) {
 /// The same for what others read too: it stays in the caches.
 template <typename T>
 __device__ inline Pack<T> load_shared_pack(const T* source) {
-  return {__ldg(reinterpret_cast<const uint4*>(source))};
+  return {*reinterpret_cast<const uint4*>(source)};
 }
 template <>
 __device__ inline Pack<float> load_shared_pack(const float* source) {
   const auto* quads = reinterpret_cast<const float4*>(source);
-  return {__ldg(quads), __ldg(quads + 1)};
+  return {quads[0], quads[1]};
 }
 
 template <typename T>

@@ -14,6 +14,8 @@ constexpr bool has_griddepcontrol(int major) {
 /// Until the launch ahead is complete and what it wrote is visible to this whole grid. Every block
 /// of a kernel that may be launched early calls it before it ends: else the grid could be complete
 /// before the one ahead is, and what comes after would not wait for that.
+/// What it wrote is read by plain loads. A compiler may move __ldg before this, since that promises
+/// that nobody writes while the kernel runs; it stays where an address is known after this only.
 __device__ __forceinline__ void griddepcontrol_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

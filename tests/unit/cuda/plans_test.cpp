@@ -99,6 +99,18 @@ TEST(CudaPlans, OnlyHopperStartsEarly) {
   EXPECT_EQ(plan(problem).product().start, LaunchStart::kAfter) << to_string(plan(problem));
 }
 
+TEST(CudaPlans, TooManyExpertsAreRefusedForTheirNumberNotForTheirType) {
+  Problem problem = second_product(1);
+  problem.experts = 40000;
+  try {
+    plan(problem);
+    FAIL() << "planned";
+  } catch (const Error& error) {
+    const std::string reason = error.what();
+    EXPECT_NE(reason.find("sm90: 40000 experts need"), std::string::npos) << reason;
+  }
+}
+
 TEST(CudaPlans, AmpereDequantisesFirstWhereManyRowsShareWeightsThatFit) {
   Problem problem = second_product(1);
   problem.device = *planning_gpu("a100");
