@@ -41,8 +41,7 @@ struct IndexArray {
   }
 
   __device__ __forceinline__ long long operator[](long long i) const {
-    return is_64_bit ? static_cast<const long long*>(data)[i]
-                     : static_cast<const int*>(data)[i];
+    return is_64_bit ? static_cast<const long long*>(data)[i] : static_cast<const int*>(data)[i];
   }
 };
 

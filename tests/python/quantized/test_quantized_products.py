@@ -273,7 +273,7 @@ def test_a_compiled_module_and_product_take_it(device):
 
         def forward(self, x, m_sizes, tokens, ids, router):
             out = moegemm.lora_moe_mlp(tokens, self.first, self.second, ids, router, self.adapter)
-            return moegemm.grouped_gemm(x, self.w, m_sizes, 1).sum() + out.sum()
+            return moegemm.grouped_gemm(x, self.w, m_sizes, 1).float().sum() + out.float().sum()
 
     module = Experts()
     x, m_sizes = torch.randn(9, K).to(device, torch.bfloat16), torch.tensor([4, 0, 3, 2, 0], device=device)
@@ -284,7 +284,7 @@ def test_a_compiled_module_and_product_take_it(device):
     again = x.clone().requires_grad_()
     got = torch.compile(module, fullgraph=True)(again, m_sizes, tokens, ids, router)
     got.backward()
-    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-3)  # torch may sum in another order
     assert torch.equal(again.grad, leaf.grad)
 
 

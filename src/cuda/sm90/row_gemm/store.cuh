@@ -275,8 +275,8 @@ __device__ __forceinline__ void store_rows(const RowGemmParams& params,
 /// 36000 of its 32 stages. Rows past the last full box are stored by the threads.
 template <typename Traits>
 __device__ __forceinline__ void store_later(const RowGemmParams& params,
-                                             const RowGemmShared<Traits>& shared, const Tile& tile,
-                                             const RoundedTile<Traits>& rounded) {
+                                            const RowGemmShared<Traits>& shared, const Tile& tile,
+                                            const RoundedTile<Traits>& rounded) {
   static_assert(Traits::kBlocks == 1);
   const int index = ptx::thread_index();
   const int consumer = index / kWarpgroupThreads - 1;
