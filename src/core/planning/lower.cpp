@@ -173,21 +173,25 @@ Forms forms_of(const Problem& problem, const Backend& backend, WorkspaceUse work
 }
 
 /// Why a backend cannot run this problem with any of its kernels; empty if it can. The reason of a
-/// kernel for the same op and the same weights says more than "this one computes dW", that of the
-/// first more than "inputs are bf16, must be fp32": those for 16 bits are listed before others.
+/// kernel for the same op and the same weights says more than "this one computes dW"; that of one
+/// which would take the problem with a single expert says most.
 std::string why_not(const Backend& backend, const Problem& problem) {
   std::string reason = join("it has no kernel for ", to_string(problem.op));
   if (!problem.quantization.plain()) {
     reason += join(" with ", to_string(problem.quantization), " weights");
   }
-  bool found = false;
+  Problem one_expert = problem;
+  one_expert.experts = 1;
+  int said = 0;  // how much
   for (const KernelInfo& kernel : backend.kernels()) {
     std::string refusal = backend.refuse(problem, kernel);
     if (refusal.empty()) return {};
-    const bool its_weights = kernel.weights == problem.quantization.format;
-    if (kernel.op == problem.op && its_weights && !found) {
+    const bool its_kind = kernel.op == problem.op && kernel.weights == problem.quantization.format;
+    const bool its_experts = its_kind && backend.refuse(one_expert, kernel).empty();
+    const int says = static_cast<int>(its_kind) + static_cast<int>(its_experts);
+    if (says > said) {
       reason = std::move(refusal);
-      found = true;
+      said = says;
     }
   }
   return reason;
