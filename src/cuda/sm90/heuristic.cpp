@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 
 #include "cuda/sm80/heuristic.h"
 
@@ -14,33 +16,43 @@ namespace {
 /// deviations.
 constexpr std::array kSpread = {-1.40, -0.53, 0.0, 0.53, 1.40};
 
-// Fitted to the launches of an H200: every compiled kernel, 14 models and 9 random layers, 16 to
-// 32768 tokens. The clock is the highest one, which the power limit seldom allows.
+// Fitted to the launches of an H200: every compiled kernel, 14 models and 210 random layers whose
+// widths are multiples of 8, 1 to 32768 tokens. What was fitted is which kernel is fastest: no
+// constant alone is a measurement of the hardware. The clock is the highest one, which the power
+// limit seldom allows.
 
-/// FLOPs per clock and multiprocessor in the main loop, of 4096.
-struct Rate {
+/// What one multiprocessor needs for a tile.
+struct TileCost {
   Op op;
   int cols;
   int rows;
-  double flops_per_clock;
+  double flops_per_clock;  ///< in the main loop, of 4096
+  double bytes_per_clock;  ///< of operands, in order and aligned
+  double clocks;           ///< between two main loops
+  double exposed_us;       ///< first loads and last stores of a launch, which nothing hides
 };
-constexpr std::array kRates = {
-    Rate{Op::kForward, 128, 192, 3750}, Rate{Op::kForward, 192, 128, 3509},
-    Rate{Op::kForward, 256, 128, 2797}, Rate{Op::kForward, 256, 160, 2850},
-    Rate{Op::kDx, 128, 192, 3562},      Rate{Op::kDx, 192, 128, 3581},
-    Rate{Op::kDx, 256, 192, 2590},
+constexpr std::array kTileCosts = {
+    TileCost{Op::kForward, 128, 32, 718, 71.8, 121, 1.39},
+    TileCost{Op::kForward, 128, 64, 1510, 40.3, 603, 2.88},
+    TileCost{Op::kForward, 128, 192, 3460, 45.6, 2110, 7.10},
+    TileCost{Op::kForward, 192, 128, 2850, 51.7, 1860, 6.56},
+    TileCost{Op::kForward, 256, 160, 2840, 54.9, 3380, 6.33},
+    TileCost{Op::kForward, 256, 128, 2780, 58.0, 3390, 5.47},
+    TileCost{Op::kDx, 128, 64, 1730, 44.2, 190, 1.22},
+    TileCost{Op::kDx, 128, 192, 3970, 45.0, 1430, 5.85},
+    TileCost{Op::kDx, 192, 128, 2600, 48.6, 618, 4.29},
+    TileCost{Op::kDx, 256, 192, 2510, 51.2, 1950, 9.79},
 };
-constexpr double kUnknownRate = 3200;
 
-constexpr double kLoadBytesPerClock = 33.9;  ///< of operands, by one multiprocessor
-constexpr double kShareOfBus = 0.875;        ///< of device memory
-constexpr double kLaunchMicroseconds = 7.9;
-/// What a tile's first loads and last stores take when nothing hides them, for 8192 elements.
-constexpr double kTileMicroseconds = 1.84;
-constexpr double kTileElements = 8192;
-/// Beyond this many the last wave is not worth counting.
-constexpr double kCountedWaves = 12;
-/// Few rows: only loading counts.
+constexpr double kGatheredLoads = 0.731;  ///< the rate of loads while rows are gathered
+/// Times that a load takes by where its operand's lines begin: at multiples of 128, 64, 32, 16
+/// bytes.
+constexpr std::array kUnalignedLoads = {1.0, 1.13, 1.19, 1.73};
+constexpr double kShareOfBus = 1.26;     ///< of device memory, were there nothing else to wait for
+constexpr double kShareOfL2 = 0.828;     ///< that rows can fill before they are read again
+constexpr double kRowsReadAgain = 1.42;  ///< times, by another tile across, where L2 has lost them
+constexpr double kLaunchMicroseconds = 9.33;
+/// Up to this many rows tiles go by 8 of them, others by 16.
 constexpr int kStreamingRows = 64;
 
 double round_up(double value, double step) { return std::ceil(value / step - 1e-9) * step; }
@@ -52,13 +64,18 @@ double soft_max(double a, double b) {
   return std::sqrt(std::sqrt(a2 * a2 + b2 * b2));
 }
 
-double flops_per_clock(Op op, const TileShape& tile) {
-  for (const Rate& rate : kRates) {
-    if (rate.op == op && rate.cols == tile.columns && rate.rows == tile.rows) {
-      return rate.flops_per_clock;
-    }
+/// nullptr where the tile was not measured.
+const TileCost* cost_of(Op op, const TileShape& tile) {
+  for (const TileCost& cost : kTileCosts) {
+    if (cost.op == op && cost.cols == tile.columns && cost.rows == tile.rows) return &cost;
   }
-  return kUnknownRate;
+  return nullptr;
+}
+
+/// By how much loads of lines of this many elements are slower.
+double unaligned_loads(std::int64_t elements) {
+  const int zeros = std::countr_zero(static_cast<std::uint64_t>(elements) | 64);
+  return kUnalignedLoads[std::clamp(6 - zeros, 0, 3)];
 }
 
 /// What the time of a forward or dX kernel depends on besides its tile; host facts only.
@@ -69,88 +86,121 @@ class RowWork {
   /// Tiles that each multiprocessor gets, on average.
   double waves(const TileShape& tile) const;
 
-  /// Microseconds. Tells how a tile fits the problem: padded columns and rows, a last wave that is
-  /// nearly empty, multiprocessors that get no tile. What it does not know (how well L2 keeps the
-  /// weights, the order of tiles) decides where there are many waves, and is measured.
-  double microseconds(const TileShape& tile) const;
+  /// Microseconds, the mean of random and of even routing. Tells how a tile fits the problem:
+  /// padded columns and rows, a last wave that is nearly empty, multiprocessors that get no tile,
+  /// rows that L2 cannot keep, unaligned lines.
+  double microseconds(const TileCost& cost) const;
+
+  /// Whether the lines of both operands begin at multiples of 128 bytes.
+  bool aligned() const { return row_loads_ == 1 && weight_loads_ == 1; }
 
  private:
-  /// An expert's tiles over random routing.
+  /// All tiles along the rows.
   struct RowTiles {
-    double count = 0;  ///< per expert
-    double rows = 0;   ///< in each, as the tensor cores count them
-  };
-  RowTiles row_tiles(const TileShape& tile) const;
+    double experts = 0;  ///< in use
+    double count = 0;
+    double rows = 0;  ///< in all of them, as the tensor cores count them
 
-  Op op_;
+    void add(double segments, double segment_rows, int tile_rows);
+  };
+  RowTiles random_tiles(int tile_rows) const;
+  RowTiles even_tiles(int tile_rows) const;
+  double seconds(const TileCost& cost, const RowTiles& tiles) const;
+
   double multiprocessors_;
   double clock_hz_;
   double bytes_per_second_;
-  double experts_;        ///< in use
-  double rows_;           ///< of each
-  double row_deviation_;  ///< standard
+  double l2_bytes_;
+  double experts_;
+  double rows_;  ///< of all experts
   double cols_;
   double depth_;
+  double load_rate_;     ///< of a tile's
+  double row_loads_;     ///< times that one takes
+  double weight_loads_;  ///< likewise
 };
 
 RowWork::RowWork(const Problem& problem, const DeviceFacts& facts)
-    : op_(problem.op),
-      multiprocessors_(std::max(facts.multiprocessors, 1)),
+    : multiprocessors_(std::max(facts.multiprocessors, 1)),
       clock_hz_(facts.clock_hz),
-      bytes_per_second_(facts.bytes_per_second * kShareOfBus) {
+      bytes_per_second_(facts.bytes_per_second * kShareOfBus),
+      l2_bytes_(static_cast<double>(std::max<std::int64_t>(facts.l2_bytes, 1)) * kShareOfL2),
+      experts_(static_cast<double>(problem.experts)),
+      rows_(static_cast<double>(problem.planned_rows())),
+      load_rate_(problem.gathers() ? kGatheredLoads : 1) {
   const bool forward = problem.op == Op::kForward;
-  const auto rows = static_cast<double>(problem.planned_rows());
-  const auto experts = static_cast<double>(problem.experts);
-  // Every row picks an expert at random.
-  experts_ =
-      std::max(1.0, experts * -std::expm1(rows * std::log1p(-1 / std::max(experts, 1 + 1e-9))));
-  rows_ = rows / experts_;
-  row_deviation_ = std::sqrt(rows_);
+  const std::int64_t depth = forward ? problem.k : problem.n;
   cols_ = static_cast<double>(forward ? problem.n : problem.k);
-  depth_ = round_up(static_cast<double>(forward ? problem.k : problem.n), 64);
+  depth_ = round_up(static_cast<double>(depth), 64);
+  row_loads_ = unaligned_loads(depth);
+  weight_loads_ = unaligned_loads(problem.k);
 }
 
-RowWork::RowTiles RowWork::row_tiles(const TileShape& tile) const {
-  const double granule = tile.rows <= kStreamingRows ? 8 : 16;
+void RowWork::RowTiles::add(double segments, double segment_rows, int tile_rows) {
+  const double tiles = std::ceil(segment_rows / tile_rows);
+  experts += segments;
+  count += segments * tiles;
+  rows += segments * tiles * round_up(segment_rows / tiles, tile_rows <= kStreamingRows ? 8 : 16);
+}
+
+RowWork::RowTiles RowWork::random_tiles(int tile_rows) const {
+  // Every row picks an expert at random.
+  const double used = std::max(
+      1.0, experts_ * -std::expm1(rows_ * std::log1p(-1 / std::max(experts_, 1 + 1e-9))));
+  const double mean = rows_ / used;
   RowTiles tiles;
   for (const double deviation : kSpread) {
-    const double rows = std::max(1.0, rows_ + deviation * row_deviation_);
-    const double count = std::ceil(rows / tile.rows);
-    tiles.count += count;
-    tiles.rows += count * round_up(rows / count, granule);
+    tiles.add(used / kSpread.size(), std::max(1.0, mean + deviation * std::sqrt(mean)), tile_rows);
   }
-  tiles.rows /= tiles.count;
-  tiles.count /= kSpread.size();
+  return tiles;
+}
+
+RowWork::RowTiles RowWork::even_tiles(int tile_rows) const {
+  const double used = std::max(1.0, std::min(experts_, rows_));
+  const double segment = std::max(1.0, std::floor(rows_ / used));
+  const double longer = std::max(0.0, rows_ - segment * used);
+  RowTiles tiles;
+  tiles.add(used - longer, segment, tile_rows);
+  tiles.add(longer, segment + 1, tile_rows);
   return tiles;
 }
 
 double RowWork::waves(const TileShape& tile) const {
-  return experts_ * row_tiles(tile).count * std::ceil(cols_ / tile.columns) / multiprocessors_;
+  return random_tiles(tile.rows).count * std::ceil(cols_ / tile.columns) / multiprocessors_;
 }
 
-double RowWork::microseconds(const TileShape& tile) const {
-  const RowTiles rows = row_tiles(tile);
-  const double tiles = experts_ * rows.count * std::ceil(cols_ / tile.columns);
-  const double waves = tiles / multiprocessors_;
+double RowWork::seconds(const TileCost& cost, const RowTiles& tiles) const {
   constexpr double kElementBytes = 2;
-  const double multiplied =
-      tile.rows <= kStreamingRows
-          ? 0
-          : 2 * tile.columns * rows.rows * depth_ / flops_per_clock(op_, tile) / clock_hz_;
-  const double loaded =
-      (tile.columns + rows.rows) * depth_ * kElementBytes / kLoadBytesPerClock / clock_hz_;
-  const double alone = soft_max(multiplied, loaded);
-  // An expert's weights come from device memory once, whatever tiles share them.
-  const double from_memory = tile.columns * depth_ * kElementBytes / rows.count / bytes_per_second_;
-  const double full_wave = soft_max(alone, multiprocessors_ * from_memory);
-  double seconds = waves * full_wave;
-  if (waves <= kCountedWaves) {
-    const double full = std::floor(waves + 1e-6);
-    const double left = tiles - full * multiprocessors_;
-    seconds = full * full_wave + (left > 0.01 ? soft_max(alone, left * from_memory) : 0);
-  }
-  const double exposed = kTileMicroseconds * tile.columns * tile.rows / kTileElements;
-  return kLaunchMicroseconds + exposed + seconds * 1e6;
+  const double line_bytes = depth_ * kElementBytes;
+  const double rows = tiles.rows / tiles.count;
+  const double down = tiles.count / tiles.experts;
+  const double across = std::ceil(cols_ / cost.cols);
+
+  const double multiplied = 2 * cost.cols * rows * depth_ / cost.flops_per_clock;
+  const double loaded = (cost.cols * weight_loads_ + rows * row_loads_) * line_bytes /
+                        (cost.bytes_per_clock * load_rate_);
+  const double alone = (soft_max(multiplied, loaded) + cost.clocks) / clock_hz_;
+
+  // Weights come from device memory once, whatever tiles share them. So do rows, if L2 keeps those
+  // of all tiles in flight until the last column.
+  const double in_flight = std::max(down, std::min(tiles.count, multiprocessors_ / across));
+  const double filled = in_flight * rows * line_bytes / l2_bytes_;
+  const double lost = filled * filled / (1 + filled * filled);
+  const double rows_read = rows * (1 / across + kRowsReadAgain * lost * (1 - 1 / across));
+  const double from_memory =
+      ((cost.cols / down + rows_read) * line_bytes + cost.cols * rows * kElementBytes) /
+      bytes_per_second_;
+
+  const double count = tiles.count * across;
+  const double full_waves = std::floor(count / multiprocessors_ + 1e-6);
+  const double left = count - full_waves * multiprocessors_;
+  return full_waves * soft_max(alone, multiprocessors_ * from_memory) +
+         (left > 0.01 ? soft_max(alone, left * from_memory) : 0);
+}
+
+double RowWork::microseconds(const TileCost& cost) const {
+  const double both = seconds(cost, random_tiles(cost.rows)) + seconds(cost, even_tiles(cost.rows));
+  return kLaunchMicroseconds + cost.exposed_us + both / 2 * 1e6;
 }
 
 /// A row GEMM by its tile: features x rows.
@@ -180,8 +230,10 @@ constexpr double kFewRows = 48;
 constexpr double kVeryFewRows = 16;
 /// Contractions up to this are short.
 constexpr std::int64_t kShortDepth = 2304;
-/// The estimated times scatter by several percent; less than this is no reason to leave the ranks.
-constexpr double kClearly = 1.05;
+/// The estimated times scatter by several percent; less than this is no reason to leave the ranks,
+/// which were measured with aligned lines.
+constexpr double kClearly = 1.11;
+constexpr double kClearlyUnaligned = 1.05;
 
 bool is(const Shape& shape, const TileShape& tile) {
   return tile.columns == shape.features && tile.rows == shape.rows;
@@ -193,23 +245,6 @@ bool fits_one_wave_only(const RowWork& work, const TileShape& preferred, const T
                         const Problem& problem) {
   const std::int64_t depth = problem.op == Op::kForward ? problem.k : problem.n;
   return depth <= 1536 && work.waves(preferred) <= 1 && work.waves(small) <= 2.5;
-}
-
-/// The position of the tile for problems of few tiles, -1 where it is none of them. The lowest one
-/// while it has few waves. Microseconds on an H200, 128x32 and 128x64, 86 rows for each of 7
-/// experts: N = 1408, K = 1120 16.9 and 24.0; N = 2240, K = 1376 27.2 and 28.9; N = 2240, K = 1408,
-/// gathered, 28.5 and 28.4.
-int chosen_for_few_tiles(std::span<const KernelEntry* const> feasible, const TileShape& preferred,
-                         const RowWork& work, const Problem& problem) {
-  int small = -1;
-  int low = -1;
-  for (std::size_t i = 0; i < feasible.size(); ++i) {
-    if (is(kSmall, feasible[i]->info.tile)) small = static_cast<int>(i);
-    if (is(kLow, feasible[i]->info.tile)) low = static_cast<int>(i);
-  }
-  if (small < 0 || !fits_one_wave_only(work, preferred, feasible[small]->info.tile, problem))
-    return -1;
-  return low >= 0 && work.waves(feasible[low]->info.tile) <= 3 ? low : small;
 }
 
 /// The part of the output's columns in tiles of `features` that is not padding.
@@ -386,25 +421,17 @@ int choose_among(std::span<const KernelEntry* const> feasible, const Problem& pr
     }
   }
   if (problem.op == Op::kDw || problem.activation || feasible.size() < 2) return preferred;
-  if (is(kThin, feasible[preferred]->info.tile)) return preferred;
+  const TileCost* preferred_cost = cost_of(problem.op, feasible[preferred]->info.tile);
+  if (preferred_cost == nullptr) return preferred;
 
   const RowWork work(problem, facts);
-  const double rows = facts_of(problem).rows;
-  const double preferred_us = work.microseconds(feasible[preferred]->info.tile);
   int best = preferred;
-  double best_us = preferred_us / kClearly;
-  if (!is(kLow, feasible[preferred]->info.tile)) {
-    const int few = chosen_for_few_tiles(feasible, feasible[preferred]->info.tile, work, problem);
-    if (few >= 0) return few;
-  }
+  double best_us =
+      work.microseconds(*preferred_cost) / (work.aligned() ? kClearly : kClearlyUnaligned);
   for (std::size_t i = 0; i < feasible.size(); ++i) {
-    const TileShape& tile = feasible[i]->info.tile;
-    // The estimate does not know what it is worth to have more weights in flight; of thin tiles the
-    // preference knows when they are.
-    if (is(kLow, tile) || is(kThin, tile)) continue;
-    // Wide and tall tiles stream weights worse than the estimate knows.
-    if (rows <= kFewRows && !is(kSmall, tile) && !is(kBalanced, tile)) continue;
-    const double us = work.microseconds(tile);
+    const TileCost* cost = cost_of(problem.op, feasible[i]->info.tile);
+    if (cost == nullptr) continue;
+    const double us = work.microseconds(*cost);
     if (us < best_us) {
       best = static_cast<int>(i);
       best_us = us;

@@ -168,8 +168,9 @@ TEST(Sm90Heuristic, TilesThatPadTheColumnsAreAvoided) {
 }
 
 TEST(Sm90Heuristic, ProblemsOfLessThanAWaveGetSmallTiles) {
-  EXPECT_EQ(chosen(layer(Op::kForward, 6, 2000, 1024, 576, Permutation::kY)), std::pair(128, 64));
-  EXPECT_EQ(chosen(layer(Op::kDx, 6, 2000, 1024, 576, Permutation::kY)), std::pair(128, 64));
+  // Microseconds on an H200, 128 x 64 and 128 x 192: 14.0 and 21.6, 21.6 and 25.0.
+  EXPECT_EQ(chosen(layer(Op::kForward, 6, 2150, 608, 464, Permutation::kY)), std::pair(128, 64));
+  EXPECT_EQ(chosen(layer(Op::kDx, 6, 2150, 928, 608, Permutation::kX)), std::pair(128, 64));
 }
 
 TEST(Sm90Heuristic, ThinProductsOfManyRowsGetThinTiles) {
