@@ -16,18 +16,13 @@ from torch import Tensor
 _read_while_tracing: Callable[[Callable[..., bool]], Callable[..., bool]] = torch.compiler.assume_constant_result
 
 
-def _how_tokens_come(module: Any) -> Any:
-    """What transformers has put in front of this module's forward to exchange tokens, from 5.23 on; else None."""
-    forward = inspect.unwrap(vars(module)["forward"])
-    return inspect.getclosurevars(forward).nonlocals.get("implementation")
-
-
 @_read_while_tracing  # nothing that torch.compile could trace, and nothing that changes
-def _leaves_ids(module: Any, records: bool) -> bool:
-    """`records`: the call's tokens need gradients."""
-    if not getattr(vars(module).get("forward"), "__qualname__", "").startswith("EpDispatch"):
+def _leaves_ids(forward: Callable[..., Any], records: bool) -> bool:
+    """`forward`: the module's own, in place of its class's; `records`: the call's tokens need gradients."""
+    if not getattr(forward, "__qualname__", "").startswith("EpDispatch"):
         return True
-    way = _how_tokens_come(module)
+    # What exchanges tokens, from 5.23 on.
+    way = inspect.getclosurevars(inspect.unwrap(forward)).nonlocals.get("implementation")
     if hasattr(way, "all_reduce"):  # decides in each call: with gradients, or without a batch in common, it exchanges
         return way.all_reduce is not None and not records
     return bool(getattr(way, "needs_shared_batch", False))
@@ -37,7 +32,12 @@ def ids_of_others_remain(module: Any, tokens: Tensor) -> bool:
     """Whether transformers has split this experts module over ranks, and tokens are not exchanged before it runs."""
     if not getattr(module, "_is_expert_parallel", False):
         return False
-    return _leaves_ids(module, torch.is_grad_enabled() and tokens.requires_grad)
+    if "forward" not in module.__dict__:  # nothing is put in front of it
+        return True
+    if torch.compiler.is_compiling():
+        id(module)  # what is compiled holds for this module alone
+    # The function, not the module: that is no constant to the oldest torch.
+    return _leaves_ids(module.__dict__["forward"], torch.is_grad_enabled() and tokens.requires_grad)
 
 
 def may_synchronise(tensor: Tensor) -> bool:
