@@ -21,7 +21,7 @@ PROGRAMS = {
     "hopper/hopper": ("grouped_gemm.py", "--stem", "hopper"),
     "sm80/hopper-sm80": ("grouped_gemm.py", "--stem", "hopper-sm80"),
     "peers/peers": ("grouped_gemm.py", "--stem", "peers"),
-    "sm80/paths": ("sm80_paths.py",),
+    "paths/paths": ("paths.py",),
     "layer/moe_layer": ("moe_layer.py",),
     "layer/fused_activation": ("fused_activation.py",),
     "layer/lora": ("grouped_gemm.py", "--stem", "lora"),
@@ -119,7 +119,7 @@ def settings() -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["sm80/paths", "layer/moe_layer", "layer/fused_activation", "quantised/finetune", "cpu/cpu"]
+    "name", ["paths/paths", "layer/moe_layer", "layer/fused_activation", "quantised/finetune", "cpu/cpu"]
 )
 def test_scripts_render_the_page_that_is_kept(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     if name in ("layer/moe_layer", "quantised/finetune"):

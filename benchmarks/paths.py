@@ -1,19 +1,18 @@
 #!/usr/bin/env python3
-"""Times what the sm80 backend does besides aligned bf16: fp32, TF32 and shapes that vectors cannot load, each beside
-torch's dense product of the same shape and a loop of them over the experts, and writes the record.
+"""Times products besides those in aligned bf16: fp32, TF32 and shapes that vectors cannot load, each beside torch's
+dense product of the same shape and a loop of them over the experts, and writes the record.
 
-PYTHONPATH=python python benchmarks/sm80_paths.py
+PYTHONPATH=python python benchmarks/paths.py
 """
 
 import argparse
-import os
 import statistics
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from moegemm.bench.cases import Case, Model, read_catalogue
+from moegemm.bench.cases import OPS, Case, Model, read_catalogue
 from moegemm.bench.contenders import Contender, dense, expert_loop, ours
 from moegemm.bench.machine import commit_of, describe
 from moegemm.bench.operands import make_operands, make_weights
@@ -23,7 +22,6 @@ from moegemm.bench.timing import Clock, spread
 ROOT = Path(__file__).resolve().parent.parent
 STEM = "paths"
 MODELS = ("qwen3-30b-a3b", "mixtral-8x7b")
-OPS = ("fwd1", "dx1", "dw1")
 # By path: element type, whether TF32 is allowed, and the largest error against an fp32 reference.
 PATHS = {
     "fp32": (torch.float32, False, 1e-5),
@@ -74,10 +72,10 @@ def measure(path: str, case: Case, clock: Clock, rounds: int) -> dict:
 def page(record: dict) -> str:
     run = record["run"]
     lines = [
-        "# fp32, TF32 and unaligned shapes, sm80 backend",
+        "# fp32, TF32 and unaligned shapes",
         "",
         f"{run['gpu']}, {run['date']}; torch {run['torch']}, CUDA {run['cuda']}, driver "
-        f"{run['driver']}. Written by `benchmarks/sm80_paths.py`.",
+        f"{run['driver']}. Written by `benchmarks/paths.py`.",
         "",
         f"TFLOP/s of useful work, {record['cases'][0]['tokens']} tokens, random routing with gather and scatter; round "
         f"robin of the three contenders of a line, medians of {run['rounds']} rounds, caches flushed before each "
@@ -109,15 +107,14 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(catalogue), metavar="NAME")
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--rounds", type=int, default=7)
-    add_record_options(parser, ROOT / "build" / "bench" / "sm80")
+    add_record_options(parser, ROOT / "build" / "bench" / "paths")
     options = parser.parse_args()
     if options.render:
         show(read_to_render(options.render, options.out, STEM), options.out)
         return
-    os.environ["MOEGEMM_BACKEND"] = "sm80"  # the library reads it at every call
     clock = Clock("cuda")
     run = describe("cuda", ", ".join(PATHS), options.rounds, options.commit or commit_of(ROOT))
-    record: dict = {"run": run | {"backend": "sm80"}, "cases": []}
+    record: dict = {"run": run, "cases": []}
     clock.heat(options.heat)
     for path in PATHS:
         for name in options.models:
