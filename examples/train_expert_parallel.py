@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from tqdm import tqdm
-from train_moe import BALANCE_WEIGHT, TOLERANCE, Batches, Experts, MoeLayer, Size, Transformer, made_up_text
+from train_moe import BALANCE_WEIGHT, TOLERANCE, Batches, Experts, MoeLayer, Size, Transformer, draw, made_up_text
 
 QUICK_STEPS = 40
 PARAMETERS = ("gate_up", "down")  # what train_moe.py calls its stacks of experts
@@ -104,28 +104,6 @@ class Training:
         return sum((p.to_local() if isinstance(p, DTensor) else p).nbytes for p in stacks)
 
 
-def draw(curves: dict[str, list[float]], path: Path) -> str:
-    """The loss curves as a PNG; says where it is, or why there is none."""
-    try:
-        import matplotlib
-    except ModuleNotFoundError:
-        return "no plot: matplotlib is not installed"
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    styles = [{"linewidth": 3.0, "alpha": 0.45}, {"linewidth": 1.0, "color": "black", "linestyle": "--"}]
-    for (name, losses), style in zip(curves.items(), styles, strict=True):
-        axes.plot(range(1, len(losses) + 1), losses, label=name, **style)
-    axes.set(xlabel="step", ylabel="loss per character (nats)", title="Experts on several ranks, and on one")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-    return f"loss curves: {path}"
-
-
 def start_group(wanted: str | None) -> tuple[DeviceMesh, torch.device]:
     """The group that torchrun describes, or one of this process alone."""
     local, local_ranks = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
@@ -185,7 +163,8 @@ def train(options: argparse.Namespace, mesh: DeviceMesh, device: torch.device) -
             f"{options.tolerance:g}); experts take {spread.expert_bytes / 2**20:.1f} MiB on each rank, "
             f"{alone.expert_bytes / 2**20:.1f} on one"
         )
-        print(draw({f"{ranks} ranks": spread.losses, "one process": alone.losses}, options.plot))
+        curves = {f"{ranks} ranks": spread.losses, "one process": alone.losses}
+        print(draw(curves, "Experts on several ranks, and on one", options.plot))
     dist.broadcast(same, 0)
     return bool(same)
 

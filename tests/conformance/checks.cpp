@@ -80,7 +80,7 @@ bool takes(const Target& target, Op op) {
   try {
     device.call(options, target.memory->context());
   } catch (const Error& error) {
-    if (target.may_refuse && error.kind() == ErrorKind::kNotImplemented) return false;
+    if (target.may_throw(error)) return false;
     throw;
   }
   return true;

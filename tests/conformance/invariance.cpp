@@ -45,9 +45,7 @@ Bytes run_bits(const Target& target, const HostProblem& host, const std::string&
     const Plan planned = device.call(options, context);
     if (planned.product().kernel_name != kernel && !kernel.empty()) return {};
   } catch (const Error& error) {
-    const bool refusal = error.kind() == ErrorKind::kNotImplemented ||
-                         (!kernel.empty() && error.kind() == ErrorKind::kInvalidValue);
-    if (refusal && (target.may_refuse || !kernel.empty())) return {};
+    if (target.may_throw(error, kernel)) return {};
     throw;
   }
   target.memory->synchronize();

@@ -162,9 +162,7 @@ Bytes run_bits(const Target& target, const HostProblem& host, const std::string&
   try {
     device.call(options, lender.context());
   } catch (const Error& error) {
-    const bool refusal = error.kind() == ErrorKind::kNotImplemented ||
-                         (!kernel.empty() && error.kind() == ErrorKind::kInvalidValue);
-    if (refusal && (target.may_refuse || !kernel.empty())) return {};
+    if (target.may_throw(error, kernel)) return {};
     throw;
   }
   target.memory->synchronize();

@@ -79,7 +79,8 @@ def place_of(kind: str, records: Path | None) -> tuple[Path, str]:
 
 
 def module_of(kind: str) -> Any:
-    return importlib.import_module(f"moegemm.bench.{kind}")  # only where it is wanted: each imports what it measures
+    """Only where it is wanted: each imports what it measures."""
+    return importlib.import_module(f"moegemm.bench.kinds.{kind}")
 
 
 def kind_of(record: report.Record) -> str:
@@ -144,19 +145,19 @@ def complete(options: argparse.Namespace, catalogue: dict[str, Any], records: Pa
     options.out = options.out or folder
     options.stem = options.stem or stem
     if options.planner:
-        from moegemm.bench.planner import LAYERS, SEED, TOKENS
+        from moegemm.bench.kinds.planner import LAYERS, SEED, TOKENS
 
         options.layers = LAYERS if options.layers is None else options.layers
         options.seed = SEED if options.seed is None else options.seed
         options.models = options.models or [name for name in catalogue if name != SMALLEST]
         options.tokens = options.tokens or list(TOKENS)
     if options.lora:
-        from moegemm.bench import lora
+        from moegemm.bench.kinds import lora
 
         options.models = options.models or (None if on_cpu else list(lora.MODELS))
         options.tokens = options.tokens or list(lora.CPU_TOKENS if on_cpu else lora.TOKENS)
     if options.quantised:
-        from moegemm.bench import quantised
+        from moegemm.bench.kinds import quantised
 
         options.models = options.models or (["qwen3-30b-a3b"] if on_cpu else list(quantised.MODELS))
         options.tokens_of_weights = options.tokens or (list(quantised.CPU_TOKENS) if on_cpu else None)
@@ -314,7 +315,7 @@ def measure(options: argparse.Namespace, root: Path) -> int:
 
 
 def measure_planner(options: argparse.Namespace, root: Path) -> int:
-    from moegemm.bench import planner
+    from moegemm.bench.kinds import planner
     from moegemm.bench.measure import DTYPES
     from moegemm.bench.timing import Clock
 

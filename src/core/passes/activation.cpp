@@ -20,9 +20,7 @@ void activate(const TensorView& pre_view, const TensorView& bias_view, const Rou
               const ExecutionContext& context) {
   const Argument pre{"pre", pre_view};
   const Argument bias{"bias", bias_view};
-  const Argument m_sizes{"m_sizes", routing.m_sizes};
-  const Argument starts{"starts", routing.starts};
-  const Argument weights{"router_weights", routing.router_weights};
+  const auto [m_sizes, starts, indices, weights] = RoutingArguments(routing);
   const Argument act{"act", act_view};
   const std::int64_t columns = activated_columns(pre, activation);
   const std::int64_t experts = require_segments(routing, pre);
@@ -42,10 +40,7 @@ void activate_backward(const ActivationGradientInputs& inputs, const RoutingView
   const Argument bias{"bias", inputs.bias};
   const Argument d_out{"d_out", inputs.d_out};
   const Argument down_bias{"down_bias", inputs.down_bias};
-  const Argument m_sizes{"m_sizes", routing.m_sizes};
-  const Argument starts{"starts", routing.starts};
-  const Argument indices{"gather_indices", routing.gather_indices};
-  const Argument weights{"router_weights", routing.router_weights};
+  const auto [m_sizes, starts, indices, weights] = RoutingArguments(routing);
   const Argument d_pre{"d_pre", outputs.d_pre};
   const Argument weighted_act{"weighted_act", outputs.weighted_act};
   const Argument d_weights{"d_weights", outputs.d_weights};
@@ -112,9 +107,7 @@ void add_weighted_bias(const TensorView& rows_view, const TensorView& bias_view,
                        const ExecutionContext& context) {
   const Argument rows{"rows", rows_view};
   const Argument bias{"bias", bias_view};
-  const Argument m_sizes{"m_sizes", routing.m_sizes};
-  const Argument starts{"starts", routing.starts};
-  const Argument weights{"router_weights", routing.router_weights};
+  const auto [m_sizes, starts, indices, weights] = RoutingArguments(routing);
   const Argument out{"out", out_view};
   require_form(out, {{2, "[M, C]"}});
   require_floating(out);
@@ -131,8 +124,7 @@ void add_rows(const TensorView& a_view, const TensorView& b_view, const RoutingV
               const TensorView& out_view, const ExecutionContext& context) {
   const Argument a{"a", a_view};
   const Argument b{"b", b_view};
-  const Argument m_sizes{"m_sizes", routing.m_sizes};
-  const Argument starts{"starts", routing.starts};
+  const auto [m_sizes, starts, indices, weights] = RoutingArguments(routing);
   const Argument out{"out", out_view};
   require_form(out, {{2, "[M, C]"}});
   require_floating(out);
@@ -153,10 +145,7 @@ void expert_sums(const TensorView& rows_view, const RoutingView& routing,
                  const TensorView& sums_view, const ExecutionContext& context) {
   const Argument rows{"rows", rows_view};
   const Argument sums{"sums", sums_view};
-  const Argument m_sizes{"m_sizes", routing.m_sizes};
-  const Argument starts{"starts", routing.starts};
-  const Argument indices{"gather_indices", routing.gather_indices};
-  const Argument weights{"router_weights", routing.router_weights};
+  const auto [m_sizes, starts, indices, weights] = RoutingArguments(routing);
   require_topk(routing.topk);
   require_form(rows, {{2, "[M, C] or [T, C]"}});
   require_floating(rows);

@@ -32,6 +32,19 @@ void require_positions(const Argument& positions, std::int64_t tokens, std::int6
   }
 }
 
+/// Rows, and where those of `tokens` tokens are among them or go; returns topk.
+std::int64_t require_rows_at(const Argument& rows, const char* letters, const Argument& positions,
+                             std::int64_t tokens) {
+  require_form(rows, {{2, letters}});
+  require_floating(rows);
+  require_form(positions, {{2, "[T, topk]"}});
+  const std::int64_t topk = positions.view.shape[1];
+  require_topk(topk);
+  require_positions(positions, tokens, topk);
+  require_same_device(positions, rows);
+  return topk;
+}
+
 void require_int64(const Argument& argument) {
   if (argument.view.dtype == DType::kInt64) return;
   refuse_type(argument.name, " has dtype ", to_string(argument.view.dtype), "; it must be int64");
@@ -125,14 +138,8 @@ void combine_rows(const TensorView& rows_view, const TensorView& weights_view,
   const Argument weights{"weights", weights_view};
   const Argument positions{"positions", positions_view};
   const Argument out{"out", out_view};
-  require_form(rows, {{2, "[R, C]"}});
-  require_floating(rows);
-  require_form(positions, {{2, "[T, topk]"}});
   const std::int64_t tokens = positions_view.shape[0];
-  const std::int64_t topk = positions_view.shape[1];
-  require_topk(topk);
-  require_positions(positions, tokens, topk);
-  require_same_device(positions, rows);
+  const std::int64_t topk = require_rows_at(rows, "[R, C]", positions, tokens);
   if (weights_view.given()) {
     require_router_weights(weights, rows, checked_product(tokens, topk, "T * topk"), topk);
   }
@@ -150,13 +157,7 @@ void spread_rows(const TensorView& rows_view, const TensorView& positions_view,
   const Argument positions{"positions", positions_view};
   const Argument gather_indices{"gather_indices", gather_indices_view};
   const Argument out{"out", out_view};
-  require_form(rows, {{2, "[T, C]"}});
-  require_floating(rows);
-  require_form(positions, {{2, "[T, topk]"}});
-  const std::int64_t topk = positions_view.shape[1];
-  require_topk(topk);
-  require_positions(positions, rows_view.shape[0], topk);
-  require_same_device(positions, rows);
+  require_rows_at(rows, "[T, C]", positions, rows_view.shape[0]);
   require_form(out, {{2, "[R, C]"}});
   require_like(out, rows, {out_view.shape[0], rows_view.shape[1]}, "[R, C]");
   if (gather_indices_view.given()) {

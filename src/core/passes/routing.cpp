@@ -67,9 +67,7 @@ void scale_rows(const TensorView& product_view, const TensorView& x_view,
   const Argument scaled{"scaled", scaled_view};
   const Argument dot{"dot", dot_view};
   const Argument scaled_x{"scaled_x", scaled_x_view};
-  const Argument m_sizes{"m_sizes", routing.m_sizes};
-  const Argument indices{"gather_indices", routing.gather_indices};
-  const Argument weights{"router_weights", routing.router_weights};
+  const auto [m_sizes, starts, indices, weights] = RoutingArguments(routing);
   require_topk(routing.topk);
   require_form(x, {{2, "[M, K]"}});
   require_floating(x);

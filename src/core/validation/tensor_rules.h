@@ -17,6 +17,20 @@ struct Argument {
   const TensorView& view;
 };
 
+/// What a call says of its rows.
+struct RoutingArguments {
+  explicit RoutingArguments(const RoutingView& routing)
+      : m_sizes{"m_sizes", routing.m_sizes},
+        starts{"starts", routing.starts},
+        indices{"gather_indices", routing.gather_indices},
+        weights{"router_weights", routing.router_weights} {}
+
+  Argument m_sizes;
+  Argument starts;
+  Argument indices;
+  Argument weights;
+};
+
 /// A rank, and the shape with that rank in letters: "[M, N]".
 struct Form {
   int rank;

@@ -103,15 +103,9 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
     task.x = rows.sources();
     task.rows = block.rows;
     PackedWeights packed_w;
-    if (decodes) {
-      packed_w = packed_weights(problem, operands, block.expert);
-      task.packed_w = &packed_w;
-      task.first_w_row = block.first_col;
-      task.decoded = scratch.take<std::byte>(decoded_bytes);
-    } else {
-      task.w = weights_of(block);
-    }
-    task.w_stride = operands.w_stride;
+    static_cast<WeightBlock&>(task) =
+        weight_block(problem, operands, block, decodes ? nullptr : weights_of(block), packed_w,
+                     scratch.take<std::byte>(decoded_bytes));
     task.w_rows = block.cols;
     task.k = problem.k;
     task.low = rows.low_rank_part();

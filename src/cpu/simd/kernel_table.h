@@ -58,43 +58,44 @@ constexpr std::int64_t decoded_stride(std::int64_t columns) { return (columns + 
 /// Rows that forward decodes at a time.
 constexpr std::int64_t kForwardDecodedRows = 4;
 
+/// A block of an expert's weights: rows of W in forward, columns in dX.
+struct WeightBlock {
+  const void* w =
+      nullptr;  ///< its first row; in dX weight row 0 of the expert, at its first column
+  std::int64_t w_stride = 0;
+  const PackedWeights* packed_w = nullptr;  ///< a quantised W instead of `w`; null: none
+  std::int64_t packed_first = 0;            ///< where the block begins in packed_w
+  void* decoded = nullptr;                  ///< scratch for what is decoded
+};
+
 /// Y[rows, w_rows] = X W^T for some rows of one expert and a block of its weight rows.
-struct ForwardTask {
+/// `decoded` is kForwardDecodedRows * decoded_stride(k) elements, aligned to 64 bytes.
+struct ForwardTask : WeightBlock {
   const void* const* x = nullptr;  ///< [rows] pointers to K elements
   const void* packed_x = nullptr;  ///< what pack_x made of them; null: read them in place
   std::int64_t rows = 0;
-  const void* w = nullptr;  ///< first weight row of the block
-  std::int64_t w_stride = 0;
   std::int64_t w_rows = 0;
   std::int64_t k = 0;
   LowRankPart low;  ///< its w at the first weight row of the block
   OutputRows out;
   const void* next_w = nullptr;  ///< the block this worker reads next; null: none
   std::int64_t next_w_rows = 0;
-  const PackedWeights* packed_w = nullptr;  ///< a quantised W instead of `w`; null: none
-  std::int64_t first_w_row = 0;             ///< of the block, in packed_w
-  void* decoded = nullptr;  ///< scratch: kForwardDecodedRows * decoded_stride(k) elements, aligned
-                            ///< to 64 bytes
   float* parked = nullptr;  ///< scratch: kParkedFloatsPerRow * rows
   float* staged = nullptr;  ///< scratch: kStagedCols * rows
 };
 
 /// dX[rows, cols] = dY W for some rows of one expert and a block of its weight columns.
-struct DxTask {
+/// `decoded` is kDecodedTerms * decoded_stride(cols) elements; in place kGroupTerms *
+/// decoded_stride(kDecodedCols).
+struct DxTask : WeightBlock {
   const void* const* dy = nullptr;  ///< [rows] pointers to N elements
   std::int64_t rows = 0;
-  const void* w = nullptr;  ///< weight row 0 of the expert, at the first column of the block
-  std::int64_t w_stride = 0;
   std::int64_t cols = 0;
   std::int64_t n = 0;
   LowRankPart low;  ///< its w at the first column of the block
   OutputRows out;
   const void* next_w = nullptr;  ///< the same of the block this worker packs next; null: none
   std::int64_t next_cols = 0;
-  const PackedWeights* packed_w = nullptr;  ///< a quantised W instead of `w`; null: none
-  std::int64_t first_col = 0;               ///< of the block, in packed_w
-  void* decoded = nullptr;  ///< scratch: kDecodedTerms * decoded_stride(cols) elements; in place
-                            ///< kGroupTerms * decoded_stride(kDecodedCols)
   std::uint32_t* panels = nullptr;  ///< scratch: packed weights, kFoldSteps * padded cols
   std::uint32_t* words = nullptr;   ///< scratch: copies of dY rows, kDxWordRows * kFoldSteps
   float* totals = nullptr;          ///< scratch: rows * padded cols floats, twice that in place

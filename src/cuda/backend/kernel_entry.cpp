@@ -68,11 +68,13 @@ int persistent_grid(const KernelEntry& entry, const Problem& problem, const Devi
   return static_cast<int>(std::clamp<std::int64_t>(entry.tiles(entry.info, problem), 1, most));
 }
 
-TileOrder weight_tile_order(const Problem& problem, const DeviceFacts& facts) {
+LaunchPolicy weight_launch_policy(const KernelEntry& entry, const Problem& problem,
+                                  const DeviceFacts& facts) {
   const std::int64_t rows = problem.planned_rows() / std::max<std::int64_t>(problem.experts, 1);
   const bool along_k =
       k_tiles_first(rows, problem.n, problem.k, size_bytes(problem.dtype), facts.l2_bytes);
-  return along_k ? TileOrder::kAlongColumns : TileOrder::kAlongRows;
+  return {.grid = persistent_grid(entry, problem, facts),
+          .order = along_k ? TileOrder::kAlongColumns : TileOrder::kAlongRows};
 }
 
 }  // namespace moegemm::cuda

@@ -83,8 +83,9 @@ int resident_blocks(const KernelEntry& entry, const Problem& problem, const Devi
 /// Thread blocks of a persistent launch: as many as run at the same time, or as there are tiles.
 int persistent_grid(const KernelEntry& entry, const Problem& problem, const DeviceFacts& facts);
 
-/// The order of dW's tiles: see k_tiles_first.
-TileOrder weight_tile_order(const Problem& problem, const DeviceFacts& facts);
+/// KernelEntry::grid of weight GEMMs. For the order of dW's tiles see k_tiles_first.
+LaunchPolicy weight_launch_policy(const KernelEntry& entry, const Problem& problem,
+                                  const DeviceFacts& facts);
 
 /// Launches the kernel with `params`, whose tile counter is set here.
 template <typename Params>

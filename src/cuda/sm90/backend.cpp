@@ -51,7 +51,6 @@ std::vector<KernelEntry> kernels() {
     all.push_back(std::move(entry));
   }
   for (KernelEntry& entry : weight_gemm_kernels()) all.push_back(std::move(entry));
-  for (KernelEntry& entry : tf32dw_gemm_kernels()) all.push_back(std::move(entry));
   return all;
 }
 

@@ -43,7 +43,7 @@ std::optional<std::vector<unsigned char>> checked_result(const Target& target, M
   try {
     relaunch(target, memory, problem, &lender);
   } catch (const Error& error) {
-    if (target.may_refuse && error.kind() == ErrorKind::kNotImplemented) return std::nullopt;
+    if (target.may_throw(error)) return std::nullopt;
     throw;
   }
   memory.synchronize();

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "moegemm/error.h"
 #include "moegemm/plan.h"
 #include "testing/device/memory.h"
 #include "testing/numerics/comparison.h"
@@ -21,6 +22,11 @@ struct Target {
 
   std::string name() const { return to_string(backend); }
   bool on_gpu() const { return memory->device().type == DeviceType::kCuda; }
+  /// Whether this is how a problem is refused, by a backend that may or by the kernel of that name.
+  bool may_throw(const Error& error, const std::string& kernel = "") const {
+    if (kernel.empty()) return may_refuse && error.kind() == ErrorKind::kNotImplemented;
+    return error.kind() == ErrorKind::kNotImplemented || error.kind() == ErrorKind::kInvalidValue;
+  }
 };
 
 /// Every backend that the library lists and this machine runs.

@@ -65,14 +65,20 @@ std::vector<SumCase> sum_cases() {
   };
 }
 
-void expect_sums(const RowTarget& target, const SumCase& c, DType dtype) {
-  Memory& memory = *target.memory;
+/// Its rows in order, with nothing to multiply.
+ProblemCase segments_of(const SumCase& c) {
   ProblemCase spec;
   spec.name = c.name;
   spec.m_sizes = c.m_sizes;
   spec.starts = c.starts;
   spec.rows = c.rows;
   spec.n = spec.k = 1;
+  return spec;
+}
+
+void expect_sums(const RowTarget& target, const SumCase& c, DType dtype) {
+  Memory& memory = *target.memory;
+  ProblemCase spec = segments_of(c);
   spec.topk = c.topk;
   spec.permutation = Permutation::kY;
   spec.slots = c.slots;
@@ -130,12 +136,7 @@ enum class Addend { kWeightedBias, kRows };
 void expect_added(const RowTarget& target, const SumCase& c, Addend what, Tails tails,
                   DType dtype) {
   Memory& memory = *target.memory;
-  ProblemCase spec;
-  spec.name = c.name;
-  spec.m_sizes = c.m_sizes;
-  spec.starts = c.starts;
-  spec.rows = c.rows;
-  spec.n = spec.k = 1;
+  const ProblemCase spec = segments_of(c);
   const HostProblem p = build_problem(spec, Op::kForward, dtype, seed_from(c.name) + run_seed());
   Random random(seed_from(c.name) + run_seed());
   const bool by_row = what == Addend::kRows;

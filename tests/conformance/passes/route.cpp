@@ -126,20 +126,37 @@ Routed expected_routing(const std::vector<std::int64_t>& ids, std::int64_t exper
   return routed;
 }
 
+std::vector<std::int64_t> choose_ids(const RouteCase& c, DType dtype, Random& random) {
+  std::vector<std::int64_t> ids;
+  for (std::int64_t i = 0; i < c.tokens * c.topk; ++i) {
+    ids.push_back(choose_id(c, dtype, i, random));
+  }
+  return ids;
+}
+
+/// Ids as memory has them, with padding between the tokens.
+std::vector<std::int64_t> in_rows(const RouteCase& c, const std::vector<std::int64_t>& ids) {
+  const std::int64_t stride = c.topk + c.padding;
+  std::vector<std::int64_t> stored(c.tokens > 0 ? (c.tokens - 1) * stride + c.topk : 0, 0);
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    stored[i / c.topk * stride + i % c.topk] = ids[i];
+  }
+  return stored;
+}
+
+TensorView ids_of(const RouteCase& c, const DeviceVector& stored) {
+  const TensorView& view = stored.view();
+  return TensorView::matrix(view.data, view.dtype, c.tokens, c.topk, c.topk + c.padding,
+                            view.device);
+}
+
 void expect_route(const RowTarget& target, const RouteCase& c, DType ids_dtype, DType out_dtype) {
   Memory& memory = *target.memory;
   Random random(seed_from(c.name) + run_seed());
   const std::int64_t rows = c.tokens * c.topk;
-  const std::int64_t stride = c.topk + c.padding;
-  std::vector<std::int64_t> ids;
-  std::vector<std::int64_t> stored(c.tokens > 0 ? (c.tokens - 1) * stride + c.topk : 0, 0);
-  for (std::int64_t i = 0; i < rows; ++i) {
-    ids.push_back(choose_id(c, ids_dtype, i, random));
-    stored[i / c.topk * stride + i % c.topk] = ids.back();
-  }
-  const DeviceVector device_ids(memory, ids_dtype, stored);
-  const TensorView ids_view = TensorView::matrix(device_ids.view().data, ids_dtype, c.tokens,
-                                                 c.topk, stride, memory.device());
+  const std::vector<std::int64_t> ids = choose_ids(c, ids_dtype, random);
+  const DeviceVector device_ids(memory, ids_dtype, in_rows(c, ids));
+  const TensorView ids_view = ids_of(c, device_ids);
   const DeviceVector m_sizes(memory, out_dtype, c.experts);
   const DeviceVector indices(memory, out_dtype, rows);
   const DeviceVector inverse(memory, out_dtype, rows);
@@ -195,16 +212,10 @@ void expect_compact_route(const RowTarget& target, const RouteCase& c, DType ids
                           DType out_dtype) {
   Memory& memory = *target.memory;
   Random random(seed_from(c.name) + run_seed());
-  const std::int64_t slots = c.tokens * c.topk, stride = c.topk + c.padding;
-  std::vector<std::int64_t> ids;
-  std::vector<std::int64_t> stored(c.tokens > 0 ? (c.tokens - 1) * stride + c.topk : 0, 0);
-  for (std::int64_t i = 0; i < slots; ++i) {
-    ids.push_back(choose_id(c, ids_dtype, i, random));
-    stored[i / c.topk * stride + i % c.topk] = ids.back();
-  }
-  const DeviceVector device_ids(memory, ids_dtype, stored);
-  const TensorView ids_view = TensorView::matrix(device_ids.view().data, ids_dtype, c.tokens,
-                                                 c.topk, stride, memory.device());
+  const std::int64_t slots = c.tokens * c.topk;
+  const std::vector<std::int64_t> ids = choose_ids(c, ids_dtype, random);
+  const DeviceVector device_ids(memory, ids_dtype, in_rows(c, ids));
+  const TensorView ids_view = ids_of(c, device_ids);
   const DeviceVector workspace(memory, DType::kInt32,
                                (route_workspace_bytes(slots, c.experts, memory.device()) + 3) / 4);
   const std::int64_t counts[] = {c.tokens + 5, c.tokens * 2 / 3, -3};

@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
-lora = pytest.importorskip("moegemm.bench.lora")
+lora = pytest.importorskip("moegemm.bench.kinds.lora")
 from moegemm.bench import cli  # noqa: E402
 from moegemm.bench.cases import Model  # noqa: E402
 from moegemm.bench.timing import Clock  # noqa: E402

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from moegemm.bench import cli, planner
+from moegemm.bench import cli
 from moegemm.bench.cases import OPS, ROUTINGS, read_catalogue
+from moegemm.bench.kinds import planner
 from moegemm.bench.operands import bytes_needed
 
 

@@ -5,8 +5,9 @@ import json
 import moegemm
 import pytest
 import torch
-from moegemm.bench import cli, quantised
+from moegemm.bench import cli
 from moegemm.bench.cases import Model
+from moegemm.bench.kinds import quantised
 from moegemm.bench.timing import Clock
 
 TINY = Model("tiny", 4, 2, 128, 64)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from moegemm.bench import planner
+from moegemm.bench.kinds import planner
 from moegemm.bench.pages import report
 from moegemm.bench.record import read_to_render, small_form, to_text, write_json
 

@@ -5,7 +5,7 @@ import copy
 import moegemm
 import pytest
 import torch
-from tiny_models import assert_same, build, experts_of, outputs_and_gradients, token_ids
+from tiny_models import assert_same, build, experts_of, outputs_and_gradients, randomise_adapters, token_ids
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("moegemm.transformers")
@@ -55,12 +55,7 @@ def test_hooks_on_the_experts_run(calls):
 def with_adapters(model: torch.nn.Module) -> torch.nn.Module:
     peft = pytest.importorskip("peft")
     torch.manual_seed(3)
-    adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, target_parameters=TARGETS))
-    with torch.no_grad():  # B starts at zero
-        for name, parameter in sorted(adapted.named_parameters()):
-            if "lora_" in name:
-                parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5)) * 0.3)
-    return adapted
+    return randomise_adapters(peft.get_peft_model(model, peft.LoraConfig(r=4, target_parameters=TARGETS)), 5, 0.3)
 
 
 @pytest.mark.parametrize("order", ["patch first", "adapters first", "by name"])

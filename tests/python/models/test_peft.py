@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from tiny_models import FAMILIES, assert_same, build, outputs_and_gradients, routing, token_ids
+from tiny_models import FAMILIES, assert_same, build, outputs_and_gradients, randomise_adapters, routing, token_ids
 
 peft = pytest.importorskip("peft")
 if "target_parameters" not in peft.LoraConfig.__dataclass_fields__:
@@ -46,19 +46,9 @@ def config(**changes) -> "peft.LoraConfig":
     return peft.LoraConfig(**{"r": 4, "lora_alpha": 8, "target_parameters": TARGETS, **changes})
 
 
-def randomised(model: torch.nn.Module, seed: int = 7) -> torch.nn.Module:
-    """With factors that are not zero, the same for each call."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in sorted(model.named_parameters()):
-            if "lora_" in name:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
-    return model
-
-
 def adapted(family: str = "qwen3_moe", implementation: str = "moegemm", dtype=torch.float32, **changes):
     base = build(family, implementation).to(dtype)
-    return randomised(peft.get_peft_model(base, config(**changes)))
+    return randomise_adapters(peft.get_peft_model(base, config(**changes)), 7, 0.2)
 
 
 def both_ways(monkeypatch, model, ids=None, step=outputs_and_gradients) -> tuple[dict, dict]:
@@ -117,7 +107,7 @@ def test_experts_that_train_get_their_gradients_too(monkeypatch):
 def test_adapters_are_added_switched_and_disabled(monkeypatch, built):
     model = adapted()
     model.add_adapter("other", config(r=3, lora_alpha=5, use_rslora=True))
-    randomised(model, 11)
+    randomise_adapters(model, 11, 0.2)
     seen = []
     for active in (["default"], ["other"], ["default", "other"]):
         model.base_model.set_adapter(active)

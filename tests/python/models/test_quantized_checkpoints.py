@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import DEVICES
 from safetensors import safe_open
-from tiny_models import assert_same, token_ids
+from tiny_models import assert_same, randomise_adapters, token_ids
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
@@ -59,13 +59,7 @@ def experts_of(model):
 def adapted(model, seed=3):
     """With adapters on experts and attention that are not zero, the same for each call."""
     config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "o_proj"], target_parameters=TARGETS)
-    model = peft.get_peft_model(model, config)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in sorted(model.named_parameters()):
-            if "lora_" in name:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
-    return model
+    return randomise_adapters(peft.get_peft_model(model, config), seed, 0.1)
 
 
 def gradients(model, ids):

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[3]
 CODE = ("include", "src", "bindings", "python")
 MOST_FUNCTION_LINES = 80
 MOST_FILE_LINES = 500
-MOST_FILES = 16
+MOST_FILES = 15
 
 # The first line of what is not a function although it opens a brace.
 _NO_FUNCTION = re.compile(

@@ -4,7 +4,7 @@ import moegemm
 import pytest
 import torch
 from conftest import NO_CUDA, make_case
-from moegemm.bench import quantised
+from moegemm.bench.kinds import quantised
 from quantized_reference import WORDS, random_weight
 
 N, K = 48, 128

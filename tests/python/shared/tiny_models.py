@@ -108,3 +108,13 @@ def assert_same(got: dict, expected: dict, tolerance: float) -> None:
     for name, value in got.items():
         error = (value.double() - expected[name].double()).norm()
         assert error <= tolerance * max(expected[name].double().norm().item(), 1e-6), f"{name}: off by {error}"
+
+
+def randomise_adapters(model: torch.nn.Module, seed: int, scale: float) -> torch.nn.Module:
+    """PEFT's factors, some of which start at zero, become others that are the same for each call."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            if "lora_" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+    return model

@@ -5,7 +5,7 @@
 
 #include "cpu/simd/kernels/decode.h"
 #include "cpu/simd/kernels/dot.h"
-#include "cpu/simd/kernels/dx_in_place.h"
+#include "cpu/simd/kernels/dx/in_place.h"
 
 /// Forward and dX of a few rows with quantised weights: decoded values go from one register to the
 /// next, not through scratch memory. For vectors of 32 bf16 (`Isa::Words`), and where groups of
@@ -242,7 +242,7 @@ void decoded_forward_task(const ForwardTask& task) {
   const auto all_rows = [&](const auto& reader) {
     const auto* const* x = reinterpret_cast<const Bf16* const*>(task.x);
     for (std::int64_t n = 0; n < task.w_rows; n += 4) {
-      const std::int64_t row = task.first_w_row + n;
+      const std::int64_t row = task.packed_first + n;
       if (n == 0 || row % 128 == 0) reader.begin_rows(row, 0, task.k);
       float* const sums = task.staged + n % kStagedCols;
       with_rows<kMaxRegisterRows>(
@@ -252,7 +252,7 @@ void decoded_forward_task(const ForwardTask& task) {
       finish_staged<Isa>(task, 0, task.rows, begin, n + 4 - begin);
     }
   };
-  if (suits && with_reader<Isa>(*task.packed_w, task.decoded, task.first_w_row, task.w_rows, 0,
+  if (suits && with_reader<Isa>(*task.packed_w, task.decoded, task.packed_first, task.w_rows, 0,
                                 task.k, all_rows)) {
     return;
   }
@@ -329,10 +329,10 @@ struct DecodedInRegisters {
       return false;
     }
     return with_reader<typename Math::Isa>(
-        w, task.decoded, term, group.terms, task.first_col, task.cols, [&](const auto& reader) {
-          if (term % 128 == 0) reader.begin_rows(term, task.first_col, task.cols);
+        w, task.decoded, term, group.terms, task.packed_first, task.cols, [&](const auto& reader) {
+          if (term % 128 == 0) reader.begin_rows(term, task.packed_first, task.cols);
           with_rows<kMaxRegisterRows>(task.rows, [&](auto rows) {
-            decoded_group<Math, rows>(group, reader, term, task.first_col);
+            decoded_group<Math, rows>(group, reader, term, task.packed_first);
           });
         });
   }

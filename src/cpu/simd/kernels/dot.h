@@ -120,7 +120,7 @@ void begin_weight_rows(const ForwardTask& task, std::int64_t n, std::int64_t val
   T* const decoded = static_cast<T*>(task.decoded);
   const std::int64_t stride = decodes ? decoded_stride(task.k) : task.w_stride;
   if (decodes) {
-    decode_block<Isa, T>(*task.packed_w, task.first_w_row + n, valid, 0, task.k, decoded, stride);
+    decode_block<Isa, T>(*task.packed_w, task.packed_first + n, valid, 0, task.k, decoded, stride);
   }
   const T* const rows = decodes ? decoded : static_cast<const T*>(task.w) + n * stride;
   for (std::int64_t j = 0; j < 4; ++j) tile.w[j] = rows + (j < valid ? j : valid - 1) * stride;

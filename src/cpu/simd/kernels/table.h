@@ -4,8 +4,8 @@
 #include "cpu/simd/kernels/decode.h"
 #include "cpu/simd/kernels/dot.h"
 #include "cpu/simd/kernels/dw.h"
-#include "cpu/simd/kernels/dx_in_place.h"
-#include "cpu/simd/kernels/dx_packed.h"
+#include "cpu/simd/kernels/dx/in_place.h"
+#include "cpu/simd/kernels/dx/packed.h"
 #include "cpu/simd/kernels/float_math.h"
 
 namespace moegemm::cpu::simd {

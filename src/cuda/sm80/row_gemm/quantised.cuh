@@ -3,7 +3,7 @@
 #include "cuda/device/weights/weight_decoders.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/opaque.cuh"
-#include "cuda/ptx/partial_copy.cuh"
+#include "cuda/ptx/packed_memory.cuh"
 #include "cuda/ptx/shared_memory.cuh"
 #include "cuda/sm80/row_gemm/params.h"
 #include "cuda/sm80/row_gemm/pieces.h"

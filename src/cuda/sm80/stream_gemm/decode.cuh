@@ -1,9 +1,8 @@
 #pragma once
 
 #include "cuda/ptx/mma_sync.cuh"
-#include "cuda/ptx/partial_copy.cuh"
+#include "cuda/ptx/packed_memory.cuh"
 #include "cuda/ptx/shared_memory.cuh"
-#include "cuda/ptx/streaming_copy.cuh"
 #include "cuda/sm80/stream_gemm/scales.cuh"
 
 /// From a stage in shared memory to mma.sync's fragments of W. A step is two groups of 16 of the

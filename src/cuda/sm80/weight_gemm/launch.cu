@@ -43,11 +43,6 @@ void launch_weights(const KernelEntry& entry, const Step& step, const Problem& p
   launch_kernel(entry, step, problem, params, entry.smem_bytes(problem), stream);
 }
 
-LaunchPolicy grid(const KernelEntry& entry, const Problem& problem, const DeviceFacts& facts) {
-  return {.grid = persistent_grid(entry, problem, facts),
-          .order = weight_tile_order(problem, facts)};
-}
-
 template <WeightGemm Kernel>
 struct Functions {
   template <DType D>
@@ -61,7 +56,7 @@ KernelEntry weight_entry() {
   using Layout = WeightGemmLayout<ShapeOf<Kernel>, Kernel.element_bytes()>;
   KernelEntry entry = entry_of<Kernel, Layout>(Functions<Kernel>());
   entry.tiles = total_tiles;
-  entry.grid = grid;
+  entry.grid = weight_launch_policy;
   entry.launch = launch_weights;
   return entry;
 }

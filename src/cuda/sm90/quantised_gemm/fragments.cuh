@@ -69,14 +69,9 @@ class Fragments<Traits, true> {
     }
   }
 
-  /// Whether the stage that was loaded needs decode_excess.
+  /// Whether the stage that was loaded needs multiply_excess.
   __device__ __forceinline__ bool has_excess() const {
     return kFormat == WeightFormat::kMxfp4 && excess_;
-  }
-  template <int Half>
-  __device__ __forceinline__ void decode_excess(HalfStage& a) const {
-    decode<Half>(a);
-    multiply_excess<Half>(a);
   }
 
   template <int Half>
@@ -105,6 +100,20 @@ class Fragments<Traits, true> {
     }
   }
 
+  template <int Half>
+  __device__ __forceinline__ void multiply_excess(HalfStage& a) const {
+    const std::byte* excess = table_ + ScaleTable<Traits>::kExcess + entry_ / 2;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const auto both = *reinterpret_cast<const std::uint32_t*>(excess + h * 32);
+      const std::uint32_t factors = prmt(both, 0, Half == 0 ? 0x1010 : 0x3232);
+#pragma unroll
+      for (int i = h; i < 8; i += 2) {
+        a[i / 4][i % 4] = multiply_bf16x2(a[i / 4][i % 4], factors);
+      }
+    }
+  }
+
  private:
   __device__ __forceinline__ uint4 chunk_of(int chunk, int h) const {
     return *reinterpret_cast<const uint4*>(panel_ + (row_ ^ (chunk << 4)) + h * 8 * kPanelRow);
@@ -119,20 +128,6 @@ class Fragments<Traits, true> {
       const std::uint32_t word =
           step == 0 ? (u == 0 ? chunk.x : chunk.y) : (u == 0 ? chunk.z : chunk.w);
       return D::forward(word, selector_, scale);
-    }
-  }
-
-  template <int Half>
-  __device__ __forceinline__ void multiply_excess(HalfStage& a) const {
-    const std::byte* excess = table_ + ScaleTable<Traits>::kExcess + entry_ / 2;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const auto both = *reinterpret_cast<const std::uint32_t*>(excess + h * 32);
-      const std::uint32_t factors = prmt(both, 0, Half == 0 ? 0x1010 : 0x3232);
-#pragma unroll
-      for (int i = h; i < 8; i += 2) {
-        a[i / 4][i % 4] = multiply_bf16x2(a[i / 4][i % 4], factors);
-      }
     }
   }
 
@@ -189,14 +184,9 @@ class Fragments<Traits, false> {
     }
   }
 
-  /// Whether the stage that was loaded needs decode_excess.
+  /// Whether the stage that was loaded needs multiply_excess.
   __device__ __forceinline__ bool has_excess() const {
     return kFormat == WeightFormat::kMxfp4 && excess_;
-  }
-  template <int Half>
-  __device__ __forceinline__ void decode_excess(HalfStage& a) const {
-    decode<Half>(a);
-    multiply_excess<Half>(a);
   }
 
   template <int Half>
@@ -218,17 +208,6 @@ class Fragments<Traits, false> {
     }
   }
 
- private:
-  __device__ __forceinline__ void dx(int q, float2 scales, HalfStage& a) const {
-    std::uint32_t& first = a[q / 2][q % 2 * 2];
-    std::uint32_t& second = a[q / 2][q % 2 * 2 + 1];
-    if constexpr (kBits == 8) {
-      D::dx(packed_[q], scales, first, second);
-    } else {
-      D::dx(values_, packed_[q], selector_, scales, first, second);
-    }
-  }
-
   template <int Half>
   __device__ __forceinline__ void multiply_excess(HalfStage& a) const {
     const uint4 of_rows =
@@ -237,6 +216,17 @@ class Fragments<Traits, false> {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       a[i / 4][i % 4] = multiply_bf16x2(a[i / 4][i % 4], pairs[i / 2]);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void dx(int q, float2 scales, HalfStage& a) const {
+    std::uint32_t& first = a[q / 2][q % 2 * 2];
+    std::uint32_t& second = a[q / 2][q % 2 * 2 + 1];
+    if constexpr (kBits == 8) {
+      D::dx(packed_[q], scales, first, second);
+    } else {
+      D::dx(values_, packed_[q], selector_, scales, first, second);
     }
   }
 

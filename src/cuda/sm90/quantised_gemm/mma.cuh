@@ -37,6 +37,17 @@ __device__ __forceinline__ void multiply_half(float (&d)[N / 2], const HalfStage
   ptx::wgmma_commit_group();
 }
 
+/// A half whose scales may be those of two products.
+template <int Half, typename Traits>
+__device__ __forceinline__ void decode_excess(const Fragments<Traits>& fragments, HalfStage& a) {
+  if (fragments.has_excess()) {
+    fragments.template decode<Half>(a);
+    fragments.template multiply_excess<Half>(a);
+  } else {
+    fragments.template decode<Half>(a);
+  }
+}
+
 /// The stages that are left, some of which have scales of two products: one half after the other.
 template <typename Traits, int N>
 __device__ __forceinline__ void multiply_excess_stages(float (&d)[N / 2],
@@ -53,19 +64,11 @@ __device__ __forceinline__ void multiply_excess_stages(float (&d)[N / 2],
     if constexpr (Traits::kGathered) ptx::fence_proxy_async_shared();
     const std::uint64_t rows = ptx::smem_descriptor(ptx::shared_address(shared.rows(stage.slot)));
     fragments.template load<0>(shared, stage.slot);
-    if (fragments.has_excess()) {
-      fragments.template decode_excess<0>(a);
-    } else {
-      fragments.template decode<0>(a);
-    }
+    decode_excess<0>(fragments, a);
     multiply_half<Traits, N>(d, a, rows, true);
     ptx::wgmma_wait_group<0>();
     fragments.template load<1>(shared, stage.slot);
-    if (fragments.has_excess()) {
-      fragments.template decode_excess<1>(a);
-    } else {
-      fragments.template decode<1>(a);
-    }
+    decode_excess<1>(fragments, a);
     multiply_half<Traits, N>(d, a, rows + kHalf, true);
     ptx::wgmma_wait_group<0>();
     release(ring, stage.slot);

@@ -326,26 +326,12 @@ struct Functions {
   }
 };
 
-/// The element types of a kernel.
-template <RowGemm Kernel>
-using FormatsOf = std::conditional_t<Kernel.tf32, Formats<DType::kFloat32>, TensorCoreFormats>;
-
 template <RowGemm Kernel>
 const void* function(const Problem& problem) {
   const KernelFunctions functions =
-      with_format(FormatsOf<Kernel>(), problem.dtype, Functions<Kernel>());
+      with_format(FormatsOf<Kernel.tf32>(), problem.dtype, Functions<Kernel>());
   if (problem.gathers()) return functions.gathered;
   return problem.bias && functions.biased ? functions.biased : functions.plain;
-}
-
-/// Layers in 16 bits run no TF32.
-template <RowGemm Kernel>
-std::vector<const void*> layer_functions_of() {
-  if constexpr (Kernel.tf32) {
-    return {};
-  } else {
-    return layer_functions(Functions<Kernel>(), TensorCoreFormats());
-  }
 }
 
 template <RowGemm Kernel>
@@ -369,7 +355,7 @@ KernelEntry entry_of() {
                        shift_bytes(problem);
               },
           .function = function<Kernel>,
-          .layer_functions = layer_functions_of<Kernel>(),
+          .layer_functions = layer_functions_of<Kernel.tf32>(Functions<Kernel>()),
           .refuse = [](const KernelEntry& entry, const Problem& problem,
                        const DeviceFacts& facts) { return refuse(Kernel, entry, problem, facts); },
           .grid = grid<Kernel>,

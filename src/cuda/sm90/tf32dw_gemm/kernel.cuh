@@ -121,14 +121,10 @@ template <typename Traits>
 __device__ __forceinline__ void multiply_and_store(const Tf32dwParams& params,
                                                    Tf32dwShared<Traits>& shared) {
   const int group = ptx::uniform(threadIdx.x / kWarpgroupThreads - 1);
-  auto& ring = shared.tile_ring;
-  PipelineState<Traits::kTileSlots> slot;
   DwStages<Traits> stages(shared, group);
+  TileReader<Traits> tiles(shared);
   while (true) {
-    ring.wait_full(slot);
-    const WeightTile tile = shared.tiles[slot.slot];
-    ptx::mbarrier_arrive(&ring.empty[slot.slot]);
-    slot.advance();
+    const WeightTile tile = tiles.next();
     if (tile.is_end()) return;
     const int blocks = ceil_div(tile.rows, Traits::kRows);
     if (tile.a_col + group * Traits::kGroupCols >= params.a_cols) {

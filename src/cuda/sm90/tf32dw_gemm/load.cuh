@@ -1,7 +1,5 @@
 #pragma once
 
-#include "cuda/device/schedule/expert_order.cuh"
-#include "cuda/device/schedule/tile_scheduler.cuh"
 #include "cuda/device/swizzle.h"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/shared_memory.cuh"
@@ -48,7 +46,7 @@ class TurnedColumns {
       if (flat < 0) {
         row = -1;
       } else if (params_.gathered) {
-        row = static_cast<int>(params_.divisor.divide(static_cast<std::uint32_t>(flat)));
+        row = static_cast<int>(params_.gather_divisor.divide(static_cast<std::uint32_t>(flat)));
       }
     }
 #pragma unroll
@@ -143,43 +141,23 @@ template <typename Traits>
 __device__ __forceinline__ void produce(const Tf32dwParams& params, Tf32dwShared<Traits>& shared,
                                         int warp) {
   PipelineState<Traits::kStages> state;
-  PipelineState<Traits::kTileSlots> slot;
-  auto& ring = shared.tile_ring;
   if (warp > 0) {
+    TileReader<Traits> tiles(shared);
     while (true) {
-      ring.wait_full(slot);
-      const WeightTile tile = shared.tiles[slot.slot];
-      ptx::mbarrier_arrive(&ring.empty[slot.slot]);
-      slot.advance();
+      const WeightTile tile = tiles.next();
       if (tile.is_end()) return;
       load_tile(params, shared, tile, warp, state);
     }
   }
-  const ExpertTable table = {shared.row_prefix, shared.order(params.experts)};
-  table.build(params, Traits::kRows, shared.class_counts);
-  __syncwarp();
-  const bool leader = threadIdx.x == 0;
-  const auto publish = [&](const WeightTile& tile) {
-    ring.wait_empty(slot);
-    if (leader) {
-      shared.tiles[slot.slot] = tile;
-      ptx::mbarrier_arrive(&ring.full[slot.slot]);
-    }
+  TileScheduler<Traits, Tf32dwParams> tiles(params, shared);
+  for (; !tiles.done(); tiles.advance()) {
+    const WeightTile tile = tiles.current();
+    if (tiles.stays(tile)) continue;
+    tiles.publish(tile);
     __syncwarp();
-    slot.advance();
-  };
-  TileQueue queue(params.counter, params.experts * params.tiling.tiles_per_expert());
-  for (; !queue.done(); queue.advance()) {
-    WeightTile tile =
-        decode_weight_tile(queue.current(), params.tiling, Traits::kACols, Traits::kBCols);
-    table.place(tile, params.placement);
-    // dW += nothing: left alone, so that not even -0.0 changes.
-    if (tile.rows == 0 && params.accumulate) continue;
-    publish(tile);
     load_tile(params, shared, tile, warp, state);
   }
-  publish({});
-  if (leader) queue.leave();
+  tiles.end();
 }
 
 }  // namespace moegemm::cuda::sm90

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/backend/instance.h"
 #include "cuda/device/fast_divide.h"
 #include "cuda/device/pipeline.cuh"
 #include "cuda/device/schedule/size_class.h"
@@ -13,7 +12,8 @@
 #include "cuda/device/schedule/weight_tiles.h"
 #include "cuda/device/segments.cuh"
 #include "cuda/sm90/warpgroups.h"
-#include "moegemm/kinds.h"
+#include "cuda/sm90/weight_gemm/schedule.cuh"
+#include "cuda/sm90/weight_gemm/traits.h"
 
 /// dW of fp32 as TF32: shapes, what it is launched with, shared memory.
 ///
@@ -23,25 +23,18 @@
 /// is gathered, where one is.
 namespace moegemm::cuda::sm90 {
 
-/// A line of instances/sm90.inc: a_cols by b_cols outputs, the contraction in stages of 32 rows.
-struct Tf32dwGemm {
-  int arch = 90;
-  bool exact = true;  ///< wgmma is in sm_90a alone
-  Op op;
-  int a_cols;
-  int b_cols;
-  int rows;
-  int stages;
-};
+template <typename Traits>
+struct Tf32dwShared;
 
 template <Tf32dwGemm Kernel>
 struct Tf32dwTraits {
+  using Tile = WeightTile;
+  using Shared = Tf32dwShared<Tf32dwTraits>;
   static constexpr int kACols = Kernel.a_cols;
   static constexpr int kBCols = Kernel.b_cols;
   static constexpr int kRows = Kernel.rows;
   static constexpr int kStages = Kernel.stages;
-  static constexpr int kTileSlots = 2;
-  static constexpr int kSlabCols = 32;  ///< 128 bytes
+  static constexpr int kSlabCols = Kernel.slab_cols();
   static constexpr int kSlabBytes = kRows * 128;
   static constexpr int kASlabs = kACols / kSlabCols;
   static constexpr int kABytes = kASlabs * kSlabBytes;
@@ -70,7 +63,7 @@ struct Tf32dwParams : SegmentParams {
   std::int64_t b_row_bytes;
   /// [M]; data is null where no operand is permuted. A row whose index is out of range is absent.
   IndexArray gather_indices;
-  FastDivisor divisor;  ///< a flat index over this is the row of B
+  FastDivisor gather_divisor;  ///< a flat index over this is the row of B
 
   float* out;
   std::int64_t out_stride;     ///< elements
@@ -80,6 +73,8 @@ struct Tf32dwParams : SegmentParams {
   int flat_rows;  ///< indices are below it
   WeightTiling tiling;
   TileCounter* counter;
+
+  MOEGEMM_HOST_DEVICE bool adds() const { return accumulate; }
 };
 
 /// Dynamic shared memory.
@@ -88,22 +83,13 @@ struct Tf32dwShared {
   alignas(1024) std::byte a[Traits::kStages][Traits::kABytes];
   alignas(1024) std::byte b[Traits::kStages][Traits::kBBytes];
   Ring<Traits::kStages> loads;  ///< full: 1 with the bytes of A, and each producer thread
-  Ring<Traits::kTileSlots> tile_ring;
-  WeightTile tiles[Traits::kTileSlots];
+  Ring<kWeightTileSlots> tile_ring;
+  typename Traits::Tile tiles[kWeightTileSlots];
   /// Which rows of a stage count. The others are zero in B; those of A are ignored, so that a NaN
   /// beyond the segment or opposite an absent row stays where it is.
   unsigned masks[Traits::kStages];
   int class_counts[kSizeClasses];
   int row_prefix[1];  ///< experts + 1 entries, then the order: the rest of dynamic shared memory
-
-  /// Experts in the order in which their tiles are handed out.
-  __device__ __forceinline__ unsigned short* order(int experts) {
-    return reinterpret_cast<unsigned short*>(row_prefix + experts + 1);
-  }
 };
-
-/// Defined in kernel.cuh, instantiated in a translation unit for each line.
-template <Tf32dwGemm Kernel, DType D>
-KernelFunctions tf32dw_gemm_functions();
 
 }  // namespace moegemm::cuda::sm90

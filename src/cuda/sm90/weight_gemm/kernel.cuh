@@ -1,10 +1,9 @@
 #pragma once
 
-#include "cuda/device/schedule/expert_order.cuh"
-#include "cuda/device/schedule/tile_scheduler.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/sm90/weight_gemm/load.cuh"
 #include "cuda/sm90/weight_gemm/mma.cuh"
+#include "cuda/sm90/weight_gemm/schedule.cuh"
 #include "cuda/sm90/weight_gemm/store.cuh"
 
 // clang-format off
@@ -49,38 +48,19 @@ __device__ __forceinline__ bool has_absent_rows(const WeightGemmParams& params,
 template <typename Traits>
 __device__ __forceinline__ void schedule_tiles(const WeightGemmParams& params,
                                                WeightGemmShared<Traits>& shared) {
-  const ExpertTable table = {shared.row_prefix, shared.order(params.experts)};
-  table.build(params, Traits::kRows, shared.class_counts);
-  __syncwarp();
-  const int lane = threadIdx.x % kWarpSize;
-  const int total = params.experts * params.tiling.tiles_per_expert();
-  TileQueue queue(params.counter, total);
-  PipelineState<Traits::kTileSlots> slot;
+  TileScheduler<Traits, WeightGemmParams> tiles(params, shared);
   int looked_at = -1;  // the expert whose indices were last looked at, and what was found
   bool absent = false;
-  const auto publish = [&](const WeightGemmTile& tile) {
-    shared.tile_ring.wait_empty(slot);
-    if (lane == 0) {
-      shared.tiles[slot.slot] = tile;
-      ptx::mbarrier_arrive(&shared.tile_ring.full[slot.slot]);
-    }
-    slot.advance();
-  };
-  for (; !queue.done(); queue.advance()) {
-    WeightGemmTile tile = {
-        decode_weight_tile(queue.current(), params.tiling, Traits::kACols, Traits::kBCols)};
-    table.place(tile, params.placement);
+  for (; !tiles.done(); tiles.advance()) {
+    WeightGemmTile tile = {tiles.current()};
     if (params.gather_indices.data && tile.expert != looked_at) {
       looked_at = tile.expert;
       absent = has_absent_rows(params, tile);
     }
     tile.has_absent_rows = absent;
-    // dW += nothing: left alone, so that not even -0.0 changes.
-    if (tile.rows == 0 && params.output == WeightOutput::kAddToFloat32) continue;
-    publish(tile);
+    if (!tiles.stays(tile)) tiles.publish(tile);
   }
-  publish({});
-  if (lane == 0) queue.leave();
+  tiles.end();
 }
 
 /// 16-bit output: the stores of both blocks run under multiplications.

@@ -9,6 +9,7 @@
 #include "cuda/device/schedule/size_class.h"
 #include "cuda/device/schedule/tile_counter.h"
 #include "cuda/device/segments.cuh"
+#include "cuda/sm90/weight_gemm/schedule.cuh"
 #include "cuda/sm90/weight_gemm/traits.h"
 
 namespace moegemm::cuda::sm90 {
@@ -51,6 +52,8 @@ struct WeightGemmParams : SegmentParams {
   int flat_rows;  ///< indices are below it
   WeightOutput output;
   TileCounter* counter;  ///< null: static stride
+
+  MOEGEMM_HOST_DEVICE bool adds() const { return output == WeightOutput::kAddToFloat32; }
 };
 
 /// Dynamic shared memory.
@@ -61,38 +64,11 @@ struct WeightGemmShared {
   alignas(1024) unsigned char staging[kConsumers][Traits::kStagingBytes];
   alignas(16) unsigned row_chunks[kLoadWarps][kWarpSize];  ///< see gather_rows
   Ring<Traits::kStages> loads;
-  Ring<Traits::kTileSlots> tile_ring;
-  WeightGemmTile tiles[Traits::kTileSlots];
+  Ring<kWeightTileSlots> tile_ring;
+  typename Traits::Tile tiles[kWeightTileSlots];
   std::uint64_t old_full[kConsumers];  ///< see WeightStore
   int class_counts[kSizeClasses];
   int row_prefix[1];  ///< experts + 1 entries, then the order: the rest of dynamic shared memory
-
-  /// Experts in the order in which their tiles are handed out.
-  __device__ __forceinline__ unsigned short* order(int experts) {
-    return reinterpret_cast<unsigned short*>(row_prefix + experts + 1);
-  }
-};
-
-constexpr int kSharedBytesPerExpert = sizeof(int) + sizeof(unsigned short);
-
-/// A warp's view of the tiles that the scheduler publishes.
-template <typename Traits>
-class TileReader {
- public:
-  __device__ __forceinline__ explicit TileReader(WeightGemmShared<Traits>& shared)
-      : shared_(shared) {}
-
-  __device__ __forceinline__ WeightGemmTile next() {
-    shared_.tile_ring.wait_full(slot_);
-    const WeightGemmTile tile = shared_.tiles[slot_.slot];
-    ptx::mbarrier_arrive(&shared_.tile_ring.empty[slot_.slot]);
-    slot_.advance();
-    return tile;
-  }
-
- private:
-  WeightGemmShared<Traits>& shared_;
-  PipelineState<Traits::kTileSlots> slot_;
 };
 
 }  // namespace moegemm::cuda::sm90

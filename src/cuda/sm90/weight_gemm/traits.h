@@ -26,6 +26,7 @@ constexpr int kProducerRegisters = 56;
 constexpr int kConsumerRegisters = 224;
 /// Columns of one 128-byte-swizzled slab of 16-bit elements.
 constexpr int kSlabCols = 64;
+constexpr int kTf32SlabCols = 32;  ///< the same of fp32
 
 /// A line of instances/sm90.inc: a_cols by b_cols outputs, the contraction in stages of `rows`
 /// rows.
@@ -37,19 +38,31 @@ struct WeightGemm {
   int b_cols;
   int rows;
   int stages;
+  bool tf32 = false;  ///< of fp32, multiplied as TF32: see ../tf32dw_gemm
+
+  /// Columns of a row of 128 bytes in shared memory.
+  constexpr int slab_cols() const { return tf32 ? kTf32SlabCols : kSlabCols; }
 };
+
+/// What the scheduler hands to the other warps.
+struct WeightGemmTile : WeightTile {
+  bool has_absent_rows = false;  ///< some of the segment's indices are out of range
+};
+
+template <typename Traits>
+struct WeightGemmShared;
 
 /// Everything that changes the inner loop of a kernel.
 template <WeightGemm Kernel, DType D, bool FloatOutput>
 struct WeightGemmTraits {
   using Element = ElementType<D>;
+  using Tile = WeightGemmTile;
+  using Shared = WeightGemmShared<WeightGemmTraits>;
   static constexpr bool kFloatOutput = FloatOutput;
   static constexpr int kACols = Kernel.a_cols;
   static constexpr int kBCols = Kernel.b_cols;
   static constexpr int kRows = Kernel.rows;
   static constexpr int kStages = Kernel.stages;
-  /// Tiles decoded ahead. More would bind tiles to a CTA long before it gets to them.
-  static constexpr int kTileSlots = 2;
   static constexpr int kASlabs = kACols / kSlabCols;
   static constexpr int kBSlabs = kBCols / kSlabCols;
   static constexpr int kSlabBytes = kRows * kSlabCols * 2;
@@ -69,10 +82,10 @@ struct WeightGemmTraits {
 template <WeightGemm Kernel, DType D>
 KernelFunctions weight_gemm_functions();
 
-/// What the scheduler hands to the other warps.
-struct WeightGemmTile : WeightTile {
-  bool has_absent_rows = false;  ///< some of the segment's indices are out of range
-};
+/// The same for lines that multiply fp32 as TF32, in ../tf32dw_gemm/kernel.cuh.
+using Tf32dwGemm = WeightGemm;
+template <Tf32dwGemm Kernel, DType D>
+KernelFunctions tf32dw_gemm_functions();
 
 /// The last tile's second store hides under this many stages of the next tile's first block. One
 /// is 2 % slower on 8-stage tiles, three 3 %: they hold stages that loads could fill.

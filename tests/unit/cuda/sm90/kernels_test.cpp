@@ -46,7 +46,7 @@ std::set<std::pair<int, int>> takers(const Problem& problem) {
 }
 
 std::string refusal(const std::string& kernel, const Problem& problem) {
-  for (const KernelEntry& entry : row_gemm_kernels()) {
+  for (const KernelEntry& entry : kernels()) {
     if (entry.info.name == kernel) return refuse(entry, problem, hopper());
   }
   return "there is no such kernel";
@@ -146,17 +146,16 @@ TEST(Sm90Kernels, ThinTilesAreForThinProductsAlone) {
 }
 
 TEST(Sm90Kernels, ThinTilesOfDwAreForOneThinSide) {
-  const KernelEntry thin = weight_gemm_kernels().back();
+  const std::string thin = "sm90_dw_256x64x32_s9";
   Problem problem = first_product(Permutation::kX);
   problem.op = Op::kDw;
-  EXPECT_EQ(refuse(thin, problem, hopper()),
-            "is for one side of up to 256 columns, here it has 1536");
+  EXPECT_EQ(refusal(thin, problem), "is for one side of up to 256 columns, here it has 1536");
   problem.n = 64;
-  EXPECT_EQ(refuse(thin, problem, hopper()), "");
+  EXPECT_EQ(refusal(thin, problem), "");
   std::swap(problem.n, problem.k);
-  EXPECT_NE(refuse(thin, problem, hopper()), "") << "the gathered side is the wide one";
+  EXPECT_NE(refusal(thin, problem), "") << "the gathered side is the wide one";
   problem.permutation = Permutation::kNone;
-  EXPECT_EQ(refuse(thin, problem, hopper()), "");
+  EXPECT_EQ(refusal(thin, problem), "");
 }
 
 TEST(Sm90Kernels, CachePolicyOfWeightsIsPlanned) {

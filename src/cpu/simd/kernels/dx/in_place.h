@@ -5,7 +5,7 @@
 #include "cpu/simd/kernel_table.h"
 #include "cpu/simd/kernels/broadcast.h"
 #include "cpu/simd/kernels/decode.h"
-#include "cpu/simd/kernels/dx_spans.h"
+#include "cpu/simd/kernels/dx/spans.h"
 #include "cpu/simd/kernels/finish.h"
 
 /// dX rows = dY rows times W_e, for experts with few rows: reading the weights is what takes time.
@@ -133,7 +133,7 @@ void add_packed_group(const DxTask& task, const PackedWeights& w, std::int64_t t
     group.cols = task.cols - c < kDecodedCols ? task.cols - c : kDecodedCols;
     group.sums = first.sums + c;
     group.totals = first.totals + c;
-    decode_block<typename Math::Isa, T>(w, term, group.terms, task.first_col + c, group.cols,
+    decode_block<typename Math::Isa, T>(w, term, group.terms, task.packed_first + c, group.cols,
                                         decoded, group.stride);
     add_group<Math, T>(task, group);
   }

@@ -6,7 +6,7 @@
 #include "cpu/simd/kernel_table.h"
 #include "cpu/simd/kernels/broadcast.h"
 #include "cpu/simd/kernels/decode.h"
-#include "cpu/simd/kernels/dx_spans.h"
+#include "cpu/simd/kernels/dx/spans.h"
 #include "cpu/simd/kernels/finish.h"
 #include "cpu/simd/kernels/pack.h"
 
@@ -93,7 +93,7 @@ void dx_packed_span(const DxTask& task, const DxSpan<T>& span) {
       const StridedRows<T> weights{static_cast<const T*>(task.decoded), decoded_stride(task.cols)};
       for (std::int64_t t = 0; t < terms; t += kDecodedTerms) {
         const std::int64_t some = smaller(kDecodedTerms, terms - t);
-        decode_block<Isa, T>(*packed_w, term + t, some, task.first_col, task.cols,
+        decode_block<Isa, T>(*packed_w, term + t, some, task.packed_first, task.cols,
                              static_cast<T*>(task.decoded), weights.stride);
         pack_panels<Math, T, Isa::kTileVecs>(weights, some, task.cols, nullptr,
                                              panels + t / Math::kTerms * kPanelCols, steps);
