@@ -316,12 +316,17 @@ __device__ __forceinline__ void produce(const RowGemmParams& params,
                                         const RowGemmShared<Traits>& shared, int warp,
                                         bool row_info) {
   if constexpr (Traits::kGathered) {
-    load_gathered<Traits>(params, shared, [&](const Tile& tile, int slot) {
+    const auto write_info = [&](const Tile& tile, int slot) {
       if (params.multiply) {
         write_row_info<kWarpgroupThreads>(params, shared_now(params, shared), tile, slot,
                                           threadIdx.x);
       }
-    });
+    };
+    if constexpr (Traits::kTabled) {  // found as above
+      load_gathered_ahead(params, shared, write_info);
+    } else {
+      load_gathered<Traits>(params, shared, write_info);
+    }
   } else if (warp == 0) {
     load_in_order<Traits>(params, shared);
   } else if (Traits::kTabled && warp > Traits::kInfoWarps) {

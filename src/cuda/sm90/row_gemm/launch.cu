@@ -66,6 +66,11 @@ std::string refuse_quantised(const RowGemm& kernel, const Problem& problem) {
   if (problem.scales_alignment < scale_bytes(q.scale_type)) {
     return "W's scales are not at a multiple of their size";
   }
+  const bool pairs = q.format == WeightFormat::kMxfp4 || q.format == WeightFormat::kInt4;
+  if (pairs && !kernel.streams() && q.block_k == 32 &&
+      problem.scales_alignment < 2 * scale_bytes(q.scale_type)) {
+    return "takes two scales of W at a time, which are not at a multiple of their size";
+  }
   const auto serves = [](std::int64_t block, std::int64_t all, std::int64_t least) {
     return block >= all ||
            (block >= least && std::has_single_bit(static_cast<std::uint64_t>(block)));
