@@ -127,6 +127,15 @@ void add_options(const Format& format, std::vector<ProblemCase>& cases) {
       c.bias = true;
     });
     add("LowRank", [](ProblemCase& c) { c.low_rank = 16; });
+    add("ManyTiles", [](ProblemCase& c) {  // several for each multiprocessor
+      c.m_sizes.clear();
+      c.rows = 16;
+      for (int e = 0; e < 140; ++e) {
+        c.m_sizes.push_back(e % 70 == 9 ? 300 : (e % 7 == 0 ? 0 : 4 + e % 5 * 4));
+        c.rows += c.m_sizes.back();
+      }
+      c.n = 384;
+    });
   }
   ProblemCase scaled = quantised(format, "Scaled", Permutation::kY);
   scaled.multiply = true;

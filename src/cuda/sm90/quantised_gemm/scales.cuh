@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/warpgroup.cuh"
 #include "cuda/sm90/quantised_gemm/decode.cuh"
 #include "cuda/sm90/row_gemm/params.h"
 
@@ -34,6 +35,18 @@ struct ScaleSource {
       return load_scale(expert, scales.type, index);
     } else {
       return __ldg(reinterpret_cast<const typename Decoder<F>::Loaded*>(expert) + index);
+    }
+  }
+  /// mxfp4 and int4: those of k and k + 32 in one load, k being a multiple of 64; `same`: they are
+  /// one. The launch makes sure of the address.
+  template <WeightFormat F>
+  __device__ __forceinline__ std::uint32_t load_both(int row, int k, bool same) const {
+    if constexpr (F == WeightFormat::kMxfp4) {
+      return __ldg(reinterpret_cast<const std::uint16_t*>(expert + row + (k >> 5)));
+    } else if (same) {
+      return load<F>(row, k);
+    } else {
+      return __ldg(reinterpret_cast<const std::uint32_t*>(expert) + (row + (k >> 5) >> 1));
     }
   }
 };
@@ -70,74 +83,72 @@ class ScaleWriter {
   static constexpr WeightFormat kFormat = Traits::kKernel.weights;
   static constexpr bool kForward = Traits::kDepthMajor;
   static constexpr int kUnits = 128 / kWarpSize;
+  /// Whether the scales of 64 columns are in one register.
+  static constexpr bool kPacked = kFormat == WeightFormat::kMxfp4 || kFormat == WeightFormat::kInt4;
   using D = Decoder<kFormat>;
   using Table = ScaleTable<Traits>;
   static_assert(Traits::kFeatures == 128 && Traits::kStageDepth == kDepth);
 
  public:
-  __device__ __forceinline__ void begin(const RowGemmParams& params, const Tile& tile) {
+  /// Requests the scales of a tile's stage `block`; `which` of Ahead sets of registers is free.
+  /// Where they are is worked out each time: registers are short.
+  __device__ __forceinline__ void fetch(const RowGemmParams& params, const Tile& tile, int block,
+                                        int which) {
     const ScaleSource source(params.scales, tile.expert);
-    expert_ = source.expert;
-    if constexpr (kForward) {
-#pragma unroll
-      for (int unit = 0; unit < kUnits; ++unit) {  // rows past the last are not stored
-        const int row = tile.feature + lane() + unit * kWarpSize;
-        place_[unit] = source.row(min(row, params.features - 1));
-      }
-    } else {
-      place_[0] = tile.feature;
-    }
-  }
-
-  /// Requests the scales of stage `block`; `which` of Ahead sets of registers is free.
-  __device__ __forceinline__ void fetch(const RowGemmParams& params, int block, int which) {
-    ScaleSource source(params.scales, 0);
-    source.expert = expert_;
-    const bool same = kFormat != WeightFormat::kMxfp4 && params.scales.column_shift > 5;
+    const int feature = tile.feature;
+    const bool same = same_scale(params);
+    const int own = lane();
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
-      const int number = lane() + unit * kWarpSize;
-      const int n = block * kDepth + number % 64;
-      const int row = kForward ? place_[unit] : source.row(n);
-      // Columns past the last are not stored either.
-      const int k =
-          kForward ? block * kDepth : min(place_[0] + unit / 2 * 64, params.features - 64);
-      // Rows past the last are zeros in both operands: any finite scale will do.
-      if ((kForward ? k : n) >= params.depth) {
-        set(which, unit, 0, 0);
-        set(which, unit, 1, 0);
-        continue;
+      const int number = own + unit * kWarpSize;
+      // Rows and columns past the last are not stored.
+      const int n =
+          kForward ? min(feature + number, params.features - 1) : block * kDepth + number % 64;
+      const int k = kForward ? block * kDepth : min(feature + unit / 2 * 64, params.features - 64);
+      const int row = source.row(n);
+      // Rows past the depth are zeros in both operands: any finite scale will do.
+      const bool exists = (kForward ? k : n) < params.depth;
+      if constexpr (kPacked) {
+        set(which, unit, 0, exists ? source.template load_both<kFormat>(row, k, same) : 0);
+      } else {
+        set(which, unit, 0, exists ? source.template load<kFormat>(row, k) : 0);
+        if (same) continue;  // no copy, which would wait for it
+        set(which, unit, 1, exists ? source.template load<kFormat>(row, k + 32) : 0);
       }
-      const std::uint32_t first = source.template load<kFormat>(row, k);
-      set(which, unit, 0, first);
-      set(which, unit, 1, same ? first : source.template load<kFormat>(row, k + 32));
     }
   }
 
   /// Writes the table of a stage; one lane arrives.
   __device__ __forceinline__ void write(const RowGemmParams& params, std::byte* table, int which,
                                         std::uint64_t* full) {
+    const int own = lane();
     if constexpr (kFormat == WeightFormat::kMxfp4) {
-      write_excess(table, which);
+      write_excess(table, which, own);
     }
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
-      const int number = lane() + unit * kWarpSize;
+      const int number = own + unit * kWarpSize;
       if constexpr (kForward && kFormat == WeightFormat::kNf4) {
         D::write_products(table + number * 16, __uint_as_float(get(which, unit, 0)));
       } else {
         const auto first = decoder_scale<kFormat>(clipped(get(which, unit, 0)), params.scales.type);
+        const int of_second = same_scale(params) ? 0 : 1;
         const auto second =
-            decoder_scale<kFormat>(clipped(get(which, unit, 1)), params.scales.type);
+            decoder_scale<kFormat>(clipped(get(which, unit, of_second)), params.scales.type);
         store(table, number, bits(first), bits(second));
       }
     }
     __syncwarp();
-    if (lane() == 0) ptx::mbarrier_arrive(full);
+    if (own == 0) ptx::mbarrier_arrive(full);
   }
 
  private:
-  static __device__ __forceinline__ int lane() { return threadIdx.x % kWarpSize; }
+  /// Whether 64 columns have one scale.
+  static __device__ __forceinline__ bool same_scale(const RowGemmParams& params) {
+    return kFormat != WeightFormat::kMxfp4 && params.scales.column_shift > 5;
+  }
+  /// Read anew: what follows from it must not wait in registers.
+  static __device__ __forceinline__ int lane() { return ptx::thread_index() % kWarpSize; }
   static __device__ __forceinline__ std::uint32_t bits(std::uint32_t factor) { return factor; }
   static __device__ __forceinline__ std::uint32_t bits(float factor) {
     return __float_as_uint(factor);
@@ -164,18 +175,18 @@ class ScaleWriter {
   }
 
   /// Scales that need two products are rare.
-  __device__ __forceinline__ void write_excess(std::byte* table, int which) {
+  __device__ __forceinline__ void write_excess(std::byte* table, int which, int own) {
     std::uint32_t most = 0;
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
       most = max(most, max(get(which, unit, 0), get(which, unit, 1)));
     }
     const bool any = __any_sync(kFullMask, most > D::kMost);
-    if (lane() == 0) *reinterpret_cast<std::uint32_t*>(table + Table::kFlags) = any;
+    if (own == 0) *reinterpret_cast<std::uint32_t*>(table + Table::kFlags) = any;
     if (!any) return;
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
-      const int number = lane() + unit * kWarpSize;
+      const int number = own + unit * kWarpSize;
       auto* excess = reinterpret_cast<std::uint16_t*>(table + Table::kExcess);
       const int entry = kForward ? number * 2 : Table::dx_entry(number % 64, number / 64 * 2);
       excess[entry] = static_cast<std::uint16_t>(D::excess(get(which, unit, 0)));
@@ -186,21 +197,27 @@ class ScaleWriter {
 
   /// The set is known where a loop is unrolled; elsewhere it is looked for.
   __device__ __forceinline__ std::uint32_t get(int which, int unit, int half) const {
-    std::uint32_t value = loaded_[0][unit][half];
-#pragma unroll
-    for (int i = 1; i < Ahead; ++i) value = which == i ? loaded_[i][unit][half] : value;
-    return value;
-  }
-  __device__ __forceinline__ void set(int which, int unit, int half, std::uint32_t value) {
+    std::uint32_t value = 0;
 #pragma unroll
     for (int i = 0; i < Ahead; ++i) {
-      if (which == i) loaded_[i][unit][half] = value;
+      const std::uint32_t* const both = loaded_[i][unit];
+      if constexpr (kPacked) {
+        constexpr int kBits = 8 * sizeof(typename D::Loaded);
+        value = which == i ? both[0] >> half * kBits & (1u << kBits) - 1 : value;
+      } else {
+        value = which == i ? (half == 0 ? both[0] : both[1]) : value;
+      }
+    }
+    return value;
+  }
+  __device__ __forceinline__ void set(int which, int unit, int place, std::uint32_t value) {
+#pragma unroll
+    for (int i = 0; i < Ahead; ++i) {
+      if (which == i) loaded_[i][unit][place] = value;
     }
   }
 
-  const std::byte* expert_;
-  int place_[kForward ? kUnits : 1];  ///< the first scale of each row; dX: the tile's first column
-  std::uint32_t loaded_[Ahead][kUnits][2];
+  std::uint32_t loaded_[Ahead][kUnits][kPacked ? 1 : 2];
 };
 
 /// Rows in order: the tables of every stage, by warps that do nothing else; `warp` is the number of
@@ -220,9 +237,8 @@ __device__ __forceinline__ void write_scale_tables(const RowGemmParams& params,
     rings.tile.wait_full(slot);
     const Tile tile = shared.tiles()[slot.slot];
     if (tile.rows == 0) return;
-    writer.begin(params, tile);
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) writer.fetch(params, warp + i * kWarps, i);
+    for (int i = 0; i < kAhead; ++i) writer.fetch(params, tile, warp + i * kWarps, i);
     PipelineState<Traits::kStages> stage = first;
     stage.advance(warp);
 #pragma unroll 1
@@ -233,7 +249,7 @@ __device__ __forceinline__ void write_scale_tables(const RowGemmParams& params,
         if (own >= blocks) break;
         rings.stage.wait_empty(stage);
         writer.write(params, shared.scale_table(stage.slot), i, &rings.stage.full[stage.slot]);
-        writer.fetch(params, own + kAhead * kWarps, i);
+        writer.fetch(params, tile, own + kAhead * kWarps, i);
         stage.advance(kWarps);
       }
     }

@@ -66,6 +66,11 @@ std::string refuse_quantised(const RowGemm& kernel, const Problem& problem) {
   if (problem.scales_alignment < scale_bytes(q.scale_type)) {
     return "W's scales are not at a multiple of their size";
   }
+  const bool pairs = q.format == WeightFormat::kMxfp4 || q.format == WeightFormat::kInt4;
+  if (pairs && !kernel.streams() && q.block_k == 32 &&
+      problem.scales_alignment < 2 * scale_bytes(q.scale_type)) {
+    return "takes two scales of W at a time, which are not at a multiple of their size";
+  }
   const auto serves = [](std::int64_t block, std::int64_t all, std::int64_t least) {
     return block >= all ||
            (block >= least && std::has_single_bit(static_cast<std::uint64_t>(block)));
@@ -262,8 +267,8 @@ RowGemmParams make_params(const RowGemm& kernel, const Step& step, const Problem
   params.vector_store =
       problem.output_alignment >= 16 && problem.output_columns() % (kernel.tf32 ? 4 : 8) == 0;
   params.stores_later = kernel.quantised() && !kernel.streams() && params.rounds &&
-                        params.vector_store && !params.scatter && !params.multiply;
-  if (params.stores_later) {
+                        params.vector_store && !params.multiply;
+  if (params.stores_later && !params.scatter) {
     const std::int64_t pitch = params.out_stride * size_bytes(problem.out_dtype);
     params.out_map =
         encode(tensor_spec(operands.out, problem.out_dtype, {rows.features, problem.rows, 1},
