@@ -145,8 +145,8 @@ void RowWork::RowTiles::add(double segments, double segment_rows, int tile_rows)
 
 RowWork::RowTiles RowWork::random_tiles(int tile_rows) const {
   // Every row picks an expert at random.
-  const double used = std::max(
-      1.0, experts_ * -std::expm1(rows_ * std::log1p(-1 / std::max(experts_, 1 + 1e-9))));
+  const double used =
+      std::max(1.0, experts_ * -std::expm1(rows_ * std::log1p(-1 / std::max(experts_, 1 + 1e-9))));
   const double mean = rows_ / used;
   RowTiles tiles;
   for (const double deviation : kSpread) {
@@ -411,6 +411,7 @@ int choose_among(std::span<const KernelEntry* const> feasible, const Problem& pr
   if (problem.dtype == DType::kFloat32 && problem.op != Op::kDw) {
     return choose_tf32(feasible, problem, facts);
   }
+  if (const int narrow = choose_narrow(feasible, problem, facts); narrow >= 0) return narrow;
   int preferred = -1;
   int best_rank = 0;
   for (std::size_t i = 0; i < feasible.size(); ++i) {
@@ -470,7 +471,7 @@ bool fusing_is_faster(const Problem& problem, const TileShape& tile) {
   //   320 and more      <= 4096 tall   4 to 11 %                 5 to 12 %
   //                     7168    tall  -1 %                       3 %
   const Facts facts = facts_of(problem);
-  if (is(kLow, tile) || is(kSmall, tile)) return facts.rows <= kFewRows;
+  if (tile.rows <= kSmall.rows) return facts.rows <= kFewRows;
   if (is(kWide, tile)) return facts.rows <= 115 || facts.depth <= kShortDepth;
   if (tall_is_half_empty(facts.rows)) return !facts.gathers && facts.depth <= kShortDepth;
   if (!facts.gathers) return true;

@@ -25,6 +25,11 @@ bool dequantising_first_is_faster(const Problem& problem);
 /// each expert has one tile of rows, nobody reads a weight panel again.
 bool weights_pass_through_l2(const Problem& problem, const TileShape& tile, std::int64_t l2_bytes);
 
+/// The position of the kernel with narrow tiles, where they divide a product of few rows among the
+/// multiprocessors clearly better than tiles of 128 features; else -1.
+int choose_narrow(std::span<const KernelEntry* const> feasible, const Problem& problem,
+                  const DeviceFacts& facts);
+
 /// The position of the kernel that should be fastest among those that can run the problem: the one
 /// of the best rank, unless its tiles fit the problem clearly worse than another one's.
 int choose_among(std::span<const KernelEntry* const> feasible, const Problem& problem,

@@ -16,14 +16,22 @@ namespace moegemm::cuda::sm90 {
 /// Rows that are staged at a time.
 constexpr int kPieceRows = 16;
 
-/// Columns of a row that a thread has: 16 threads share its 64.
+/// Columns of a row that a thread has.
 constexpr int kQuad = 4;
-constexpr int kRowThreads = 64 / kQuad;
+
+/// Of a warpgroup's gates, and of its ups: two blocks, or the halves of one.
+template <typename Traits>
+constexpr int kHalfColumns = Traits::kBlocks * 32;
+template <typename Traits>
+constexpr int kRowThreads = kHalfColumns<Traits> / kQuad;
+/// Rows that a warpgroup activates at the same time.
+template <typename Traits>
+constexpr int kRowStep = kWarpgroupThreads / kRowThreads<Traits>;
 
 /// Rows that a thread activates together. Two hide each other's latency, which matters where no
 /// other tile is multiplied meanwhile; larger tiles have no registers for that.
 template <typename Traits>
-constexpr int kRowsTogether = Traits::kRows <= 160 ? 2 : 1;
+constexpr int kRowsTogether = Traits::kRows <= 160 && 2 * kRowStep<Traits> <= kPieceRows ? 2 : 1;
 
 template <typename T>
 __device__ __forceinline__ void unpack(const std::byte* shared, float (&values)[kQuad]) {
@@ -33,21 +41,25 @@ __device__ __forceinline__ void unpack(const std::byte* shared, float (&values)[
   for (int i = 0; i < kQuad; ++i) values[i] = static_cast<float>(elements[i]);
 }
 
-/// Where both blocks of a consumer's tile have their columns.
+/// Where both halves of a consumer's tile have their columns.
 struct BlockColumns {
   int first;
   int second;  ///< the same columns after a gate
 };
 
-/// Copies the biases of a warpgroup's 2 x 64 features to shared memory.
-template <typename T>
+/// Copies the biases of a warpgroup's features to shared memory.
+template <typename Traits>
 __device__ __forceinline__ void share_bias(const RowGemmParams& params, int expert,
                                            const BlockColumns& columns, int thread,
                                            std::byte* shared) {
-  const bool second = thread >= 64;
+  using T = typename Traits::Element;
+  constexpr int kHalf = kHalfColumns<Traits>;
+  static_assert(2 * kHalf <= kWarpgroupThreads && 2 * kHalf * sizeof(T) <= kBiasBytes);
+  if (2 * kHalf < kWarpgroupThreads && thread >= 2 * kHalf) return;
+  const bool second = thread >= kHalf;
   // Columns past the last are not stored.
   const int column =
-      min((second ? columns.second : columns.first) + thread % 64, params.columns - 1);
+      min((second ? columns.second : columns.first) + thread % kHalf, params.columns - 1);
   const T* bias = static_cast<const T*>(params.bias) + expert * params.bias_stride;
   reinterpret_cast<T*>(shared)[thread] =
       bias[(second ? params.first_up : 0) + column * params.bias_step];
@@ -91,31 +103,39 @@ __device__ __forceinline__ void store_quad(const RowGemmParams& params, int row,
 }
 
 /// Activates and stores a thread's quads of 16 staged rows. `blocks`: the rows of the first block,
-/// those of the second after them.
-template <typename T, int Together>
+/// those of the second after them; or of one, whose second half is the ups.
+template <typename Traits>
 __device__ __forceinline__ void store_piece(const RowGemmParams& params, const Tile& tile, int base,
                                             const BlockColumns& columns, int thread,
                                             const std::byte* blocks, const std::byte* biases) {
-  constexpr int kStep = kWarpgroupThreads / kRowThreads;
-  static_assert(kStep == 8, "rows apart by the period of the swizzle");
-  const int quad = thread % kRowThreads * kQuad;
-  const int local = thread / kRowThreads;
+  using T = typename Traits::Element;
+  constexpr int kHalf = kHalfColumns<Traits>;
+  constexpr int kStep = kRowStep<Traits>;
+  constexpr int kTogether = kRowsTogether<Traits>;
+  static_assert(kStep % 8 == 0, "rows apart by periods of the swizzle");
+  const int quad = thread % kRowThreads<Traits> * kQuad;
+  const int local = thread / kRowThreads<Traits>;
   const std::byte* quads = blocks + swizzle_128b(local, quad / 8) + quad % 8 * 2;
+  // The swizzle exchanges the halves of a row or leaves them: from one to the other is the sum or
+  // the difference.
+  const int to_second = Traits::kBlocks == 2
+                            ? kPieceRows * kRowBytes
+                            : swizzle_128b(local, quad / 8 + 4) - swizzle_128b(local, quad / 8);
 #pragma unroll 1  // the functions once
-  for (int done = 0; done < kPieceRows; done += kStep * Together) {
-    float first[Together][kQuad], second[Together][kQuad];
+  for (int done = 0; done < kPieceRows; done += kStep * kTogether) {
+    float first[kTogether][kQuad], second[kTogether][kQuad];
 #pragma unroll
-    for (int r = 0; r < Together; ++r) {
+    for (int r = 0; r < kTogether; ++r) {
       const std::byte* row = quads + (done + r * kStep) * kRowBytes;
       unpack<T>(row, first[r]);
-      unpack<T>(row + kPieceRows * kRowBytes, second[r]);
+      unpack<T>(row + to_second, second[r]);
     }
     if (params.bias) {
       float bias[2][kQuad];
       unpack<T>(biases + quad * 2, bias[0]);
-      unpack<T>(biases + (64 + quad) * 2, bias[1]);
+      unpack<T>(biases + (kHalf + quad) * 2, bias[1]);
 #pragma unroll
-      for (int r = 0; r < Together; ++r) {
+      for (int r = 0; r < kTogether; ++r) {
 #pragma unroll
         for (int i = 0; i < kQuad; ++i) {
           first[r][i] += bias[0][i];
@@ -126,16 +146,16 @@ __device__ __forceinline__ void store_piece(const RowGemmParams& params, const T
     int column = columns.first;
 #pragma unroll 1
     while (true) {
-      activate<Together>(params.activation, first, second);
+      activate<kTogether>(params.activation, first, second);
 #pragma unroll
-      for (int r = 0; r < Together; ++r) {
+      for (int r = 0; r < kTogether; ++r) {
         const int row = base + local + done + r * kStep;
         if (row < tile.rows) store_quad<T>(params, tile.row + row, column + quad, first[r]);
       }
       if (column == columns.second) break;  // at once with a gate
       column = columns.second;
 #pragma unroll
-      for (int r = 0; r < Together; ++r) {
+      for (int r = 0; r < kTogether; ++r) {
 #pragma unroll
         for (int i = 0; i < kQuad; ++i) first[r][i] = second[r][i];
       }
@@ -143,7 +163,7 @@ __device__ __forceinline__ void store_piece(const RowGemmParams& params, const T
   }
 }
 
-/// 16 rows at a time: both blocks become rows of 128 bytes in shared memory, where a thread finds
+/// 16 rows at a time: a block becomes rows of 128 bytes in shared memory, where a thread finds
 /// four gates of a row and their ups. Two buffers, so one barrier per 16 rows, and the next ones
 /// are staged before these are read (see store_rows).
 template <typename Traits>
@@ -151,9 +171,10 @@ __device__ __forceinline__ void store_activated(const RowGemmParams& params,
                                                 const RowGemmShared<Traits>& shared, int slot,
                                                 const RoundedTile<Traits>& rounded,
                                                 bool rehearsal) {
-  using T = typename Traits::Element;
   constexpr int kBlockBytes = kPieceRows * kRowBytes;
-  static_assert(2 * 2 * kBlockBytes <= Traits::kStagingBytes / kConsumers);
+  constexpr int kPieceBytes = Traits::kBlocks * kBlockBytes;
+  static_assert((Traits::kRows > kPieceRows ? 2 : 1) * kPieceBytes <=
+                Traits::kStagingBytes / kConsumers);
   Tile tile;  // read again, not kept through the main loop
   if (!Traits::kStreams || !rehearsal) tile = shared.tiles()[slot];
   // Opaque: what follows from it must not wait in registers while the next tile is multiplied.
@@ -173,13 +194,13 @@ __device__ __forceinline__ void store_activated(const RowGemmParams& params,
   if constexpr (!Traits::kPingpong) ptx::bar_sync(barrier, kWarpgroupThreads);
   // A rehearsal runs before the launch ahead has ended: see LaunchStart.
   const bool counts = !Traits::kStreams || !rehearsal;
-  if (params.bias && counts) share_bias<T>(params, tile.expert, columns, thread, biases);
+  if (params.bias && counts) share_bias<Traits>(params, tile.expert, columns, thread, biases);
   const auto blocks_at = [&](int base) {
-    return shared.staging(consumer) + base / kPieceRows % 2 * 2 * kBlockBytes;
+    return shared.staging(consumer) + base / kPieceRows % 2 * kPieceBytes;
   };
   const auto stage = [&](int base) {
 #pragma unroll
-    for (int block = 0; block < 2; ++block) {
+    for (int block = 0; block < Traits::kBlocks; ++block) {
       const std::uint32_t* pairs = rounded.pairs[block] + base / 4;
       ptx::stmatrix_x4_trans(
           ptx::shared_address(blocks_at(base) + block * kBlockBytes) + write_offset, pairs[0],
@@ -192,8 +213,7 @@ __device__ __forceinline__ void store_activated(const RowGemmParams& params,
     ptx::bar_sync(barrier, kWarpgroupThreads);
     if (base + kPieceRows < Traits::kRows) stage(base + kPieceRows);
     if (base < tile.rows || (Traits::kStreams && rehearsal && base == 0)) {
-      store_piece<T, kRowsTogether<Traits>>(params, tile, base, columns, thread, blocks_at(base),
-                                            biases);
+      store_piece<Traits>(params, tile, base, columns, thread, blocks_at(base), biases);
     }
   }
 }

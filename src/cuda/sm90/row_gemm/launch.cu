@@ -29,7 +29,8 @@ RowProblem row_problem(const Problem& problem, const Operands& operands) {
   return {problem.k, problem.n, operands.dy, operands.dy_stride};
 }
 
-/// Tiles of 64 features are for thin products: of wide ones they would read every row too often.
+/// Tiles of 64 features and many rows are for thin products: of wide ones they would read every row
+/// too often.
 constexpr int kThinFeatures = 64;
 constexpr std::int64_t kMostThinColumns = 4 * kThinFeatures;
 
@@ -121,7 +122,7 @@ std::string refuse(const RowGemm& kernel, const KernelEntry& entry, const Proble
     return "stores activated rows in the dtype of the inputs only";
   }
   const std::int64_t columns = row_problem(problem, {}).features;
-  if (kernel.features <= kThinFeatures && columns > kMostThinColumns) {
+  if (kernel.features <= kThinFeatures && !kernel.streams() && columns > kMostThinColumns) {
     return "is for up to " + std::to_string(kMostThinColumns) + " columns, these are " +
            std::to_string(columns);
   }

@@ -34,7 +34,7 @@ constexpr int kStagedRows = 32;  ///< rows per store buffer: 4 KiB, half of a wa
 constexpr int kPairTableBytes = 256 * 16 * 8;  ///< a pair of fp32 for each byte, sixteen times
 constexpr int kExcessBytes = 512;              ///< of mxfp4 scales that take two products
 constexpr int kExcessFlagBytes = 16;
-constexpr int kRingBytes = 512;  ///< all barriers: 2 x 12 stages at most, 3 x kTileSlots, rounded
+constexpr int kRingBytes = 512;  ///< all barriers: 2 x 26 stages at most, 3 x kTileSlots
 
 /// A line of instances/sm90.inc.
 struct RowGemm {
@@ -186,7 +186,8 @@ struct RowGemmTraits {
   /// that lie anywhere.
   static constexpr int staging_rows() {
     if (kTf32) return 0;  // fp32 results are stored from registers
-    if (!kStoresLater) return 2 * kStagedRows;
+    // Two buffers, but results of one step need one.
+    if (!kStoresLater) return kRows * kBlocks <= 16 ? 16 : 2 * kStagedRows;
     const int left = kSharedMemoryLimit - kStages * kStageBytes - kDecodeBytes - kRingBytes -
                      kTileSlots * 16 - 1024 * 12 - 16;
     const int most = left / (kConsumers * kRowBytes) / kStagedRows * kStagedRows;
@@ -212,13 +213,15 @@ struct RowGemmTraits {
   static_assert(kRows % kGranule == 0 && kRows <= 256);
   static_assert(kKernel.least_box() % 8 == 0 &&
                 (kRows - kKernel.least_box()) % kKernel.box_step() == 0 && kBoxes <= kMaxBoxes);
-  static_assert(!kActivated || kBlocks == 2, "a block of gates and a block of ups");
+  static_assert(!kActivated || kBlocks == 2 || (kBlocks == 1 && kPingpong),
+                "a block of gates and a block of ups, or one of both");
   static_assert(kKernel.accumulators() <= 192,
                 "more accumulators than a consumer thread has registers");
   static_assert(kTf32 == (sizeof(Element) == 4));
 };
 
-constexpr int kActivatedRingBytes = 256;  ///< 2 x 10 stages at most: every byte counts there
+constexpr int kFewStages = 10;      ///< activated tiles of so many have smaller rings:
+constexpr int kFewRingBytes = 256;  ///< every byte counts there
 /// Of UnnamedRows: what a tile leaves of shared memory, within these bounds.
 constexpr int kLeastNamedWords = 64;
 constexpr int kMostNamedWords = 1024;
@@ -231,8 +234,9 @@ struct RowGemmLayout {
   static constexpr int kStaging = Traits::kStages * Traits::kStageBytes;
   static constexpr int kDecode = kStaging + Traits::kStagingBytes;
   static constexpr int kRings = kDecode + Traits::kDecodeBytes;
+  static constexpr bool kSmallRings = Traits::kActivated && Traits::kStages <= kFewStages;
   static constexpr int kBiases =
-      kRings + (Traits::kActivated ? kActivatedRingBytes : kRingBytes);  ///< of each consumer
+      kRings + (kSmallRings ? kFewRingBytes : kRingBytes);  ///< of each consumer
   static constexpr int kTiles = kBiases + (Traits::kActivated ? kConsumers * kBiasBytes : 0);
   static constexpr int kStarts = kTiles + kTileSlots * 16;  ///< SegmentStart [E + 1]
 

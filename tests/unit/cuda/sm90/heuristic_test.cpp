@@ -62,6 +62,7 @@ std::pair<int, int> chosen(const Problem& problem) {
       row_gemm(problem.op, 128, 64), row_gemm(problem.op, 128, 192), row_gemm(problem.op, 192, 128),
       row_gemm(problem.op, 256, forward ? (problem.gathers() ? 160 : 128) : 192)};
   if (forward) kernels.push_back(row_gemm(problem.op, 128, 32));
+  if (forward) kernels.push_back(row_gemm(problem.op, 64, 16));
   if ((forward ? problem.n : problem.k) <= 256) kernels.push_back(row_gemm(problem.op, 64, 128));
   const TileShape tile = kernels[choose_from(kernels, problem)].tile;
   return {tile.columns, tile.rows};
@@ -88,6 +89,24 @@ TEST(Sm90Heuristic, FewTilesDoNotLeadDecodeAwayFromIt) {
   EXPECT_EQ(chosen(layer(Op::kForward, 128, 8, 2048, 768, Permutation::kY)), std::pair(128, 32));
   EXPECT_EQ(chosen(layer(Op::kForward, 512, 10, 1024, 2048, Permutation::kX)), std::pair(128, 32));
   EXPECT_EQ(chosen(layer(Op::kForward, 8, 128, 4096, 14336, Permutation::kY)), std::pair(128, 32));
+}
+
+TEST(Sm90Heuristic, FewTilesThatFillTheirLastWaveBadlyAreHalved) {
+  const std::pair narrow(64, 16);
+  // gpt-oss-120b at one token: 180 tiles of 128 features, or 360.
+  EXPECT_EQ(chosen(layer(Op::kForward, 128, 4, 5760, 2880, Permutation::kX)), narrow);
+  // 92 tiles, which keep memory busy, or 132 and 48.
+  EXPECT_EQ(chosen(layer(Op::kForward, 128, 4, 2880, 2880, Permutation::kY)), std::pair(128, 32));
+  // Llama-4 Scout: 40 multiprocessors, or 80.
+  EXPECT_EQ(chosen(layer(Op::kForward, 16, 1, 5120, 8192, Permutation::kY)), narrow);
+  EXPECT_EQ(chosen(layer(Op::kForward, 128, 64, 5760, 2880, Permutation::kX)), std::pair(128, 32))
+      << "many waves";
+  EXPECT_EQ(chosen(layer(Op::kForward, 4, 36, 5760, 2880, Permutation::kX)), std::pair(128, 32))
+      << "9 rows per expert";
+  EXPECT_EQ(chosen(layer(Op::kForward, 4, 32, 5760, 2880, Permutation::kX)), narrow);
+  EXPECT_EQ(chosen(layer(Op::kForward, 128, 4, 64, 2880, Permutation::kX)), std::pair(128, 32))
+      << "both have one tile per expert";
+  EXPECT_NE(chosen(layer(Op::kDx, 128, 4, 2880, 5760, Permutation::kX)), narrow);
 }
 
 TEST(Sm90Heuristic, AProblemOfVeryFewTilesGetsTheLowestOne) {
@@ -346,17 +365,20 @@ Problem activated(std::int64_t experts, std::int64_t rows, std::int64_t n, std::
 std::optional<std::pair<int, int>> fused(const Problem& problem) {
   const std::vector<KernelInfo> kernels = {
       row_gemm(Op::kForward, 256, 160), row_gemm(Op::kForward, 128, 192),
-      row_gemm(Op::kForward, 128, 64), row_gemm(Op::kForward, 128, 32)};
+      row_gemm(Op::kForward, 128, 64), row_gemm(Op::kForward, 128, 32),
+      row_gemm(Op::kForward, 64, 16)};
   const TileShape tile = kernels[choose_from(kernels, problem)].tile;
   if (!fusing_is_faster(problem, tile)) return {};
   return std::pair(tile.columns, tile.rows);
 }
 
 TEST(Sm90Activated, DecodeStreamsWeightsAndAlwaysFuses) {
-  for (const std::int64_t rows : {1, 512, 16 * 128}) {
+  for (const std::int64_t rows : {128, 512, 16 * 128}) {
     EXPECT_EQ(fused(activated(128, rows, 1536, 2048)), std::pair(128, 32)) << rows;
     EXPECT_EQ(fused(activated(128, rows, 4096, 7168)), std::pair(128, 32)) << rows;
   }
+  EXPECT_EQ(fused(activated(128, 4, 5760, 2880)), std::pair(64, 16));
+  EXPECT_EQ(fused(activated(128, 8, 1536, 2048)), std::pair(128, 32));
   EXPECT_EQ(fused(activated(128, 48 * 128, 1536, 2048)), std::pair(128, 64));
   EXPECT_EQ(fused(activated(128, 48 * 128, 4096, 7168)), std::pair(128, 64));
 }

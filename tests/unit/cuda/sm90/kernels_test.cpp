@@ -60,10 +60,10 @@ TEST(Sm90Kernels, ActivatedKernelsTakeEveryLayoutOfGatheredAndOrderedRows) {
     for (const bool bias : {false, true}) {
       Problem gathered = activated(Permutation::kX, layout);
       gathered.bias = bias;
-      EXPECT_EQ(takers(gathered), (Tiles{{256, 160}, {128, 192}, {128, 64}, {128, 32}}));
+      EXPECT_EQ(takers(gathered), (Tiles{{256, 160}, {128, 192}, {128, 64}, {128, 32}, {64, 16}}));
       Problem in_order = activated(Permutation::kNone, layout);
       in_order.bias = bias;
-      EXPECT_EQ(takers(in_order), (Tiles{{128, 192}, {128, 64}, {128, 32}}));
+      EXPECT_EQ(takers(in_order), (Tiles{{128, 192}, {128, 64}, {128, 32}, {64, 16}}));
     }
   }
 }
@@ -73,8 +73,8 @@ TEST(Sm90Kernels, ManyExpertsLeaveTheWideActivatedTileOut) {
     return takers(activated(Permutation::kX, GateLayout::kConcatenated, experts));
   };
   EXPECT_EQ(with(256).count({256, 160}), 1u);  // DeepSeek-V3
-  EXPECT_EQ(with(512), (Tiles{{128, 192}, {128, 64}, {128, 32}}));
-  EXPECT_EQ(with(1024), (Tiles{{128, 192}, {128, 64}, {128, 32}}));
+  EXPECT_EQ(with(512), (Tiles{{128, 192}, {128, 64}, {128, 32}, {64, 16}}));
+  EXPECT_EQ(with(1024), (Tiles{{128, 192}, {128, 64}, {128, 32}, {64, 16}}));
 }
 
 TEST(Sm90Kernels, ActivatedKernelsRefuseWhatTheyDoNotStore) {
@@ -108,9 +108,11 @@ TEST(Sm90Kernels, ARefusalNamesWhatIsWrongBeforeWhatElseThereIs) {
 TEST(Sm90Kernels, BiasesAreAddedInOrderByEveryTile) {
   Problem problem = first_product(Permutation::kY);
   problem.bias = true;
-  EXPECT_EQ(takers(problem), (Tiles{{256, 128}, {128, 192}, {192, 128}, {128, 64}, {128, 32}}));
+  EXPECT_EQ(takers(problem),
+            (Tiles{{256, 128}, {128, 192}, {192, 128}, {128, 64}, {128, 32}, {64, 16}}));
   problem.multiply = true;
-  EXPECT_EQ(takers(problem), (Tiles{{256, 128}, {128, 192}, {192, 128}, {128, 64}, {128, 32}}));
+  EXPECT_EQ(takers(problem),
+            (Tiles{{256, 128}, {128, 192}, {192, 128}, {128, 64}, {128, 32}, {64, 16}}));
   problem.multiply = false;
   problem.op = Op::kDx;
   problem.permutation = Permutation::kX;
@@ -120,7 +122,7 @@ TEST(Sm90Kernels, BiasesAreAddedInOrderByEveryTile) {
 TEST(Sm90Kernels, BiasesOfGatheredRowsAreAddedByCooperativeAndSmallTiles) {
   Problem problem = first_product(Permutation::kX);
   problem.bias = true;
-  EXPECT_EQ(takers(problem), (Tiles{{256, 160}, {128, 64}, {128, 32}}));
+  EXPECT_EQ(takers(problem), (Tiles{{256, 160}, {128, 64}, {128, 32}, {64, 16}}));
   EXPECT_EQ(refusal("sm90_forward_128x192_s5_pingpong", problem), "adds no bias to gathered rows");
   problem.op = Op::kDx;
   problem.permutation = Permutation::kY;
@@ -141,6 +143,7 @@ TEST(Sm90Kernels, ThinTilesAreForThinProductsAlone) {
     EXPECT_EQ(takers(problem).count({64, 128}), 0u);
   }
   Problem wide = first_product(Permutation::kX);
+  EXPECT_EQ(takers(wide).count({64, 16}), 1u) << "of few rows";
   EXPECT_EQ(refusal("sm90_forward_64x128_s8_pingpong", wide),
             "is for up to 256 columns, these are 1536");
 }
