@@ -77,17 +77,16 @@ __device__ __forceinline__ void multiply_and_store(const WeightGemmParams& param
     if (last.expert >= 0) store.store_packed(packed, last, 1);
   };
   for (WeightGemmTile tile = tiles.next(); tile.expert >= 0; tile = tiles.next()) {
-    const int stages = stages_of(tile.rows, Traits::kRows);
     if (tile.a_col + group * 2 * kSlabCols >= params.a_cols) {
       store_last();
       last.expert = -1;
-      skip_tile(loads, stages);
+      skip_tile(loads, stages_of(tile.rows, Traits::kRows));
       continue;
     }
     with_tile_cols<Traits>(params.b_cols - tile.b_col, [&](auto cols) {
       float acc0[cols / 2];
       float acc1[cols / 2];
-      const int slot = multiply_tile<cols>(loads, stages, acc0, acc1, store_last);
+      const int slot = multiply_tile<cols>(loads, tile.rows, acc0, acc1, store_last);
       wait_for_accumulators<1>(acc0);
       store.pack(acc0, packed);
       store.store_packed(packed, tile, 0);
@@ -110,15 +109,14 @@ __device__ __forceinline__ void multiply_and_store_float(const WeightGemmParams&
   StageReader<Traits> loads(shared, group);
   TileReader<Traits> tiles(shared);
   for (WeightGemmTile tile = tiles.next(); tile.expert >= 0; tile = tiles.next()) {
-    const int stages = stages_of(tile.rows, Traits::kRows);
     if (tile.a_col + group * 2 * kSlabCols >= params.a_cols) {
-      skip_tile(loads, stages);
+      skip_tile(loads, stages_of(tile.rows, Traits::kRows));
       continue;
     }
     float acc0[Traits::kBCols / 2];
     float acc1[Traits::kBCols / 2];
-    const int slot =
-        multiply_tile<Traits::kBCols>(loads, stages, acc0, acc1, [&] { store.prefetch_old(tile); });
+    const int slot = multiply_tile<Traits::kBCols>(loads, tile.rows, acc0, acc1,
+                                                   [&] { store.prefetch_old(tile); });
     wait_for_accumulators<0>(acc0);
     wait_for_accumulators<0>(acc1);
     loads.release(slot);

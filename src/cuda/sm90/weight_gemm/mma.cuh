@@ -50,14 +50,14 @@ class StageReader {
   PipelineState<Traits::kStages> state_;
 };
 
-/// acc (+)= A[64 columns] B[Cols columns] over one stage, as one wgmma group.
-template <typename Traits, int Cols, bool Start>
+/// acc (+)= A[64 columns] B[Cols columns] over the first Rows rows of a stage, as one wgmma group.
+template <typename Traits, int Cols, bool Start, int Rows = Traits::kRows>
 __device__ __forceinline__ void multiply_stage(float* acc, std::uint64_t a, std::uint64_t b) {
   using ptx::Major;
   using T = typename Traits::Element;
   constexpr std::uint32_t kStep = ptx::kDescriptorStepK16<Major::kMn>;
 #pragma unroll
-  for (int k = 0; k < Traits::kRows / 16; ++k) {
+  for (int k = 0; k < Rows / kGroupRows; ++k) {
     if (Start && k == 0) {
       ptx::wgmma_start<T, Cols, Major::kMn, Major::kMn>(acc, a, b);
     } else {
@@ -67,15 +67,17 @@ __device__ __forceinline__ void multiply_stage(float* acc, std::uint64_t a, std:
   ptx::wgmma_commit_group();
 }
 
-/// Issues a whole tile of Cols B columns, block 0 into acc0 and block 1 into acc1, and calls
-/// `under_lead` while the first stages of block 0 multiply. Returns with the last stage's two
-/// groups in flight: its slot is the caller's to release.
+/// Issues a whole tile of `rows` rows and Cols B columns, block 0 into acc0 and block 1 into acc1,
+/// and calls `under_lead` while the first stages of block 0 multiply. Returns with the last stage's
+/// two groups in flight: its slot is the caller's to release.
 template <int Cols, typename Traits, typename UnderLead>
-__device__ __forceinline__ int multiply_tile(StageReader<Traits>& loads, int stages,
+__device__ __forceinline__ int multiply_tile(StageReader<Traits>& loads, int rows,
                                              float (&acc0)[Cols / 2], float (&acc1)[Cols / 2],
                                              const UnderLead& under_lead) {
   constexpr std::uint32_t kSlabStep = StageReader<Traits>::kSlabStep;
   static_assert(kLeadStages == 2);
+  const int stages = stages_of(rows, Traits::kRows);
+  const int whole = whole_stages_of(rows, Traits::kRows);
   const StageOperands first = loads.next();
   ptx::wgmma_fence();
   multiply_stage<Traits, Cols, true>(acc0, first.a, first.b);
@@ -89,12 +91,22 @@ __device__ __forceinline__ int multiply_tile(StageReader<Traits>& loads, int sta
   ptx::wgmma_wait_group<1>();
   loads.release(first.slot);
   int previous = second.slot;
+  int stage = kLeadStages;
 #pragma unroll 1
-  for (int stage = kLeadStages; stage < stages; ++stage) {
+  for (; stage < whole; ++stage) {
     const StageOperands current = loads.next();
     ptx::wgmma_fence();
     multiply_stage<Traits, Cols, false>(acc0, current.a, current.b);
     multiply_stage<Traits, Cols, false>(acc1, current.a + kSlabStep, current.b);
+    ptx::wgmma_wait_group<2>();
+    loads.release(previous);
+    previous = current.slot;
+  }
+  if (stage < stages) {  // apart: a branch in the loop would make ptxas serialise it (C7520)
+    const StageOperands current = loads.next();
+    ptx::wgmma_fence();
+    multiply_stage<Traits, Cols, false, kGroupRows>(acc0, current.a, current.b);
+    multiply_stage<Traits, Cols, false, kGroupRows>(acc1, current.a + kSlabStep, current.b);
     ptx::wgmma_wait_group<2>();
     loads.release(previous);
     previous = current.slot;

@@ -127,6 +127,16 @@ MOEGEMM_HOST_DEVICE StageRows rows_of_stage(const WeightTile& tile, int index, i
   return {end - stage_rows, begin, end};
 }
 
+/// Stages of which every group is multiplied. One more follows if the last one has rows in its
+/// first group only: a group of zeros would change no sum (but -0.0 to 0.0), and takes 0.5 to 1.4 %
+/// of the time where experts have 160 to 256 rows. (The first kLeadStages are always multiplied, so
+/// that a short segment's rows may lie at the end of its stages.)
+MOEGEMM_HOST_DEVICE int whole_stages_of(int rows, int stage_rows) {
+  const int stages = stages_of(rows, stage_rows);
+  const int in_last = rows - (stages - 1) * stage_rows;
+  return stages > kLeadStages && in_last <= stage_rows - kGroupRows ? stages - 1 : stages;
+}
+
 /// Where a stage is read in a map of an input, in dimensions "stage rows" and "M": see
 /// WeightGemmParams.
 struct StageBox {

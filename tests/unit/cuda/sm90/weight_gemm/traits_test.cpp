@@ -90,6 +90,20 @@ TEST(WeightStages, AreReadAsBoxesWithoutARowOfANeighbour) {
   }
 }
 
+TEST(WeightStages, WhatIsNotMultipliedIsAGroupWithoutRowsAtTheEnd) {
+  for (const int first_row : {0, 1, 15, 16, 17, 30, 31, 32, 1000}) {
+    for (int rows = 0; rows <= 5 * kStageRows + 1; ++rows) {
+      const WeightTile tile = {.row = first_row, .rows = rows};
+      const int stages = stages_of(rows, kStageRows);
+      const int whole = whole_stages_of(rows, kStageRows);
+      const StageRows last = rows_of_stage(tile, stages - 1, kStageRows);
+      const bool is_short = last.end <= last.first + kGroupRows;
+      EXPECT_EQ(whole, stages > kLeadStages && is_short ? stages - 1 : stages)
+          << rows << " rows from " << first_row;
+    }
+  }
+}
+
 TEST(WeightStages, OnlyWhatSmallSegmentsLackIsPadded) {
   EXPECT_EQ(stages_of(0, kStageRows), kLeadStages);
   EXPECT_EQ(stages_of(64, kStageRows), 2);
