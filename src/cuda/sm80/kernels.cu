@@ -85,7 +85,6 @@ std::string name_of(const Gemm& kernel) {
   return std::string("sm80_") + op + math + std::to_string(kernel.rows) + "x" +
          std::to_string(kernel.cols) + "x" + std::to_string(kernel.depth()) + "_s" +
          std::to_string(kernel.stages) + (kernel.any_bank ? "_any_bank" : "") +
-         (kernel.rows_ahead > 1 ? "_ahead" + std::to_string(kernel.rows_ahead) : "") +
          (kernel.loads == Loads::kElements ? "_unaligned" : "");
 }
 

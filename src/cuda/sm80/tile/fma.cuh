@@ -125,8 +125,7 @@ __device__ __forceinline__ void multiply_float_rows(Accumulators<Traits>& acc, F
                                                     int blocks) {
   using Reader = FloatReader<Traits>;
   constexpr int kRows = 2 * RowBlocks;
-  // Two, where registers allow it: with kAnyBank ptxas spills.
-  constexpr int kAhead = Traits::kRowsAhead;
+  constexpr int kAhead = 1;  // with two, ptxas spills on sm_86, sm_89 and sm_120
   constexpr int kQuads = Traits::Shape::kDepthBytes / kChunkBytes;
   // With 64 sums there are odd registers enough.
   constexpr bool kAnyBank = Traits::kAnyBank && kRows * Reader::kColumnLoads > 64;

@@ -55,7 +55,6 @@ struct Gemm {
   int load_warps = 0;
   bool quantised = false;  ///< decodes W from every packed format
   bool any_bank = false;   ///< exact fp32 forward: fma.cuh
-  int rows_ahead = 1;      ///< exact fp32 forward and dX: rows of A on their way
 
   constexpr int element_bytes() const { return math == Math::kTensor16 ? 2 : 4; }
   constexpr int depth() const { return depth_bytes / element_bytes(); }
@@ -118,7 +117,7 @@ struct PipelineLayout {
 
 /// Everything that changes the inner loop of a kernel.
 template <typename Shape_, typename Element_, Math Math_, Major AMajor_, Major BMajor_,
-          Loads Loads_, bool Quantised_ = false, bool AnyBank_ = false, int RowsAhead_ = 1>
+          Loads Loads_, bool Quantised_ = false, bool AnyBank_ = false>
 struct GemmTraits {
   using Shape = Shape_;
   using Element = Element_;
@@ -128,7 +127,6 @@ struct GemmTraits {
   static constexpr Loads kLoads = Loads_;
   static constexpr bool kQuantised = Quantised_;  ///< B comes packed
   static constexpr bool kAnyBank = AnyBank_;      ///< fma.cuh
-  static constexpr int kRowsAhead = RowsAhead_;   ///< fma.cuh
   static constexpr int kElementBytes = sizeof(Element);
   static constexpr int kDepth = Shape::template depth<kElementBytes>();  ///< of one stage
   static constexpr int kChunkElements = kChunkBytes / kElementBytes;
