@@ -15,4 +15,12 @@ __device__ __forceinline__ float4 ld_shared_float4(std::uint32_t shared) {
   return value;
 }
 
+/// One of them by itself: volatile, as the assembler would take it from a load of 16 bytes that has
+/// it too, and with it the place among four registers.
+__device__ __forceinline__ float ld_shared_float_alone(std::uint32_t shared) {
+  float value;
+  asm volatile("ld.volatile.shared.f32 %0, [%1];" : "=f"(value) : "r"(shared) : "memory");
+  return value;
+}
+
 }  // namespace moegemm::cuda::ptx

@@ -84,7 +84,8 @@ std::string name_of(const Gemm& kernel) {
       kernel.math == Math::kTensor16 ? "" : (kernel.math == Math::kTf32 ? "tf32_" : "fp32_");
   return std::string("sm80_") + op + math + std::to_string(kernel.rows) + "x" +
          std::to_string(kernel.cols) + "x" + std::to_string(kernel.depth()) + "_s" +
-         std::to_string(kernel.stages) + (kernel.loads == Loads::kElements ? "_unaligned" : "");
+         std::to_string(kernel.stages) + (kernel.any_bank ? "_any_bank" : "") +
+         (kernel.loads == Loads::kElements ? "_unaligned" : "");
 }
 
 std::string refuse(const Gemm& kernel, const KernelEntry& entry, const Problem& problem,

@@ -114,7 +114,7 @@ KernelFunctions row_gemm_functions() {
   // columns in dX.
   constexpr Major kWeights = Kernel.op == Op::kForward ? Major::kDepth : Major::kOuter;
   using Traits = GemmTraits<ShapeOf<Kernel>, ElementType<D>, Kernel.math, Major::kDepth, kWeights,
-                            Kernel.loads, Kernel.quantised>;
+                            Kernel.loads, Kernel.quantised, Kernel.any_bank>;
   return {.plain = reinterpret_cast<const void*>(&row_gemm_kernel<Traits>)};
 }
 

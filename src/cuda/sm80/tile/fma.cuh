@@ -56,15 +56,18 @@ class FloatReader {
                                  (group * 4 * kChunkBytes ^ high) + depth * Traits::kBBytes);
   }
 
-  /// Load `index` of kColumnLoads, which together read four depths of B's columns.
+  /// Load `index` of kColumnLoads, which together read four depths of B's columns. `AnyBank`: the
+  /// first depth into a register of its own.
+  template <bool AnyBank>
   __device__ __forceinline__ void load_columns(FloatColumns<Traits>& b, std::uint32_t stage,
                                                int quad, int index) const {
     if constexpr (kDepthMajor) {
       // Column index / 4 * 16 + index % 4 from the lane's first on.
       const int swizzled = (quad ^ (index % 4 >> 1)) * kChunkBytes;
-      const float4 depths = ptx::ld_shared_float4(
-          stage + (b_lane_ ^ swizzled) + (index / 4 * 16 + index % 4) * Shape::kDepthBytes);
-      b.values[0][index] = depths.x;
+      const std::uint32_t address =
+          stage + (b_lane_ ^ swizzled) + (index / 4 * 16 + index % 4) * Shape::kDepthBytes;
+      const float4 depths = ptx::ld_shared_float4(address);
+      b.values[0][index] = AnyBank ? ptx::ld_shared_float_alone(address) : depths.x;
       b.values[1][index] = depths.y;
       b.values[2][index] = depths.z;
       b.values[3][index] = depths.w;
@@ -110,6 +113,13 @@ __device__ __forceinline__ void multiply_row(Accumulators<Traits>& acc, int inde
 ///
 /// Eight depths in a round: the code of two heights, which blocks on a multiprocessor may have at
 /// the same time, must fit the instruction cache. With all 16 Qwen3-30B fwd1 ran at 29 TFLOP/s.
+///
+/// A multiply-add does not wait for its operands if those that are not reused, a sum and a column,
+/// come from both banks of the register file: an even and an odd register. The four depths of a
+/// 16-byte load lie in even and odd registers by turns, so that a sum moves to the other bank with
+/// each depth, which costs nothing. But before the first of four all sums that wait would have to
+/// be odd, and 128 are more than half of the registers. With kAnyBank the first depth is loaded
+/// once more, by itself, and then half of the columns have it in an odd register.
 template <typename Traits, int RowBlocks, typename Feed>
 __device__ __forceinline__ void multiply_float_rows(Accumulators<Traits>& acc, Feed& feed,
                                                     int blocks) {
@@ -117,6 +127,8 @@ __device__ __forceinline__ void multiply_float_rows(Accumulators<Traits>& acc, F
   constexpr int kRows = 2 * RowBlocks;
   constexpr int kAhead = 1;  // with two, ptxas spills on sm_86, sm_89 and sm_120
   constexpr int kQuads = Traits::Shape::kDepthBytes / kChunkBytes;
+  // With 64 sums there are odd registers enough.
+  constexpr bool kAnyBank = Traits::kAnyBank && kRows * Reader::kColumnLoads > 64;
   static_assert(kQuads % 2 == 0, "the two sets of columns are told apart at compile time");
   static_assert(kRows % kAhead == 0);
   const Reader reader(RowBlocks);
@@ -125,7 +137,7 @@ __device__ __forceinline__ void multiply_float_rows(Accumulators<Traits>& acc, F
   const auto load_columns = [&](int quad, FloatColumns<Traits>& columns) {
 #pragma unroll
     for (int i = 0; i < Reader::kColumnLoads; ++i) {
-      reader.load_columns(columns, feed.stage_address(), quad, i);
+      reader.template load_columns<kAnyBank>(columns, feed.stage_address(), quad, i);
     }
   };
   feed.wait();

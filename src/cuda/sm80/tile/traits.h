@@ -54,6 +54,7 @@ struct Gemm {
   int height_step = 1;
   int load_warps = 0;
   bool quantised = false;  ///< decodes W from every packed format
+  bool any_bank = false;   ///< exact fp32 forward: fma.cuh
 
   constexpr int element_bytes() const { return math == Math::kTensor16 ? 2 : 4; }
   constexpr int depth() const { return depth_bytes / element_bytes(); }
@@ -116,7 +117,7 @@ struct PipelineLayout {
 
 /// Everything that changes the inner loop of a kernel.
 template <typename Shape_, typename Element_, Math Math_, Major AMajor_, Major BMajor_,
-          Loads Loads_, bool Quantised_ = false>
+          Loads Loads_, bool Quantised_ = false, bool AnyBank_ = false>
 struct GemmTraits {
   using Shape = Shape_;
   using Element = Element_;
@@ -125,6 +126,7 @@ struct GemmTraits {
   static constexpr Major kBMajor = BMajor_;
   static constexpr Loads kLoads = Loads_;
   static constexpr bool kQuantised = Quantised_;  ///< B comes packed
+  static constexpr bool kAnyBank = AnyBank_;      ///< fma.cuh
   static constexpr int kElementBytes = sizeof(Element);
   static constexpr int kDepth = Shape::template depth<kElementBytes>();  ///< of one stage
   static constexpr int kChunkElements = kChunkBytes / kElementBytes;
@@ -134,6 +136,7 @@ struct GemmTraits {
   /// eight columns cannot be taken apart.
   static constexpr bool kPlacedColumns = kElementBytes == 2 && kBMajor == Major::kDepth;
   static_assert((kMath == Math::kTensor16) == (kElementBytes == 2));
+  static_assert(!kAnyBank || (kMath == Math::kFloat && kBMajor == Major::kDepth));
 };
 
 /// The accumulators of one thread: [row block][column block], as mma.sync lays them out.
