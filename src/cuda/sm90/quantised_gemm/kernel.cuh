@@ -1,8 +1,6 @@
 #pragma once
 
-#include "cuda/sm90/quantised_gemm/gather.cuh"
 #include "cuda/sm90/quantised_gemm/mma.cuh"
-#include "cuda/sm90/quantised_gemm/scatter.cuh"
 #include "cuda/sm90/row_gemm/kernel.cuh"
 
 /// Forward and dX on Hopper with weights as a checkpoint stores them. Everything but the

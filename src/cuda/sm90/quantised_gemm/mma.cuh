@@ -17,12 +17,11 @@ template <typename Traits>
 using FragmentsOf =
     std::conditional_t<Traits::kTabled, Fragments<Traits>, StreamedFragments<Traits>>;
 
-/// Hands a stage back, by all lanes of a warp. Each of them has read packed weights and scales, and
-/// one arrives for all: they meet before.
+/// Hands a stage back. Each lane arrives for itself, since each has read packed weights and scales;
+/// see ScaleWriter::write.
 template <int Slots>
 __device__ __forceinline__ void release(Ring<Slots>& ring, int slot) {
-  __syncwarp();
-  if (threadIdx.x % kWarpSize == 0) ptx::mbarrier_arrive(&ring.empty[slot]);
+  ptx::mbarrier_arrive(&ring.empty[slot]);
 }
 
 /// Both k16 steps of a half.

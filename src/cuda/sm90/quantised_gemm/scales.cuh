@@ -90,23 +90,35 @@ class ScaleWriter {
   static_assert(Traits::kFeatures == 128 && Traits::kStageDepth == kDepth);
 
  public:
-  /// Requests the scales of a tile's stage `block`; `which` of Ahead sets of registers is free.
-  /// Where they are is worked out each time: registers are short.
-  __device__ __forceinline__ void fetch(const RowGemmParams& params, const Tile& tile, int block,
-                                        int which) {
+  __device__ __forceinline__ void begin(const RowGemmParams& params, const Tile& tile) {
     const ScaleSource source(params.scales, tile.expert);
-    const int feature = tile.feature;
+    expert_ = source.expert;
+    if constexpr (kForward) {
+#pragma unroll
+      for (int unit = 0; unit < kUnits; ++unit) {  // rows past the last are not stored
+        const int row = tile.feature + lane() + unit * kWarpSize;
+        place_[unit] = source.row(min(row, params.features - 1));
+      }
+    } else {
+      place_[0] = tile.feature;
+    }
+  }
+
+  /// Requests the scales of stage `block`; `which` of Ahead sets of registers is free.
+  __device__ __forceinline__ void fetch(const RowGemmParams& params, int block, int which) {
+    ScaleSource source(params.scales, 0);
+    source.expert = expert_;
     const bool same = same_scale(params);
     const int own = lane();
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
       const int number = own + unit * kWarpSize;
-      // Rows and columns past the last are not stored.
-      const int n =
-          kForward ? min(feature + number, params.features - 1) : block * kDepth + number % 64;
-      const int k = kForward ? block * kDepth : min(feature + unit / 2 * 64, params.features - 64);
-      const int row = source.row(n);
-      // Rows past the depth are zeros in both operands: any finite scale will do.
+      const int n = block * kDepth + number % 64;
+      const int row = kForward ? place_[unit] : source.row(n);
+      // Columns past the last are not stored either.
+      const int k =
+          kForward ? block * kDepth : min(place_[0] + unit / 2 * 64, params.features - 64);
+      // Rows past the last are zeros in both operands: any finite scale will do.
       const bool exists = (kForward ? k : n) < params.depth;
       if constexpr (kPacked) {
         set(which, unit, 0, exists ? source.template load_both<kFormat>(row, k, same) : 0);
@@ -118,7 +130,8 @@ class ScaleWriter {
     }
   }
 
-  /// Writes the table of a stage; one lane arrives.
+  /// Writes the table of a stage. Every lane arrives: racecheck does not follow one that does so
+  /// for its warp, and it is no faster.
   __device__ __forceinline__ void write(const RowGemmParams& params, std::byte* table, int which,
                                         std::uint64_t* full) {
     const int own = lane();
@@ -138,8 +151,7 @@ class ScaleWriter {
         store(table, number, bits(first), bits(second));
       }
     }
-    __syncwarp();
-    if (own == 0) ptx::mbarrier_arrive(full);
+    ptx::mbarrier_arrive(full);
   }
 
  private:
@@ -217,6 +229,8 @@ class ScaleWriter {
     }
   }
 
+  const std::byte* expert_;
+  int place_[kForward ? kUnits : 1];  ///< the first scale of each row; dX: the tile's first column
   std::uint32_t loaded_[Ahead][kUnits][kPacked ? 1 : 2];
 };
 
@@ -237,8 +251,9 @@ __device__ __forceinline__ void write_scale_tables(const RowGemmParams& params,
     rings.tile.wait_full(slot);
     const Tile tile = shared.tiles()[slot.slot];
     if (tile.rows == 0) return;
+    writer.begin(params, tile);
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) writer.fetch(params, tile, warp + i * kWarps, i);
+    for (int i = 0; i < kAhead; ++i) writer.fetch(params, warp + i * kWarps, i);
     PipelineState<Traits::kStages> stage = first;
     stage.advance(warp);
 #pragma unroll 1
@@ -249,7 +264,7 @@ __device__ __forceinline__ void write_scale_tables(const RowGemmParams& params,
         if (own >= blocks) break;
         rings.stage.wait_empty(stage);
         writer.write(params, shared.scale_table(stage.slot), i, &rings.stage.full[stage.slot]);
-        writer.fetch(params, tile, own + kAhead * kWarps, i);
+        writer.fetch(params, own + kAhead * kWarps, i);
         stage.advance(kWarps);
       }
     }
@@ -258,9 +273,7 @@ __device__ __forceinline__ void write_scale_tables(const RowGemmParams& params,
     for (int step = 0; step < low_steps; ++step) {  // their weights have no scales
       // Every warp waits: one that skipped a lap could take a parity two phases ahead for its own.
       rings.stage.wait_empty(first);
-      if (warp == 0 && threadIdx.x % kWarpSize == 0) {
-        ptx::mbarrier_arrive(&rings.stage.full[first.slot]);
-      }
+      if (warp == 0) ptx::mbarrier_arrive(&rings.stage.full[first.slot]);
       first.advance();
     }
     ptx::mbarrier_arrive(&rings.tile.empty[slot.slot]);

@@ -20,8 +20,6 @@
 /// | 0-3, gathered | cp.async of gathered rows | 56         | tile full, stage empty  | stage full, info full |
 /// | 1-3, in order | row info for the store,   | 40         | tile full               | info full             |
 /// |               | zeros for unnamed rows    |            |                         |                       |
-/// | 1, tabled     | or stores what consumers  | 88         | tile full, staged       | drained               |
-/// |               | staged, scattered         |            |                         |                       |
 /// | 2-3, tabled   | tables of scales instead  | 88         | tile full, stage empty  | stage full            |
 /// | 4-7 and 8-11  | consumers: wgmma, store   | 232 or 224 | tile, stage, info full  | stage, tile empty     |
 /// Streaming tiles, for few rows, leave every thread its 168 registers.
@@ -114,9 +112,7 @@ __device__ __forceinline__ void consume_tile(const RowGemmParams& params,
                               [&](int m, int i) { return rounded_pair<Traits, N>(d[m], i); });
       }
     };
-    // Who scatters for the consumers knows where rows go.
-    const bool scatters = params.scatter && !(Traits::kStoresLater && params.stores_later);
-    if ((scatters || params.multiply) && !(Traits::kStreams && rehearsal)) {
+    if ((params.scatter || params.multiply) && !(Traits::kStreams && rehearsal)) {
       ptx::mbarrier_wait(&after.rings().info_full[slot.slot], slot.phase);
     }
     if constexpr (Traits::kStreams) {  // one copy of the code, else a rehearsal is in vain
@@ -259,8 +255,9 @@ __device__ __forceinline__ void prepare_copies(const RowGemmParams& params,
   }
   constexpr int kTileConsumers = Traits::kPingpong ? 1 : kConsumers;
   auto& rings = shared.rings();
-  rings.stage.init((Traits::kGathered ? 1 + kWarpgroupThreads : 1) + (Traits::kTabled ? 1 : 0),
-                   kTileConsumers * 4);
+  rings.stage.init(
+      (Traits::kGathered ? 1 + kWarpgroupThreads : 1) + (Traits::kTabled ? kWarpSize : 0),
+      kTileConsumers * 4 * (Traits::kQuantised ? kWarpSize : 1));
   constexpr int kInfoThreads = Traits::kInfoWarps * kWarpSize;
   rings.tile.init(1, kTileConsumers * kWarpgroupThreads +
                          (Traits::kGathered || row_info ? kInfoThreads : 0) +
@@ -302,12 +299,7 @@ __device__ __forceinline__ void describe_rows(const RowGemmParams& params,
   constexpr int kLoads = 9 / Traits::kInfoWarps;  // of all warps together as many
   UnnamedRows<kWarpSize, Traits::kInfoWarps * kWarpSize, kBarrier, kLoads, Output> unnamed(output);
   const int steps = unnamed.steps_per_tile(shared.starts()[params.experts].tile);
-  const auto look_on = [&] { unnamed.advance(steps); };
-  if (Traits::kStoresLater && params.stores_later) {
-    if constexpr (Traits::kStoresLater) scatter_tiles(params, shared, look_on);  // found as above
-  } else {
-    row_info_warps(params, shared, look_on);
-  }
+  row_info_warps(params, shared, [&] { unnamed.advance(steps); });
   unnamed.advance(INT_MAX);
 }
 
@@ -316,17 +308,12 @@ __device__ __forceinline__ void produce(const RowGemmParams& params,
                                         const RowGemmShared<Traits>& shared, int warp,
                                         bool row_info) {
   if constexpr (Traits::kGathered) {
-    const auto write_info = [&](const Tile& tile, int slot) {
+    load_gathered<Traits>(params, shared, [&](const Tile& tile, int slot) {
       if (params.multiply) {
         write_row_info<kWarpgroupThreads>(params, shared_now(params, shared), tile, slot,
                                           threadIdx.x);
       }
-    };
-    if constexpr (Traits::kTabled) {  // found as above
-      load_gathered_ahead(params, shared, write_info);
-    } else {
-      load_gathered<Traits>(params, shared, write_info);
-    }
+    });
   } else if (warp == 0) {
     load_in_order<Traits>(params, shared);
   } else if (Traits::kTabled && warp > Traits::kInfoWarps) {

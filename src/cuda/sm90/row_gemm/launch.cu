@@ -268,8 +268,8 @@ RowGemmParams make_params(const RowGemm& kernel, const Step& step, const Problem
   params.vector_store =
       problem.output_alignment >= 16 && problem.output_columns() % (kernel.tf32 ? 4 : 8) == 0;
   params.stores_later = kernel.quantised() && !kernel.streams() && params.rounds &&
-                        params.vector_store && !params.multiply;
-  if (params.stores_later && !params.scatter) {
+                        params.vector_store && !params.scatter && !params.multiply;
+  if (params.stores_later) {
     const std::int64_t pitch = params.out_stride * size_bytes(problem.out_dtype);
     params.out_map =
         encode(tensor_spec(operands.out, problem.out_dtype, {rows.features, problem.rows, 1},

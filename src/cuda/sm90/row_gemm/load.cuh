@@ -276,6 +276,13 @@ __device__ __forceinline__ void load_in_order(const RowGemmParams& params,
   if (leader) queue.leave();
 }
 
+/// Loads of gathered rows write scales where there are any: see ../quantised_gemm/scales.cuh.
+struct NoScales {};
+template <typename Traits, int Ahead>
+class ScaleWriter;
+template <typename Traits>
+using GatheredScales = std::conditional_t<Traits::kTabled, ScaleWriter<Traits, 1>, NoScales>;
+
 /// The rows of one gathered tile that a thread copies: one 16-byte chunk of every 16th row.
 template <typename Traits>
 struct GatheredRows {
@@ -322,6 +329,7 @@ __device__ __forceinline__ void load_gathered_stage(const RowGemmParams& params,
                                                     const RowGemmShared<Traits>& shared,
                                                     const Tile& tile, int depth,
                                                     const GatheredRows<Traits>& rows,
+                                                    GatheredScales<Traits>& scales, int writer,
                                                     PipelineState<Traits::kStages>& stage) {
   const int thread = threadIdx.x;  // of the first warpgroup
   auto& ring = shared.rings().stage;
@@ -357,6 +365,12 @@ __device__ __forceinline__ void load_gathered_stage(const RowGemmParams& params,
     }
   }
   ptx::cp_async_mbarrier_arrive_noinc(full);
+  if constexpr (Traits::kTabled) {
+    if (thread / kWarpSize == writer) {
+      scales.write(params, shared.scale_table(stage.slot), 0, full);
+      scales.fetch(params, depth / kDepth + kWarpgroupWarps, 0);
+    }
+  }
   stage.advance();
 }
 
@@ -372,7 +386,7 @@ __device__ __forceinline__ void load_gathered_low_rank(const RowGemmParams& para
     ring.wait_empty(stage);
     if (threadIdx.x == 0) load_low_rank(params, shared, tile, depth, stage.slot);
     ptx::mbarrier_arrive(&ring.full[stage.slot]);  // for the copies that it has none of
-    if (Traits::kTabled && threadIdx.x == 0) {
+    if (Traits::kTabled && threadIdx.x < kWarpSize) {
       ptx::mbarrier_arrive(&ring.full[stage.slot]);  // and the scales
     }
     stage.advance();
@@ -385,6 +399,7 @@ template <typename Traits>
 __device__ __forceinline__ void load_gathered_tile(const RowGemmParams& params,
                                                    const RowGemmShared<Traits>& shared,
                                                    const Tile& tile, GatheredRows<Traits>& rows,
+                                                   GatheredScales<Traits>& scales,
                                                    PipelineState<Traits::kStages>& stage) {
   constexpr int kGroup = 4;
   constexpr int kStep = Traits::kStageDepth;
@@ -392,19 +407,20 @@ __device__ __forceinline__ void load_gathered_tile(const RowGemmParams& params,
   if (!__any_sync(kFullMask, rows.missing != 0)) {
 #pragma unroll 1
     for (; depth + kGroup * kStep <= params.depth; depth += kGroup * kStep) {
-      load_gathered_stage<Traits, false>(params, shared, tile, depth, rows, stage);
+      load_gathered_stage<Traits, false>(params, shared, tile, depth, rows, scales, 0, stage);
       load_gathered_stage<Traits, false, kRowBytes>(params, shared, tile, depth + kStep, rows,
-                                                    stage);
+                                                    scales, 1, stage);
       load_gathered_stage<Traits, false, 2 * kRowBytes>(params, shared, tile, depth + 2 * kStep,
-                                                        rows, stage);
+                                                        rows, scales, 2, stage);
       load_gathered_stage<Traits, false, 3 * kRowBytes>(params, shared, tile, depth + 3 * kStep,
-                                                        rows, stage);
+                                                        rows, scales, 3, stage);
       rows.advance(kGroup * Traits::kPanels);
     }
   }
 #pragma unroll 1
   for (; depth < params.depth; depth += kStep) {
-    load_gathered_stage<Traits, true>(params, shared, tile, depth, rows, stage);
+    load_gathered_stage<Traits, true>(params, shared, tile, depth, rows, scales,
+                                      depth / kDepth % kWarpgroupWarps, stage);
     rows.advance(Traits::kPanels);
   }
   load_gathered_low_rank(params, shared, tile, stage);
@@ -423,6 +439,7 @@ __device__ __forceinline__ void load_gathered(const RowGemmParams& params,
   auto& rings = shared.rings();
   PipelineState<Traits::kStages> stage;
   RowSources<Traits> rows;
+  GatheredScales<Traits> scales;
   int position = 0;
   for (;; ++position) {
     const auto slot = PipelineState<kTileSlots>::at(position);
@@ -437,12 +454,16 @@ __device__ __forceinline__ void load_gathered(const RowGemmParams& params,
     if constexpr (Traits::kQuantised) {
       if (scheduler) prefetch_scales<Traits>(params, tile);
     }
+    if constexpr (Traits::kTabled) {
+      scales.begin(params, tile);
+      scales.fetch(params, thread / kWarpSize, 0);
+    }
     write_info(tile, slot.slot);
     rows.locate(params, tile, thread);
     if constexpr (Traits::kTf32) {  // found where the kernel is instantiated
       load_rounded_tile(params, shared, tile, rows, stage);
     } else {
-      load_gathered_tile<Traits>(params, shared, tile, rows, stage);
+      load_gathered_tile<Traits>(params, shared, tile, rows, scales, stage);
     }
     if (scheduler) {
       queue.advance();

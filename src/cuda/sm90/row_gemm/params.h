@@ -91,10 +91,9 @@ struct RowGemmParams : SegmentParams {
   int bias_step;  ///< column c has its gate's bias at c * bias_step,
   int first_up;   ///< and its up's at first_up + c * bias_step
 
-  /// Tiles that store while the next one is multiplied, of results in order: {features, M, 1}, box
-  /// {64, kStagedRows, 1}.
+  /// Tiles that store while the next one is multiplied: {features, M, 1}, box {64, kStagedRows, 1}.
   CUtensorMap out_map;
-  bool stores_later;  ///< rounded results of which nothing but their rows' places is asked
+  bool stores_later;  ///< results are in order, and TMA can store them
 };
 
 /// Named barriers; 0 is __syncthreads'.
@@ -103,8 +102,6 @@ enum class NamedBarrier : int {
   kStore = 3,     ///< + consumer
   kScan = 5,
   kNamedRows = 6,
-  kStaged = 7,   ///< + consumer: results that another warp scatters are in its staging buffer,
-  kDrained = 9,  ///< + consumer: and have left it
 };
 
 __device__ __forceinline__ int barrier_id(NamedBarrier barrier, int consumer) {

@@ -269,40 +269,10 @@ __device__ __forceinline__ void store_rows(const RowGemmParams& params,
   }
 }
 
-/// A warpgroup of consumers, and the warp that scatters what they stage.
-constexpr int kScatterThreads = kWarpgroupThreads + kWarpSize;
-
-/// Where the last rows begin that are staged together. They are first: there are fewer of them, and
-/// the others wait until they have left.
-template <typename Traits>
-__device__ __forceinline__ constexpr int last_staging(int rows) {
-  return (rows - 1) / Traits::kStagingRows * Traits::kStagingRows;
-}
-
-/// What is staged, in order: TMA copies it, and the threads store the rows past the last full box.
-template <typename Traits>
-__device__ __forceinline__ void copy_staged(const RowGemmParams& params, const std::byte* staging,
-                                            int thread, int row, int rows, int column) {
-  const int boxed = rows / kStagedRows * kStagedRows;
-  if (thread == 0) {
-#pragma unroll 1
-    for (int i = 0; i < boxed; i += kStagedRows) {
-      ptx::cp_async_bulk_tensor_store_3d(&params.out_map, column, row + i, 0,
-                                         staging + i * kRowBytes);
-    }
-    ptx::cp_async_bulk_commit_group();
-  }
-#pragma unroll 1
-  for (int i = boxed + thread / 8; i < rows; i += kWarpgroupThreads / 8) {
-    const auto value = *reinterpret_cast<const uint4*>(staging + swizzle_128b(i, thread % 8));
-    store_chunk<typename Traits::Element>(params, row + i, column + thread % 8 * 8, value);
-  }
-}
-
-/// The same without waiting for memory: rows are staged, and leave while the next tile is
-/// multiplied, in order by TMA, scattered by a producer warp (../quantised_gemm/scatter.cuh).
-/// Blocks whose tiles take the same time store at the same time, and then memory is slow: on an
-/// H200 a tile of 256 rows took 3700 clocks in store_rows, of the 36000 of its 32 stages.
+/// The same for results in order, without waiting for memory: rows are staged, and TMA copies them
+/// while the next tile is multiplied. Blocks whose tiles take the same time store at the same time,
+/// and then memory is slow: on an H200 a tile of 256 rows took 3700 clocks in store_rows, of the
+/// 36000 of its 32 stages. Rows past the last full box are stored by the threads.
 template <typename Traits>
 __device__ __forceinline__ void store_later(const RowGemmParams& params,
                                             const RowGemmShared<Traits>& shared, const Tile& tile,
@@ -315,20 +285,14 @@ __device__ __forceinline__ void store_later(const RowGemmParams& params,
   const int barrier = barrier_id(NamedBarrier::kStore, consumer);
   const int rows = ptx::uniform(tile.rows);
   const int column = tile.feature + consumer * Traits::kConsumerStep;
-  const bool scattered = !Traits::kGathered && params.scatter;
   std::byte* const staging = shared.staging(consumer);
   const int write_offset =
       swizzle_128b(lane % 8 + lane / 16 * 8, thread / kWarpSize * 2 + lane / 8 % 2);
 #pragma unroll
-  for (int first = last_staging<Traits>(Traits::kRows); first >= 0; first -= Traits::kStagingRows) {
-    if (first >= rows) continue;
-    // What was in the buffer must have left.
-    if (scattered) {
-      ptx::bar_sync(barrier_id(NamedBarrier::kDrained, consumer), kScatterThreads);
-    } else {
-      if (thread == 0) ptx::cp_async_bulk_wait_group_read<0>();
-      ptx::bar_sync(barrier, kWarpgroupThreads);
-    }
+  for (int first = 0; first < Traits::kRows; first += Traits::kStagingRows) {
+    if (first >= rows) break;
+    if (thread == 0) ptx::cp_async_bulk_wait_group_read<0>();  // of the last rows in the buffer
+    ptx::bar_sync(barrier, kWarpgroupThreads);
 #pragma unroll
     for (int group = first; group < first + Traits::kStagingRows && group < Traits::kRows;
          group += 16) {
@@ -343,14 +307,23 @@ __device__ __forceinline__ void store_later(const RowGemmParams& params,
                                pairs[3]);
       }
     }
-    if (scattered) {
-      __syncwarp();
-      ptx::bar_arrive(barrier_id(NamedBarrier::kStaged, consumer), kScatterThreads);
-    } else {
-      ptx::fence_proxy_async_shared();
-      ptx::bar_sync(barrier, kWarpgroupThreads);
-      copy_staged<Traits>(params, staging, thread, tile.row + first,
-                          min(rows - first, Traits::kStagingRows), column);
+    ptx::fence_proxy_async_shared();
+    ptx::bar_sync(barrier, kWarpgroupThreads);
+    const int end = min(rows - first, Traits::kStagingRows);
+    const int boxed = end / kStagedRows * kStagedRows;
+    if (thread == 0) {
+#pragma unroll 1
+      for (int row = 0; row < boxed; row += kStagedRows) {
+        ptx::cp_async_bulk_tensor_store_3d(&params.out_map, column, tile.row + first + row, 0,
+                                           staging + row * kRowBytes);
+      }
+      ptx::cp_async_bulk_commit_group();
+    }
+#pragma unroll 1
+    for (int row = boxed + thread / 8; row < end; row += kWarpgroupThreads / 8) {
+      const auto value = *reinterpret_cast<const uint4*>(staging + swizzle_128b(row, thread % 8));
+      store_chunk<typename Traits::Element>(params, tile.row + first + row, column + thread % 8 * 8,
+                                            value);
     }
   }
 }
