@@ -12,6 +12,9 @@ constexpr int kNarrowRows = 16;
 constexpr int kFeatures = 128;
 /// Sizes scatter: of a higher average some would need two tiles of 16 rows.
 constexpr std::int64_t kRowsPerExpert = 8;
+/// Of shorter contractions what a tile costs besides its weights counts too: with narrow tiles
+/// Qwen3-Next's second product (512) took 1 us more at one token.
+constexpr std::int64_t kLeastDepth = 1024;
 /// Of more waves than this the last one hardly counts, and which experts are in use is chance.
 constexpr std::int64_t kMostWaves = 4;
 /// The part of all multiprocessors that streams as fast as memory is; fewer stream as fast as they
@@ -39,6 +42,7 @@ double streaming_time(const Problem& problem, std::int64_t features, int multipr
 bool narrow_tiles_balance(const Problem& problem, int multiprocessors) {
   if (problem.op != Op::kForward || multiprocessors < 1) return false;
   if (problem.planned_rows() > kRowsPerExpert * problem.experts) return false;
+  if (problem.k < kLeastDepth) return false;
   if (tiles_of(problem, kFeatures) > kMostWaves * multiprocessors) return false;
   return kGain * streaming_time(problem, kNarrowFeatures, multiprocessors) <
          streaming_time(problem, kFeatures, multiprocessors);

@@ -99,6 +99,8 @@ TEST(Sm90Heuristic, FewTilesThatFillTheirLastWaveBadlyAreHalved) {
   EXPECT_EQ(chosen(layer(Op::kForward, 128, 4, 2880, 2880, Permutation::kY)), std::pair(128, 32));
   // Llama-4 Scout: 40 multiprocessors, or 80.
   EXPECT_EQ(chosen(layer(Op::kForward, 16, 1, 5120, 8192, Permutation::kY)), narrow);
+  EXPECT_EQ(chosen(layer(Op::kForward, 512, 10, 2048, 512, Permutation::kY)), std::pair(128, 32))
+      << "a short contraction";
   EXPECT_EQ(chosen(layer(Op::kForward, 128, 64, 5760, 2880, Permutation::kX)), std::pair(128, 32))
       << "many waves";
   EXPECT_EQ(chosen(layer(Op::kForward, 4, 36, 5760, 2880, Permutation::kX)), std::pair(128, 32))
