@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "core/types/constant_of.h"
+#include "cuda/ptx/arithmetic.cuh"
 #include "moegemm/epilogue.h"
 
 /// Activations of single elements, with their derivatives. An H200 has time for 42 instructions per
@@ -20,34 +21,10 @@ struct Point {
   float slope;
 };
 
-__device__ __forceinline__ float approximate_exp2(float x) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
-
-__device__ __forceinline__ float approximate_reciprocal(float x) {
-  float result;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
-
-/// NaN stays, where fminf and fmaxf would give the other operand.
-__device__ __forceinline__ float min_or_nan(float a, float b) {
-  float result;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-}
-__device__ __forceinline__ float max_or_nan(float a, float b) {
-  float result;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-}
-
 /// sigmoid(scale * x); 0 where the exponential overflows.
 __device__ __forceinline__ float sigmoid(float x, float scale = 1.0f) {
   constexpr float kLog2E = 1.4426950408889634f;
-  return approximate_reciprocal(1.0f + approximate_exp2(x * (-kLog2E * scale)));
+  return ptx::rcp_approx_ftz(1.0f + ptx::ex2_approx_ftz(x * (-kLog2E * scale)));
 }
 
 template <ActivationFunction F>
@@ -89,7 +66,7 @@ __device__ __forceinline__ Point activation_at<ActivationFunction::kRelu>(float 
 
 /// What a gate's f is multiplied by.
 __device__ __forceinline__ float up_factor(const Activation& a, float up) {
-  return max_or_nan(min_or_nan(up, a.limit), -a.limit) + a.up_offset;
+  return ptx::max_nan(ptx::min_nan(up, a.limit), -a.limit) + a.up_offset;
 }
 
 /// The activation of one element and its derivatives.
@@ -101,7 +78,7 @@ struct Activated {
 
 template <ActivationFunction F, bool Gated>
 __device__ __forceinline__ Activated evaluate(const Activation& a, float gate, float up) {
-  const Point f = activation_at<F>(min_or_nan(gate, a.limit), a.alpha);
+  const Point f = activation_at<F>(ptx::min_nan(gate, a.limit), a.alpha);
   const float d_gate = gate > a.limit ? 0.0f : f.slope;
   if constexpr (!Gated) {
     return {f.value, d_gate, 0.0f};

@@ -55,6 +55,17 @@ __device__ __forceinline__ void cp_async_bulk_tensor_4d(void* shared, const CUte
       : "memory");
 }
 
+/// One box of a 5-D map.
+__device__ __forceinline__ void cp_async_bulk_tensor_5d(void* shared, const CUtensorMap* map, int x,
+                                                        int y, int z, int w, int v,
+                                                        std::uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(shared_address(shared)),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v), "r"(shared_address(barrier))
+      : "memory");
+}
+
 /// Shared to global through a 3-D map, clipped at the tensor's edges.
 __device__ __forceinline__ void cp_async_bulk_tensor_store_3d(const CUtensorMap* map, int x, int y,
                                                               int z, const void* shared) {

@@ -12,7 +12,7 @@ __device__ __forceinline__ void cp_async_16_streaming(std::uint32_t shared, cons
                : "memory");
 }
 
-/// The first `bytes` of 4, at most, and zeros for the others: nothing behind them is touched. Both
+/// The first `bytes` of 4, at most, and zeros for the others: nothing after them is touched. Both
 /// addresses are 4-byte aligned.
 __device__ __forceinline__ void cp_async_4_partial(std::uint32_t shared, const void* global,
                                                    int bytes) {
@@ -40,10 +40,6 @@ __device__ __forceinline__ uint4 ld_shared_16(std::uint32_t shared) {
                : "r"(shared)
                : "memory");
   return value;
-}
-__device__ __forceinline__ void st_shared_8(std::uint32_t shared, const uint2& value) {
-  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(shared), "r"(value.x), "r"(value.y)
-               : "memory");
 }
 
 }  // namespace moegemm::cuda::ptx

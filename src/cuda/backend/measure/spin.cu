@@ -1,16 +1,14 @@
 #include "cuda/backend/launch/launch.h"
 #include "cuda/backend/measure/spin.h"
+#include "cuda/ptx/arithmetic.cuh"
 
 namespace moegemm::cuda {
 namespace {
 
 __global__ void spin_kernel(unsigned long long nanoseconds) {
-  unsigned long long begin = 0;
-  unsigned long long now = 0;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
-  do {
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  } while (now - begin < nanoseconds);
+  const unsigned long long begin = ptx::globaltimer();
+  while (ptx::globaltimer() - begin < nanoseconds) {
+  }
 }
 
 }  // namespace

@@ -9,6 +9,9 @@
 
 #include "cuda/device/host_device.h"
 #include "moegemm/quantization.h"
+#if defined(__CUDACC__)
+#include "cuda/ptx/arithmetic.cuh"
+#endif
 
 /// For loops of functions that the host compiler builds, too.
 #if defined(__CUDA_ARCH__)
@@ -35,14 +38,11 @@ namespace moegemm::cuda {
 // Two 16-bit numbers in a register: one instruction each on the GPU, the same bits on the host,
 // where the maths of kernels is tested. The last argument says which type they have.
 
-/// prmt: byte i of the result is the byte of {a, b} that nibble i of the selector names; with 8
-/// added, eight copies of that byte's highest bit.
+/// See ptx::prmt.
 MOEGEMM_HOST_DEVICE std::uint32_t permute_bytes(std::uint32_t a, std::uint32_t b,
                                                 std::uint32_t selector) {
 #if defined(__CUDA_ARCH__)
-  std::uint32_t result;
-  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(selector));
-  return result;
+  return ptx::prmt(a, b, selector);
 #else
   const std::uint64_t bytes = std::uint64_t{b} << 32 | a;
   std::uint32_t result = 0;
@@ -55,12 +55,9 @@ MOEGEMM_HOST_DEVICE std::uint32_t permute_bytes(std::uint32_t a, std::uint32_t b
 #endif
 }
 
-/// (a & b) | c in one instruction, whatever is constant.
 MOEGEMM_HOST_DEVICE std::uint32_t and_or(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
 #if defined(__CUDA_ARCH__)
-  std::uint32_t result;
-  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
-  return result;
+  return ptx::lop3_and_or(a, b, c);
 #else
   return (a & b) | c;
 #endif
@@ -86,38 +83,26 @@ MOEGEMM_HOST_DEVICE FloatPair floats_of(std::uint32_t pair, __half) {
 #if defined(__CUDA_ARCH__)
 /// Each rounded once.
 MOEGEMM_HOST_DEVICE std::uint32_t pair_of(const FloatPair& floats, __nv_bfloat16) {
-  std::uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(floats.high), "f"(floats.low));
-  return pair;
+  return ptx::cvt_rn_bf16x2(floats.high, floats.low);
 }
 MOEGEMM_HOST_DEVICE std::uint32_t pair_of(const FloatPair& floats, __half) {
-  std::uint32_t pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(floats.high), "f"(floats.low));
-  return pair;
+  return ptx::cvt_rn_f16x2(floats.high, floats.low);
 }
 
 /// Products, each rounded once; subnormal numbers are numbers.
 MOEGEMM_HOST_DEVICE std::uint32_t multiply_pairs(std::uint32_t a, std::uint32_t b, __nv_bfloat16) {
-  std::uint32_t product;  // sm_80 has no product alone
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
-  return product;
+  return ptx::fma_rn_bf16x2(a, b, 0x80008000u);  // sm_80 has no product alone
 }
 MOEGEMM_HOST_DEVICE std::uint32_t multiply_pairs(std::uint32_t a, std::uint32_t b, __half) {
-  std::uint32_t product;
-  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
-  return product;
+  return ptx::mul_rn_f16x2(a, b);
 }
 
 /// Sums, each rounded once.
 MOEGEMM_HOST_DEVICE std::uint32_t add_pairs(std::uint32_t a, std::uint32_t b, __nv_bfloat16) {
-  std::uint32_t sum;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(0x3f803f80u), "r"(b));
-  return sum;
+  return ptx::fma_rn_bf16x2(a, 0x3f803f80u, b);
 }
 MOEGEMM_HOST_DEVICE std::uint32_t add_pairs(std::uint32_t a, std::uint32_t b, __half) {
-  std::uint32_t sum;
-  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
-  return sum;
+  return ptx::add_rn_f16x2(a, b);
 }
 #else
 inline std::uint32_t rounded_bits(float value, __nv_bfloat16) {
@@ -331,10 +316,7 @@ class Fp8Decoder {
   template <int Pair>
   static MOEGEMM_HOST_DEVICE std::uint32_t values(std::uint32_t word) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-    std::uint32_t result;
-    const auto bytes = static_cast<unsigned short>(word >> 16 * Pair);
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(result) : "h"(bytes));
-    return result;
+    return ptx::cvt_rn_f16x2_e4m3x2(static_cast<std::uint16_t>(word >> 16 * Pair));
 #else
     // Each half: the sign eight times, then the byte. Exponent and mantissa go where fp16 has them;
     // its exponents are 8 higher.

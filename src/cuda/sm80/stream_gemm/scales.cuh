@@ -58,7 +58,7 @@ class ScaleStream {
                                        Loaded& loaded) const {
     const int t = lane_id() % 4;
     if constexpr (F == WeightFormat::kMxfp4) {
-      // Words behind the last scale are not there. Which ones are loaded instead does not matter.
+      // Words after the last scale are not there. Which ones are loaded instead does not matter.
       const std::int64_t left = params.scales.end - reinterpret_cast<const std::byte*>(words_) - 1;
       const int last = static_cast<int>(left / 4 < INT_MAX ? left / 4 : INT_MAX);
 #pragma unroll

@@ -2,7 +2,7 @@
 
 #include "cuda/device/pipeline.cuh"
 #include "cuda/device/schedule/tile_scheduler.cuh"
-#include "cuda/ptx/mbarrier_poll.cuh"
+#include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/shared_memory.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/sm80/tile/traits.h"

@@ -34,9 +34,6 @@ constexpr int kStageAlignment = 256;
 constexpr int kTileSlots = 16;  ///< decoded tiles in the ring: stages + 3 are needed
 constexpr int kTileBytes = 32;  ///< of each
 
-/// Every GPU from sm_80 up gives a block this much; sm_80 163 KiB, sm_90 227 KiB.
-constexpr int kLeastSharedMemory = 99 * 1024;
-
 /// A line of instances/sm80.inc.
 struct Gemm {
   int arch = 80;       ///< compute capability times ten

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "cuda/device/element.cuh"
+#include "cuda/ptx/arithmetic.cuh"
 #include "moegemm/quantization.h"
 
 /// From packed values to pairs of bf16, a register at a time. The bits are those of value * scale
@@ -13,33 +14,9 @@
 /// half of a register, and takes two columns (`which` = 0, 1) of both.
 namespace moegemm::cuda::sm90 {
 
-__device__ __forceinline__ std::uint32_t prmt(std::uint32_t a, std::uint32_t b,
-                                              std::uint32_t selector) {
-  return __byte_perm(a, b, selector);
-}
-/// A byte_perm whose selector may have its sign bits set: such a byte becomes eight copies of its
-/// highest bit.
-__device__ __forceinline__ std::uint32_t prmt_signed(std::uint32_t a, std::uint32_t b,
-                                                     std::uint32_t selector) {
-  std::uint32_t result;
-  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(selector));
-  return result;
-}
-__device__ __forceinline__ std::uint32_t multiply_bf16x2(std::uint32_t a, std::uint32_t b) {
-  std::uint32_t result;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
-  return result;
-}
-__device__ __forceinline__ std::uint32_t subtract_bf16x2(std::uint32_t a, std::uint32_t b) {
-  std::uint32_t result;
-  asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
-  return result;
-}
 /// Two e4m3 values, the first in the low byte.
 __device__ __forceinline__ float2 e4m3_pair(std::uint32_t bits) {
-  std::uint32_t halves;
-  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<std::uint16_t>(bits)));
-  return pair_to_float(halves, __half{});
+  return pair_to_float(ptx::cvt_rn_f16x2_e4m3x2(static_cast<std::uint16_t>(bits)), __half{});
 }
 
 /// The registers of half a stage: lane 4 g + t of warp w has [step][h + 2 u], features 16 w + g + 8
@@ -79,7 +56,7 @@ struct Decoder<WeightFormat::kMxfp4> {
   }
   static __device__ __forceinline__ std::uint32_t forward(std::uint32_t word,
                                                           std::uint32_t selector, Scale scale) {
-    return multiply_bf16x2(bits(prmt_signed(word, word << 4, selector)), scale);
+    return ptx::mul_rn_bf16x2(bits(ptx::prmt(word, word << 4, selector)), scale);
   }
   static __device__ __forceinline__ std::uint32_t dx_selector(int byte) {
     return byte | (8 + byte) << 4 | (2 + byte) << 8 | (10 + byte) << 12;
@@ -87,8 +64,8 @@ struct Decoder<WeightFormat::kMxfp4> {
   static __device__ __forceinline__ void dx(std::uint32_t rows, std::uint32_t selector, Scale scale,
                                             std::uint32_t& first, std::uint32_t& second) {
     const std::uint32_t low = rows << 4;
-    first = multiply_bf16x2(bits(prmt_signed(low, low, selector)), scale);
-    second = multiply_bf16x2(bits(prmt_signed(rows, rows, selector)), scale);
+    first = ptx::mul_rn_bf16x2(bits(ptx::prmt(low, low, selector)), scale);
+    second = ptx::mul_rn_bf16x2(bits(ptx::prmt(rows, rows, selector)), scale);
   }
 };
 
@@ -104,21 +81,21 @@ struct Decoder<WeightFormat::kInt4> {
 
   /// 128 + q in bf16, minus 136.
   static __device__ __forceinline__ std::uint32_t bits(std::uint32_t nibbles) {
-    return subtract_bf16x2((nibbles & 0x000f000fu) | 0x43004300u, 0x43084308u);
+    return ptx::sub_rn_bf16x2((nibbles & 0x000f000fu) | 0x43004300u, 0x43084308u);
   }
   static __device__ __forceinline__ std::uint32_t forward_selector(int t) {
     return t | (4 + t) << 8;
   }
   static __device__ __forceinline__ std::uint32_t forward(std::uint32_t word,
                                                           std::uint32_t selector, Scale scale) {
-    return multiply_bf16x2(bits(prmt_signed(word, word >> 4, selector)), scale);
+    return ptx::mul_rn_bf16x2(bits(ptx::prmt(word, word >> 4, selector)), scale);
   }
   static __device__ __forceinline__ std::uint32_t dx_selector(int byte) { return byte * 8; }
   static __device__ __forceinline__ void dx(std::uint32_t rows, std::uint32_t shift, Scale scale,
                                             std::uint32_t& first, std::uint32_t& second) {
     const std::uint32_t shifted = rows >> shift;
-    first = multiply_bf16x2(bits(shifted), scale);
-    second = multiply_bf16x2(bits(shifted >> 4), scale);
+    first = ptx::mul_rn_bf16x2(bits(shifted), scale);
+    second = ptx::mul_rn_bf16x2(bits(shifted >> 4), scale);
   }
 };
 
@@ -143,12 +120,12 @@ struct Decoder<WeightFormat::kFp8> : FloatDecoder {
   }
   static __device__ __forceinline__ std::uint32_t forward(std::uint32_t low, std::uint32_t high,
                                                           std::uint32_t selector, Scale scale) {
-    return scaled(e4m3_pair(prmt_signed(low, high, selector)), scale, scale);
+    return scaled(e4m3_pair(ptx::prmt(low, high, selector)), scale, scale);
   }
   static __device__ __forceinline__ void dx(std::uint32_t rows, float2 scales, std::uint32_t& first,
                                             std::uint32_t& second) {
-    first = scaled(e4m3_pair(prmt(rows, 0, 0x4420)), scales.x, scales.y);
-    second = scaled(e4m3_pair(prmt(rows, 0, 0x4431)), scales.x, scales.y);
+    first = scaled(e4m3_pair(__byte_perm(rows, 0, 0x4420)), scales.x, scales.y);
+    second = scaled(e4m3_pair(__byte_perm(rows, 0, 0x4431)), scales.x, scales.y);
   }
 };
 
@@ -192,21 +169,21 @@ struct Decoder<WeightFormat::kNf4> : FloatDecoder {
                                                  const uint4& low, const uint4& high,
                                                  std::uint32_t& first, std::uint32_t& second,
                                                  std::uint32_t& third, std::uint32_t& fourth) {
-    look_up(prmt(words.x, words.y, selector), low, high, first, second);
-    look_up(prmt(words.z, words.w, selector), low, high, third, fourth);
+    look_up(__byte_perm(words.x, words.y, selector), low, high, first, second);
+    look_up(__byte_perm(words.z, words.w, selector), low, high, third, fourth);
   }
   /// The pairs of the two low bytes.
   static __device__ __forceinline__ void look_up(std::uint32_t bytes, const uint4& low,
                                                  const uint4& high, std::uint32_t& first,
                                                  std::uint32_t& second) {
-    const std::uint32_t upper = prmt_signed(bytes, bytes << 4, 0x9d8c);  // places from 8 on
+    const std::uint32_t upper = ptx::prmt(bytes, bytes << 4, 0x9d8c);  // places from 8 on
     const std::uint32_t place = bytes & 0x7777;
     const std::uint32_t lows =
-        (prmt_signed(low.x, low.y, place) & ~upper) | (prmt_signed(low.z, low.w, place) & upper);
-    const std::uint32_t highs = (prmt_signed(high.x, high.y, place) & ~upper) |
-                                (prmt_signed(high.z, high.w, place) & upper);
-    first = prmt(lows, highs, 0x4051);
-    second = prmt(lows, highs, 0x6273);
+        (ptx::prmt(low.x, low.y, place) & ~upper) | (ptx::prmt(low.z, low.w, place) & upper);
+    const std::uint32_t highs =
+        (ptx::prmt(high.x, high.y, place) & ~upper) | (ptx::prmt(high.z, high.w, place) & upper);
+    first = __byte_perm(lows, highs, 0x4051);
+    second = __byte_perm(lows, highs, 0x6273);
   }
   /// The sixteen products of a row's scale: `table` has their low bytes, and 2048 bytes further on
   /// their high ones.
@@ -218,8 +195,8 @@ struct Decoder<WeightFormat::kNf4> : FloatDecoder {
     for (int i = 0; i < 4; ++i) {
       const std::uint32_t first = scaled({kValues[4 * i], kValues[4 * i + 1]}, scale, scale);
       const std::uint32_t second = scaled({kValues[4 * i + 2], kValues[4 * i + 3]}, scale, scale);
-      low[i] = prmt(first, second, 0x6420);
-      high[i] = prmt(first, second, 0x7531);
+      low[i] = __byte_perm(first, second, 0x6420);
+      high[i] = __byte_perm(first, second, 0x7531);
     }
     reinterpret_cast<uint4*>(table)[0] = {low[0], low[1], low[2], low[3]};
     reinterpret_cast<uint4*>(table)[128] = {high[0], high[1], high[2], high[3]};

@@ -106,10 +106,10 @@ class Fragments<Traits, true> {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const auto both = *reinterpret_cast<const std::uint32_t*>(excess + h * 32);
-      const std::uint32_t factors = prmt(both, 0, Half == 0 ? 0x1010 : 0x3232);
+      const std::uint32_t factors = __byte_perm(both, 0, Half == 0 ? 0x1010 : 0x3232);
 #pragma unroll
       for (int i = h; i < 8; i += 2) {
-        a[i / 4][i % 4] = multiply_bf16x2(a[i / 4][i % 4], factors);
+        a[i / 4][i % 4] = ptx::mul_rn_bf16x2(a[i / 4][i % 4], factors);
       }
     }
   }
@@ -215,7 +215,7 @@ class Fragments<Traits, false> {
     const std::uint32_t pairs[4] = {of_rows.x, of_rows.y, of_rows.z, of_rows.w};
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      a[i / 4][i % 4] = multiply_bf16x2(a[i / 4][i % 4], pairs[i / 2]);
+      a[i / 4][i % 4] = ptx::mul_rn_bf16x2(a[i / 4][i % 4], pairs[i / 2]);
     }
   }
 

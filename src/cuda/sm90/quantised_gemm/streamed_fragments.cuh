@@ -125,7 +125,7 @@ class StreamedFragments {
       const std::uint32_t factors = D::excess(byte) * 0x00010001u;
 #pragma unroll
       for (int i = h; i < 8; i += 2) {
-        a[i / 4][i % 4] = multiply_bf16x2(a[i / 4][i % 4], factors);
+        a[i / 4][i % 4] = ptx::mul_rn_bf16x2(a[i / 4][i % 4], factors);
       }
     }
   }

@@ -74,7 +74,7 @@ __device__ __forceinline__ void activate(const Activation& activation, float (&g
     for (auto& quad : gate) {
 #pragma unroll
       for (float& g : quad) {
-        g = activation_at<F>(min_or_nan(g, activation.limit), activation.alpha).value;
+        g = activation_at<F>(ptx::min_nan(g, activation.limit), activation.alpha).value;
       }
     }
   });

@@ -185,7 +185,7 @@ TensorMapSpec weights_spec(const RowGemm& kernel, const Problem& problem, const 
     const std::int64_t parts = problem.activation->gated() ? 2 : 1;
     const bool interleaved = problem.activation->layout == GateLayout::kInterleaved;
     const std::int64_t half = pitch * (n / parts);
-    if (problem.ups_apart) {  // the ups lie behind the gates: that far is a stride like any other
+    if (problem.ups_apart) {  // the ups lie after the gates: that far is a stride like any other
       const auto* gates = static_cast<const std::byte*>(operands.w);
       const std::int64_t distance = static_cast<const std::byte*>(operands.w_up) - gates;
       return tensor_spec(gates, problem.dtype, {k, n / parts, parts, experts},

@@ -9,7 +9,6 @@
 #include "cuda/device/schedule/tile_scheduler.cuh"
 #include "cuda/device/swizzle.h"
 #include "cuda/ptx/copy.cuh"
-#include "cuda/ptx/copy_5d.cuh"
 #include "cuda/ptx/griddepcontrol.cuh"
 #include "cuda/ptx/shared_memory.cuh"
 #include "cuda/sm90/row_gemm/params.h"
