@@ -10,13 +10,6 @@ namespace moegemm::testing {
 namespace {
 
 template <typename T>
-T load(const void* data, std::int64_t index) {
-  T value;
-  std::memcpy(&value, static_cast<const char*>(data) + index * sizeof(T), sizeof(T));
-  return value;
-}
-
-template <typename T>
 void store(void* data, std::int64_t index, T value) {
   std::memcpy(static_cast<char*>(data) + index * sizeof(T), &value, sizeof(T));
 }
@@ -28,17 +21,6 @@ float half_to_float(std::uint16_t bits) {
   if (exponent == 0x1F) return fraction != 0 ? kNan : sign * kInf;
   if (exponent == 0) return sign * std::ldexp(static_cast<float>(fraction), -24);
   return sign * std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
-}
-
-const std::vector<float>& half_table() {
-  static const std::vector<float> table = [] {
-    std::vector<float> values(65536);
-    for (int bits = 0; bits < 65536; ++bits) {
-      values[bits] = half_to_float(static_cast<std::uint16_t>(bits));
-    }
-    return values;
-  }();
-  return table;
 }
 
 std::uint16_t float_to_half(float value) {
@@ -67,19 +49,13 @@ int significand_bits(DType dtype) {
 
 }  // namespace
 
-float decode(DType dtype, const void* data, std::int64_t index) {
-  switch (dtype) {
-    case DType::kBFloat16: {
-      const std::uint32_t bits = load<std::uint16_t>(data, index);
-      return std::bit_cast<float>(bits << 16);
-    }
-    case DType::kFloat16: {
-      static const std::vector<float>& table = half_table();
-      return table[load<std::uint16_t>(data, index)];
-    }
-    default:
-      return load<float>(data, index);
-  }
+float decode_half(std::uint16_t bits) {
+  static const std::vector<float> table = [] {
+    std::vector<float> values(65536);
+    for (int i = 0; i < 65536; ++i) values[i] = half_to_float(static_cast<std::uint16_t>(i));
+    return values;
+  }();
+  return table[bits];
 }
 
 void encode(DType dtype, void* data, std::int64_t index, float value) {
@@ -110,13 +86,9 @@ double half_ulp(DType dtype, double magnitude) {
 
 double least_normal(DType dtype) { return half_ulp(dtype, 0.0) / unit_roundoff(dtype); }
 
-bool is_poison(DType dtype, const void* data, std::int64_t index) {
-  return size_bytes(dtype) == 2 ? load<std::uint16_t>(data, index) == 0xFFFF
-                                : load<std::uint32_t>(data, index) == 0xFFFFFFFF;
-}
-
 std::int64_t decode_index(DType dtype, const void* data, std::int64_t index) {
-  return dtype == DType::kInt64 ? load<std::int64_t>(data, index) : load<std::int32_t>(data, index);
+  return dtype == DType::kInt64 ? load_element<std::int64_t>(data, index)
+                                : load_element<std::int32_t>(data, index);
 }
 
 void encode_index(DType dtype, void* data, std::int64_t index, std::int64_t value) {

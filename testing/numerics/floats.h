@@ -1,6 +1,8 @@
 #pragma once
 
+#include <bit>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 
 #include "moegemm/tensor.h"
@@ -9,8 +11,27 @@
 /// conversions so that a mistake there cannot hide here.
 namespace moegemm::testing {
 
-/// The element's value; exact, since every format is a subset of fp32.
-float decode(DType dtype, const void* data, std::int64_t index);
+template <typename T>
+T load_element(const void* data, std::int64_t index) {
+  T value;
+  std::memcpy(&value, static_cast<const char*>(data) + index * sizeof(T), sizeof(T));
+  return value;
+}
+
+float decode_half(std::uint16_t bits);
+
+/// The element's value; exact, since every format is a subset of fp32. Here, since tests decode
+/// every element of every operand.
+inline float decode(DType dtype, const void* data, std::int64_t index) {
+  switch (dtype) {
+    case DType::kBFloat16:
+      return std::bit_cast<float>(std::uint32_t{load_element<std::uint16_t>(data, index)} << 16);
+    case DType::kFloat16:
+      return decode_half(load_element<std::uint16_t>(data, index));
+    default:
+      return load_element<float>(data, index);
+  }
+}
 /// Rounds to nearest, ties to even, and stores.
 void encode(DType dtype, void* data, std::int64_t index, float value);
 /// The value that is stored when this one is.
@@ -24,7 +45,10 @@ double unit_roundoff(DType dtype);
 /// The smallest number that has all its digits.
 double least_normal(DType dtype);
 /// Whether every bit of the element is set: the NaN that outputs are filled with beforehand.
-bool is_poison(DType dtype, const void* data, std::int64_t index);
+inline bool is_poison(DType dtype, const void* data, std::int64_t index) {
+  return size_bytes(dtype) == 2 ? load_element<std::uint16_t>(data, index) == 0xFFFF
+                                : load_element<std::uint32_t>(data, index) == 0xFFFFFFFF;
+}
 
 inline constexpr std::uint8_t kPoisonByte = 0xFF;
 inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();

@@ -1,6 +1,8 @@
 #include "testing/numerics/weight_formats.h"
 
+#include <array>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 
 #include "testing/numerics/floats.h"
@@ -22,6 +24,16 @@ double e2m1(int bits) {
   return (bits & 8) != 0 ? -magnitude : magnitude;
 }
 
+/// Each value of a format once.
+template <int Count>
+std::array<double, Count> table_of(double (&value)(int)) {
+  std::array<double, Count> values;
+  for (int bits = 0; bits < Count; ++bits) values[bits] = value(bits);
+  return values;
+}
+const std::array<double, 256> kE4m3Values = table_of<256>(e4m3);
+const std::array<double, 16> kE2m1Values = table_of<16>(e2m1);
+
 DType float_type(ScaleType type) {
   return type == ScaleType::kBFloat16  ? DType::kBFloat16
          : type == ScaleType::kFloat16 ? DType::kFloat16
@@ -36,9 +48,9 @@ double packed_value(WeightFormat format, std::uint8_t byte, bool second) {
     case WeightFormat::kPlain:
       break;
     case WeightFormat::kMxfp4:
-      return e2m1(second ? high : low);
+      return kE2m1Values[static_cast<std::size_t>(second ? high : low)];
     case WeightFormat::kFp8:
-      return e4m3(byte);
+      return kE4m3Values[byte];
     case WeightFormat::kInt4:
       return (second ? high : low) - 8;
     case WeightFormat::kNf4:

@@ -113,7 +113,8 @@ void spoil(HostProblem& p) {
 void decode_weights(HostProblem& p) {
   const std::int64_t n = p.spec.n;
   for (std::int64_t row = 0; row < p.w.rows; ++row) {
-    for (std::int64_t c = 0; c < p.w.cols; ++c) p.w.set(row, c, p.packed_w.at(row / n, row % n, c));
+    const std::vector<float> decoded = p.packed_w.row(row / n, row % n);
+    for (std::int64_t c = 0; c < p.w.cols; ++c) p.w.set(row, c, decoded[c]);
   }
 }
 

@@ -11,20 +11,28 @@ void QuantisedWeights::set_scale(std::int64_t index, float value) {
   encode_scale(quantization.scale_type, scales.data(), index, value);
 }
 
-float QuantisedWeights::at(std::int64_t expert, std::int64_t row, std::int64_t column) const {
-  const unsigned char* const bytes = values.data() + expert * quantization.expert_bytes(n, k);
-  const std::int64_t place = row * k + column;
-  const unsigned char byte = bytes[quantization.format == WeightFormat::kFp8 ? place : place / 2];
-  const double value = packed_value(quantization.format, byte, place % 2 != 0);
-  std::int64_t index = expert * quantization.expert_scales(n, k);
-  if (quantization.format == WeightFormat::kNf4) {
-    index += place / quantization.block_k;
-  } else {
-    index += row / quantization.block_n * ((k + quantization.block_k - 1) / quantization.block_k) +
-             column / quantization.block_k;
+std::vector<float> QuantisedWeights::row(std::int64_t expert, std::int64_t row) const {
+  const Quantization& q = quantization;
+  const unsigned char* const bytes = values.data() + expert * q.expert_bytes(n, k);
+  const bool flat = q.format == WeightFormat::kNf4;
+  const std::int64_t scales_of_row =
+      expert * q.expert_scales(n, k) +
+      (flat ? 0 : row / q.block_n * ((k + q.block_k - 1) / q.block_k));
+  std::vector<float> decoded(k);
+  std::int64_t block = -1;
+  double factor = 0;
+  for (std::int64_t column = 0; column < k; ++column) {
+    const std::int64_t place = row * k + column;
+    const unsigned char byte = bytes[q.format == WeightFormat::kFp8 ? place : place / 2];
+    const std::int64_t needed = (flat ? place : column) / q.block_k;
+    if (needed != block) {
+      block = needed;
+      factor = scale(scales_of_row + block);
+    }
+    // Exact in double: the conversion is the one rounding to fp32.
+    decoded[column] = static_cast<float>(packed_value(q.format, byte, place % 2 != 0) * factor);
   }
-  // Exact in double: the conversion is the one rounding to fp32.
-  return static_cast<float>(value * static_cast<double>(scale(index)));
+  return decoded;
 }
 
 ScalesView QuantisedWeights::scales_view(const void* data, Device device) const {

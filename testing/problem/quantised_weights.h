@@ -16,9 +16,9 @@ struct QuantisedWeights {
   std::vector<unsigned char> values;  ///< packed
   std::vector<unsigned char> scales;
 
-  /// W_e[row, column] in fp32, before it is rounded to the dtype of X: plain arithmetic, apart from
-  /// the library's.
-  float at(std::int64_t expert, std::int64_t row, std::int64_t column) const;
+  /// W_e[row] in fp32, before it is rounded to the dtype of X: plain arithmetic, apart from the
+  /// library's.
+  std::vector<float> row(std::int64_t expert, std::int64_t row) const;
   float scale(std::int64_t index) const;
   /// Stores the scale of that type nearest to `value`, a NaN too.
   void set_scale(std::int64_t index, float value);

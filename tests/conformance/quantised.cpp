@@ -57,8 +57,11 @@ void expect_exact_decoding(const RowTarget& target, const QuantisedWeights& w, D
                      view(out.data()), memory.context());
   memory.synchronize();
   Bytes expected(count * size_bytes(dtype));
-  for (std::int64_t i = 0; i < count; ++i) {
-    encode(dtype, expected.data(), i, w.at(i / w.k / w.n, i / w.k % w.n, i % w.k));
+  for (std::int64_t row = 0; row < w.experts * w.n; ++row) {
+    const std::vector<float> decoded = w.row(row / w.n, row % w.n);
+    for (std::int64_t c = 0; c < w.k; ++c) {
+      encode(dtype, expected.data(), row * w.k + c, decoded[c]);
+    }
   }
   EXPECT_EQ(difference(dtype, out.download(), expected), "");
   EXPECT_TRUE(out.guards_intact());
