@@ -114,9 +114,9 @@ __device__ __forceinline__ int barrier_id(NamedBarrier barrier, int consumer) {
 /// | stage | 1 with the bytes of TMA, + 128 cp.async (gather)  | each consumer warp of the tile   |
 /// | tile  | 1, the scheduler warp                             | each thread that reads it        |
 /// | info  | each thread that writes row info                  | none: freed with its tile        |
-/// Tabled tiles: one arrival more on a full stage, for its scales.
-/// Threads arrive for themselves where it happens once per tile: it costs nothing there, and the
-/// race checker can follow it.
+/// Decoded weights: every thread of a consumer warp hands a stage back. Tabled tiles: a full stage
+/// has the arrivals of the warp that writes its scales, too. Threads arrive for themselves where it
+/// happens once per tile: it costs nothing there, and the race checker can follow it.
 template <typename Traits>
 struct RowGemmRings {
   Ring<Traits::kStages> stage;
