@@ -140,7 +140,7 @@ const TensorView& Product::readable_second() {
 
 bool Product::copied() const {
   for (const Argument* argument : {&first_, &second_, &m_sizes_, &gather_indices_, &router_weights_,
-                                   &bias_, &low_rank_rows_, &low_rank_weights_}) {
+                                   &bias_, &low_rank_rows_, &low_rank_weights_, &w_up_}) {
     if (argument->copied()) return true;
   }
   return packed_ && packed_->copied();
