@@ -107,7 +107,7 @@ enum class WeightCaching : std::uint8_t { kKeep, kPassThrough };
 enum class LaunchStart : std::uint8_t {
   kAfter,        ///< when that has ended
   kEarly,        ///< before, as soon as there is room; it waits for that before it reads or writes
-  kWithWeights,  ///< the same, but its first weights come before: see GemmOptions::rows_pending
+  kWithWeights,  ///< the same, but its first weights come before: see LaunchAhead::kWritesRows
 };
 
 /// One launch, or one parallel loop over CPU tiles. A pass has a kind, a place and a reason only.

@@ -25,6 +25,9 @@ Description described(Op op, const TensorView& first, const TensorView& second,
 Call place(const Description& description, const TensorView& first, const TensorView& second,
            const TensorView& out, const RoutingView& routing, const GemmOptions& options);
 
+/// What the context of a call says of its problem.
+void take_context(Problem& problem, const GemmOptions& options, const ExecutionContext& context);
+
 /// What the caller calls the output.
 inline const char* output_name(Op op, const CallerWords& words) {
   if (words.out != nullptr) return words.out;
