@@ -142,20 +142,17 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 def _check_experts(lead_name: str) -> Callable[..., None]:
-    """Packed values have a dtype of their own. Shapes, which may be symbolic, are left to the products."""
+    """Shapes, which may be symbolic, are left to the products."""
 
     def check(
         lead: Tensor, w_gate_up: Tensor, w_down: Tensor, segments: Tensor, weights: Tensor | None,
         gate_up_bias: Tensor | None, down_bias: Tensor | None, activation: str, transposed: bool,
-        w_up: Tensor | None = None, gate_up_format: str = "", down_format: str = "",
+        w_up: Tensor | None = None,
     ) -> None:  # fmt: skip
-        plain = {} if down_format else {"w_down": w_down}
-        if not gate_up_format:
-            plain = {"w_gate_up" if w_up is None else "w_gate_up[0]": w_gate_up, **plain}
-            if w_up is not None:
-                plain["w_gate_up[1]"] = w_up
-        for name, tensor in plain.items():
-            require_same_dtype(name, tensor, lead_name, lead)
+        require_same_dtype("w_gate_up" if w_up is None else "w_gate_up[0]", w_gate_up, lead_name, lead)
+        require_same_dtype("w_down", w_down, lead_name, lead)
+        if w_up is not None:
+            require_same_dtype("w_gate_up[1]", w_up, lead_name, lead)
 
     return check
 
