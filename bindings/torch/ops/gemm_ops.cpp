@@ -106,21 +106,33 @@ Tensor dw(const Tensor& dy, const Tensor& x, const Tensor& m_sizes,
   });
 }
 
-/// Forward or dX with a low-rank part (moegemm::GemmOptions): an operator apart, so that others
-/// have no more arguments to unpack.
-template <Op op>
-Tensor low_rank_product(const Tensor& first, const Tensor& w, const Tensor& m_sizes,
+/// Forward with a low-rank part (moegemm::GemmOptions): an operator apart, so that others have no
+/// more arguments to unpack.
+Tensor forward_low_rank(const Tensor& x, const Tensor& w, const Tensor& m_sizes,
                         const std::optional<Tensor>& gather_indices, const Tensor& low_rank_rows,
                         const Tensor& low_rank_weights, std::int64_t topk, const std::string& words,
                         const std::optional<Tensor>& bias, const std::string& activation,
                         const std::optional<Tensor>& w_scales, const std::string& w_format) {
   return raising([&] {
-    ProductTensors tensors = tensors_of(first, w, m_sizes, gather_indices, {}, w_scales);
+    ProductTensors tensors = tensors_of(x, w, m_sizes, gather_indices, {}, w_scales);
     tensors.bias = handle_of(bias);
     tensors.low_rank_rows = low_rank_rows.get();
     tensors.low_rank_weights = low_rank_weights.get();
     ProductOptions options = with_activation(read_options(words), activation);
-    return Product(op, tensors, topk, std::move(options), w_format).run().hand_over();
+    return Product(Op::kForward, tensors, topk, std::move(options), w_format).run().hand_over();
+  });
+}
+
+/// The same of dX.
+Tensor dx_low_rank(const Tensor& dy, const Tensor& w, const Tensor& m_sizes,
+                   const std::optional<Tensor>& gather_indices, const Tensor& low_rank_rows,
+                   const Tensor& low_rank_weights, std::int64_t topk, const std::string& words,
+                   const std::optional<Tensor>& w_scales, const std::string& w_format) {
+  return raising([&] {
+    ProductTensors tensors = tensors_of(dy, w, m_sizes, gather_indices, {}, w_scales);
+    tensors.low_rank_rows = low_rank_rows.get();
+    tensors.low_rank_weights = low_rank_weights.get();
+    return Product(Op::kDx, tensors, topk, read_options(words), w_format).run().hand_over();
   });
 }
 
@@ -219,14 +231,14 @@ constexpr Operator kOperators[] = {
     {"forward_low_rank(Tensor x, Tensor w, Tensor m_sizes, Tensor? gather_indices, "
      "Tensor low_rank_rows, Tensor low_rank_weights, int topk=1, str options=\"\", "
      "Tensor? bias=None, str activation=\"\", Tensor? w_scales=None, str w_format=\"\") -> Tensor",
-     TORCH_BOX(&low_rank_product<Op::kForward>)},
+     TORCH_BOX(&forward_low_rank)},
     {"forward_pair(Tensor x, Tensor w, Tensor w_up, Tensor m_sizes, Tensor? gather_indices=None, "
      "int topk=1, str options=\"\", Tensor? bias=None, str activation=\"\") -> Tensor",
      TORCH_BOX(&forward_pair)},
     {"dx_low_rank(Tensor dy, Tensor w, Tensor m_sizes, Tensor? gather_indices, "
      "Tensor low_rank_rows, Tensor low_rank_weights, int topk=1, str options=\"\", "
-     "Tensor? bias=None, str activation=\"\", Tensor? w_scales=None, str w_format=\"\") -> Tensor",
-     TORCH_BOX(&low_rank_product<Op::kDx>)},
+     "Tensor? w_scales=None, str w_format=\"\") -> Tensor",
+     TORCH_BOX(&dx_low_rank)},
     {"forward_out(Tensor x, Tensor w, Tensor m_sizes, Tensor? gather_indices, "
      "Tensor? router_weights, int topk, str options, int[]? config, Tensor(a!) out, "
      "Tensor? bias=None, Tensor? w_scales=None, str w_format=\"\") -> ()",

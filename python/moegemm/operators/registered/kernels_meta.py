@@ -96,14 +96,11 @@ def _forward_pair(
 
 def _dx_low_rank(
     dy: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, low_rank_rows: Tensor,
-    low_rank_weights: Tensor, topk: int = 1, options: str = "", bias: Tensor | None = None, activation: str = "",
-    w_scales: Tensor | None = None, w_format: str = "",
+    low_rank_weights: Tensor, topk: int = 1, options: str = "", w_scales: Tensor | None = None, w_format: str = "",
 ) -> Tensor:  # fmt: skip
     require_same_dtype("low_rank_rows", low_rank_rows, "dY", dy)
     require_same_dtype("low_rank_weights", low_rank_weights, "dY", dy)
-    product = _dx(dy, w, m_sizes, gather_indices, None, topk, options, None, w_scales, w_format)
-    gated = activation and is_gated(activation)
-    return product.new_empty((product.size(0), product.size(1) // 2)) if gated else product
+    return _dx(dy, w, m_sizes, gather_indices, None, topk, options, None, w_scales, w_format)
 
 
 def _dw(
