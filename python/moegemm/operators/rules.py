@@ -1,5 +1,5 @@
 """Rules of the Unsloth-compatible arguments that no operator sees. All others are the library's (moegemm/describe.h);
-tensors without memory, which never reach it, have their dtypes and devices compared here, in its words."""
+what tensors without memory, which never reach it, can get wrong is refused here, in its words."""
 
 from collections.abc import Mapping
 
@@ -14,6 +14,14 @@ def require_same_dtype(name: str, tensor: Tensor, lead_name: str, lead: Tensor) 
 def require_same_device(name: str, tensor: Tensor | None, lead_name: str, lead: Tensor) -> None:
     if tensor is not None and tensor.device != lead.device:
         raise TypeError(f"{name} is on {tensor.device}; it must be on {lead.device}, where {lead_name} is")
+
+
+def require_halves(name: str, activation: str) -> None:
+    if "/concatenated" not in activation:
+        raise ValueError(
+            f"{name} is given with activation {activation}; gates and ups in two tensors are those of a gated "
+            "activation, concatenated"
+        )
 
 
 def require_weight_of_each_slot(router_weights: Tensor | None, expert_ids: Tensor) -> None:

@@ -70,11 +70,7 @@ void validate_flags(const Problem& problem, const CallerWords& words) {
     refuse_value(words.w_up, " is given; only a plain forward with W as [E, N, K] has two halves");
   }
   if (!problem.activation) return;
-  if (problem.ups_apart &&
-      (!problem.activation->gated() || problem.activation->layout != GateLayout::kConcatenated)) {
-    refuse_value(words.w_up, " is given with activation ", to_string(*problem.activation),
-                 "; gates in one half and ups in the other are accepted");
-  }
+  if (problem.ups_apart) require_halves(words.w_up, *problem.activation);
   if (problem.multiply) {
     refuse_value("activation is given with ", words.multiply,
                  "; a row is weighted after the second product");

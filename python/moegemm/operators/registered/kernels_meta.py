@@ -16,7 +16,7 @@ from moegemm.operators.loading import ops
 from moegemm.operators.options import DY_PER_TOKEN, FLOAT32_OUTPUT, PERMUTE_X, PERMUTE_Y, TRANSPOSED
 from moegemm.operators.packed import packed_shape
 from moegemm.operators.registered import compact, factors
-from moegemm.operators.rules import require_same_device, require_same_dtype
+from moegemm.operators.rules import require_halves, require_same_device, require_same_dtype
 
 Config = list[int] | None
 
@@ -139,7 +139,7 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 def _check_experts(lead_name: str) -> Callable[..., None]:
-    """Shapes, which may be symbolic, are left to the products."""
+    """What the products would not notice. Shapes, which may be symbolic, are left to them."""
 
     def check(
         lead: Tensor, w_gate_up: Tensor, w_down: Tensor, segments: Tensor, weights: Tensor | None,
@@ -150,6 +150,7 @@ def _check_experts(lead_name: str) -> Callable[..., None]:
         require_same_dtype("w_down", w_down, lead_name, lead)
         if w_up is not None:
             require_same_dtype("w_gate_up[1]", w_up, lead_name, lead)
+            require_halves("w_gate_up[1]", activation)
 
     return check
 
