@@ -1,8 +1,6 @@
 """Rules of the Unsloth-compatible arguments that no operator sees. All others are the library's (moegemm/describe.h);
 what tensors without memory, which never reach it, can get wrong is refused here, in its words."""
 
-from collections.abc import Mapping
-
 from torch import Tensor
 
 
@@ -45,23 +43,3 @@ def require_valid_role(permute_x: bool, permute_y: bool, is_first_gemm: bool, dX
 def require_no_fuse_mul_pre(fuse_mul_pre: bool) -> None:
     if fuse_mul_pre:
         raise NotImplementedError("fuse_mul_pre=True; only False is accepted (fuse_mul_post multiplies after the GEMM)")
-
-
-def require_feasible_tma(prefix: str, permute_x: bool, permute_y: bool, tma: Mapping[str, bool]) -> None:
-    """Refuses TMA where rows are gathered or scattered: a bulk copy moves whole boxes of consecutive rows.
-
-    `tma` holds the use_tma_* flags of one product; which flags are there tells which product it is.
-    """
-    forward = "use_tma_load_dy" not in tma
-    dx = "use_tma_load_dy" in tma and "use_tma_load_w" in tma
-    hindered = {
-        "use_tma_load_x": (permute_x, "permute_x", "gathers X"),
-        "use_tma_load_dy": (permute_y, "permute_y", "gathers dY"),
-    }
-    if forward:
-        hindered["use_tma_store"] = (permute_y, "permute_y", "scatters Y")
-    elif dx:
-        hindered["use_tma_store"] = (permute_x, "permute_x", "scatters dX")
-    for name, (permuted, flag, doing) in hindered.items():
-        if tma.get(name) and permuted:
-            raise ValueError(f"{prefix}{name}=True with {flag}=True, which {doing}; TMA moves whole boxes of rows only")

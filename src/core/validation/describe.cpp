@@ -55,7 +55,7 @@ class Describer {
     }
     Description description{problem_, 0, {}, words_};
     shape_output(description);
-    if (options_.config) validate(*options_.config, problem_);
+    if (options_.config) validate(*options_.config, problem_, words_);
     return description;
   }
 

@@ -39,6 +39,6 @@ void validate_flags(const Problem& problem, const CallerWords& words = {});
 /// A Problem that was written by hand instead of described from tensors.
 void validate(const Problem& problem);
 /// A kernel asked for by hand: what the hardware's bulk copies cannot do is refused.
-void validate(const KernelConfig& config, const Problem& problem);
+void validate(const KernelConfig& config, const Problem& problem, const CallerWords& words = {});
 
 }  // namespace moegemm
