@@ -116,9 +116,10 @@ struct Step {
   BackendKind backend = BackendKind::kReference;
   int kernel = 0;           ///< position in the backend's kernel list
   std::string kernel_name;  ///< as listed by kernels()
-  TileShape tile;
+  TileShape tile;           ///< the kernel's, or fewer rows
   int stages = 0;
-  int grid = 0;  ///< thread blocks, or CPU workers
+  int grid = 0;                 ///< thread blocks, or CPU workers
+  std::int64_t smem_bytes = 0;  ///< shared memory of a thread block
   TileOrder order = TileOrder::kByExpert;
   WeightCaching weights = WeightCaching::kKeep;
   Columns columns = Columns::kAll;

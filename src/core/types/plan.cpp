@@ -54,6 +54,7 @@ std::size_t fold_step(std::size_t hash, const Step& step) {
   hash = fold_hash(hash, word(step.kernel, step.stages));
   hash = fold_hash(hash, word(step.tile.rows, step.tile.columns));
   hash = fold_hash(hash, word(step.tile.depth, step.grid));
+  hash = fold_hash(hash, static_cast<std::uint64_t>(step.smem_bytes));
   hash = fold_hash(hash, static_cast<std::uint64_t>(step.workspace_offset));
   hash = fold_hash(hash, static_cast<std::uint64_t>(step.first_feature));
   hash = fold_hash(hash, static_cast<std::uint64_t>(step.features));
