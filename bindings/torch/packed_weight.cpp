@@ -160,11 +160,4 @@ void PackedWeight::read() {
   scales_.data = dense_data(scales_tensor_, scales_copy_);
 }
 
-TensorView weight_metadata(const char* name, const Tensor& w, const std::string& format,
-                           DType dtype) {
-  if (format.empty()) return Argument(name, w).metadata();
-  std::string text = format;
-  return decoded_view(name, w.get(), text, dtype);
-}
-
 }  // namespace moegemm::torch_ops

@@ -39,8 +39,4 @@ class PackedWeight {
   std::optional<Tensor> w_copy_, scales_copy_;
 };
 
-/// [E, N, K] of a weight, which is an ordinary tensor without a format.
-TensorView weight_metadata(const char* name, const Tensor& w, const std::string& format,
-                           DType dtype);
-
 }  // namespace moegemm::torch_ops

@@ -29,11 +29,10 @@ struct Flag {
   bool GemmOptions::*flag;
 };
 constexpr Flag kFlags[] = {
-    {"permute_x", &GemmOptions::permute_x},       {"permute_y", &GemmOptions::permute_y},
-    {"multiply", &GemmOptions::multiply},         {"dy_per_token", &GemmOptions::dy_per_token},
-    {"accumulate", &GemmOptions::accumulate},     {"allow_tf32", &GemmOptions::allow_tf32},
-    {"autotune", &GemmOptions::autotune},         {"check", &GemmOptions::check},
-    {"rows_pending", &GemmOptions::rows_pending},
+    {"permute_x", &GemmOptions::permute_x},   {"permute_y", &GemmOptions::permute_y},
+    {"multiply", &GemmOptions::multiply},     {"dy_per_token", &GemmOptions::dy_per_token},
+    {"accumulate", &GemmOptions::accumulate}, {"allow_tf32", &GemmOptions::allow_tf32},
+    {"autotune", &GemmOptions::autotune},     {"check", &GemmOptions::check},
 };
 
 constexpr std::string_view kExpectedRows = "expected_rows=";
@@ -49,6 +48,8 @@ void read_word(std::string_view word, ProductOptions& options) {
     options.gemm.weight_layout = WeightLayout::kKn;
   } else if (word == "float32_output") {
     options.float32_output = true;
+  } else if (word == "rows_pending") {
+    options.rows_pending = true;
   } else if (word == "warn_at_once") {
     options.warn_at_once = true;
   } else if (word == "tails_undefined") {
@@ -60,7 +61,8 @@ void read_word(std::string_view word, ProductOptions& options) {
     std::string known;
     for (const Flag& flag : kFlags) known.append(flag.word).append(", ");
     refuse_value("options has the word '", word, "'; accepted are ", known,
-                 "transposed, float32_output, warn_at_once, tails_undefined and expected_rows=...");
+                 "transposed, float32_output, rows_pending, warn_at_once, tails_undefined and "
+                 "expected_rows=...");
   }
 }
 
@@ -140,7 +142,7 @@ const TensorView& Product::readable_second() {
 
 bool Product::copied() const {
   for (const Argument* argument : {&first_, &second_, &m_sizes_, &gather_indices_, &router_weights_,
-                                   &bias_, &low_rank_rows_, &low_rank_weights_}) {
+                                   &bias_, &low_rank_rows_, &low_rank_weights_, &w_up_}) {
     if (argument->copied()) return true;
   }
   return packed_ && packed_->copied();
@@ -160,12 +162,13 @@ void Product::run(const TensorView& out) {
   options_.gemm.w_up = w_up_.readable();
   options_.gemm.low_rank_rows = low_rank_rows_.readable();
   options_.gemm.low_rank_weights = low_rank_weights_.readable();
-  if (copied()) description_.problem.rows_pending = false;
   const Execution execution(description_.problem.device, description_.problem.flops());
   TorchMemory memory;
   TorchTuning tuning;
   ExecutionContext context =
-      options_.gemm.autotune ? tuning.context(execution) : execution.context();
+      options_.gemm.autotune
+          ? tuning.context(execution)
+          : execution.context(LaunchAhead::kWritesRows, options_.rows_pending && !copied());
   context.memory = &memory;
   const Plan plan = moegemm::run(description_, first, second, out, routing, options_.gemm, context);
   if (!plan.note.empty()) note_once(plan.note, options_.warn_at_once);

@@ -15,6 +15,7 @@ namespace moegemm::torch_ops {
 struct ProductOptions {
   GemmOptions gemm;
   bool float32_output = false;
+  bool rows_pending = false;  ///< LaunchAhead::kWritesRows
   bool warn_at_once = false;
   Tails tails = Tails::kZero;
   std::int64_t expected_rows = -1;

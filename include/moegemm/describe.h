@@ -24,6 +24,9 @@ struct CallerWords {
   const char* out = nullptr;  ///< null: "y", "dx" or "dw"
   const char* router_weights = "router_weights";
   const char* multiply = "multiply";
+  const char* tma_load_rows = "config.tma_load_rows";
+  const char* tma_load_weights = "config.tma_load_weights";
+  const char* tma_store = "config.tma_store";
   const char* yes = "true";
   const char* no = "false";
   const char* none = "not given";
@@ -44,6 +47,10 @@ struct Description {
 MOEGEMM_API Description describe(Op op, const TensorView& first, const TensorView& second,
                                  const RoutingView& routing, const GemmOptions& options = {},
                                  const TensorView& out = {}, const CallerWords& words = {});
+
+/// The rules of a kernel that is asked for by hand, before there is a product to describe.
+MOEGEMM_API void check_config(const KernelConfig& config, Op op, Permutation permutation,
+                              const CallerWords& words = {});
 
 /// Runs what was described, on tensors with the shapes, dtypes and devices that were described; the
 /// output has `out_shape`. Only what memory can get wrong is refused: strides, pointers, overlap.

@@ -40,11 +40,12 @@ class MOEGEMM_API MemorySupport {
 
 class TuningSupport;
 
-/// What a call is promised about the launch ahead of it on its stream, so that a pass on a GPU may
-/// begin while that still runs. All launches before that one keep their order.
+/// What a call is promised about the launch ahead of it on its stream, so that it may begin on a
+/// GPU while that still runs. Whatever else the call reads was complete before that launch began.
 enum class LaunchAhead : std::uint8_t {
   kAny,         ///< nothing
-  kWritesRows,  ///< of what the call reads it writes the rows, and nothing else
+  kWritesRows,  ///< of what the call reads it writes the rows (X, dY or low_rank_rows of a
+                ///< product), and nothing else
   kApart,       ///< it writes nothing that the call reads
 };
 
@@ -57,7 +58,8 @@ struct ExecutionContext {
                                     ///< without where any kernel can, if need be a slower one
   int max_multiprocessors = 0;      ///< of a GPU, that products may take, so that other kernels can
                                     ///< run beside them; 0: all
-  /// Made use of by combine_rows (kWritesRows) and factor_rows (both).
+  /// Made use of by forward, dX and combine_rows (kWritesRows) and by factor_rows (both). Products
+  /// of few rows have their weights on their way while that launch still runs.
   LaunchAhead ahead = LaunchAhead::kAny;
 };
 

@@ -62,14 +62,9 @@ struct GemmOptions {
                               ///< dy[gather_indices[r] / topk]: the gradient of a token's sum
   bool accumulate = false;    ///< dW only: add to the fp32 output instead of overwriting it
   bool allow_tf32 = false;    ///< fp32 inputs may use TF32 tensor cores
-  /// Forward and dX on a GPU: a promise that makes few rows faster. The launch ahead on the stream
-  /// writes the rows of X (or dY) or of low_rank_rows, and nothing else that this product reads;
-  /// all of that was complete before that launch began. The weights may then be on their way while
-  /// it still runs.
-  bool rows_pending = false;
-  bool autotune = false;  ///< take the measured kernel instead of the predicted one (tune.h)
-  bool check = false;     ///< validate m_sizes and indices on the device first: synchronises.
-                          ///< MOEGEMM_CHECK=1 in the environment turns it on everywhere
+  bool autotune = false;      ///< take the measured kernel instead of the predicted one (tune.h)
+  bool check = false;         ///< validate m_sizes and indices on the device first: synchronises.
+                              ///< MOEGEMM_CHECK=1 in the environment turns it on everywhere
   std::optional<BackendKind> backend;  ///< force one; else MOEGEMM_BACKEND, else the best
   std::optional<KernelConfig> config;  ///< ask for a kernel by hand; else the planner chooses
   /// Forward and dX: [E, columns of the product] of X's dtype, or not given. Added to the fp32

@@ -210,6 +210,12 @@ struct StridedStack {
   Device device;
 };
 
+/// Products want ranks in steps of 16 bytes of a 16-bit row: what a GPU's fast copies need.
+constexpr std::int64_t padded_rank(std::int64_t rank) {
+  constexpr std::int64_t kRankStep = 8;
+  return (rank + kRankStep - 1) / kRankStep * kRankStep;
+}
+
 /// to[e, i, j] = scaling * from[e, i, j] in fp32, rounded once. `to` has as many experts and at
 /// least as many rows and columns; what it has more is zero.
 struct FactorCopy {
@@ -229,8 +235,7 @@ MOEGEMM_API void copy_factors(std::span<const FactorCopy> copies, const TensorVi
 ///   x        [T, K] with routing.gather_indices, as permute_x, else [M, K]; bf16 or fp16
 ///   factor   [E, r, K] in x's dtype or fp32
 ///   routing  m_sizes, gather_indices and topk; segments follow one another
-///   rows     [M, r rounded up to a multiple of 8] in x's dtype; what is in no segment stays as it
-///   is
+///   rows     [M, padded_rank(r)] in x's dtype; what is in no segment stays as it is
 /// On a GPU, with K a multiple of 8, columns side by side and every row aligned to 16 bytes; else
 /// it is refused as not implemented.
 MOEGEMM_API void factor_rows(const TensorView& x, const StridedStack& factor,

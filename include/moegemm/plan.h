@@ -107,7 +107,7 @@ enum class WeightCaching : std::uint8_t { kKeep, kPassThrough };
 enum class LaunchStart : std::uint8_t {
   kAfter,        ///< when that has ended
   kEarly,        ///< before, as soon as there is room; it waits for that before it reads or writes
-  kWithWeights,  ///< the same, but its first weights come before: see GemmOptions::rows_pending
+  kWithWeights,  ///< the same, but its first weights come before: see LaunchAhead::kWritesRows
 };
 
 /// One launch, or one parallel loop over CPU tiles. A pass has a kind, a place and a reason only.
@@ -116,9 +116,10 @@ struct Step {
   BackendKind backend = BackendKind::kReference;
   int kernel = 0;           ///< position in the backend's kernel list
   std::string kernel_name;  ///< as listed by kernels()
-  TileShape tile;
+  TileShape tile;           ///< the kernel's, or fewer rows
   int stages = 0;
-  int grid = 0;  ///< thread blocks, or CPU workers
+  int grid = 0;                 ///< thread blocks, or CPU workers
+  std::int64_t smem_bytes = 0;  ///< shared memory of a thread block
   TileOrder order = TileOrder::kByExpert;
   WeightCaching weights = WeightCaching::kKeep;
   Columns columns = Columns::kAll;

@@ -61,7 +61,7 @@ struct Problem {
   bool presorted = false;  ///< dW: the permuted operand was copied into expert order; the indices
                            ///< only say which rows are absent
   bool far_rows = false;   ///< the gathered operand spans more than 64 GiB
-  bool rows_pending = false;  ///< GemmOptions::rows_pending
+  bool rows_pending = false;  ///< forward and dX: LaunchAhead::kWritesRows
   bool allow_tf32 = false;
   bool batch_invariant = true;  ///< only kernels that sum in the order of their backend
   bool ups_apart = false;       ///< forward: W has the first half of N, another tensor the second

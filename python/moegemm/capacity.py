@@ -23,17 +23,13 @@ class Capacity(NamedTuple):
 
 
 def _one_integer(name: str, value: Tensor | None, expert_ids: Tensor) -> Tensor | None:
-    """The scalar as a vector of one, which shares its memory."""
+    """A scalar as a vector of one, which shares its memory."""
     if value is None:
         return None
     if not isinstance(value, Tensor):
         raise no_tensor(name, value)
-    if value.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"{name} has dtype {value.dtype}; accepted are torch.int32 and torch.int64")
-    if value.dim() > 1 or value.numel() != 1:
-        raise ValueError(f"{name} is {list(value.shape)}; its shape must be [] or [1]")
     require_same_device(name, value, "expert_ids", expert_ids)
-    return value.view(1)
+    return value.view(1) if value.dim() == 0 else value
 
 
 def capacity_of(

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <utility>
 
 #include "core/planning/planner.h"
@@ -74,9 +73,7 @@ Plan run(const Description& description, const TensorView& first, const TensorVi
          const TensorView& out, const RoutingView& routing, const GemmOptions& options,
          const ExecutionContext& context) {
   Call call = in_stored_form(place(description, first, second, out, routing, options));
-  call.problem.max_multiprocessors = std::max(context.max_multiprocessors, 0);
-  // Timed launches follow others than the promise is about.
-  if (options.autotune) call.problem.rows_pending = false;
+  take_context(call.problem, options, context);
   const Wishes wishes(options);
   const WorkspaceUse use = workspace_use(call.problem, context);
   Planned planned = wishes.plan(call.problem, use);

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 
 #include "moegemm/passes.h"
 
@@ -33,16 +32,5 @@ struct FactorTiles {
 
 /// Of a copy that is not empty.
 FactorTiles factor_tiles(const FactorCopy& copy);
-
-/// copy_factors of copies that are not empty, on one device.
-void copy_factors_on_cpu(std::span<const FactorCopy> copies, const TensorView& m_sizes,
-                         const ExecutionContext& context);
-/// Defined in builds with CUDA.
-void copy_factors_on_gpu(std::span<const FactorCopy> copies, const TensorView& m_sizes,
-                         const ExecutionContext& context);
-
-/// factor_rows of what it takes.
-void factor_rows_on_gpu(const TensorView& x, const StridedStack& factor, const RoutingView& routing,
-                        const TensorView& rows, const ExecutionContext& context);
 
 }  // namespace moegemm

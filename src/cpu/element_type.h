@@ -11,10 +11,12 @@
 namespace moegemm {
 
 struct BFloat16 {
+  static constexpr DType kDtype = DType::kBFloat16;
   std::uint16_t bits;
 };
 
 struct Float16 {
+  static constexpr DType kDtype = DType::kFloat16;
   std::uint16_t bits;
 };
 

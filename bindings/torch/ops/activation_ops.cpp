@@ -1,6 +1,5 @@
 #include "moegemm/describe.h"
 #include "moegemm/passes.h"
-#include "packed_weight.h"
 #include "registration.h"
 #include "routing_arguments.h"
 #include "runtime/execution.h"
@@ -11,19 +10,13 @@ namespace {
 /// Exponentials and the like: one element of an activation costs about this many operations.
 constexpr double kElementFlops = 20;
 
-/// The weights of a layer whose rows have dtype `like`. A format makes a weight a quantised one:
-/// packed_weight.h.
 ExpertWeightViews weights_metadata(const Tensor& w_gate_up, const Tensor& w_down,
                                    const std::optional<Tensor>& gate_up_bias,
                                    const std::optional<Tensor>& down_bias,
-                                   const std::optional<Tensor>& w_up,
-                                   const std::string& gate_up_format,
-                                   const std::string& down_format, DType like) {
-  return {weight_metadata("w_gate_up", w_gate_up, gate_up_format, like),
-          weight_metadata("w_down", w_down, down_format, like),
+                                   const std::optional<Tensor>& w_up) {
+  return {Argument("w_gate_up", w_gate_up).metadata(), Argument("w_down", w_down).metadata(),
           Argument("gate_up_bias", gate_up_bias).metadata(),
-          Argument("down_bias", down_bias).metadata(),
-          w_up ? weight_metadata("w_gate_up[1]", *w_up, gate_up_format, like) : TensorView{}};
+          Argument("down_bias", down_bias).metadata(), Argument("w_gate_up[1]", w_up).metadata()};
 }
 
 WeightLayout layout_of(bool transposed) {
@@ -34,12 +27,10 @@ WeightLayout layout_of(bool transposed) {
 void check_layer(Tensor x, Tensor w_gate_up, Tensor w_down, Tensor expert_ids,
                  std::optional<Tensor> router_weights, std::optional<Tensor> gate_up_bias,
                  std::optional<Tensor> down_bias, std::string activation, bool transposed,
-                 std::optional<Tensor> w_up, std::string gate_up_format, std::string down_format) {
+                 std::optional<Tensor> w_up) {
   raising([&] {
-    const TensorView lead = Argument("x", x).metadata();
-    moegemm::check_layer({lead,
-                          weights_metadata(w_gate_up, w_down, gate_up_bias, down_bias, w_up,
-                                           gate_up_format, down_format, lead.dtype),
+    moegemm::check_layer({Argument("x", x).metadata(),
+                          weights_metadata(w_gate_up, w_down, gate_up_bias, down_bias, w_up),
                           Argument("expert_ids", expert_ids).metadata(),
                           Argument("router_weights", router_weights).metadata()},
                          parse_activation(activation), layout_of(transposed));
@@ -50,14 +41,11 @@ void check_layer(Tensor x, Tensor w_gate_up, Tensor w_down, Tensor expert_ids,
 void check_expert_rows(Tensor rows, Tensor w_gate_up, Tensor w_down, Tensor sizes,
                        std::optional<Tensor> row_weights, std::optional<Tensor> gate_up_bias,
                        std::optional<Tensor> down_bias, std::string activation, bool transposed,
-                       std::optional<Tensor> w_up, std::string gate_up_format,
-                       std::string down_format) {
+                       std::optional<Tensor> w_up) {
   raising([&] {
-    const TensorView lead = Argument("rows", rows).metadata();
     moegemm::check_expert_rows(
-        {lead,
-         weights_metadata(w_gate_up, w_down, gate_up_bias, down_bias, w_up, gate_up_format,
-                          down_format, lead.dtype),
+        {Argument("rows", rows).metadata(),
+         weights_metadata(w_gate_up, w_down, gate_up_bias, down_bias, w_up),
          Argument("sizes", sizes).metadata(), Argument("row_weights", row_weights).metadata()},
         parse_activation(activation), layout_of(transposed));
   });
@@ -158,11 +146,11 @@ Tensor expert_sums(Tensor rows, Tensor m_sizes, std::optional<Tensor> gather_ind
 constexpr Operator kOperators[] = {
     {"check_layer(Tensor x, Tensor w_gate_up, Tensor w_down, Tensor expert_ids, "
      "Tensor? router_weights, Tensor? gate_up_bias, Tensor? down_bias, str activation, "
-     "bool transposed, Tensor? w_up=None, str gate_up_format=\"\", str down_format=\"\") -> ()",
+     "bool transposed, Tensor? w_up=None) -> ()",
      TORCH_BOX(&check_layer)},
     {"check_expert_rows(Tensor rows, Tensor w_gate_up, Tensor w_down, Tensor sizes, "
      "Tensor? row_weights, Tensor? gate_up_bias, Tensor? down_bias, str activation, "
-     "bool transposed, Tensor? w_up=None, str gate_up_format=\"\", str down_format=\"\") -> ()",
+     "bool transposed, Tensor? w_up=None) -> ()",
      TORCH_BOX(&check_expert_rows)},
     {"activate(Tensor pre, Tensor? bias, Tensor m_sizes, str activation, "
      "Tensor? row_weights=None, str options=\"\") -> Tensor",

@@ -37,35 +37,35 @@ std::tuple<Tensor, Tensor, Tensor> route_compact(const Tensor& expert_ids, std::
   });
 }
 
+/// rows_pending: LaunchAhead::kWritesRows.
+void combine_rows_into(Argument& rows, const std::optional<Tensor>& weights, Argument& positions,
+                       const TensorView& out, bool rows_pending) {
+  Argument factors("weights", weights);
+  const TensorView& readable_rows = rows.readable();
+  const TensorView& readable_weights = factors.readable_dense();
+  const TensorView& readable_positions = positions.readable_dense();
+  const Execution execution(rows.device(), 2.0 * static_cast<double>(rows.numel()));
+  const bool copied = rows.copied() || factors.copied() || positions.copied();
+  moegemm::combine_rows(readable_rows, readable_weights, readable_positions, out,
+                        execution.context(LaunchAhead::kWritesRows, rows_pending && !copied));
+}
+
 Tensor combine_rows(const Tensor& rows, const std::optional<Tensor>& weights,
                     const Tensor& positions, bool float32_output) {
   return raising([&] {
-    Argument input("rows", rows), factors("weights", weights), places("positions", positions);
-    const TensorView& readable_rows = input.readable();
-    const TensorView& readable_weights = factors.readable_dense();
-    const TensorView& readable_positions = places.readable_dense();
-    const Execution execution(input.device(), 2.0 * static_cast<double>(input.numel()));
+    Argument input("rows", rows), places("positions", positions);
     Output out = allocate(places.size(0), input.columns(),
                           float32_output ? DType::kFloat32 : input.dtype(), input.device());
-    moegemm::combine_rows(readable_rows, readable_weights, readable_positions, out.view,
-                          execution.context());
+    combine_rows_into(input, weights, places, out.view, false);
     return out.hand_over();
   });
 }
 
-/// rows_pending: LaunchAhead::kWritesRows.
 void combine_rows_out(const Tensor& rows, const std::optional<Tensor>& weights,
                       const Tensor& positions, const Tensor& out, bool rows_pending) {
   raising([&] {
-    Argument input("rows", rows), factors("weights", weights), places("positions", positions);
-    Argument target("out", out);
-    const TensorView& readable_rows = input.readable();
-    const TensorView& readable_weights = factors.readable_dense();
-    const TensorView& readable_positions = places.readable_dense();
-    const Execution execution(input.device(), 2.0 * static_cast<double>(input.numel()));
-    const bool copied = input.copied() || factors.copied() || places.copied();
-    moegemm::combine_rows(readable_rows, readable_weights, readable_positions, target.writable(),
-                          execution.context(LaunchAhead::kWritesRows, rows_pending && !copied));
+    Argument input("rows", rows), places("positions", positions), target("out", out);
+    combine_rows_into(input, weights, places, target.writable(), rows_pending);
   });
 }
 

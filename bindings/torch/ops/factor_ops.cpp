@@ -17,9 +17,6 @@
 namespace moegemm::torch_ops {
 namespace {
 
-/// 16 bytes of a 16-bit row: what the GPU's fast copies need of a row's length.
-constexpr std::int64_t kRankStep = 8;
-
 using Shape = std::array<std::int64_t, 3>;
 
 /// Any strides will do.
@@ -69,7 +66,7 @@ void run(const std::vector<FactorCopy>& copies, Argument& m_sizes) {
 }
 
 /// Result i has the next counts[i] of `parts` side by side along dimension ranks[i], each times its
-/// scaling, dense and in the dtype of `like`, with zeros up to a rank that is a multiple of 8. With
+/// scaling, dense and in the dtype of `like`, with zeros up to padded_rank of their ranks. With
 /// m_sizes [E] results are undefined for experts that have no rows.
 std::vector<Tensor> joined_factors(const std::vector<Tensor>& parts,
                                    const std::vector<double>& scalings,
@@ -98,7 +95,7 @@ std::vector<Tensor> joined_factors(const std::vector<Tensor>& parts,
         joined += stacks.back().shape[rank];
       }
       Shape shape = stacks.front().shape;
-      shape[rank] = (joined + kRankStep - 1) / kRankStep * kRankStep;
+      shape[rank] = padded_rank(joined);
       Output result = allocate(3, shape, dtype, stacks.front().device);
       std::int64_t offset = 0;
       for (std::int64_t part = 0; part < counts[i]; ++part) {
@@ -169,7 +166,7 @@ std::vector<Tensor> scaled_like(const std::vector<Tensor>& sources, const std::v
   });
 }
 
-/// See moegemm::factor_rows; [M, r rounded up to 8]. What the launch ahead is promised to do:
+/// See moegemm::factor_rows. What the launch ahead is promised to do:
 /// rows_pending: LaunchAhead::kWritesRows; apart: kApart.
 Tensor factor_rows(const Tensor& x, const Tensor& factor, const Tensor& m_sizes,
                    const std::optional<Tensor>& gather_indices, std::int64_t topk,
@@ -181,8 +178,7 @@ Tensor factor_rows(const Tensor& x, const Tensor& factor, const Tensor& m_sizes,
     const RoutingView routing{sizes.readable(), indices.readable(), {}, topk};
     const std::int64_t rows = indices.given() ? indices.size(0) : input.size(0);
     const Execution execution(input.device(), 0);
-    Output out = allocate(rows, (stack.shape[1] + kRankStep - 1) / kRankStep * kRankStep,
-                          input.dtype(), input.device());
+    Output out = allocate(rows, padded_rank(stack.shape[1]), input.dtype(), input.device());
     const bool copied = input.copied() || sizes.copied() || indices.copied();
     const LaunchAhead ahead = apart ? LaunchAhead::kApart : LaunchAhead::kWritesRows;
     moegemm::factor_rows(readable_x, stack, routing, out.view,

@@ -106,21 +106,33 @@ Tensor dw(const Tensor& dy, const Tensor& x, const Tensor& m_sizes,
   });
 }
 
-/// Forward or dX with a low-rank part (moegemm::GemmOptions): an operator apart, so that others
-/// have no more arguments to unpack.
-template <Op op>
-Tensor low_rank_product(const Tensor& first, const Tensor& w, const Tensor& m_sizes,
+/// Forward with a low-rank part (moegemm::GemmOptions): an operator apart, so that others have no
+/// more arguments to unpack.
+Tensor forward_low_rank(const Tensor& x, const Tensor& w, const Tensor& m_sizes,
                         const std::optional<Tensor>& gather_indices, const Tensor& low_rank_rows,
                         const Tensor& low_rank_weights, std::int64_t topk, const std::string& words,
                         const std::optional<Tensor>& bias, const std::string& activation,
                         const std::optional<Tensor>& w_scales, const std::string& w_format) {
   return raising([&] {
-    ProductTensors tensors = tensors_of(first, w, m_sizes, gather_indices, {}, w_scales);
+    ProductTensors tensors = tensors_of(x, w, m_sizes, gather_indices, {}, w_scales);
     tensors.bias = handle_of(bias);
     tensors.low_rank_rows = low_rank_rows.get();
     tensors.low_rank_weights = low_rank_weights.get();
     ProductOptions options = with_activation(read_options(words), activation);
-    return Product(op, tensors, topk, std::move(options), w_format).run().hand_over();
+    return Product(Op::kForward, tensors, topk, std::move(options), w_format).run().hand_over();
+  });
+}
+
+/// The same of dX.
+Tensor dx_low_rank(const Tensor& dy, const Tensor& w, const Tensor& m_sizes,
+                   const std::optional<Tensor>& gather_indices, const Tensor& low_rank_rows,
+                   const Tensor& low_rank_weights, std::int64_t topk, const std::string& words,
+                   const std::optional<Tensor>& w_scales, const std::string& w_format) {
+  return raising([&] {
+    ProductTensors tensors = tensors_of(dy, w, m_sizes, gather_indices, {}, w_scales);
+    tensors.low_rank_rows = low_rank_rows.get();
+    tensors.low_rank_weights = low_rank_weights.get();
+    return Product(Op::kDx, tensors, topk, read_options(words), w_format).run().hand_over();
   });
 }
 
@@ -180,6 +192,36 @@ void dw_out(const Tensor& dy, const Tensor& x, const Tensor& m_sizes,
                config, out);
 }
 
+Op op_named(const std::string& name) {
+  if (name == "forward") return Op::kForward;
+  if (name == "dx") return Op::kDx;
+  if (name == "dw") return Op::kDw;
+  refuse_value("op is '", name, "'; accepted are forward, dx and dw");
+}
+
+/// Refuses the config of a product that comes later, as that would. `argument` is what the caller
+/// calls it.
+void check_config(const std::string& argument, const std::string& name, const std::string& words,
+                  const std::vector<std::int64_t>& config) {
+  raising([&] {
+    const Op op = op_named(name);
+    const GemmOptions options = with_config(read_options(words), config).gemm;
+    const std::string rows = argument + (op == Op::kDx ? ".use_tma_load_dy" : ".use_tma_load_x");
+    const std::string others = argument + (op == Op::kDw ? ".use_tma_load_dy" : ".use_tma_load_w");
+    const std::string store = argument + ".use_tma_store";
+    CallerWords own;
+    own.tma_load_rows = rows.c_str();
+    own.tma_load_weights = others.c_str();
+    own.tma_store = store.c_str();
+    own.yes = "True";
+    moegemm::check_config(*options.config, op,
+                          options.permute_x   ? Permutation::kX
+                          : options.permute_y ? Permutation::kY
+                                              : Permutation::kNone,
+                          own);
+  });
+}
+
 /// Measures one product ("forward", "dx" or "dw") as `moegemm::tune_forward` does; the report as
 /// JSON.
 std::string tune(const std::string& name, const Tensor& first, const Tensor& second,
@@ -188,11 +230,7 @@ std::string tune(const std::string& name, const Tensor& first, const Tensor& sec
                  const std::string& words, double budget_seconds, bool again,
                  const std::optional<Tensor>& w_scales, const std::string& w_format) {
   return raising([&] {
-    const Op op = name == "forward" ? Op::kForward : name == "dx" ? Op::kDx : Op::kDw;
-    if (op == Op::kDw && name != "dw") {
-      refuse_value("op is '", name, "'; accepted are forward, dx and dw");
-    }
-    Product product(op,
+    Product product(op_named(name),
                     tensors_of(first, second, m_sizes, gather_indices, router_weights, w_scales),
                     topk, read_options(words), w_format);
     return product.tune(budget_seconds, again);
@@ -219,14 +257,14 @@ constexpr Operator kOperators[] = {
     {"forward_low_rank(Tensor x, Tensor w, Tensor m_sizes, Tensor? gather_indices, "
      "Tensor low_rank_rows, Tensor low_rank_weights, int topk=1, str options=\"\", "
      "Tensor? bias=None, str activation=\"\", Tensor? w_scales=None, str w_format=\"\") -> Tensor",
-     TORCH_BOX(&low_rank_product<Op::kForward>)},
+     TORCH_BOX(&forward_low_rank)},
     {"forward_pair(Tensor x, Tensor w, Tensor w_up, Tensor m_sizes, Tensor? gather_indices=None, "
      "int topk=1, str options=\"\", Tensor? bias=None, str activation=\"\") -> Tensor",
      TORCH_BOX(&forward_pair)},
     {"dx_low_rank(Tensor dy, Tensor w, Tensor m_sizes, Tensor? gather_indices, "
      "Tensor low_rank_rows, Tensor low_rank_weights, int topk=1, str options=\"\", "
-     "Tensor? bias=None, str activation=\"\", Tensor? w_scales=None, str w_format=\"\") -> Tensor",
-     TORCH_BOX(&low_rank_product<Op::kDx>)},
+     "Tensor? w_scales=None, str w_format=\"\") -> Tensor",
+     TORCH_BOX(&dx_low_rank)},
     {"forward_out(Tensor x, Tensor w, Tensor m_sizes, Tensor? gather_indices, "
      "Tensor? router_weights, int topk, str options, int[]? config, Tensor(a!) out, "
      "Tensor? bias=None, Tensor? w_scales=None, str w_format=\"\") -> ()",
@@ -245,8 +283,14 @@ constexpr Operator kOperators[] = {
      TORCH_BOX(&tune)},
 };
 
+constexpr Operator kRules[] = {
+    {"check_config(str argument, str op, str options, int[] config) -> ()",
+     TORCH_BOX(&check_config)},
+};
+
 }  // namespace
 
 MOEGEMM_REGISTER(kOperators)
+MOEGEMM_REGISTER_WITHOUT_TENSORS(kRules)
 
 }  // namespace moegemm::torch_ops

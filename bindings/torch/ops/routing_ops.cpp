@@ -30,16 +30,22 @@ std::tuple<Tensor, Tensor, Tensor> route(const Tensor& expert_ids, std::int64_t 
   });
 }
 
+void combine_into(Argument& rows, const std::optional<Tensor>& weights, std::int64_t topk,
+                  const TensorView& out) {
+  Argument factors("weights", weights);
+  const TensorView& readable_rows = rows.readable();
+  const TensorView& readable_weights = factors.readable_dense();
+  const Execution execution(rows.device(), 2.0 * static_cast<double>(rows.numel()));
+  moegemm::combine(readable_rows, readable_weights, topk, out, execution.context());
+}
+
 Tensor combine(const Tensor& rows, const std::optional<Tensor>& weights, std::int64_t topk,
                bool float32_output) {
   return raising([&] {
-    Argument input("rows", rows), factors("weights", weights);
-    const TensorView& readable_rows = input.readable();
-    const TensorView& readable_weights = factors.readable_dense();
-    const Execution execution(input.device(), 2.0 * static_cast<double>(input.numel()));
+    Argument input("rows", rows);
     Output out = allocate(topk < 1 ? 0 : input.size(0) / topk, input.columns(),
                           float32_output ? DType::kFloat32 : input.dtype(), input.device());
-    moegemm::combine(readable_rows, readable_weights, topk, out.view, execution.context());
+    combine_into(input, weights, topk, out.view);
     return out.hand_over();
   });
 }
@@ -47,11 +53,8 @@ Tensor combine(const Tensor& rows, const std::optional<Tensor>& weights, std::in
 void combine_out(const Tensor& rows, const std::optional<Tensor>& weights, std::int64_t topk,
                  const Tensor& out) {
   raising([&] {
-    Argument input("rows", rows), factors("weights", weights), target("out", out);
-    const TensorView& readable_rows = input.readable();
-    const TensorView& readable_weights = factors.readable_dense();
-    const Execution execution(input.device(), 2.0 * static_cast<double>(input.numel()));
-    moegemm::combine(readable_rows, readable_weights, topk, target.writable(), execution.context());
+    Argument input("rows", rows), target("out", out);
+    combine_into(input, weights, topk, target.writable());
   });
 }
 

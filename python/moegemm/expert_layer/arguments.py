@@ -8,7 +8,7 @@ from torch import Tensor
 
 from moegemm.activations import Activation, activation_named
 from moegemm.expert_layer.weights import AnyWeight
-from moegemm.operators.errors import explain, no_tensor, shown
+from moegemm.operators.errors import explain, no_tensor
 from moegemm.operators.loading import ops
 from moegemm.operators.packed import Packed
 from moegemm.operators.raw import autocast_dtype
@@ -117,11 +117,7 @@ def expert_arguments(
     down = _weight("w_down", w_down)
     require_tensors({}, {"down_bias": options.get("down_bias")})
     layout = options.get("layout", "concatenated")
-    if up is not None and layout == "interleaved":
-        raise ValueError("layout is 'interleaved' with w_gate_up as a pair; gates and ups apart are 'concatenated'")
     chosen = activation_named(activation, layout, options.get("alpha"), options.get("limit"), options.get("up_offset"))
-    if up is not None and not chosen.gated():
-        raise ValueError(f"w_gate_up is a pair with activation {shown(activation)}; one with a gate is accepted")
     first_bias, second_bias = (
         _one_bias(options.get("gate_up_bias")),
         local_weight("down_bias", options.get("down_bias")),

@@ -1,7 +1,5 @@
 """Rules of the Unsloth-compatible arguments that no operator sees. All others are the library's (moegemm/describe.h);
-tensors without memory, which never reach it, have their dtypes and devices compared here, in its words."""
-
-from collections.abc import Mapping
+what tensors without memory, which never reach it, can get wrong is refused here, in its words."""
 
 from torch import Tensor
 
@@ -14,6 +12,14 @@ def require_same_dtype(name: str, tensor: Tensor, lead_name: str, lead: Tensor) 
 def require_same_device(name: str, tensor: Tensor | None, lead_name: str, lead: Tensor) -> None:
     if tensor is not None and tensor.device != lead.device:
         raise TypeError(f"{name} is on {tensor.device}; it must be on {lead.device}, where {lead_name} is")
+
+
+def require_halves(name: str, activation: str) -> None:
+    if "/concatenated" not in activation:
+        raise ValueError(
+            f"{name} is given with activation {activation}; gates and ups in two tensors are those of a gated "
+            "activation, concatenated"
+        )
 
 
 def require_weight_of_each_slot(router_weights: Tensor | None, expert_ids: Tensor) -> None:
@@ -37,23 +43,3 @@ def require_valid_role(permute_x: bool, permute_y: bool, is_first_gemm: bool, dX
 def require_no_fuse_mul_pre(fuse_mul_pre: bool) -> None:
     if fuse_mul_pre:
         raise NotImplementedError("fuse_mul_pre=True; only False is accepted (fuse_mul_post multiplies after the GEMM)")
-
-
-def require_feasible_tma(prefix: str, permute_x: bool, permute_y: bool, tma: Mapping[str, bool]) -> None:
-    """Refuses TMA where rows are gathered or scattered: a bulk copy moves whole boxes of consecutive rows.
-
-    `tma` holds the use_tma_* flags of one product; which flags are there tells which product it is.
-    """
-    forward = "use_tma_load_dy" not in tma
-    dx = "use_tma_load_dy" in tma and "use_tma_load_w" in tma
-    hindered = {
-        "use_tma_load_x": (permute_x, "permute_x", "gathers X"),
-        "use_tma_load_dy": (permute_y, "permute_y", "gathers dY"),
-    }
-    if forward:
-        hindered["use_tma_store"] = (permute_y, "permute_y", "scatters Y")
-    elif dx:
-        hindered["use_tma_store"] = (permute_x, "permute_x", "scatters dX")
-    for name, (permuted, flag, doing) in hindered.items():
-        if tma.get(name) and permuted:
-            raise ValueError(f"{prefix}{name}=True with {flag}=True, which {doing}; TMA moves whole boxes of rows only")

@@ -12,9 +12,9 @@ from typing import ClassVar
 
 import torch
 
-from moegemm.operators.errors import shown
+from moegemm.operators.errors import explain, shown
+from moegemm.operators.loading import ops
 from moegemm.operators.options import MULTIPLY, PERMUTE_X, PERMUTE_Y
-from moegemm.operators.rules import require_feasible_tma
 
 DEFAULT_BLOCK = 32
 DEFAULT_WARPS = 4
@@ -29,6 +29,7 @@ class KernelConfig:
     # The tile along the result's rows and columns and along the contraction, then TMA for the operand with one row per
     # routed row (X or dY) and for the other one.
     _NUMBERS: ClassVar[tuple[str, str, str, str, str]]
+    _OP: ClassVar[str]
 
     BLOCK_SIZE_M: int | None = DEFAULT_BLOCK
     BLOCK_SIZE_N: int | None = DEFAULT_BLOCK
@@ -69,7 +70,11 @@ class KernelConfig:
         for name, word in (("permute_x", PERMUTE_X), ("permute_y", PERMUTE_Y), ("fuse_mul_post", MULTIPLY)):
             if getattr(self, name) and word not in options:
                 raise ValueError(f"{argument}.{name} is True, but the call has {name}=False; they must agree")
-        require_feasible_tma(argument + ".", PERMUTE_X in options, PERMUTE_Y in options, self.tma_flags())
+        if any(self.tma_flags().values()):
+            try:
+                ops.check_config.default(argument, self._OP, options, self.numbers())
+            except RuntimeError as error:
+                raise explain(error, {}) from None
 
     def tma_flags(self) -> dict[str, bool]:
         """The use_tma_* fields by name."""
@@ -112,6 +117,7 @@ class KernelConfigForward(KernelConfig):
     use_tma_load_w: bool = False
     use_tma_load_x: bool = False
     _NUMBERS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "use_tma_load_x", "use_tma_load_w")
+    _OP = "forward"
 
 
 @dataclass
@@ -125,6 +131,7 @@ class KernelConfigBackward_dX(KernelConfig):  # noqa: N801 - Unsloth's name
     use_tma_load_dy: bool = False
     use_tma_load_w: bool = False
     _NUMBERS = ("BLOCK_SIZE_M", "BLOCK_SIZE_K", "BLOCK_SIZE_N", "use_tma_load_dy", "use_tma_load_w")
+    _OP = "dx"
 
 
 @dataclass
@@ -138,6 +145,7 @@ class KernelConfigBackward_dW(KernelConfig):  # noqa: N801 - Unsloth's name
     use_tma_load_dy: bool = False
     use_tma_load_x: bool = False
     _NUMBERS = ("BLOCK_SIZE_N", "BLOCK_SIZE_K", "BLOCK_SIZE_M", "use_tma_load_x", "use_tma_load_dy")
+    _OP = "dw"
 
 
 _DEFAULTS: dict[type, tuple[object, ...]] = {

@@ -44,54 +44,39 @@ FactorSide two_dimensions(const FactorCopy& copy, int outer, int inner) {
   return side;
 }
 
-void require_stack(const char* name, std::size_t at, const StridedStack& stack) {
-  const std::string which = join(name, " ", at);
-  if (!is_floating(stack.dtype)) {
-    refuse_type(which, " has dtype ", to_string(stack.dtype), "; bf16, fp16 or fp32 is accepted");
-  }
-  std::int64_t count = 1;
-  for (int dim = 0; dim < 3; ++dim) {
-    if (stack.shape[dim] < 0 || stack.strides[dim] < 0) {
-      refuse_value(which, " has extent ", stack.shape[dim], " and stride ", stack.strides[dim],
-                   " in dimension ", dim, "; neither may be negative");
-    }
-    count = checked_product(count, stack.shape[dim], which.c_str());
-  }
-  if (count > 0 && stack.data == nullptr) refuse_value(which, " has no data");
+/// What the rules about tensors need to know of it.
+TensorView shape_of(const StridedStack& stack) {
+  const auto& shape = stack.shape;
+  return TensorView::stack(stack.data, stack.dtype, shape[0], shape[1], shape[2], 0, stack.device);
 }
 
-/// What the kernel of factor_rows does not take.
-std::string why_not(const TensorView& x, const StridedStack& factor, const RoutingView& routing,
-                    const TensorView& rows) {
-  if (x.device.type != DeviceType::kCuda)
-    return "x is on " + to_string(x.device) + ", not on a GPU";
-  if (size_bytes(x.dtype) != 2) return join("x is ", to_string(x.dtype), ", not bf16 or fp16");
-  if (routing.segments() != Segments::kPacked) return "segments do not follow one another";
-  const std::int64_t k = x.shape[1];
-  if (k % 8 != 0) return join("K = ", k, " is not a multiple of 8");
-  const std::int64_t step = 16 / size_bytes(factor.dtype);
-  const bool aligned = reinterpret_cast<std::uintptr_t>(factor.data) % 16 == 0 &&
-                       factor.strides[0] % step == 0 && factor.strides[1] % step == 0;
-  if (factor.strides[2] != 1 || !aligned || alignment_bytes(x) < 16 || alignment_bytes(rows) < 16) {
-    return "rows are not aligned to 16 bytes with their columns side by side";
-  }
-  return {};
-}
-
-void require_copy(std::size_t at, const FactorCopy& copy, Device device) {
-  require_stack("from", at, copy.from);
-  require_stack("to", at, copy.to);
-  for (const Device& own : {copy.from.device, copy.to.device}) {
-    if (own != device) {
-      refuse_value("copy ", at, " is on ", to_string(own), "; it must be on ", to_string(device),
-                   " as the first one");
+void require_stack(const Argument& argument, const StridedStack& stack) {
+  require_form(argument, {{3, "[E, rows, columns]"}});
+  require_floating(argument);
+  for (int dim = 0; dim < 3; ++dim) {
+    if (stack.strides[dim] < 0) {
+      refuse_value(argument.name, " has stride ", stack.strides[dim], " in dimension ", dim,
+                   "; strides must not be negative");
     }
   }
+  if (argument.view.numel() > 0 && stack.data == nullptr) {
+    refuse_value(argument.name, " is ", to_string(argument.view), " without data");
+  }
+}
+
+void require_copy(std::size_t at, const FactorCopy& copy, const Argument& lead) {
+  const std::string from_name = join("from ", at), to_name = join("to ", at);
+  const TensorView from_view = shape_of(copy.from), to_view = shape_of(copy.to);
+  const Argument from{from_name.c_str(), from_view}, to{to_name.c_str(), to_view};
+  require_stack(from, copy.from);
+  require_stack(to, copy.to);
+  require_same_device(from, lead);
+  require_same_device(to, lead);
   for (int dim = 0; dim < 3; ++dim) {
-    const std::int64_t from = copy.from.shape[dim], to = copy.to.shape[dim];
-    if (from > to || (dim == kExperts && from != to)) {
-      refuse_value("to ", at, " has extent ", to, " in dimension ", dim, "; it must have ",
-                   dim == kExperts ? "" : "at least ", from, " as from");
+    const std::int64_t given = copy.from.shape[dim], taken = copy.to.shape[dim];
+    if (given > taken || (dim == kExperts && given != taken)) {
+      refuse_value(to.name, " has extent ", taken, " in dimension ", dim, "; it must have ",
+                   dim == kExperts ? "" : "at least ", given, " as ", from.name);
     }
   }
 }
@@ -113,68 +98,50 @@ FactorTiles factor_tiles(const FactorCopy& copy) {
   return {one_dimension(copy, from), two_dimensions(copy, left, to), true};
 }
 
-void copy_factors(std::span<const FactorCopy> copies, const TensorView& m_sizes,
+void copy_factors(std::span<const FactorCopy> copies, const TensorView& m_sizes_view,
                   const ExecutionContext& context) {
   if (copies.empty()) return;
-  const Device device = copies.front().to.device;
+  const TensorView lead_view = shape_of(copies.front().to);
+  const Argument lead{"to 0", lead_view}, m_sizes{"m_sizes", m_sizes_view};
   std::vector<FactorCopy> full;
   for (std::size_t at = 0; at < copies.size(); ++at) {
     const FactorCopy& copy = copies[at];
-    require_copy(at, copy, device);
-    const auto& shape = copy.to.shape;
-    if (m_sizes.given()) {
-      const Argument sizes{"m_sizes", m_sizes};
-      require_form(sizes, {{1, "[E]"}});
-      require_index(sizes);
-      require_shape(sizes, {shape[kExperts]}, "[E]");
-      if (m_sizes.device != device) {
-        refuse_value("m_sizes is on ", to_string(m_sizes.device), "; it must be on ",
-                     to_string(device));
-      }
+    require_copy(at, copy, lead);
+    if (m_sizes_view.given()) {
+      require_form(m_sizes, {{1, "[E]"}});
+      require_index(m_sizes);
+      require_same_device(m_sizes, lead);
+      require_shape(m_sizes, {copy.to.shape[kExperts]}, "[E]");
     }
-    if (shape[0] > 0 && shape[1] > 0 && shape[2] > 0) full.push_back(copy);
+    if (shape_of(copy.to).numel() > 0) full.push_back(copy);
   }
-  if (full.empty()) return;
-  passes_for(device);  // or a refusal
-#if MOEGEMM_HAS_CUDA
-  if (device.type == DeviceType::kCuda) return copy_factors_on_gpu(full, m_sizes, context);
-#endif
-  copy_factors_on_cpu(full, m_sizes, context);
+  if (!full.empty()) passes_for(lead_view.device).copy_factors(full, m_sizes_view, context);
 }
 
-void factor_rows(const TensorView& x_view, const StridedStack& factor, const RoutingView& routing,
+void factor_rows(const TensorView& x_view, const StridedStack& stack, const RoutingView& routing,
                  const TensorView& rows_view, const ExecutionContext& context) {
+  const TensorView factor_view = shape_of(stack);
   const Argument x{"x", x_view};
+  const Argument factor{"factor", factor_view};
   const Argument rows{"rows", rows_view};
-  const Argument indices{"gather_indices", routing.gather_indices};
+  const auto [m_sizes, starts, indices, weights] = RoutingArguments(routing);
   require_form(x, {{2, "[T, K] or [M, K]"}});
   require_floating(x);
   require_topk(routing.topk);
   const std::int64_t experts = require_segments(routing, x);
-  require_stack("factor", 0, factor);
-  if (factor.shape[0] != experts || factor.shape[2] != x_view.shape[1] ||
-      factor.device != x_view.device ||
-      (factor.dtype != x_view.dtype && factor.dtype != DType::kFloat32)) {
-    refuse_value("factor is ", to_string(factor.dtype), "[", factor.shape[0], ", ", factor.shape[1],
-                 ", ", factor.shape[2], "] on ", to_string(factor.device),
-                 "; it must be [E, r, K] = [", experts, ", r, ", x_view.shape[1], "] in ",
-                 to_string(x_view.dtype), " or fp32 on ", to_string(x_view.device));
-  }
+  require_stack(factor, stack);
+  require_dtype_or_float32(factor, x);
+  require_same_device(factor, x);
+  const std::int64_t rank = stack.shape[1];
+  require_shape(factor, {experts, rank, x_view.shape[1]}, "[E, r, K]");
   std::int64_t count = x_view.shape[0];
   if (routing.gather_indices.given()) {
     require_indices(indices, x);
     count = routing.gather_indices.shape[0];
   }
-  require_like(rows, x, {count, (factor.shape[1] + 7) / 8 * 8}, "[M, r rounded up to 8]");
+  require_like(rows, x, {count, padded_rank(rank)}, "[M, r rounded up]");
   require_apart({&rows}, {&x, &indices});
-  const std::string reason = why_not(x_view, factor, routing, rows_view);
-  if (!reason.empty()) throw Error(ErrorKind::kNotImplemented, "factor_rows: " + reason);
-  if (count == 0 || experts == 0 || rows_view.shape[1] == 0) return;
-#if MOEGEMM_HAS_CUDA
-  factor_rows_on_gpu(x_view, factor, routing, rows_view, context);
-#else
-  static_cast<void>(context);
-#endif
+  passes_for(x_view.device).factor_rows(x_view, stack, routing, rows_view, context);
 }
 
 }  // namespace moegemm

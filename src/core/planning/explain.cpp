@@ -30,20 +30,11 @@ std::string reason(const CostEstimate& cost, const CostEstimate& chosen) {
 }
 
 std::string remark_of(const PlanCandidate& candidate, const CostEstimate& chosen,
-                      PlanSource source) {
+                      const Plan& plan) {
   if (!candidate.refused.empty()) return candidate.refused;
-  if (candidate.chosen) {
-    switch (source) {
-      case PlanSource::kHeuristic:
-        return "chosen: first of those that run it, by measured borders";
-      case PlanSource::kTuned:
-        return "chosen: it was the fastest when measured";
-      case PlanSource::kManual:
-        return "chosen: asked for";
-    }
-  }
-  if (source == PlanSource::kManual) return "lost: another one was asked for";
-  if (source == PlanSource::kTuned) return "lost: slower when measured";
+  if (candidate.chosen) return "chosen: " + plan.product().reason;
+  if (plan.source == PlanSource::kManual) return "lost: another one was asked for";
+  if (plan.source == PlanSource::kTuned) return "lost: slower when measured";
   if (candidate.cost.total_us <= 0 || chosen.total_us <= 0) return "lost: ranked lower";
   const double ratio = candidate.cost.total_us / chosen.total_us;
   if (ratio > 1.005) {
@@ -78,7 +69,7 @@ PlanExplanation explain(const Problem& written, const std::optional<BackendKind>
     if (candidate.refused.empty()) {
       candidate.cost = estimate_cost(problem, kernels[i], result.limits);
     }
-    candidate.remark = remark_of(candidate, result.cost, planned.plan.source);
+    candidate.remark = remark_of(candidate, result.cost, planned.plan);
     result.candidates.push_back(std::move(candidate));
   }
   for (const Backend* other : all_backends()) {

@@ -4,9 +4,40 @@
 
 #include "core/refusal.h"
 #include "core/types/hashing.h"
+#include "core/types/names.h"
 
 namespace moegemm {
 namespace {
+
+constexpr Named<PlanSource> kPlanSources[] = {
+    {PlanSource::kHeuristic, "heuristic"},
+    {PlanSource::kTuned, "tuned"},
+    {PlanSource::kManual, "manual"},
+};
+constexpr Named<StepKind> kStepKinds[] = {
+    {StepKind::kProduct, "product"},
+    {StepKind::kScaleX, "scale X"},
+    {StepKind::kDequantise, "dequantise W"},
+    {StepKind::kAlignX, "align X"},
+    {StepKind::kAlignDy, "align dY"},
+    {StepKind::kAlignW, "align W"},
+    {StepKind::kTrim, "trim"},
+    {StepKind::kGatherX, "gather X"},
+    {StepKind::kGatherDy, "gather dY"},
+    {StepKind::kZeroGaps, "zero gaps"},
+    {StepKind::kActivate, "activate"},
+};
+constexpr Named<TileOrder> kTileOrders[] = {
+    {TileOrder::kByExpert, "by expert"},
+    {TileOrder::kFullTilesFirst, "full first"},
+    {TileOrder::kAlongColumns, "along columns"},
+    {TileOrder::kAlongRows, "along rows"},
+};
+constexpr Named<LaunchStart> kLaunchStarts[] = {
+    {LaunchStart::kAfter, "after"},
+    {LaunchStart::kEarly, "early"},
+    {LaunchStart::kWithWeights, "early with weights"},
+};
 
 std::uint64_t word(int high, int low) {
   return static_cast<std::uint64_t>(static_cast<std::uint32_t>(high)) << 32 |
@@ -23,6 +54,7 @@ std::size_t fold_step(std::size_t hash, const Step& step) {
   hash = fold_hash(hash, word(step.kernel, step.stages));
   hash = fold_hash(hash, word(step.tile.rows, step.tile.columns));
   hash = fold_hash(hash, word(step.tile.depth, step.grid));
+  hash = fold_hash(hash, static_cast<std::uint64_t>(step.smem_bytes));
   hash = fold_hash(hash, static_cast<std::uint64_t>(step.workspace_offset));
   hash = fold_hash(hash, static_cast<std::uint64_t>(step.first_feature));
   hash = fold_hash(hash, static_cast<std::uint64_t>(step.features));
@@ -32,71 +64,10 @@ std::size_t fold_step(std::size_t hash, const Step& step) {
 
 }  // namespace
 
-const char* to_string(PlanSource source) {
-  switch (source) {
-    case PlanSource::kHeuristic:
-      return "heuristic";
-    case PlanSource::kTuned:
-      return "tuned";
-    case PlanSource::kManual:
-      return "manual";
-  }
-  return "?";
-}
-
-const char* to_string(StepKind kind) {
-  switch (kind) {
-    case StepKind::kProduct:
-      return "product";
-    case StepKind::kScaleX:
-      return "scale X";
-    case StepKind::kDequantise:
-      return "dequantise W";
-    case StepKind::kAlignX:
-      return "align X";
-    case StepKind::kAlignDy:
-      return "align dY";
-    case StepKind::kAlignW:
-      return "align W";
-    case StepKind::kTrim:
-      return "trim";
-    case StepKind::kGatherX:
-      return "gather X";
-    case StepKind::kGatherDy:
-      return "gather dY";
-    case StepKind::kZeroGaps:
-      return "zero gaps";
-    case StepKind::kActivate:
-      return "activate";
-  }
-  return "?";
-}
-
-const char* to_string(TileOrder order) {
-  switch (order) {
-    case TileOrder::kByExpert:
-      return "by expert";
-    case TileOrder::kFullTilesFirst:
-      return "full first";
-    case TileOrder::kAlongColumns:
-      return "along columns";
-    case TileOrder::kAlongRows:
-      return "along rows";
-  }
-  return "?";
-}
-
-const char* to_string(LaunchStart start) {
-  switch (start) {
-    case LaunchStart::kAfter:
-      return "after";
-    case LaunchStart::kEarly:
-      return "early";
-    case LaunchStart::kWithWeights:
-      return "early with weights";
-  }
-  return "?";
-}
+const char* to_string(PlanSource source) { return name_in(kPlanSources, source); }
+const char* to_string(StepKind kind) { return name_in(kStepKinds, kind); }
+const char* to_string(TileOrder order) { return name_in(kTileOrders, order); }
+const char* to_string(LaunchStart start) { return name_in(kLaunchStarts, start); }
 
 std::string to_string(const Step& step) {
   const std::string cut = step.features == 0 ? ""

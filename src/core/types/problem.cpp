@@ -4,32 +4,23 @@
 
 #include "core/refusal.h"
 #include "core/types/hashing.h"
+#include "core/types/names.h"
 
 namespace moegemm {
 
-const char* to_string(Op op) {
-  switch (op) {
-    case Op::kForward:
-      return "forward";
-    case Op::kDx:
-      return "dX";
-    case Op::kDw:
-      return "dW";
-  }
-  return "?";
-}
+namespace {
 
-const char* to_string(Permutation permutation) {
-  switch (permutation) {
-    case Permutation::kNone:
-      return "none";
-    case Permutation::kX:
-      return "permute_x";
-    case Permutation::kY:
-      return "permute_y";
-  }
-  return "?";
-}
+constexpr Named<Op> kOps[] = {{Op::kForward, "forward"}, {Op::kDx, "dX"}, {Op::kDw, "dW"}};
+constexpr Named<Permutation> kPermutations[] = {
+    {Permutation::kNone, "none"},
+    {Permutation::kX, "permute_x"},
+    {Permutation::kY, "permute_y"},
+};
+
+}  // namespace
+
+const char* to_string(Op op) { return name_in(kOps, op); }
+const char* to_string(Permutation permutation) { return name_in(kPermutations, permutation); }
 
 const char* to_string(WeightLayout layout) {
   return layout == WeightLayout::kNk ? "[E, N, K]" : "[E, K, N]";

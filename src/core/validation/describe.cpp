@@ -55,7 +55,7 @@ class Describer {
     }
     Description description{problem_, 0, {}, words_};
     shape_output(description);
-    if (options_.config) validate(*options_.config, problem_);
+    if (options_.config) validate(*options_.config, problem_, words_);
     return description;
   }
 
@@ -76,7 +76,6 @@ class Describer {
     problem_.accumulate = options_.accumulate;
     problem_.dy_per_token = options_.dy_per_token;
     problem_.allow_tf32 = options_.allow_tf32;
-    problem_.rows_pending = options_.rows_pending;
     problem_.bias = options_.bias.given();
     problem_.activation = options_.activation;
     problem_.quantization = options_.quantization;

@@ -52,10 +52,7 @@ std::int64_t require_weights(const WeightArguments& weights, const Argument& x,
   require_extent(w_down, inner, "I");
   const std::int64_t columns = activation.input_columns(inner);
   require_activation(activation, weights.w_gate_up.name, columns);
-  if (weights.w_up.view.given() && activation.layout != GateLayout::kConcatenated) {
-    refuse_value(weights.w_up.name, " is given with activation ", to_string(activation),
-                 "; gates and ups apart are those of a gated activation, concatenated");
-  }
+  if (weights.w_up.view.given()) require_halves(weights.w_up.name, activation);
   if (stored_nk) {
     require_shape(w_down, {experts, hidden, inner}, down_letters);
   } else {

@@ -134,4 +134,11 @@ Call place(const Description& description, const TensorView& first_view,
   return call;
 }
 
+void take_context(Problem& problem, const GemmOptions& options, const ExecutionContext& context) {
+  problem.max_multiprocessors = std::max(context.max_multiprocessors, 0);
+  // dW has no weights to begin with, and timed launches follow others than the promise is about.
+  problem.rows_pending =
+      context.ahead == LaunchAhead::kWritesRows && problem.op != Op::kDw && !options.autotune;
+}
+
 }  // namespace moegemm

@@ -264,6 +264,13 @@ std::int64_t require_activation(const Activation& activation, const char* name,
   return activation.activated_columns(columns);
 }
 
+void require_halves(const char* w_up, const Activation& activation) {
+  if (activation.layout != GateLayout::kConcatenated) {
+    refuse_value(w_up, " is given with activation ", to_string(activation),
+                 "; gates and ups in two tensors are those of a gated activation, concatenated");
+  }
+}
+
 void require_topk(std::int64_t topk) {
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
   if (topk < 1) refuse_value("topk is ", topk, "; it must be at least 1");

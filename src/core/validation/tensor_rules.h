@@ -100,6 +100,9 @@ void require_apart(std::initializer_list<const Argument*> outputs,
 std::int64_t require_activation(const Activation& activation, const char* name,
                                 std::int64_t columns);
 
+/// That gates and ups may be two tensors, of which `w_up` is the second.
+void require_halves(const char* w_up, const Activation& activation);
+
 /// a * b, or a refusal that names what is being counted.
 std::int64_t checked_product(std::int64_t a, std::int64_t b, const char* what);
 

@@ -70,11 +70,7 @@ void validate_flags(const Problem& problem, const CallerWords& words) {
     refuse_value(words.w_up, " is given; only a plain forward with W as [E, N, K] has two halves");
   }
   if (!problem.activation) return;
-  if (problem.ups_apart &&
-      (!problem.activation->gated() || problem.activation->layout != GateLayout::kConcatenated)) {
-    refuse_value(words.w_up, " is given with activation ", to_string(*problem.activation),
-                 "; gates in one half and ups in the other are accepted");
-  }
+  if (problem.ups_apart) require_halves(words.w_up, *problem.activation);
   if (problem.multiply) {
     refuse_value("activation is given with ", words.multiply,
                  "; a row is weighted after the second product");
@@ -122,26 +118,33 @@ void validate(const Problem& problem) {
   }
 }
 
-void validate(const KernelConfig& config, const Problem& problem) {
+void validate(const KernelConfig& config, const Problem& problem, const CallerWords& words) {
   require_at_least("block_rows", config.block_rows, 0);
   require_at_least("block_columns", config.block_columns, 0);
   require_at_least("block_depth", config.block_depth, 0);
   require_at_least("stages", config.stages, 0);
+  const auto refuse_tma = [&](const char* flag, const char* what) {
+    refuse_value(flag, "=", words.yes, " with ", to_string(problem.permutation), "=", words.yes,
+                 " for ", to_string(problem.op), "; TMA copies whole boxes and cannot ", what);
+  };
   const bool rows_gathered = problem.op == Op::kDx ? problem.gathers_dy() : problem.gathers_x();
   if (config.tma_load_rows.value_or(false) && rows_gathered) {
-    refuse_value("tma_load_rows is on for ", to_string(problem.op), " with ",
-                 to_string(problem.permutation),
-                 "; TMA copies whole boxes and cannot load a gathered operand");
+    refuse_tma(words.tma_load_rows, "load a gathered operand");
   }
   if (config.tma_load_weights.value_or(false) && problem.op == Op::kDw && problem.gathers_dy()) {
-    refuse_value("tma_load_weights is on for dW with ", to_string(problem.permutation),
-                 "; TMA copies whole boxes and cannot load a gathered operand");
+    refuse_tma(words.tma_load_weights, "load a gathered operand");
   }
   if (config.tma_store.value_or(false) && problem.scatters()) {
-    refuse_value("tma_store is on for ", to_string(problem.op), " with ",
-                 to_string(problem.permutation),
-                 "; TMA copies whole boxes and cannot store scattered rows");
+    refuse_tma(words.tma_store, "store scattered rows");
   }
+}
+
+void check_config(const KernelConfig& config, Op op, Permutation permutation,
+                  const CallerWords& words) {
+  Problem problem;
+  problem.op = op;
+  problem.permutation = permutation;
+  validate(config, problem, words);
 }
 
 }  // namespace moegemm

@@ -25,6 +25,9 @@ Description described(Op op, const TensorView& first, const TensorView& second,
 Call place(const Description& description, const TensorView& first, const TensorView& second,
            const TensorView& out, const RoutingView& routing, const GemmOptions& options);
 
+/// What the context of a call says of its problem.
+void take_context(Problem& problem, const GemmOptions& options, const ExecutionContext& context);
+
 /// What the caller calls the output.
 inline const char* output_name(Op op, const CallerWords& words) {
   if (words.out != nullptr) return words.out;
@@ -36,6 +39,6 @@ void validate_flags(const Problem& problem, const CallerWords& words = {});
 /// A Problem that was written by hand instead of described from tensors.
 void validate(const Problem& problem);
 /// A kernel asked for by hand: what the hardware's bulk copies cannot do is refused.
-void validate(const KernelConfig& config, const Problem& problem);
+void validate(const KernelConfig& config, const Problem& problem, const CallerWords& words = {});
 
 }  // namespace moegemm

@@ -5,8 +5,10 @@
 #include <vector>
 
 #include "core/factor_tiles.h"
+#include "core/refusal.h"
 #include "cpu/element_type.h"
 #include "cpu/parallel.h"
+#include "cpu/passes/passes.h"
 #include "cpu/routing_data.h"
 #include "cpu/simd/drivers.h"
 #include "cpu/simd/isa/instruction_set.h"
@@ -75,8 +77,7 @@ bool is_plain(const TileRange& tile, const char* used) {
 template <typename From, typename To>
 void round_run(const From* from, float scaling, std::int64_t count, To* to) {
   if constexpr (std::is_same_v<From, float> && !std::is_same_v<To, float>) {
-    constexpr DType kTo = std::is_same_v<To, BFloat16> ? DType::kBFloat16 : DType::kFloat16;
-    simd::kernels_for(simd::kernels_of(simd::active_instruction_set()), kTo)
+    simd::kernels_for(simd::kernels_of(simd::active_instruction_set()), To::kDtype)
         .round(from, scaling, count, to);
   } else {
     for (std::int64_t i = 0; i < count; ++i) store(scaling * to_float(from[i]), to[i]);
@@ -278,13 +279,9 @@ bool is_dense(const StridedStack& stack) {
 }
 
 }  // namespace
-}  // namespace moegemm::cpu
 
-namespace moegemm {
-
-void copy_factors_on_cpu(std::span<const FactorCopy> copies, const TensorView& m_sizes,
-                         const ExecutionContext& context) {
-  using namespace cpu;
+void CpuPasses::copy_factors(std::span<const FactorCopy> copies, const TensorView& m_sizes,
+                             const ExecutionContext& context) const {
   const std::vector<char> flags = used_experts(copies, m_sizes);
   std::vector<CopyJob> jobs;
   std::vector<simd::OutputSpan> outputs;
@@ -305,4 +302,10 @@ void copy_factors_on_cpu(std::span<const FactorCopy> copies, const TensorView& m
   });
 }
 
-}  // namespace moegemm
+void CpuPasses::factor_rows(const TensorView& x, const StridedStack&, const RoutingView&,
+                            const TensorView&, const ExecutionContext&) const {
+  throw Error(ErrorKind::kNotImplemented,
+              join("factor_rows: x is on ", to_string(x.device), ", not on a GPU"));
+}
+
+}  // namespace moegemm::cpu

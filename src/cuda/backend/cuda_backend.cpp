@@ -62,6 +62,8 @@ Step CudaBackend::plan_with(const Problem& problem, int kernel) const {
   const KernelEntry& entry = entries_.at(static_cast<std::size_t>(kernel));
   const LaunchPolicy policy = entry.grid(entry, problem, facts_for(problem));
   Step step = kernel_step(entry.info, kernel, policy.grid);
+  if (policy.tile_rows > 0) step.tile.rows = policy.tile_rows;
+  step.smem_bytes = policy.smem_bytes > 0 ? policy.smem_bytes : entry.smem_bytes(problem);
   step.order = policy.order;
   step.weights = policy.weights;
   step.start = policy.start;

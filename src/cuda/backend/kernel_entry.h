@@ -18,6 +18,8 @@ namespace moegemm::cuda {
 /// What is decided about the launch of a kernel besides the kernel.
 struct LaunchPolicy {
   int grid = 0;
+  int tile_rows = 0;            ///< at most; 0: those of the kernel's tile
+  std::int64_t smem_bytes = 0;  ///< of a block; 0: KernelEntry::smem_bytes
   TileOrder order = TileOrder::kByExpert;
   WeightCaching weights = WeightCaching::kKeep;
   LaunchStart start = LaunchStart::kAfter;
@@ -37,6 +39,7 @@ struct KernelEntry {
 
   /// Output tiles at most, for any m_sizes.
   std::int64_t (*tiles)(const KernelInfo& info, const Problem& problem) = nullptr;
+  /// Shared memory that a block needs.
   std::int64_t (*smem_bytes)(const Problem& problem) = nullptr;
   /// The variant for this problem; null if none is compiled.
   const void* (*function)(const Problem& problem) = nullptr;
@@ -46,7 +49,7 @@ struct KernelEntry {
   /// a clause; empty if it can.
   std::string (*refuse)(const KernelEntry& entry, const Problem& problem,
                         const DeviceFacts& facts) = nullptr;
-  /// What a launch is told: thread blocks, the order of tiles, the cache policy, when it begins.
+  /// What a launch is told of the problem and the GPU: its step has all of it.
   LaunchPolicy (*grid)(const KernelEntry& entry, const Problem& problem,
                        const DeviceFacts& facts) = nullptr;
   void (*launch)(const KernelEntry& entry, const Step& step, const Problem& problem,
@@ -90,14 +93,14 @@ LaunchPolicy weight_launch_policy(const KernelEntry& entry, const Problem& probl
 /// Launches the kernel with `params`, whose tile counter is set here.
 template <typename Params>
 void launch_kernel(const KernelEntry& entry, const Step& step, const Problem& problem,
-                   Params& params, std::int64_t smem_bytes, cudaStream_t stream) {
+                   Params& params, cudaStream_t stream) {
   params.counter = acquire_tile_counter(problem.device.index, stream,
                                         entry.tiles(entry.info, problem), step.grid);
   const LaunchSpec spec = {.function = entry.function(problem),
                            .name = entry.info.name.c_str(),
                            .grid = dim3(static_cast<unsigned>(step.grid)),
                            .block = dim3(static_cast<unsigned>(entry.threads)),
-                           .dynamic_smem_bytes = static_cast<int>(smem_bytes),
+                           .dynamic_smem_bytes = static_cast<int>(step.smem_bytes),
                            .early = step.start != LaunchStart::kAfter,
                            .device = problem.device.index};
   void* args[] = {&params};

@@ -96,6 +96,16 @@ def test_tma_rules_hold_for_the_raw_functions():
         )
 
 
+def test_tma_rules_hold_while_a_call_is_compiled():
+    """Of a product that the forward does not run."""
+    gathers = arguments("permute_x", kernel_config_bwd_dW=KernelConfigBackward_dW(use_tma_load_x=True))
+    with pytest.raises(RuntimeError, match=r"kernel_config_bwd_dW\.use_tma_load_x=True with permute_x=True"):
+        torch.compile(moegemm.grouped_gemm, backend="eager")(**gathers)
+    in_order = arguments("permute_x", kernel_config_bwd_dW=KernelConfigBackward_dW(use_tma_load_dy=True))
+    compiled = torch.compile(moegemm.grouped_gemm, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(**in_order), moegemm.grouped_gemm(**in_order))
+
+
 def test_a_config_must_agree_with_the_call():
     with pytest.raises(ValueError, match=r"kernel_config_fwd\.permute_x is True, but the call has permute_x=False"):
         moegemm.grouped_gemm(**arguments(kernel_config_fwd=KernelConfigForward(permute_x=True)))

@@ -132,7 +132,7 @@ def test_the_thin_product_of_a_factor_in_place_has_the_bits_of_a_copied_one(devi
 
 
 def test_operators_keep_to_their_schemas(device):
-    (_, low), (_, other) = (peft_factors(24, 40, rank, device) for rank in (5, 16))
+    (_, low), (_, other) = (peft_factors(24, 40, rank, device) for rank in (1, 16))  # 17: no multiple of 4 will do
     sizes = torch.ones(EXPERTS, dtype=torch.int32, device=device)
     like = torch.empty(1, dtype=torch.bfloat16, device=device)
     a, b = [low.A.detach(), other.A.detach()], [low.B.detach(), other.B.detach()]

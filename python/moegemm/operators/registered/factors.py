@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-RANK_STEP = 8  # 16 bytes of a 16-bit row: what the GPU's fast copies need of a row's length
+RANK_STEP = 8  # of moegemm::padded_rank, include/moegemm/passes.h
 
 
 def _joined_factors(

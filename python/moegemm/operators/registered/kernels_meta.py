@@ -16,7 +16,7 @@ from moegemm.operators.loading import ops
 from moegemm.operators.options import DY_PER_TOKEN, FLOAT32_OUTPUT, PERMUTE_X, PERMUTE_Y, TRANSPOSED
 from moegemm.operators.packed import packed_shape
 from moegemm.operators.registered import compact, factors
-from moegemm.operators.rules import require_same_device, require_same_dtype
+from moegemm.operators.rules import require_halves, require_same_device, require_same_dtype
 
 Config = list[int] | None
 
@@ -96,14 +96,11 @@ def _forward_pair(
 
 def _dx_low_rank(
     dy: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, low_rank_rows: Tensor,
-    low_rank_weights: Tensor, topk: int = 1, options: str = "", bias: Tensor | None = None, activation: str = "",
-    w_scales: Tensor | None = None, w_format: str = "",
+    low_rank_weights: Tensor, topk: int = 1, options: str = "", w_scales: Tensor | None = None, w_format: str = "",
 ) -> Tensor:  # fmt: skip
     require_same_dtype("low_rank_rows", low_rank_rows, "dY", dy)
     require_same_dtype("low_rank_weights", low_rank_weights, "dY", dy)
-    product = _dx(dy, w, m_sizes, gather_indices, None, topk, options, None, w_scales, w_format)
-    gated = activation and is_gated(activation)
-    return product.new_empty((product.size(0), product.size(1) // 2)) if gated else product
+    return _dx(dy, w, m_sizes, gather_indices, None, topk, options, None, w_scales, w_format)
 
 
 def _dw(
@@ -142,20 +139,18 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 def _check_experts(lead_name: str) -> Callable[..., None]:
-    """Packed values have a dtype of their own. Shapes, which may be symbolic, are left to the products."""
+    """What the products would not notice. Shapes, which may be symbolic, are left to them."""
 
     def check(
         lead: Tensor, w_gate_up: Tensor, w_down: Tensor, segments: Tensor, weights: Tensor | None,
         gate_up_bias: Tensor | None, down_bias: Tensor | None, activation: str, transposed: bool,
-        w_up: Tensor | None = None, gate_up_format: str = "", down_format: str = "",
+        w_up: Tensor | None = None,
     ) -> None:  # fmt: skip
-        plain = {} if down_format else {"w_down": w_down}
-        if not gate_up_format:
-            plain = {"w_gate_up" if w_up is None else "w_gate_up[0]": w_gate_up, **plain}
-            if w_up is not None:
-                plain["w_gate_up[1]"] = w_up
-        for name, tensor in plain.items():
-            require_same_dtype(name, tensor, lead_name, lead)
+        require_same_dtype("w_gate_up" if w_up is None else "w_gate_up[0]", w_gate_up, lead_name, lead)
+        require_same_dtype("w_down", w_down, lead_name, lead)
+        if w_up is not None:
+            require_same_dtype("w_gate_up[1]", w_up, lead_name, lead)
+            require_halves("w_gate_up[1]", activation)
 
     return check
 

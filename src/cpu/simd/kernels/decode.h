@@ -38,12 +38,6 @@ inline float half_to_float(std::uint16_t bits) {
   return bits_to_float(sign | ((magnitude << 13) + bias));
 }
 
-inline float e4m3_to_float(std::uint8_t bits) {
-  // As fp16 the same bits are 2^-8 times as much.
-  const auto half = static_cast<std::uint16_t>((bits & 0x80u) << 8 | (bits & 0x7fu) << 7);
-  return (bits & 0x7fu) == 0x7fu ? bits_to_float(0x7fc00000u) : half_to_float(half) * 256.0f;
-}
-
 template <class Isa>
 float scale_value(const PackedWeights& w, std::int64_t i) {
   switch (w.scale_type) {

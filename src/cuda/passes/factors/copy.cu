@@ -335,13 +335,9 @@ CopyParams describe(const FactorCopy& asked, bool with_sizes, std::int64_t& bloc
 }
 
 }  // namespace
-}  // namespace moegemm::cuda
 
-namespace moegemm {
-
-void copy_factors_on_gpu(std::span<const FactorCopy> copies, const TensorView& m_sizes,
-                         const ExecutionContext& context) {
-  using namespace cuda;
+void CudaPasses::copy_factors(std::span<const FactorCopy> copies, const TensorView& m_sizes,
+                              const ExecutionContext& context) const {
   const Device device = copies.front().to.device;
   const PassLaunch on(device, context);
   for (std::size_t first = 0; first < copies.size(); first += kMostCopies) {
@@ -364,4 +360,4 @@ void copy_factors_on_gpu(std::span<const FactorCopy> copies, const TensorView& m
   }
 }
 
-}  // namespace moegemm
+}  // namespace moegemm::cuda

@@ -1,8 +1,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
-#include "core/factor_tiles.h"
+#include "core/refusal.h"
+#include "core/validation/tensor_rules.h"
 #include "cuda/backend/launch/launch.h"
 #include "cuda/backend/launch/segment_params.h"
 #include "cuda/device/fast_divide.h"
@@ -240,14 +242,31 @@ const void* kernel_for(DType dtype, DType factor) {
   });
 }
 
+/// Why the kernel does not take a call; empty if it does.
+std::string refuse(const TensorView& x, const StridedStack& factor, const RoutingView& routing,
+                   const TensorView& rows) {
+  if (size_bytes(x.dtype) != 2) return join("x is ", to_string(x.dtype), ", not bf16 or fp16");
+  if (routing.segments() != Segments::kPacked) return "segments do not follow one another";
+  const std::int64_t k = x.shape[1];
+  if (k % 8 != 0) return join("K = ", k, " is not a multiple of 8");
+  const std::int64_t step = 16 / size_bytes(factor.dtype);
+  const bool aligned = reinterpret_cast<std::uintptr_t>(factor.data) % 16 == 0 &&
+                       factor.strides[0] % step == 0 && factor.strides[1] % step == 0;
+  if (factor.strides[2] != 1 || !aligned || alignment_bytes(x) < 16 || alignment_bytes(rows) < 16) {
+    return "rows are not aligned to 16 bytes with their columns side by side";
+  }
+  return {};
+}
+
 }  // namespace
-}  // namespace moegemm::cuda
 
-namespace moegemm {
-
-void factor_rows_on_gpu(const TensorView& x, const StridedStack& factor, const RoutingView& routing,
-                        const TensorView& rows, const ExecutionContext& context) {
-  using namespace cuda;
+void CudaPasses::factor_rows(const TensorView& x, const StridedStack& factor,
+                             const RoutingView& routing, const TensorView& rows,
+                             const ExecutionContext& context) const {
+  if (const std::string reason = refuse(x, factor, routing, rows); !reason.empty()) {
+    throw Error(ErrorKind::kNotImplemented, "factor_rows: " + reason);
+  }
+  if (rows.numel() == 0) return;
   const PassLaunch on(x.device, context);
   const std::int64_t bytes = size_bytes(factor.dtype);
   RowsArguments arguments = {};
@@ -275,4 +294,4 @@ void factor_rows_on_gpu(const TensorView& x, const StridedStack& factor, const R
          parameters, on.stream);
 }
 
-}  // namespace moegemm
+}  // namespace moegemm::cuda

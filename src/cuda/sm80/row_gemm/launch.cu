@@ -82,7 +82,7 @@ void launch_rows(const KernelEntry& entry, const Step& step, const Problem& prob
   RowGemmParams params = make_row_params(problem, operands);
   params.full_first = step.order == TileOrder::kFullTilesFirst;
   params.low_blocks = (params.low_rank + entry.info.tile.depth - 1) / entry.info.tile.depth;
-  launch_kernel(entry, step, problem, params, entry.smem_bytes(problem), stream);
+  launch_kernel(entry, step, problem, params, stream);
 }
 
 LaunchPolicy grid(const KernelEntry& entry, const Problem& problem, const DeviceFacts& facts) {

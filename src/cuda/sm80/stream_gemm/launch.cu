@@ -59,22 +59,32 @@ std::string refuse(const KernelEntry& entry, const Problem& problem, const Devic
   return refuse_size(entry, problem, facts);
 }
 
-LaunchPolicy grid(const KernelEntry& entry, const Problem& problem, const DeviceFacts& facts) {
-  return {.grid = persistent_grid(entry, problem, facts)};
+/// Rows of an expert are cut into tiles in steps of this.
+int granule_of(std::int64_t row_slots) {
+  return static_cast<int>(std::min<std::int64_t>(row_slots, 8));
 }
 
-/// `fixed_bytes` is the shared memory of a block but for its rows.
+/// As many rows as a block has room for. `fixed_bytes` is its shared memory but for those.
+LaunchPolicy launch_policy(const KernelEntry& entry, const Problem& problem,
+                           const DeviceFacts& facts, std::int64_t fixed_bytes) {
+  const std::int64_t pitch = stream_row_pitch(problem.k);
+  const std::int64_t slots = std::clamp<std::int64_t>(
+      (facts.shared_memory_bytes - fixed_bytes) / pitch, kLeastStreamRows, kMostStreamRows);
+  const int granule = granule_of(slots);
+  return {.grid = persistent_grid(entry, problem, facts),
+          .tile_rows = std::min(entry.info.tile.rows, static_cast<int>(slots) / granule * granule),
+          .smem_bytes = fixed_bytes + slots * pitch};
+}
+
 void launch_stream(const KernelEntry& entry, const Step& step, const Problem& problem,
                    const Operands& operands, std::int64_t fixed_bytes, cudaStream_t stream) {
   if (problem.rows == 0) return zero_unnamed_output(problem, operands, stream);
   const std::int64_t pitch = stream_row_pitch(problem.k);
-  const std::int64_t room = device_facts(problem.device.index)->shared_memory_bytes - fixed_bytes;
-  const int slots = static_cast<int>(std::min<std::int64_t>(room / pitch, kMostStreamRows));
   StreamGemmParams params = {};
   static_cast<RowGemmParams&>(params) = make_row_params(problem, operands);
-  params.row_slots = slots;
-  params.granule = std::min(slots, 8);
-  params.tile_rows = std::min(entry.info.tile.rows, slots / params.granule * params.granule);
+  params.row_slots = static_cast<int>((step.smem_bytes - fixed_bytes) / pitch);
+  params.granule = granule_of(params.row_slots);
+  params.tile_rows = step.tile.rows;
   params.shared_pitch = static_cast<int>(pitch);
   params.column_tiles = static_cast<int>(column_tiles(problem));
   params.column_divisor = make_fast_divisor(static_cast<std::uint32_t>(params.column_tiles));
@@ -87,7 +97,7 @@ void launch_stream(const KernelEntry& entry, const Step& step, const Problem& pr
                            .name = entry.info.name.c_str(),
                            .grid = dim3(static_cast<unsigned>(step.grid)),
                            .block = dim3(static_cast<unsigned>(entry.threads)),
-                           .dynamic_smem_bytes = static_cast<int>(fixed_bytes + slots * pitch),
+                           .dynamic_smem_bytes = static_cast<int>(step.smem_bytes),
                            .device = problem.device.index};
   void* args[] = {&params};
   launch(spec, args, stream, step);
@@ -123,7 +133,10 @@ KernelEntry stream_entry(BackendKind backend) {
           },
       .function = function<Kernel>,
       .refuse = refuse,
-      .grid = grid,
+      .grid =
+          [](const KernelEntry& entry, const Problem& problem, const DeviceFacts& facts) {
+            return launch_policy(entry, problem, facts, Layout::rows(problem.experts));
+          },
       .launch =
           [](const KernelEntry& entry, const Step& step, const Problem& problem,
              const Operands& operands, cudaStream_t stream) {

@@ -40,7 +40,7 @@ void launch_weights(const KernelEntry& entry, const Step& step, const Problem& p
                     const Operands& operands, cudaStream_t stream) {
   if (problem.experts == 0 || problem.n == 0 || problem.k == 0) return;
   WeightGemmParams params = make_params(step, problem, operands);
-  launch_kernel(entry, step, problem, params, entry.smem_bytes(problem), stream);
+  launch_kernel(entry, step, problem, params, stream);
 }
 
 template <WeightGemm Kernel>

@@ -45,11 +45,22 @@ LaunchStart start_of(const RowGemm& kernel, const Problem& problem) {
   return weights_first ? LaunchStart::kWithWeights : LaunchStart::kEarly;
 }
 
+/// Of a block that stores rows in flat order, as much memory as there is: so many more of them can
+/// it look for at once (see UnnamedRows).
+std::int64_t smem_bytes_of(const KernelEntry& entry, const Problem& problem,
+                           const DeviceFacts& facts) {
+  const std::int64_t needed = entry.smem_bytes(problem);
+  if (!problem.scatters()) return needed;
+  const std::int64_t left = facts.shared_memory_bytes - needed;
+  return needed + 4 * std::min<std::int64_t>(left / 4, kMostNamedWords - kLeastNamedWords);
+}
+
 template <RowGemm Kernel>
 LaunchPolicy grid(const KernelEntry& entry, const Problem& problem, const DeviceFacts& facts) {
   const bool pass = problem.quantization.plain() && !Kernel.tf32 &&
                     weights_pass_through_l2(problem, entry.info.tile, facts.l2_bytes);
   return {.grid = persistent_grid(entry, problem, facts),
+          .smem_bytes = smem_bytes_of(entry, problem, facts),
           .weights = pass ? WeightCaching::kPassThrough : WeightCaching::kKeep,
           .start = start_of(Kernel, problem)};
 }
@@ -296,15 +307,12 @@ void launch_rows(const RowGemm& kernel, const KernelEntry& entry, const Step& st
                  cudaStream_t stream) {
   if (problem.rows == 0) return zero_unnamed_output(problem, operands, stream);
   RowGemmParams params = make_params(kernel, step, problem, operands);
-  const std::int64_t smem_bytes = entry.smem_bytes(problem);
-  const std::int64_t left = device_facts(problem.device.index)->shared_memory_bytes - smem_bytes;
-  const std::int64_t more_words =
-      params.scatter ? std::min<std::int64_t>(left / 4, kMostNamedWords - kLeastNamedWords) : 0;
-  params.named_words = kLeastNamedWords + static_cast<int>(more_words);
-  const std::int64_t all_bytes = smem_bytes + 4 * more_words, shifts = shift_bytes(problem);
+  const std::int64_t more_bytes = step.smem_bytes - entry.smem_bytes(problem);
+  params.named_words = kLeastNamedWords + static_cast<int>(more_bytes / 4);
+  const std::int64_t shifts = shift_bytes(problem);
   params.shifts = shifts == 0 ? SegmentShifts{starts, 0}
-                              : SegmentShifts{static_cast<int>(all_bytes - shifts), -1};
-  launch_kernel(entry, step, problem, params, all_bytes, stream);
+                              : SegmentShifts{static_cast<int>(step.smem_bytes - shifts), -1};
+  launch_kernel(entry, step, problem, params, stream);
 }
 
 std::string name_of(const RowGemm& kernel) {

@@ -201,7 +201,7 @@ void launch_weights(const KernelEntry& entry, const Step& step, const Problem& p
   if (problem.experts == 0 || problem.n == 0 || problem.k == 0) return;
   if (problem.rows == 0) return zero_weight_gradient(problem, operands, stream);
   const auto launch_with = [&](auto params) {
-    launch_kernel(entry, step, problem, params, entry.smem_bytes(problem), stream);
+    launch_kernel(entry, step, problem, params, stream);
   };
   if constexpr (Kernel.tf32) {
     launch_with(make_tf32_params(Kernel, step, problem, operands));

@@ -63,15 +63,19 @@ TEST(CopyFactors, RefusesWhatDoesNotFit) {
                  [&] {
                    copy(stack(from.data(), {1, 3, 4}, {12, 4, 1}), small);
                  });
-  expect_refusal(kInvalidValue, {"from 0 has no data"}, [&] {
+  expect_refusal(kInvalidValue, {"from 0 is fp32[2, 3, 4] on cpu without data"}, [&] {
     copy(stack(nullptr, {2, 3, 4}, {12, 4, 1}), small);
   });
-  expect_refusal(kInvalidValue, {"stride -4 in dimension 1", "neither may be negative"}, [&] {
+  expect_refusal(kInvalidValue, {"from 0 has stride -4 in dimension 1", "not be negative"}, [&] {
     copy(stack(from.data(), {2, 3, 4}, {12, -4, 1}), small);
   });
   StridedStack whole = stack(from.data(), {2, 3, 4}, {12, 4, 1});
   whole.dtype = DType::kInt32;
-  expect_refusal(kInvalidType, {"from 0 has dtype int32", "bf16, fp16 or fp32"},
+  expect_refusal(kInvalidType, {"from 0 has dtype int32", "bf16, fp16 and fp32"},
+                 [&] { copy(whole, small); });
+  whole.dtype = DType::kFloat32;
+  whole.device = {DeviceType::kCuda, 1};
+  expect_refusal(kInvalidType, {"from 0 is on cuda:1", "it must be on cpu, where to 0 is"},
                  [&] { copy(whole, small); });
 }
 
@@ -83,6 +87,20 @@ TEST(CopyFactors, RefusesSizesOfOtherExperts) {
   expect_refusal(ErrorKind::kInvalidValue, {"m_sizes is int32[3]"}, [&] {
     copy_factors({&one, 1}, TensorView::vector(sizes.data(), DType::kInt32, 3));
   });
+}
+
+TEST(FactorRows, IsRefusedOnTheCpu) {
+  std::vector<float> x(2 * 8), factor(2 * 3 * 8), rows(2 * 8);
+  const std::vector<std::int32_t> sizes = {1, 1};
+  const RoutingView routing = {TensorView::vector(sizes.data(), DType::kInt32, 2), {}, {}, 1};
+  const auto product = [&](std::int64_t depth) {
+    factor_rows(TensorView::matrix(x.data(), DType::kFloat32, 2, depth),
+                stack(factor.data(), {2, 3, 8}, {24, 8, 1}), routing,
+                TensorView::matrix(rows.data(), DType::kFloat32, 2, padded_rank(3)));
+  };
+  expect_refusal(ErrorKind::kNotImplemented, {"x is on cpu", "not on a GPU"}, [&] { product(8); });
+  expect_refusal(ErrorKind::kInvalidValue, {"factor is fp32[2, 3, 8]", "[E, r, K] = [2, 3, 7]"},
+                 [&] { product(7); });
 }
 
 TEST(CopyFactors, NothingToCopyIsNothing) {

@@ -99,6 +99,7 @@ TEST(Plan, EveryFieldCountsForEqualityAndHash) {
   add_step([](Step& s) { s.tile.columns = 128; });
   add_step([](Step& s) { s.tile.depth = 32; });
   add_step([](Step& s) { s.stages = 3; });
+  add_step([](Step& s) { s.smem_bytes = 1024; });
   add_step([](Step& s) { s.grid = 131; });
   add_step([](Step& s) { s.order = TileOrder::kFullTilesFirst; });
   add_step([](Step& s) { s.weights = WeightCaching::kPassThrough; });

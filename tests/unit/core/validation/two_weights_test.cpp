@@ -46,7 +46,7 @@ TEST_F(TwoWeights, AreForPlainForwardsOnly) {
   expect_dx_refused(ErrorKind::kInvalidValue, {"w_up is given", "forward"});
   options.activation = Activation{};
   options.activation->layout = GateLayout::kInterleaved;
-  expect_refused({"w_up is given with activation", "ups in the other"});
+  expect_refused({"w_up is given with activation silu/interleaved", "concatenated"});
   options.activation.reset();
   options.autotune = true;
   expect_refused({"w_up is given with autotune"});

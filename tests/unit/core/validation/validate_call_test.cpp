@@ -42,6 +42,23 @@ TEST_F(ValidateCall, OperandsCarryPointersAndStrides) {
   EXPECT_EQ(d.operands.x, nullptr);
 }
 
+TEST_F(ValidateCall, OnlyProductsWithWeightsBeginBeforeTheirRowsAreWritten) {
+  ExecutionContext context;
+  const auto rows_pending = [&](Problem problem) {
+    take_context(problem, options, context);
+    return problem.rows_pending;
+  };
+  for (const LaunchAhead ahead : {LaunchAhead::kAny, LaunchAhead::kWritesRows}) {
+    context.ahead = ahead;
+    EXPECT_EQ(rows_pending(forward().problem), ahead == LaunchAhead::kWritesRows);
+    EXPECT_EQ(rows_pending(dx().problem), ahead == LaunchAhead::kWritesRows);
+    EXPECT_FALSE(rows_pending(dw().problem));
+  }
+  const Problem problem = forward().problem;
+  options.autotune = true;
+  EXPECT_FALSE(rows_pending(problem)) << "timed launches follow others";
+}
+
 TEST_F(ValidateCall, PermuteXReadsOneRowPerToken) {
   options.permute_x = true;
   x = x_tokens;

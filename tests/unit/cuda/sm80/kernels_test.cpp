@@ -2,11 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "cuda/sm80/heuristic.h"
+#include "cuda/sm80/stream_gemm/traits.h"
 #include "moegemm/error.h"
 
 namespace moegemm::cuda::sm80 {
@@ -242,6 +244,38 @@ TEST(Sm80Kernels, OrderOfTilesIsPlanned) {
   EXPECT_EQ(order(layer(Op::kForward, DType::kBFloat16, 8, 8 * 1024)), TileOrder::kFullTilesFirst);
   EXPECT_EQ(order(layer(Op::kDw, DType::kBFloat16, 8, 8 * 256)), TileOrder::kAlongColumns);
   EXPECT_EQ(order(layer(Op::kDw, DType::kBFloat16, 8, 8 * 1024)), TileOrder::kAlongRows);
+}
+
+TEST(Sm80Kernels, StreamingTilesHaveAtMostTheRowsThatABlockHasRoomFor) {
+  int tiles = 0, cut_tiles = 0;
+  for (const DeviceFacts& facts :
+       {kConsumer, kAmpere, gpu(9, 227 << 10, 228 << 10), gpu(12, 99 << 10, 100 << 10)}) {
+    for (const WeightFormatInfo& format : kWeightFormats) {
+      for (const std::int64_t experts : {1, 128, 1024}) {
+        for (const std::int64_t k : {512, 2048, 2880, 7168, 14336}) {
+          Problem problem = quantised(Op::kForward, format.value, 16);
+          problem.experts = experts;
+          problem.k = k;
+          for (const KernelEntry& kernel : kKernels) {
+            if (!streams_weights(kernel.info) || !refuse(kernel, problem, facts).empty()) continue;
+            const LaunchPolicy policy = kernel.grid(kernel, problem, facts);
+            const std::int64_t pitch = stream_row_pitch(k);
+            const std::int64_t fixed = kernel.smem_bytes(problem) - kLeastStreamRows * pitch;
+            const std::int64_t room = (facts.shared_memory_bytes - fixed) / pitch;
+            const int slots = static_cast<int>(std::min<std::int64_t>(room, kMostStreamRows));
+            const int granule = std::min(slots, 8);
+            const int rows = std::min(kernel.info.tile.rows, slots / granule * granule);
+            EXPECT_EQ(policy.smem_bytes, fixed + slots * pitch) << to_string(problem);
+            EXPECT_EQ(policy.tile_rows, rows) << to_string(problem);
+            tiles += 1;
+            cut_tiles += rows < kernel.info.tile.rows ? 1 : 0;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(tiles, 50);
+  EXPECT_GT(cut_tiles, 10);
 }
 
 TEST(Sm80ComputeCapability, TheOldestArchitectureAndEverythingNewerRuns) {

@@ -2,9 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 #include <string>
 #include <utility>
+
+#include "cuda/sm90/row_gemm/traits.h"
 
 namespace moegemm::cuda::sm90 {
 namespace {
@@ -323,6 +326,31 @@ TEST(Sm90Kernels, Tf32OfNarrowRowsIsForAnotherBackend) {
   problem = tf32_product(Op::kForward, Permutation::kNone);
   problem.input_alignment = 8;
   EXPECT_EQ(takers(problem), Tiles{});
+}
+
+TEST(Sm90Kernels, BlocksThatLookForUnnamedRowsTakeTheMemoryThatIsLeft) {
+  int scattering = 0;
+  for (const Op op : {Op::kForward, Op::kDx}) {
+    for (const Permutation permutation : {Permutation::kNone, Permutation::kX, Permutation::kY}) {
+      for (const std::int64_t experts : {1, 8, 128, 512, 1500}) {
+        Problem problem = first_product(permutation, experts);
+        problem.op = op;
+        for (const KernelEntry& entry : kernels()) {
+          if (entry.info.op != op || entry.info.weights != WeightFormat::kPlain) continue;
+          if (!refuse(entry, problem, hopper()).empty()) continue;
+          const std::int64_t needed = entry.smem_bytes(problem);
+          const std::int64_t left = (hopper().shared_memory_bytes - needed) / 4;
+          const std::int64_t words =
+              problem.scatters() ? std::min<std::int64_t>(left, kMostNamedWords - kLeastNamedWords)
+                                 : 0;
+          EXPECT_EQ(entry.grid(entry, problem, hopper()).smem_bytes, needed + 4 * words)
+              << entry.info.name << " " << to_string(problem);
+          scattering += words > 0 ? 1 : 0;
+        }
+      }
+    }
+  }
+  EXPECT_GT(scattering, 20);
 }
 
 }  // namespace
