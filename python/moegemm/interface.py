@@ -343,6 +343,4 @@ def _numbers(
         return None
     if not isinstance(config, expected):
         raise TypeError(f"{argument} is {shown(config)}; a {expected.__name__} is accepted")
-    config.require_valid(argument, options)
-    numbers = config.numbers()
-    return numbers if any(numbers) else None  # one that asks for nothing must not keep autotune from its choice
+    return config.numbers(argument, options)
