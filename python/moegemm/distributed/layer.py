@@ -10,9 +10,8 @@ from moegemm.activations import Activation
 from moegemm.distributed.all_to_all import AllToAll, process_group
 from moegemm.distributed.dispatcher import Dispatched, Dispatcher
 from moegemm.distributed.gradient_scale import scaled_gradient
-from moegemm.expert_layer.arguments import Given, LayerOptions, LayerTensors, Pair, token_arguments
-from moegemm.expert_layer.function import LayerCall, run_layer
-from moegemm.expert_layer.function import LayerTensors as RowTensors
+from moegemm.expert_layer.arguments import Given, LayerOptions, Pair, TokenTensors, token_arguments
+from moegemm.expert_layer.function import LayerCall, LayerTensors, run_layer
 from moegemm.expert_layer.layer import moe_mlp
 from moegemm.expert_layer.weights import AnyWeight, Routed, stored_weights
 from moegemm.lora.function import LoraCall, LoraTensors, run_lora_layer
@@ -73,7 +72,7 @@ class _Given(NamedTuple):
     """The checked arguments of a call."""
 
     chosen: Activation
-    tensors: LayerTensors
+    tensors: TokenTensors
     w_up: AnyWeight | None  # where w_gate_up is a pair
     options: ExpertParallelOptions
     parameters: tuple[Given | Pair, Given]  # the weights as they were given
@@ -106,7 +105,7 @@ def _run_rows(given: _Given, sent: Dispatched) -> Tensor:
         return run_lora_layer(call, routed, layer, (*given.first, *given.second))
     later = options.get("weight_gradients")
     plain = LayerCall("expert_parallel_mlp", given.chosen, *stored[3:], later, weighted=False)
-    return run_layer(plain, routed, RowTensors(rows, *stored[:3], sent.row_weights, first_bias, second_bias))
+    return run_layer(plain, routed, LayerTensors(rows, *stored[:3], sent.row_weights, first_bias, second_bias))
 
 
 def _exactly(dispatcher: AllToAll, given: _Given) -> Tensor:

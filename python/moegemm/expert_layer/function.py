@@ -15,7 +15,7 @@ from moegemm.expert_layer.weights import (
     Routed,
     Weights,
     are_a_pair,
-    first_product,
+    gate_up_product,
     nothing_between,
     tokens_gradient_of_pair,
 )
@@ -98,7 +98,7 @@ def _run_second(call: LayerCall, routed: Routed, act: Tensor, tensors: LayerTens
 
 def _run_forward(call: LayerCall, routed: Routed, tensors: LayerTensors) -> tuple[Tensor, Tensor]:
     """The layer's output, and the first product, which the backward needs."""
-    pre = first_product((call.first, call.up), tensors.x, tensors.w_gate_up, tensors.w_up, routed)
+    pre = gate_up_product((call.first, call.up), tensors.x, tensors.w_gate_up, tensors.w_up, routed)
     weights = _row_weights(routed, tensors.weights)
     text = call.activation.text()
     act = _activate(pre, tensors.gate_up_bias, routed.m_sizes, text, weights, routed.tails)

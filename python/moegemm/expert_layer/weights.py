@@ -302,7 +302,7 @@ def stored_weights(
     return StoredWeights(w_gate_up, w_up, w_down, first, up, second)
 
 
-def first_product(
+def gate_up_product(
     pair: tuple[Weights, Weights | None], tokens: Tensor, w_gate_up: AnyWeight, w_up: AnyWeight | None, routed: Routed
 ) -> Tensor:
     """[M, C] in expert order. Gate and up as two tensors write the two halves of one matrix."""

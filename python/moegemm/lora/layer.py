@@ -9,7 +9,7 @@ from typing_extensions import Unpack
 
 from moegemm.activations import Activation
 from moegemm.capacity import capacity_of
-from moegemm.expert_layer.arguments import Given, LayerOptions, LayerTensors, layer_arguments
+from moegemm.expert_layer.arguments import Given, LayerOptions, TokenTensors, layer_arguments
 from moegemm.expert_layer.layer import route_rows
 from moegemm.expert_layer.weights import stored_weights
 from moegemm.lora.adapter import LoraAdapter
@@ -81,7 +81,7 @@ def _listed(name: str, adapters: Any) -> list[LowRank]:
 
 
 def checked_adapters(
-    gate_up: Adapters, down: Adapters, tensors: LayerTensors, transposed: bool
+    gate_up: Adapters, down: Adapters, tensors: TokenTensors, transposed: bool
 ) -> tuple[list[LowRank], list[LowRank]]:
     """Those of the first product and those of the second, which fit the layer's weights."""
     experts, hidden = tensors.w_gate_up.size(0), tensors.x.size(1)
