@@ -14,7 +14,7 @@ from moegemm.expert_layer.arguments import Given, LayerOptions, Pair, TokenTenso
 from moegemm.expert_layer.function import LayerCall, LayerTensors, run_layer
 from moegemm.expert_layer.layer import moe_mlp
 from moegemm.expert_layer.weights import AnyWeight, Routed, stored_weights
-from moegemm.lora.function import LoraCall, LoraTensors, run_lora_layer
+from moegemm.lora.function import run_lora_layer
 from moegemm.lora.layer import Adapters, checked_adapters, lora_moe_mlp
 from moegemm.lora.low_rank import LowRank
 from moegemm.operators.errors import explain, no_tensor, shown
@@ -98,14 +98,12 @@ def _run_rows(given: _Given, sent: Dispatched) -> Tensor:
         options.get("accumulate", False),
     )  # fmt: skip
     routed = Routed(sent.state.m_sizes, sent.state.gather_indices, 1)
-    if given.adapted:
-        scalings = (tuple(low.scaling for low in given.first), tuple(low.scaling for low in given.second))
-        call = LoraCall(given.chosen, stored.first, stored.second, *scalings, weighted=False)
-        layer = LoraTensors(rows, stored.w_gate_up, stored.w_down, sent.row_weights, first_bias, second_bias)
-        return run_lora_layer(call, routed, layer, (*given.first, *given.second))
+    layer = LayerTensors(rows, *stored[:3], sent.row_weights, first_bias, second_bias)
     later = options.get("weight_gradients")
-    plain = LayerCall("expert_parallel_mlp", given.chosen, *stored[3:], later, weighted=False)
-    return run_layer(plain, routed, LayerTensors(rows, *stored[:3], sent.row_weights, first_bias, second_bias))
+    call = LayerCall("expert_parallel_mlp", given.chosen, *stored[3:], later, weighted=False)
+    if given.adapted:
+        return run_lora_layer(call, routed, layer, given.first, given.second)
+    return run_layer(call, routed, layer)
 
 
 def _exactly(dispatcher: AllToAll, given: _Given) -> Tensor:
