@@ -9,22 +9,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moegemm.operators.gradients.derivatives import primal_of, refuse_traced_forward_mode, vmap_refusal
+from moegemm.operators.gradients.derivatives import (
+    forward_mode_active,
+    primal_of,
+    refuse_forward_mode,
+    refuse_traced_forward_mode,
+    vmap_refusal,
+)
 from moegemm.operators.gradients.product import DEFAULTS, FORWARD_ONLY, Call, Settings, backward, needed, slots_of
-from moegemm.operators.loading import ops
 from moegemm.operators.options import AUTOTUNE, FLOAT32_OUTPUT, MULTIPLY, without
+from moegemm.operators.packed import Packed
+from moegemm.operators.row_products import forward as _forward
+from moegemm.operators.shortcuts import apply_function
 
-__all__ = ["DEFAULTS", "Call", "DualGroupedGemm", "GroupedGemm", "Settings", "transformed_product"]
-
-_forward: Callable[..., Tensor] = ops.forward.default
+__all__ = ["DEFAULTS", "Call", "DualGroupedGemm", "GroupedGemm", "Settings", "function_product"]
 
 
 class GroupedGemm(torch.autograd.Function):
     """The product with its gradients; `grouped_gemm` is the checked way in.
 
     Arguments of `apply`: X, W, m_sizes, gather_indices, router_weights and the tuple (topk, options, settings), with
-    words of moegemm.operators.options and a Settings. Nothing but those tensors is saved, and each only if a wanted
-    gradient reads it.
+    words of moegemm.operators.options and a Settings. Of a quantised W, which gets no gradient, the values come in its
+    place, its scales and its word at the end. Nothing but those tensors is saved, and each only if a wanted gradient
+    reads it.
 
     >>> import torch, moegemm
     >>> X, W = torch.ones(3, 4), torch.ones(2, 5, 4, requires_grad=True)        # [M, K], [E, N, K]
@@ -42,13 +49,17 @@ class GroupedGemm(torch.autograd.Function):
         gather_indices: Tensor | None,
         router_weights: Tensor | None,
         call: Call,
+        scales: Tensor | None = None,
+        word: str = "",
     ) -> Tensor:
         topk, options, settings = call
-        return _forward(X, W, m_sizes, gather_indices, router_weights, topk, options, settings.config_forward)
+        weight = W if scales is None else Packed(W, scales, word)
+        return _forward(X, weight, m_sizes, gather_indices, router_weights, topk, options, settings.config_forward)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        X, W, m_sizes, gather_indices, router_weights, call = inputs
+        X, W, m_sizes, gather_indices, router_weights, call, *packed = inputs
+        word = packed[1] if packed else ""
         wanted = ctx.needs_input_grad
         need_x, need_w, need_weights = needed((wanted[0], wanted[1], wanted[4]), call)
         ctx.save_for_backward(
@@ -57,8 +68,10 @@ class GroupedGemm(torch.autograd.Function):
             m_sizes,
             gather_indices,
             router_weights,
+            *(packed[:1] if word else ()),
         )
         ctx.call = call
+        ctx.word = word
         ctx.flat_weights = W.dim() == 2
         ctx.slots = slots_of(X, gather_indices, call)
 
@@ -66,7 +79,7 @@ class GroupedGemm(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         wanted = ctx.needs_input_grad
         dX, dW, d_weights = backward(ctx, ctx.call, (wanted[0], wanted[1], wanted[4]), ctx.flat_weights, *gradients)
-        return dX, dW, None, None, d_weights, None
+        return dX, dW, None, None, d_weights, None, None, None  # torch drops None for arguments that were not given
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
@@ -88,7 +101,7 @@ class DualGroupedGemm(GroupedGemm):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         dY = gradients[0]
         if dY is None:
-            return (None,) * 6
+            return (None,) * 8
         return GroupedGemm.backward(ctx, dY.to(ctx.dtype))  # that of a term of a sum is fp32
 
     @staticmethod
@@ -130,25 +143,30 @@ class _TangentProduct(DualGroupedGemm):
 _tangent_product: Callable[..., Tensor] = _TangentProduct.apply
 
 
-_apply: Callable[..., Tensor] = GroupedGemm.apply
 _apply_with_tangents: Callable[..., Tensor] = DualGroupedGemm.apply
 
 
-def transformed_product(
+def function_product(
     X: Tensor,
-    W: Tensor,
+    W: Tensor | Packed,
     m_sizes: Tensor,
     gather_indices: Tensor | None,
     router_weights: Tensor | None,
     call: Call,
-    dual: bool,
 ) -> Tensor:
-    """The product where tracing, a transform of torch.func or tangents (`dual`) may look at it."""
-    if dual:
+    """The product with a quantised W, or where tracing, a transform of torch.func or tangents may look at it."""
+    w: Any = W
+    packed: tuple[Any, ...] = ()
+    if isinstance(W, Packed):
+        refuse_forward_mode("grouped_gemm with a quantised W", X, router_weights)
+        w, packed = W.values, (W.scales, W.word)
+    elif forward_mode_active():
         refuse_traced_forward_mode("grouped_gemm")
         return _apply_with_tangents(X, W, m_sizes, gather_indices, router_weights, call)
     if torch.is_grad_enabled() and (
         X.requires_grad or W.requires_grad or (router_weights is not None and router_weights.requires_grad)
     ):
-        return _apply(X, W, m_sizes, gather_indices, router_weights, call)
-    return GroupedGemm.forward(X, W, m_sizes, gather_indices, router_weights, call)
+        result: Tensor = apply_function(GroupedGemm, X, w, m_sizes, gather_indices, router_weights, call, *packed)
+        return result
+    topk, options, settings = call
+    return _forward(X, W, m_sizes, gather_indices, router_weights, topk, options, settings.config_forward)

@@ -10,22 +10,21 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from moegemm.autograd import transformed_product
+from moegemm.autograd import function_product
 from moegemm.operators.errors import explain, shown
 from moegemm.operators.gradients.derivatives import inside_torch_func
 from moegemm.operators.gradients.main_grad import main_grad_of
-from moegemm.operators.gradients.product import DEFAULTS, PLAIN, Call, Settings
+from moegemm.operators.gradients.product import DEFAULTS, PLAIN, Settings
 from moegemm.operators.gradients.weight_gradients import WeightGradients, apart, require_queue
 from moegemm.operators.options import ACCUMULATE, WARN_AT_ONCE
-from moegemm.operators.packed import Packed
+from moegemm.operators.packed import REFUSED_GRADIENT, Packed
 from moegemm.operators.process.notes import warn_of_replaced_kernels
 from moegemm.operators.raw import RawArguments, autocast_dtype, raw_options, run_raw, torch_allows_tf32
 from moegemm.operators.rules import require_no_fuse_mul_pre, require_valid_role
 from moegemm.operators.segments import ZERO, placed
-from moegemm.operators.shortcuts import apply_eagerly, eager_product, forward_plain, may_autocast
-from moegemm.quantized.product import quantised_product, refuse_weight_gradient
-from moegemm.quantized.weight import QuantizedWeight, packed_of
-from moegemm.sharded import is_distributed, local_weight
+from moegemm.operators.shortcuts import eager_product, may_autocast
+from moegemm.quantized.weight import QuantizedWeight, weight_of
+from moegemm.sharded import PLAIN_TENSORS
 from moegemm.tuning import (
     DEFAULT_BLOCK,
     DEFAULT_STAGES,
@@ -39,10 +38,10 @@ from moegemm.tuning.autotune import after_autotune
 
 _Configs = tuple[KernelConfigForward | None, KernelConfigBackward_dX | None, KernelConfigBackward_dW | None]
 
-_QUANTISED = (QuantizedWeight, Packed)
+# What a call says of its gradients: dX_only, dW_only, accumulate and weight_gradients.
+_Asked = tuple[bool, bool, bool, WeightGradients | None]
 
 _is_tracing = torch.compiler.is_compiling  # torch.export included
-_is_grad_enabled = torch.is_grad_enabled
 
 
 def grouped_gemm(
@@ -92,18 +91,12 @@ def grouped_gemm(
     >>> moegemm.grouped_gemm(X, W, m_sizes=torch.tensor([3, 0, 1, 2]), topk=1).shape
     torch.Size([6, 8])
     """
-    weight: Any = W
+    weight: Any = W if type(W) in PLAIN_TENSORS else weight_of("W", W)
+    call, settings = PLAIN, DEFAULTS
     try:
-        parameter, call = weight, PLAIN
-        quantised = isinstance(weight, _QUANTISED)
-        if quantised:
-            weight = packed_of("W", weight)
-            asked = {"dW_only": dW_only, "accumulate": accumulate, "weight_gradients": weight_gradients}
-            refuse_weight_gradient(weight, asked)
-        dual = forward_ad._current_level >= 0  # whether tensors may have tangents
-        transformed = _is_tracing() or dual or inside_torch_func()
-        if (transformed or may_autocast()) and torch.is_autocast_enabled("cuda" if X.is_cuda else "cpu"):
-            X, weight = _autocast(X), weight if quantised else _autocast(weight)
+        transformed = _is_tracing() or forward_ad._current_level >= 0 or inside_torch_func()
+        if transformed or may_autocast():
+            X, weight = _autocast(X, weight)
         allow_tf32 = X.is_cuda and torch_allows_tf32(X) if allow_tf32 is None else allow_tf32
         by_hand = kernel_config_fwd is not None or kernel_config_bwd_dX is not None or kernel_config_bwd_dW is not None
         has_settings = by_hand or dX_only or dW_only or accumulate or weight_gradients is not None
@@ -113,47 +106,23 @@ def grouped_gemm(
             or expected_rows is not None
         ):  # fmt: skip
             require_valid_role(permute_x, permute_y, is_first_gemm, dX_only, dW_only)
+            m_sizes = placed(m_sizes, starts)
             options = raw_options(
                 X, permute_x, permute_y, fuse_mul_post, check, allow_tf32, autotune, tails, expected_rows
             )
-            m_sizes, settings = placed(m_sizes, starts), DEFAULTS
             if has_settings:
                 configs = (kernel_config_fwd, kernel_config_bwd_dX, kernel_config_bwd_dW)
-                settings, weight = _settings(
-                    configs, options, dX_only, dW_only, accumulate, parameter, weight_gradients, weight
-                )
+                asked = (dX_only, dW_only, accumulate, weight_gradients)
+                settings, weight = _settings(configs, asked, options, W, weight)
             call = (topk, options + (WARN_AT_ONCE if transformed and has_settings else ""), settings)
-        if quantised:
-            return quantised_product(X, weight, m_sizes, gather_indices, topk_weights, call)
-        if transformed:
-            return transformed_product(X, weight, m_sizes, gather_indices, topk_weights, call, dual)
-        if call is PLAIN and _is_grad_enabled() and (X.requires_grad or weight.requires_grad):
-            return apply_eagerly(X, weight, m_sizes)  # not by eager_product, whose frame takes 0.1 us
-        if call is PLAIN:
-            return forward_plain(X, weight, m_sizes)
-        Y = eager_product(X, weight, m_sizes, gather_indices, topk_weights, call)
+        product = function_product if transformed or type(weight) is Packed else eager_product
+        Y = product(X, weight, m_sizes, gather_indices, topk_weights, call)
     except (RuntimeError, AttributeError, ValueError) as error:  # ValueError: an array has no truth value
-        return _after_error(error, X, weight, m_sizes, gather_indices, topk_weights, call, topk)
-    if by_hand or autotune:
-        _warn(call, autotune, stacklevel=3)
-    return Y
-
-
-def _after_error(
-    error: Exception, X: Tensor, W: Tensor, m_sizes: Tensor, gather_indices: Tensor | None,
-    topk_weights: Tensor | None, call: Call, topk: int,
-) -> Tensor:  # fmt: skip
-    """The product with this rank's experts of a DTensor, or `error` in our words. Whether W is one is asked here: every
-    other call would pay for it."""
-    if not is_distributed(W) or is_distributed(X):
-        arguments = RawArguments(X, W, m_sizes, gather_indices, topk_weights, topk)
+        arguments = RawArguments(X, weight, m_sizes, gather_indices, topk_weights, topk)
         raise explain(error, arguments.tensors(), topk) from None
-    mine = local_weight("W", W)
-    try:
-        return eager_product(X, mine, m_sizes, gather_indices, topk_weights, call)
-    except (RuntimeError, AttributeError) as error:
-        arguments = RawArguments(X, mine, m_sizes, gather_indices, topk_weights, call[0])
-        raise explain(error, arguments.tensors(), call[0]) from None
+    if (by_hand or autotune) and not transformed:
+        _warn(settings, autotune, stacklevel=3)
+    return Y
 
 
 def grouped_gemm_forward(
@@ -201,7 +170,7 @@ def grouped_gemm_forward(
         BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages, flatten,
         use_tma_store=use_tma_store, use_tma_load_w=use_tma_load_w, use_tma_load_x=use_tma_load_x,
     )  # fmt: skip
-    arguments = RawArguments(X, packed_of("W", W), placed(m_sizes, starts), gather_indices, topk_weights, topk)
+    arguments = RawArguments(X, weight_of("W", W), placed(m_sizes, starts), gather_indices, topk_weights, topk)
     options = raw_options(
         X, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32, autotune, tails, expected_rows
     )
@@ -259,7 +228,7 @@ def grouped_gemm_dX(
         use_tma_store=use_tma_store, use_tma_load_w=use_tma_load_w, use_tma_load_dy=use_tma_load_dy,
     )  # fmt: skip
     arguments = RawArguments(
-        dY, packed_of("W", W), placed(m_sizes, starts), gather_indices, topk_weights, topk, ("dY", "W")
+        dY, weight_of("W", W), placed(m_sizes, starts), gather_indices, topk_weights, topk, ("dY", "W")
     )
     options = raw_options(
         dY, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32, autotune, tails, expected_rows
@@ -325,39 +294,43 @@ def grouped_gemm_dW(
     return run_raw("dw", arguments, options + (ACCUMULATE if accumulate else ""), config, out, out_dtype)
 
 
-def _autocast(tensor: Tensor) -> Tensor:
+def _autocast(X: Tensor, W: Any) -> tuple[Tensor, Any]:
     """What autocast does to the operands of torch.mm: floating tensors but float64 take its dtype."""
-    if not tensor.is_floating_point() or tensor.dtype == torch.float64:
-        return tensor
-    dtype = autocast_dtype(tensor.device)
-    return tensor if dtype is None else tensor.to(dtype)
+    dtype = autocast_dtype(X.device)
+    if dtype is None:
+        return X, W
+
+    def cast(tensor: Any) -> Any:
+        kept = type(tensor) is Packed or not tensor.is_floating_point() or tensor.dtype == torch.float64
+        return tensor if kept else tensor.to(dtype)
+
+    return cast(X), cast(W)
 
 
-def _settings(
-    configs: _Configs, options: str, dX_only: bool, dW_only: bool, accumulate: bool, parameter: Tensor,
-    later: WeightGradients | None, W: Tensor,
-) -> tuple[Settings, Tensor]:  # fmt: skip
-    """What a call asks for beyond options, and the W that its product reads. `parameter` is W as the caller gave it,
-    `later` the queue that dW is left to."""
+def _settings(configs: _Configs, asked: _Asked, options: str, given: Any, W: Any) -> tuple[Settings, Any]:
+    """What a call asks for beyond options, and the W that its product reads; `given` is that of the caller."""
+    dX_only, dW_only, accumulate, later = asked
+    if type(W) is Packed:
+        for name, value in {"dW_only": dW_only, "accumulate": accumulate, "weight_gradients": later}.items():
+            if value is not None and value is not False:
+                raise TypeError(f"{name} is {value} with W in {W.word}; {REFUSED_GRADIENT}")
     require_queue(later)
-    if later is not None:
-        W = local_weight("W", W)  # the queue hands dW to this rank's part of a DTensor
     settings = Settings(
         _numbers("kernel_config_fwd", configs[0], KernelConfigForward, options),
         _numbers("kernel_config_bwd_dX", configs[1], KernelConfigBackward_dX, options),
         _numbers("kernel_config_bwd_dW", configs[2], KernelConfigBackward_dW, options),
         dX_only,
         dW_only,
-        main_grad_of(parameter) if accumulate else None,
+        main_grad_of(given) if accumulate else None,
         later,
         None if later is None else W,
     )
     return settings, W if later is None else apart(W)
 
 
-def _warn(call: Call, autotune: bool, stacklevel: int) -> None:
+def _warn(settings: Settings, autotune: bool, stacklevel: int) -> None:
     """Of what the product just noted about its kernel."""
-    if call[2].config_forward is not None:
+    if settings.config_forward is not None:
         warn_of_replaced_kernels(stacklevel)
     if autotune:
         after_autotune(stacklevel)
@@ -370,6 +343,4 @@ def _numbers(
         return None
     if not isinstance(config, expected):
         raise TypeError(f"{argument} is {shown(config)}; a {expected.__name__} is accepted")
-    config.require_valid(argument, options)
-    numbers = config.numbers()
-    return numbers if any(numbers) else None  # one that asks for nothing must not keep autotune from its choice
+    return config.numbers(argument, options)

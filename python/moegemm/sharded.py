@@ -5,12 +5,12 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Parameter
 
-_PLAIN = (Tensor, Parameter)
+PLAIN_TENSORS = (Tensor, Parameter)  # their types: a subclass may have a dispatch of its own
 
 
 def is_distributed(value: object) -> bool:
     """Whether it is a DTensor. By name: importing them takes half a second, and whoever has one has imported them."""
-    return type(value) not in _PLAIN and any(kind.__name__ == "DTensor" for kind in type(value).__mro__)
+    return type(value) not in PLAIN_TENSORS and any(kind.__name__ == "DTensor" for kind in type(value).__mro__)
 
 
 def _gradient_placement(name: str, weight: Any, dimension: int) -> Any:

@@ -3,9 +3,9 @@
 from typing import Any
 
 from moegemm.operators.loading import ops
+from moegemm.operators.registered.products import PRODUCTS
 
 ROUTING = ("route", "route_compact", "index_arrivals", "first_slots", "ids_at_target")
-PRODUCTS = ("forward", "forward_plain")
 
 
 def checkpoint_ops(keep: str = "products") -> set[Any]:
@@ -13,7 +13,8 @@ def checkpoint_ops(keep: str = "products") -> set[Any]:
 
     keep: "products" are the matrix products and the routing, whose recomputation would cost most; "routing" is the
     latter alone, a few integers per row. Exchanges are in neither: torch's own lists have them, or not, as
-    `torch.ops._c10d_functional.all_to_all_single`. What is computed again has the same bits.
+    `torch.ops._c10d_functional.all_to_all_single`. What is computed again has the same bits. Products that write into
+    memory which is there are: those of out=, and of gates and ups apart that are transposed or quantised.
 
     >>> import moegemm.distributed
     >>> sorted(str(op) for op in moegemm.distributed.checkpoint_ops("routing"))[-2:]
@@ -21,5 +22,5 @@ def checkpoint_ops(keep: str = "products") -> set[Any]:
     """
     if keep not in ("products", "routing"):
         raise ValueError(f'keep is {keep!r}; "products" and "routing" are accepted')
-    names = ROUTING if keep == "routing" else (*ROUTING, *PRODUCTS)
-    return {getattr(ops, name).default for name in names}
+    products = () if keep == "routing" else (name for name, product in PRODUCTS.items() if product.kept)
+    return {getattr(ops, name).default for name in (*ROUTING, *products)}

@@ -10,12 +10,11 @@ from moegemm.activations import Activation
 from moegemm.distributed.all_to_all import AllToAll, process_group
 from moegemm.distributed.dispatcher import Dispatched, Dispatcher
 from moegemm.distributed.gradient_scale import scaled_gradient
-from moegemm.expert_layer.arguments import Given, LayerOptions, LayerTensors, Pair, token_arguments
-from moegemm.expert_layer.function import LayerCall, run_layer
-from moegemm.expert_layer.function import LayerTensors as RowTensors
+from moegemm.expert_layer.arguments import Given, LayerOptions, Pair, TokenTensors, token_arguments
+from moegemm.expert_layer.function import LayerCall, LayerTensors, run_layer
 from moegemm.expert_layer.layer import moe_mlp
 from moegemm.expert_layer.weights import AnyWeight, Routed, stored_weights
-from moegemm.lora.function import LoraCall, LoraTensors, run_lora_layer
+from moegemm.lora.function import run_lora_layer
 from moegemm.lora.layer import Adapters, checked_adapters, lora_moe_mlp
 from moegemm.lora.low_rank import LowRank
 from moegemm.operators.errors import explain, no_tensor, shown
@@ -73,7 +72,7 @@ class _Given(NamedTuple):
     """The checked arguments of a call."""
 
     chosen: Activation
-    tensors: LayerTensors
+    tensors: TokenTensors
     w_up: AnyWeight | None  # where w_gate_up is a pair
     options: ExpertParallelOptions
     parameters: tuple[Given | Pair, Given]  # the weights as they were given
@@ -99,14 +98,12 @@ def _run_rows(given: _Given, sent: Dispatched) -> Tensor:
         options.get("accumulate", False),
     )  # fmt: skip
     routed = Routed(sent.state.m_sizes, sent.state.gather_indices, 1)
-    if given.adapted:
-        scalings = (tuple(low.scaling for low in given.first), tuple(low.scaling for low in given.second))
-        call = LoraCall(given.chosen, stored.first, stored.second, *scalings, weighted=False)
-        layer = LoraTensors(rows, stored.w_gate_up, stored.w_down, sent.row_weights, first_bias, second_bias)
-        return run_lora_layer(call, routed, layer, (*given.first, *given.second))
+    layer = LayerTensors(rows, *stored[:3], sent.row_weights, first_bias, second_bias)
     later = options.get("weight_gradients")
-    plain = LayerCall("expert_parallel_mlp", given.chosen, *stored[3:], later, weighted=False)
-    return run_layer(plain, routed, RowTensors(rows, *stored[:3], sent.row_weights, first_bias, second_bias))
+    call = LayerCall("expert_parallel_mlp", given.chosen, *stored[3:], later, weighted=False)
+    if given.adapted:
+        return run_lora_layer(call, routed, layer, given.first, given.second)
+    return run_layer(call, routed, layer)
 
 
 def _exactly(dispatcher: AllToAll, given: _Given) -> Tensor:

@@ -32,7 +32,7 @@ class LayerOptions(TypedDict, total=False):
     up_offset: float | None
 
 
-class LayerTensors(NamedTuple):
+class TokenTensors(NamedTuple):
     """The tensors of one call, under the names of `moe_mlp`."""
 
     x: Tensor  # [T, H]
@@ -149,7 +149,7 @@ def token_arguments(
     router_weights: Tensor | None,
     activation: str | Activation,
     options: LayerOptions,
-) -> tuple[Activation, LayerTensors, AnyWeight | None]:
+) -> tuple[Activation, TokenTensors, AnyWeight | None]:
     """The checked arguments of a layer of tokens, and the ups where w_gate_up is a pair. Raises TypeError or ValueError
     with the name of the first argument that does not fit the others."""
     require_tensors({"x": x}, {})
@@ -166,7 +166,7 @@ def token_arguments(
     rows = x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
     ids = expert_ids.flatten(0, -2) if expert_ids.dim() > 1 else expert_ids.unsqueeze(0)
     first, w_up, second, gate_up_bias, down_bias = experts
-    tensors = LayerTensors(rows, first, second, ids, router_weights, gate_up_bias, down_bias)
+    tensors = TokenTensors(rows, first, second, ids, router_weights, gate_up_bias, down_bias)
     gates, up, down = plain_shapes(experts[:3], rows)
     try:
         _check_layer(rows, gates, down, *tensors[3:], chosen.text(), options.get("transposed", False), up)
@@ -183,7 +183,7 @@ def layer_arguments(
     router_weights: Tensor | None,
     activation: str | Activation,
     options: LayerOptions,
-) -> tuple[Activation, LayerTensors]:
+) -> tuple[Activation, TokenTensors]:
     """The same for a layer whose w_gate_up is one tensor."""
     require_tensors({"x": x}, {})
     _weight("w_gate_up", w_gate_up)  # no pair

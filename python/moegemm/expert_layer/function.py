@@ -15,12 +15,11 @@ from moegemm.expert_layer.weights import (
     Routed,
     Weights,
     are_a_pair,
-    first_product,
+    gate_up_product,
     nothing_between,
     tokens_gradient_of_pair,
 )
-from moegemm.operators.errors import explain
-from moegemm.operators.gradients.derivatives import once_only, refuse_tangents_in_backward, vmap_refusal
+from moegemm.operators.gradients.derivatives import differentiated_once, vmap_refusal
 from moegemm.operators.gradients.main_grad import count_write
 from moegemm.operators.gradients.weight_gradients import WeightGradient, WeightGradients, apart
 from moegemm.operators.loading import ops
@@ -66,7 +65,7 @@ TENSORS = len(LayerTensors._fields)
 BEFORE = 5  # arguments of the function before them
 
 
-def _joined(call: LayerCall, tensors: LayerTensors, scales: Sequence[Tensor | None]) -> LayerTensors:
+def joined(call: LayerCall, tensors: LayerTensors, scales: Sequence[Tensor | None]) -> LayerTensors:
     """With the weights as the products take them; `scales` are those of the quantised ones, or none at all."""
     if not scales:
         return tensors
@@ -98,7 +97,7 @@ def _run_second(call: LayerCall, routed: Routed, act: Tensor, tensors: LayerTens
 
 def _run_forward(call: LayerCall, routed: Routed, tensors: LayerTensors) -> tuple[Tensor, Tensor]:
     """The layer's output, and the first product, which the backward needs."""
-    pre = first_product((call.first, call.up), tensors.x, tensors.w_gate_up, tensors.w_up, routed)
+    pre = gate_up_product((call.first, call.up), tensors.x, tensors.w_gate_up, tensors.w_up, routed)
     weights = _row_weights(routed, tensors.weights)
     text = call.activation.text()
     act = _activate(pre, tensors.gate_up_bias, routed.m_sizes, text, weights, routed.tails)
@@ -145,7 +144,7 @@ class ExpertLayer(torch.autograd.Function):
         """`rest` is what else Routed has, `arguments` are those of LayerTensors, one by one: autograd looks for tensors
         at the top only. Where weights are quantised, their values come in their places and their scales at the end."""
         routed = Routed(m_sizes, gather_indices, rest[0], positions, rest[1])
-        out, pre = _run_forward(call, routed, _joined(call, LayerTensors(*arguments[:TENSORS]), arguments[TENSORS:]))
+        out, pre = _run_forward(call, routed, joined(call, LayerTensors(*arguments[:TENSORS]), arguments[TENSORS:]))
         if call.out is None:
             return out, pre
         # Another tensor of the caller's memory: that which was given takes part in no graph and serves the next call.
@@ -183,18 +182,9 @@ class ExpertLayer(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         if gradients[0] is None:
             return (None,) * len(ctx.needs_input_grad)
-        saved = ctx.saved_tensors
-        name = ctx.call.name
-        refuse_tangents_in_backward(name, gradients[0], *saved)
-        try:
-            with torch.no_grad():
-                # Once: an expanded gradient would be copied by each product that reads it.
-                tensors = _joined(ctx.call, LayerTensors(*saved[:TENSORS]), saved[TENSORS + 4 :])
-                found = _gradients(ctx, gradients[0].contiguous(), tensors, *saved[TENSORS : TENSORS + 4])
-        except RuntimeError as error:
-            raise explain(error, {}) from None
+        found = differentiated_once(ctx.call.name, _gradients, ctx, gradients[0])
         frozen = (None,) * (len(ctx.needs_input_grad) - BEFORE - TENSORS)  # scales
-        return *(None,) * BEFORE, *once_only(name, found, (gradients[0], *saved)), *frozen
+        return *(None,) * BEFORE, *found, *frozen
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
@@ -235,32 +225,40 @@ def _first_weight_gradients(
     return d_gate, d_up
 
 
-def _gradients(
-    ctx: Any, d_out: Tensor, t: LayerTensors, pre: Tensor, m_sizes: Tensor, gather_indices: Tensor | None,
-    positions: Tensor | None,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
+def through_activation(
+    call: LayerCall, rows: Tensor, pre: Tensor, routed: Routed, t: LayerTensors, d_out: Tensor, compact: bool,
+    need_rows: bool, need_weights: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """The gradients of the first product and of the weights, from `rows`, that of the activated ones: with need_rows
+    they hold the weighted activation afterwards."""
+    biased = need_weights and t.down_bias is not None
+    # Which indices are in range only the weights of slots say; without them a capacity's rows need none.
+    indices = None if compact and t.weights is None else routed.gather_indices
+    d_pre, dots = _activate_backward(
+        rows, pre, t.gate_up_bias, routed.m_sizes, indices, t.weights, routed.topk,
+        d_out if biased else None, t.down_bias if biased else None,
+        call.activation.text(), need_rows, need_weights, routed.tails,
+    )  # fmt: skip
+    if not need_weights:
+        return d_pre, None
+    assert t.weights is not None
+    return d_pre, dots.view(t.weights.shape).to(t.weights.dtype)
+
+
+def _gradients(ctx: Any, d_out: Tensor, saved: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
     """Those of LayerTensors, each if needed."""
     need_x, need_gate_up, need_up, need_down, need_weights, need_gate_up_bias, need_down_bias = ctx.needs_input_grad[
         BEFORE : BEFORE + TENSORS
     ]
     call: LayerCall = ctx.call
-    topk, tails = ctx.rest
-    routed = Routed(m_sizes, gather_indices, topk, positions, tails)
+    t = joined(call, LayerTensors(*saved[:TENSORS]), saved[TENSORS + 4 :])
+    pre, m_sizes, gather_indices, positions = saved[TENSORS : TENSORS + 4]
+    routed = Routed(m_sizes, gather_indices, ctx.rest[0], positions, ctx.rest[1])
     dw = _Computed(ctx)
     d_x = d_gate_up = d_up = d_down = d_weights = d_gate_up_bias = d_down_bias = None
     if need_x or need_gate_up or need_up or need_down or need_weights or need_gate_up_bias:
         rows = call.second.from_output_gradient(d_out, t.w_down, routed)  # [M, I]
-        biased = need_weights and t.down_bias is not None
-        # Which indices are in range only the weights of slots say; without them a capacity's rows need none.
-        indices = None if ctx.compact and t.weights is None else gather_indices
-        d_pre, dots = _activate_backward(
-            rows, pre, t.gate_up_bias, m_sizes, indices, t.weights, topk,
-            d_out if biased else None, t.down_bias if biased else None,
-            call.activation.text(), need_down, need_weights, tails,
-        )  # fmt: skip
-        if need_weights:
-            assert t.weights is not None
-            d_weights = dots.view(t.weights.shape).to(t.weights.dtype)
+        d_pre, d_weights = through_activation(call, rows, pre, routed, t, d_out, ctx.compact, need_down, need_weights)
         if need_down:  # `rows` now holds the weighted activation
             d_down = dw.take(2, call.second.gradient_of_second(d_out, rows, routed))
         del rows
@@ -275,12 +273,12 @@ def _gradients(
             pair = (call.first, call.up)
             d_x = tokens_gradient_of_pair(pair, d_pre, t.w_gate_up, t.w_up, routed, call.grad_out)
     if need_down_bias:
-        d_down_bias = _down_bias_gradient(d_out, routed, t.weights)
+        d_down_bias = down_bias_gradient(d_out, routed, t.weights)
     dw.leave()
     return d_x, d_gate_up, d_up, d_down, d_weights, d_gate_up_bias, d_down_bias
 
 
-def _down_bias_gradient(d_out: Tensor, routed: Routed, weights: Tensor | None) -> Tensor:
+def down_bias_gradient(d_out: Tensor, routed: Routed, weights: Tensor | None) -> Tensor:
     indices = routed.gather_indices
     if indices is None and weights is not None:  # the sums know weights by index only
         indices = torch.arange(d_out.size(0), device=d_out.device, dtype=torch.int32)

@@ -12,12 +12,7 @@ from torch import Tensor
 
 from moegemm.expert_layer.weights import AnyWeight, Routed, Weights
 from moegemm.operators.errors import explain
-from moegemm.operators.gradients.derivatives import (
-    once_only,
-    refuse_forward_mode,
-    refuse_tangents_in_backward,
-    vmap_refusal,
-)
+from moegemm.operators.gradients.derivatives import differentiated_once, refuse_forward_mode, vmap_refusal
 from moegemm.operators.loading import ops
 from moegemm.operators.options import ALLOW_TF32, PERMUTE_Y, TRANSPOSED
 from moegemm.operators.packed import Packed, split
@@ -100,14 +95,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        saved = ctx.saved_tensors
-        refuse_tangents_in_backward(_NAME, gradients[0], *saved)
-        try:
-            with torch.no_grad():
-                found = _gradients(ctx, gradients[0].contiguous(), *saved)
-        except RuntimeError as error:
-            raise explain(error, {}) from None
-        d_x, d_w, d_bias, *low = once_only(_NAME, found, (gradients[0], *saved))
+        d_x, d_w, d_bias, *low = differentiated_once(_NAME, _gradients, ctx, gradients[0])
         return None, None, d_x, d_w, d_bias, None, None, None, *low, None  # torch drops None for what was not given
 
     @staticmethod
@@ -115,19 +103,11 @@ class _Product(torch.autograd.Function):
         raise vmap_refusal(_NAME)
 
 
-def _gradients(
-    ctx: Any,
-    dy: Tensor,
-    x: Any,
-    w: Any,
-    m_sizes: Tensor,
-    gather_indices: Tensor,
-    low_rows: Tensor | None = None,
-    low_weights: Tensor | None = None,
-    scales: Tensor | None = None,
-) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, dy: Tensor, saved: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
     """Those of x, w, the bias and the low-rank part, each if needed; w and x are None where they are not."""
     role, weights, topk = ctx.call
+    x, w, m_sizes, gather_indices, *more = saved
+    low_rows, low_weights, scales = (*more, None, None, None)[:3]
     w = weights.joined(w, scales)
     routed = Routed(m_sizes, gather_indices, topk)
     _, _, need_x, need_w, need_bias, *_ = ctx.needs_input_grad

@@ -25,6 +25,7 @@ from moegemm.operators.row_products import dx_low_rank as _dx_low_rank
 from moegemm.operators.row_products import dx_out as _dx_out
 from moegemm.operators.row_products import forward as _forward
 from moegemm.operators.row_products import forward_out as _forward_out
+from moegemm.sharded import PLAIN_TENSORS
 
 _forward_pair: Callable[..., Tensor] = ops.forward_pair.default
 _combine: Callable[..., Tensor] = ops.combine.default
@@ -36,7 +37,6 @@ _combine_rows_out: Callable[..., None] = ops.combine_rows_out.default
 AnyWeight = Tensor | Packed
 
 _dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
-_PLAIN = (Tensor, torch.nn.Parameter)  # a subclass may have a dispatch of its own
 
 
 def nothing_between(*tensors: AnyWeight | None) -> bool:
@@ -45,7 +45,7 @@ def nothing_between(*tensors: AnyWeight | None) -> bool:
     if torch.compiler.is_compiling() or _dispatch_modes() > 0:
         return False
     parts = [p for t in tensors for p in ((t.values, t.scales) if isinstance(t, Packed) else (t,))]
-    return all(part is None or type(part) in _PLAIN for part in parts)
+    return all(part is None or type(part) in PLAIN_TENSORS for part in parts)
 
 
 class Routed(NamedTuple):
@@ -302,7 +302,7 @@ def stored_weights(
     return StoredWeights(w_gate_up, w_up, w_down, first, up, second)
 
 
-def first_product(
+def gate_up_product(
     pair: tuple[Weights, Weights | None], tokens: Tensor, w_gate_up: AnyWeight, w_up: AnyWeight | None, routed: Routed
 ) -> Tensor:
     """[M, C] in expert order. Gate and up as two tensors write the two halves of one matrix."""

@@ -7,11 +7,19 @@ import torch
 from torch import Tensor
 
 from moegemm.activations import Activation
+from moegemm.expert_layer.function import (
+    BEFORE,
+    TENSORS,
+    LayerCall,
+    LayerTensors,
+    down_bias_gradient,
+    joined,
+    through_activation,
+)
 from moegemm.expert_layer.weights import AnyWeight, Routed, Weights, nothing_between
 from moegemm.lora.kept import kept_pairs
 from moegemm.lora.low_rank import Adapted, LowRank, Pair, pairs_of, split_gradients
-from moegemm.operators.errors import explain
-from moegemm.operators.gradients.derivatives import once_only, refuse_tangents_in_backward, vmap_refusal
+from moegemm.operators.gradients.derivatives import differentiated_once, vmap_refusal
 from moegemm.operators.loading import ops
 from moegemm.operators.options import ALLOW_TF32, FLOAT32_OUTPUT, MULTIPLY, PERMUTE_X, PERMUTE_Y, TRANSPOSED
 from moegemm.operators.packed import split
@@ -22,51 +30,22 @@ from moegemm.operators.shortcuts import apply_function
 _dx: Callable[..., Tensor] = ops.dx.default
 _dw: Callable[..., Tensor] = ops.dw.default
 _activate: Callable[..., Tensor] = ops.activate.default
-_activate_backward: Callable[..., tuple[Tensor, Tensor]] = ops.activate_backward.default
 _expert_sums: Callable[..., Tensor] = ops.expert_sums.default
 _factor_rows: Callable[..., Tensor] = ops.factor_rows.default
 
-NAME = "lora_moe_mlp"  # in messages
 MOST_ROWS_PER_EXPERT = 8  # on average, for thin products that read factors in place: more rows want tiles of more
 
 
 class LoraCall(NamedTuple):
     """What a call asks for besides its tensors."""
 
-    activation: Activation
-    first: Weights
-    second: Weights
+    layer: LayerCall
     first_scalings: tuple[float, ...]  # of each adapter
     second_scalings: tuple[float, ...]
-    weighted: bool = True  # as in LayerCall
 
-
-class LoraTensors(NamedTuple):
-    """The tensors of a call that may have gradients, besides those of its adapters."""
-
-    x: Tensor  # [T, H]
-    w_gate_up: AnyWeight
-    w_down: AnyWeight
-    router_weights: Tensor | None  # [T, topk]
-    gate_up_bias: Tensor | None
-    down_bias: Tensor | None
-
-
-TENSORS = len(LoraTensors._fields)
-BEFORE = 5  # arguments of the function before them
-
-
-def _joined(call: LoraCall, tensors: LoraTensors, scales: Sequence[Tensor | None]) -> LoraTensors:
-    """With the weights as the products take them; `scales` are those of the quantised ones, or none at all."""
-    if not scales:
-        return tensors
-    w_gate_up, w_down = call.first.joined(tensors[1], scales[0]), call.second.joined(tensors[2], scales[1])
-    return tensors._replace(w_gate_up=w_gate_up, w_down=w_down)
-
-
-def _factors(call: LoraCall) -> int:
-    """How many tensors the adapters have."""
-    return 2 * (len(call.first_scalings) + len(call.second_scalings))
+    def factors(self) -> int:
+        """How many tensors the adapters have."""
+        return 2 * (len(self.first_scalings) + len(self.second_scalings))
 
 
 def _adapters(call: LoraCall, factors: Sequence[Tensor]) -> tuple[list[LowRank], list[LowRank]]:
@@ -78,8 +57,8 @@ def _adapters(call: LoraCall, factors: Sequence[Tensor]) -> tuple[list[LowRank],
 
 def _products(call: LoraCall, factors: Sequence[Tensor]) -> list[Adapted]:
     """The first and the second."""
-    first, second = _adapters(call, factors)
-    return [Adapted(first, TRANSPOSED in call.first.options), Adapted(second, TRANSPOSED in call.second.options)]
+    products = zip(_adapters(call, factors), (call.layer.first, call.layer.second), strict=True)
+    return [Adapted(lows, TRANSPOSED in weights.options) for lows, weights in products]
 
 
 def _reads_factor(a: Tensor, transposed: bool, routed: Routed, x: Tensor) -> bool:
@@ -123,14 +102,14 @@ def _inference_pairs(
     return pairs, reads, copied
 
 
-def _keeps_pairs(call: LoraCall, rows: int, t: LoraTensors, factors: Sequence[Tensor]) -> bool:
+def _keeps_pairs(call: LoraCall, rows: int, t: LayerTensors, factors: Sequence[Tensor]) -> bool:
     """Whether the backward gets the pairs of the forward instead of making them again: where they are copies, and with
     the thin products at most an eighth of the first product, x and the output."""
     if torch.compiler.is_compiling() or any(factor.dtype == t.x.dtype for factor in factors):
         return False
     ranks = sum(a.size(1) for a in factors[::2])
     kept = sum(factor.numel() for factor in factors) + rows * ranks
-    return 8 * kept <= rows * call.first.columns(t.w_gate_up) + 2 * t.x.numel()
+    return 8 * kept <= rows * call.layer.first.columns(t.w_gate_up) + 2 * t.x.numel()
 
 
 def _first(
@@ -154,8 +133,8 @@ def _second(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The layer's output, and the thin product that it read; `in_place` as in _first. `follows`: the launches of
     this call's operators follow one another."""
-    weights = call.second
-    if pair is None and not call.weighted:
+    weights = call.layer.second
+    if pair is None and not call.layer.weighted:
         return weights.to_flat(act, w, routed, bias), None
     if pair is None:
         return weights.to_output(act, w, routed, bias, router_weights), None
@@ -170,30 +149,30 @@ def _second(
     else:
         words, order = weights.options, (routed.m_sizes, None, thin, pair.b, 1)
     rows = _forward_low_rank(act, w, *order, words, bias)
-    return (routed.summed(rows, router_weights, None, follows) if call.weighted else rows), thin
+    return (routed.summed(rows, router_weights, None, follows) if call.layer.weighted else rows), thin
 
 
-def _run(call: LoraCall, routed: Routed, t: LoraTensors, factors: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+def _run(call: LoraCall, routed: Routed, t: LayerTensors, factors: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
     """The layer's output, and what its backward needs: the first product, the thin ones, and pairs that it keeps."""
     first_pair, second_pair = pairs_of(_products(call, factors), t.x, routed.m_sizes)
-    pre, first_thin = _first(call.first, t.x, t.w_gate_up, first_pair, routed)
-    act = _activate(pre, t.gate_up_bias, routed.m_sizes, call.activation.text())
-    out, second_thin = _second(call, act, t.w_down, second_pair, routed, t.down_bias, t.router_weights)
+    pre, first_thin = _first(call.layer.first, t.x, t.w_gate_up, first_pair, routed)
+    act = _activate(pre, t.gate_up_bias, routed.m_sizes, call.layer.activation.text())
+    out, second_thin = _second(call, act, t.w_down, second_pair, routed, t.down_bias, t.weights)
     kept: list[Tensor] = []
     if _keeps_pairs(call, routed.rows(t.x), t, factors):
         kept = [weights for pair in (first_pair, second_pair) if pair is not None for weights in pair]
     return out, pre, first_thin, second_thin, *kept
 
 
-def _run_inference(call: LoraCall, routed: Routed, t: LoraTensors, factors: Sequence[Tensor]) -> Tensor:
+def _run_inference(call: LoraCall, routed: Routed, t: LayerTensors, factors: Sequence[Tensor]) -> Tensor:
     """The same output where no backward needs the first product: the GPU may store activated rows only."""
     follows = t.x.is_cuda and nothing_between(*t, *factors)
     pairs, in_place, copied = _inference_pairs(_products(call, factors), routed, t.x)
     # Then the launch ahead of the first thin product is that of the copies, which has seen the end of the routing.
     apart = follows and copied
-    bias, activation = t.gate_up_bias, call.activation
-    act, _ = _first(call.first, t.x, t.w_gate_up, pairs[0], routed, bias, activation, in_place[0], apart)
-    return _second(call, act, t.w_down, pairs[1], routed, t.down_bias, t.router_weights, in_place[1], follows)[0]
+    bias, activation = t.gate_up_bias, call.layer.activation
+    act, _ = _first(call.layer.first, t.x, t.w_gate_up, pairs[0], routed, bias, activation, in_place[0], apart)
+    return _second(call, act, t.w_down, pairs[1], routed, t.down_bias, t.weights, in_place[1], follows)[0]
 
 
 class LoraLayer(torch.autograd.Function):
@@ -207,19 +186,19 @@ class LoraLayer(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        call: LoraCall, topk: int, m_sizes: Tensor, gather_indices: Tensor, positions: Tensor | None,
+        call: LoraCall, rest: tuple[int, str], m_sizes: Tensor, gather_indices: Tensor, positions: Tensor | None,
         *arguments: Tensor,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        """`arguments` are those of LoraTensors, then A and B of each adapter, and the scales of quantised weights."""
-        routed, end = Routed(m_sizes, gather_indices, topk, positions), TENSORS + _factors(call)
-        tensors = _joined(call, LoraTensors(*arguments[:TENSORS]), arguments[end:])
+        """As those of ExpertLayer, with A and B of each adapter ahead of the scales."""
+        routed, end = Routed(m_sizes, gather_indices, rest[0], positions, rest[1]), TENSORS + call.factors()
+        tensors = joined(call.layer, LayerTensors(*arguments[:TENSORS]), arguments[end:])
         results = _run(call, routed, tensors, arguments[TENSORS:end])
         return tuple(result for result in results if result is not None)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        call, topk, m_sizes, gather_indices, positions, *arguments = inputs
-        t, end = arguments[:TENSORS], TENSORS + _factors(call)
+        call, rest, m_sizes, gather_indices, positions, *arguments = inputs
+        t, end = arguments[:TENSORS], TENSORS + call.factors()
         factors, scales = arguments[TENSORS:end], arguments[end:]
         ctx.mark_non_differentiable(*output[1:])
         if not torch.compiler.is_compiling():
@@ -229,25 +208,23 @@ class LoraLayer(torch.autograd.Function):
         second_thin = thin.pop(0) if call.second_scalings else None
         rows = (*t, output[1], m_sizes, gather_indices, positions, first_thin, second_thin)
         ctx.save_for_backward(*rows, *factors, *thin, *scales)  # what is left of the outputs are pairs
-        ctx.call, ctx.topk, ctx.scales = call, topk, len(scales)
+        ctx.call, ctx.rest, ctx.scales = call, rest, len(scales)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         if gradients[0] is None:
             return (None,) * len(ctx.needs_input_grad)
-        saved = ctx.saved_tensors
-        refuse_tangents_in_backward(NAME, gradients[0], *saved)
-        try:
-            with torch.no_grad():
-                backward = _Backward(ctx, gradients[0].contiguous(), saved)
-                found = backward.run()
-        except RuntimeError as error:
-            raise explain(error, {}) from None
-        return *(None,) * BEFORE, *once_only(NAME, found, (gradients[0], *saved)), *(None,) * ctx.scales
+        found = differentiated_once(ctx.call.layer.name, _gradients, ctx, gradients[0])
+        return *(None,) * BEFORE, *found, *(None,) * ctx.scales
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        raise vmap_refusal(NAME)
+        raise vmap_refusal(args[0].layer.name)
+
+
+def _gradients(ctx: Any, d_out: Tensor, saved: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
+    """Those of LayerTensors, then of A and B of each adapter, each if needed."""
+    return _Backward(ctx, d_out, saved).run()
 
 
 class _Backward:
@@ -257,17 +234,17 @@ class _Backward:
         self.call, self.d_out = ctx.call, d_out
         scales = saved[len(saved) - ctx.scales :]
         saved = saved[: len(saved) - ctx.scales]
-        self.t = _joined(ctx.call, LoraTensors(*saved[:TENSORS]), scales)
+        self.t = joined(ctx.call.layer, LayerTensors(*saved[:TENSORS]), scales)
         self.pre, m_sizes, gather_indices, positions, self.first_thin, self.second_thin, *factors = saved[TENSORS:]
-        self.routed = Routed(m_sizes, gather_indices, ctx.topk, positions)
-        count = _factors(ctx.call)
+        self.routed = Routed(m_sizes, gather_indices, ctx.rest[0], positions, ctx.rest[1])
+        count = ctx.call.factors()
         self.first, self.second = _adapters(ctx.call, factors[:count])
         self.kept = [Pair(*factors[at : at + 2]) for at in range(count, len(factors), 2)]
-        self.need = LoraTensors(*ctx.needs_input_grad[BEFORE : BEFORE + TENSORS])
+        self.need = LayerTensors(*ctx.needs_input_grad[BEFORE : BEFORE + TENSORS])
         needs = ctx.needs_input_grad[BEFORE + TENSORS : BEFORE + TENSORS + count]
         middle = 2 * len(self.first)
         self.need_first, self.need_second = any(needs[:middle]), any(needs[middle:])
-        self.tf32 = ALLOW_TF32 if ALLOW_TF32 in ctx.call.first.options else ""
+        self.tf32 = ALLOW_TF32 if ALLOW_TF32 in ctx.call.layer.first.options else ""
 
     def run(self) -> tuple[Tensor | None, ...]:
         need, t, m_sizes = self.need, self.t, self.routed.m_sizes
@@ -276,11 +253,11 @@ class _Backward:
         if need.gate_up_bias:
             d_gate_up_bias = _expert_sums(d_pre, m_sizes, None, None, 1)
         if need.down_bias:
-            d_down_bias = _expert_sums(self.d_out, *self.routed[:2], t.router_weights, self.routed.topk)
+            d_down_bias = down_bias_gradient(self.d_out, self.routed, t.weights)
         if need.w_gate_up:
-            d_gate_up = self.call.first.gradient_of_first(d_pre, t.x, self.routed).compute()
+            d_gate_up = self.call.layer.first.gradient_of_first(d_pre, t.x, self.routed).compute()
         d_x, first = self._through_first(d_pre)
-        return d_x, d_gate_up, d_down, d_weights, d_gate_up_bias, d_down_bias, *first, *second
+        return d_x, d_gate_up, None, d_down, d_weights, d_gate_up_bias, d_down_bias, *first, *second
 
     def _pair(self, lows: list[LowRank], weights: Weights) -> Pair | None:
         if lows and self.kept:
@@ -294,38 +271,32 @@ class _Backward:
 
     def _through_second(self) -> tuple[Tensor | None, Tensor | None, Tensor, list[Tensor | None]]:
         """The gradients of w_down, the router weights, the first product, and the second's adapters."""
-        t, routed, weights, d_out = self.t, self.routed, self.call.second, self.d_out
+        t, routed, weights, d_out = self.t, self.routed, self.call.layer.second, self.d_out
         words, pair, thin = routed.reads_d_out() + weights.options, self._pair(self.second, weights), None
         if pair is None:
             rows = weights.from_output_gradient(d_out, t.w_down, routed)  # [M, I]
         else:
             thin = _dx(d_out, pair.b, *routed[:2], None, routed.topk, words)  # [M, r]
             rows = _dx_low_rank(d_out, t.w_down, *routed[:2], thin, pair.a, routed.topk, words)
-        biased = self.need.router_weights and t.down_bias is not None
-        # Which indices are in range only the weights of slots say; without them a capacity's rows need none.
-        indices = None if routed.positions is not None and t.router_weights is None else routed.gather_indices
-        d_pre, dots = _activate_backward(
-            rows, self.pre, t.gate_up_bias, routed.m_sizes, indices, t.router_weights, routed.topk,
-            d_out if biased else None, t.down_bias if biased else None, self.call.activation.text(),
-            bool(self.need.w_down or self.need_second), bool(self.need.router_weights),
-        )  # fmt: skip
-        d_weights = d_down = None
-        if self.need.router_weights:
-            assert t.router_weights is not None
-            d_weights = dots.view(t.router_weights.shape).to(t.router_weights.dtype)
+        need_rows, need_weights = bool(self.need.w_down or self.need_second), bool(self.need.weights)
+        compact = routed.positions is not None
+        d_pre, d_weights = through_activation(
+            self.call.layer, rows, self.pre, routed, t, d_out, compact, need_rows, need_weights
+        )
+        d_down = None
         if self.need.w_down:  # `rows` now holds the weighted activation
             d_down = weights.gradient_of_second(d_out, rows, routed).compute()
         d_a = d_b = None
         if self.need_second:
             more = self._words(self.second)
             d_a = _dw(thin, rows, routed.m_sizes, None, None, 1, more)
-            words = routed.reads_d_out() + more + ("" if t.router_weights is None else MULTIPLY)
-            d_b = _dw(d_out, self.second_thin, *routed[:2], t.router_weights, routed.topk, words)
+            words = routed.reads_d_out() + more + ("" if t.weights is None else MULTIPLY)
+            d_b = _dw(d_out, self.second_thin, *routed[:2], t.weights, routed.topk, words)
         return d_down, d_weights, d_pre, split_gradients(self.second, d_a, d_b)
 
     def _through_first(self, d_pre: Tensor) -> tuple[Tensor | None, list[Tensor | None]]:
         """The gradients of x and of the first product's adapters."""
-        t, routed, weights = self.t, self.routed, self.call.first
+        t, routed, weights = self.t, self.routed, self.call.layer.first
         pair = self._pair(self.first, weights)
         if pair is None:
             return weights.tokens_gradient(d_pre, t.w_gate_up, routed) if self.need.x else None, []
@@ -345,13 +316,16 @@ class _Backward:
         return d_x, split_gradients(self.first, d_a, d_b)
 
 
-def run_lora_layer(call: LoraCall, routed: Routed, tensors: LoraTensors, lows: Sequence[LowRank]) -> Tensor:
-    """The layer's output, with its gradients where they are wanted. `lows` are the adapters of both products."""
-    factors = [factor for low in lows for factor in (low.A, low.B)]
+def run_lora_layer(
+    layer: LayerCall, routed: Routed, tensors: LayerTensors, first: Sequence[LowRank], second: Sequence[LowRank]
+) -> Tensor:
+    """The layer's output, with its gradients where they are wanted. `first` and `second` are its products' adapters."""
+    call = LoraCall(layer, tuple(low.scaling for low in first), tuple(low.scaling for low in second))
+    factors = [factor for low in (*first, *second) for factor in (low.A, low.B)]
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*tensors, *factors)):
-        m_sizes, gather_indices, topk, positions = routed[:4]
-        flat, scales = split(tensors, (1, 2))
-        arguments = (call, topk, m_sizes, gather_indices, positions, *flat, *factors, *scales)
+        m_sizes, gather_indices, topk, positions, tails = routed
+        flat, scales = split(tensors, (1, 2, 3))
+        arguments = (call, (topk, tails), m_sizes, gather_indices, positions, *flat, *factors, *scales)
         out: Tensor = apply_function(LoraLayer, *arguments)[0]
         return out
     return _run_inference(call, routed, tensors, factors)

@@ -9,20 +9,16 @@ from typing_extensions import Unpack
 
 from moegemm.activations import Activation
 from moegemm.capacity import capacity_of
-from moegemm.expert_layer.arguments import Given, LayerOptions, LayerTensors, layer_arguments
+from moegemm.expert_layer.arguments import Given, LayerOptions, TokenTensors, layer_arguments
+from moegemm.expert_layer.function import LayerCall, LayerTensors
 from moegemm.expert_layer.layer import route_rows
 from moegemm.expert_layer.weights import stored_weights
 from moegemm.lora.adapter import LoraAdapter
-from moegemm.lora.function import LoraCall, LoraTensors, run_lora_layer
+from moegemm.lora.function import run_lora_layer
 from moegemm.lora.low_rank import LowRank, require_fitting
 from moegemm.lora.products import adapted_first, adapted_second
 from moegemm.operators.errors import explain, shown
-from moegemm.operators.gradients.derivatives import (
-    once_only,
-    refuse_forward_mode,
-    refuse_tangents_in_backward,
-    vmap_refusal,
-)
+from moegemm.operators.gradients.derivatives import differentiated_once, refuse_forward_mode, vmap_refusal
 from moegemm.operators.loading import ops
 from moegemm.operators.raw import torch_allows_tf32
 from moegemm.operators.shortcuts import apply_function
@@ -47,23 +43,21 @@ class _Activate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        saved = ctx.saved_tensors
-        refuse_tangents_in_backward(_ACTIVATION, gradients[0], *saved)
-        pre, bias, m_sizes = saved
-        d_bias = None
-        with torch.no_grad():
-            order = torch.arange(pre.size(0), device=pre.device, dtype=torch.int32)
-            d_pre, _ = ops.activate_backward.default(
-                gradients[0].contiguous(), pre, bias, m_sizes, order, None, 1, None, None, ctx.activation.text(),
-                False, False,
-            )  # fmt: skip
-            if ctx.needs_input_grad[1]:
-                d_bias = ops.expert_sums.default(d_pre, m_sizes, None, None, 1)
-        return *once_only(_ACTIVATION, (d_pre, d_bias), (gradients[0], *saved)), None, None
+        return *differentiated_once(_ACTIVATION, _activation_gradients, ctx, gradients[0]), None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
         raise vmap_refusal(_ACTIVATION)
+
+
+def _activation_gradients(ctx: Any, d_act: Tensor, saved: tuple[Any, ...]) -> tuple[Tensor, Tensor | None]:
+    """Those of the rows and of the bias."""
+    pre, bias, m_sizes = saved
+    order = torch.arange(pre.size(0), device=pre.device, dtype=torch.int32)
+    d_pre, _ = ops.activate_backward.default(
+        d_act, pre, bias, m_sizes, order, None, 1, None, None, ctx.activation.text(), False, False
+    )
+    return d_pre, ops.expert_sums.default(d_pre, m_sizes, None, None, 1) if ctx.needs_input_grad[1] else None
 
 
 Adapters = LoraAdapter | LowRank | Sequence[LoraAdapter | LowRank] | None
@@ -81,7 +75,7 @@ def _listed(name: str, adapters: Any) -> list[LowRank]:
 
 
 def checked_adapters(
-    gate_up: Adapters, down: Adapters, tensors: LayerTensors, transposed: bool
+    gate_up: Adapters, down: Adapters, tensors: TokenTensors, transposed: bool
 ) -> tuple[list[LowRank], list[LowRank]]:
     """Those of the first product and those of the second, which fit the layer's weights."""
     experts, hidden = tensors.w_gate_up.size(0), tensors.x.size(1)
@@ -139,10 +133,9 @@ def lora_moe_mlp(
     try:
         if not dropping:
             stored = stored_weights((first_w, None, second_w), (first_w, second_w), transposed, tf32, False)
-            scalings = (tuple(low.scaling for low in first), tuple(low.scaling for low in second))
-            call = LoraCall(chosen, stored.first, stored.second, *scalings)
-            layer = LoraTensors(tokens, stored.w_gate_up, stored.w_down, router_weights, gate_up_bias, down_bias)
-            return run_lora_layer(call, routed, layer, (*first, *second)).view(x.shape)
+            layer = LayerTensors(tokens, *stored[:3], router_weights, gate_up_bias, down_bias)
+            call = LayerCall("lora_moe_mlp", chosen, *stored[3:])
+            return run_lora_layer(call, routed, layer, first, second).view(x.shape)
         pre = adapted_first(tokens, first_w, first, routed, transposed, tf32)
         act: Tensor = apply_function(_Activate, pre, gate_up_bias, routed.m_sizes, chosen)
         rows = adapted_second(act, second_w, second, routed, transposed, tf32, down_bias)

@@ -2,8 +2,7 @@
 their arguments, and the way back of errors and warnings. Importing it loads and registers them."""
 
 from moegemm.operators.process import early_loading
-from moegemm.operators.registered import flops, kernels_meta
+from moegemm.operators.registered import kernels_meta
 
 kernels_meta.register()
-flops.register()
 early_loading.load_early()

@@ -25,7 +25,6 @@ from moegemm.operators.packed import Packed
 from moegemm.operators.process.notes import warn_of_replaced_kernels
 from moegemm.operators.segments import ZERO, tail_options
 from moegemm.operators.shortcuts import cuda_matmul_uses_tf32
-from moegemm.sharded import is_distributed, local_weight
 from moegemm.tuning import KernelConfig
 from moegemm.tuning.autotune import after_autotune, autotune_word
 
@@ -105,10 +104,7 @@ def run_raw(
     out_dtype: torch.dtype | None,
 ) -> Tensor:
     """Runs operator `name`; the result is `out` or a new tensor of `out_dtype`."""
-    numbers = None
-    if not config.untouched():
-        config.require_valid(type(config).__name__, options)
-        numbers = None if config.all_defaults() else config.numbers()
+    numbers = None if config.all_defaults() else config.numbers(type(config).__name__, options)
     if numbers is not None and torch.compiler.is_compiling():
         options += WARN_AT_ONCE
     functional, into_out = _OPERATORS[name]
@@ -131,9 +127,6 @@ def run_raw(
                 )
             result = functional(*arguments[:6], options, numbers)
     except (RuntimeError, AttributeError) as error:
-        first, second = arguments[:2]
-        if arguments.names[1] == "W" and is_distributed(second) and not is_distributed(first):
-            return run_raw(name, arguments._replace(second=local_weight("W", second)), options, config, out, out_dtype)
         raise explain(error, arguments.tensors(), arguments.topk) from None
     if numbers is not None and not torch.compiler.is_compiling():
         warn_of_replaced_kernels(stacklevel=3)

@@ -24,7 +24,7 @@ def direct(operator: Any) -> Callable[..., Any]:
 
 # The operator for PLAIN calls. It has seven arguments less to unpack and makes no stop at torch's autograd fallback:
 # 5.0 us become 3.9. It is the only one: a bias, an activation or a permutation costs the general operator 0.3 us.
-forward_plain: Callable[[Tensor, Tensor, Tensor], Tensor] = direct(ops.forward_plain.default)
+_forward_plain: Callable[[Tensor, Tensor, Tensor], Tensor] = direct(ops.forward_plain.default)
 _forward: Callable[..., Tensor] = direct(ops.forward.default)
 
 
@@ -64,7 +64,7 @@ class EagerGroupedGemm(torch.autograd.Function):
             ctx.save_for_backward(X if need_w else None, W if need_x else None, m_sizes)
             if not need_x:
                 ctx.flat_weights = W.dim() == 2
-            return forward_plain(X, W, m_sizes)
+            return _forward_plain(X, W, m_sizes)
         gather_indices, call = rest
         topk, options, settings = ctx.call = call
         slots = slots_of(X, gather_indices, call)
@@ -89,7 +89,8 @@ class EagerGroupedGemm(torch.autograd.Function):
         return dX, dW, None, None, d_weights  # torch drops None for arguments that were not given
 
 
-apply_eagerly: Callable[..., Tensor] = eager_apply(EagerGroupedGemm)
+_apply_eagerly: Callable[..., Tensor] = eager_apply(EagerGroupedGemm)
+_is_grad_enabled = torch.is_grad_enabled
 
 
 def eager_product(
@@ -101,14 +102,18 @@ def eager_product(
     call: Call,
 ) -> Tensor:
     """The product of an eager call, with its gradients where they are wanted."""
-    if not torch.is_grad_enabled() or not (
+    if _is_grad_enabled() and (
         X.requires_grad or W.requires_grad or (router_weights is not None and router_weights.requires_grad)
     ):
-        topk, options, settings = call
-        return _forward(X, W, m_sizes, gather_indices, router_weights, topk, options, settings.config_forward)
-    if router_weights is None:  # an argument that is None costs autograd 0.1 us
-        return apply_eagerly(X, W, m_sizes, (gather_indices, call))
-    return apply_eagerly(X, W, m_sizes, (gather_indices, call), router_weights)
+        if call is PLAIN:
+            return _apply_eagerly(X, W, m_sizes)
+        if router_weights is None:  # an argument that is None costs autograd 0.1 us
+            return _apply_eagerly(X, W, m_sizes, (gather_indices, call))
+        return _apply_eagerly(X, W, m_sizes, (gather_indices, call), router_weights)
+    if call is PLAIN:
+        return _forward_plain(X, W, m_sizes)
+    topk, options, settings = call
+    return _forward(X, W, m_sizes, gather_indices, router_weights, topk, options, settings.config_forward)
 
 
 # Whether autocast is on for any device: 0.17 us instead of 0.29 for the device of a tensor. Dynamo does not know it.

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from moegemm.operators.errors import no_tensor, shown
 from moegemm.operators.loading import ops
 from moegemm.operators.packed import REFUSED_GRADIENT, Packed, format_of
+from moegemm.sharded import PLAIN_TENSORS, local_weight
 
 _dequantize: Callable[..., Tensor] = ops.dequantize.default
 
@@ -290,3 +291,11 @@ def packed_of(name: str, w: Any) -> Any:
     if torch.is_grad_enabled() and (w.values.requires_grad or w.scales.requires_grad):
         raise TypeError(f"{name} is in {w.word} and requires a gradient; {REFUSED_GRADIENT}")
     return w
+
+
+def weight_of(name: str, w: Any) -> Any:
+    """W as a product takes it: a QuantizedWeight as Packed, of a DTensor this rank's part."""
+    if type(w) in PLAIN_TENSORS:
+        return w
+    w = packed_of(name, w)
+    return w if type(w) is Packed else local_weight(name, w)

@@ -19,7 +19,6 @@ from moegemm.operators.options import MULTIPLY, PERMUTE_X, PERMUTE_Y
 DEFAULT_BLOCK = 32
 DEFAULT_WARPS = 4
 DEFAULT_STAGES = 2
-ANY = 0  # of the numbers that operators take
 
 
 @dataclass
@@ -65,17 +64,6 @@ class KernelConfig:
         defaults = _DEFAULTS.get(type(self))
         return defaults is not None and all(map(operator.is_, vars(self).values(), defaults))
 
-    def require_valid(self, argument: str, options: str) -> None:
-        """Refuses a config for another permutation than the call's, or one the hardware cannot run."""
-        for name, word in (("permute_x", PERMUTE_X), ("permute_y", PERMUTE_Y), ("fuse_mul_post", MULTIPLY)):
-            if getattr(self, name) and word not in options:
-                raise ValueError(f"{argument}.{name} is True, but the call has {name}=False; they must agree")
-        if any(self.tma_flags().values()):
-            try:
-                ops.check_config.default(argument, self._OP, options, self.numbers())
-            except RuntimeError as error:
-                raise explain(error, {}) from None
-
     def tma_flags(self) -> dict[str, bool]:
         """The use_tma_* fields by name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name.startswith("use_tma")}
@@ -94,16 +82,31 @@ class KernelConfig:
             shown += [name for name, on in self.tma_flags().items() if on]
         return ",".join(shown)
 
-    def numbers(self) -> list[int]:
-        """The operators' `config` argument."""
-        rows, columns, depth, tma_rows, tma_others = (getattr(self, name) for name in self._NUMBERS)
-        tile = [number or ANY for number in (rows, columns, depth, self.num_stages)]
-        return [*tile, int(tma_rows), int(tma_others), int(self.use_tma_store)]
-
     def all_defaults(self) -> bool:
         """True if nothing asks for a particular kernel."""
-        defaults = [DEFAULT_BLOCK] * 3 + [DEFAULT_STAGES, 0, 0, 0]
-        return all(number in (ANY, default) for number, default in zip(self.numbers(), defaults, strict=True))
+        if self.untouched():
+            return True
+        tile = (self.BLOCK_SIZE_M, self.BLOCK_SIZE_N, self.BLOCK_SIZE_K, self.num_stages)
+        defaults = (DEFAULT_BLOCK, DEFAULT_BLOCK, DEFAULT_BLOCK, DEFAULT_STAGES)
+        any_tile = all(number in (None, default) for number, default in zip(tile, defaults, strict=True))
+        return any_tile and not any(self.tma_flags().values())
+
+    def numbers(self, argument: str, options: str) -> list[int] | None:
+        """The operators' `config` argument: rows, columns, depth and stages, 0 for any, then 1 for each TMA that is
+        asked for. None where all are 0: that must not keep autotune from its choice. Refuses a config for another
+        permutation than the call's, or one the hardware cannot run."""
+        for name, word in (("permute_x", PERMUTE_X), ("permute_y", PERMUTE_Y), ("fuse_mul_post", MULTIPLY)):
+            if getattr(self, name) and word not in options:
+                raise ValueError(f"{argument}.{name} is True, but the call has {name}=False; they must agree")
+        rows, columns, depth, tma_rows, tma_others = (getattr(self, name) for name in self._NUMBERS)
+        asked = (rows, columns, depth, self.num_stages, tma_rows, tma_others, self.use_tma_store)
+        numbers = [int(number or 0) for number in asked]
+        if any(self.tma_flags().values()):
+            try:
+                ops.check_config.default(argument, self._OP, options, numbers)
+            except RuntimeError as error:
+                raise explain(error, {}) from None
+        return numbers if any(numbers) else None
 
 
 @dataclass

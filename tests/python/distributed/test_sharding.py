@@ -6,6 +6,7 @@ import moegemm
 import pytest
 import torch
 import torch.distributed as dist
+from counted import Counted
 from distributed.cases import BY_NAME, build, leaf
 from distributed.test_bits import bits
 from distributed.test_dispatchers import refusal
@@ -346,19 +347,7 @@ def checkpointed(keep: str | None) -> list[str]:
         if not torch.equal(bits(whole_of(a.grad)), bits(whole_of(b.grad)))
     ]
     products = 0 if keep == "products" else 2
-    return wrong if ran.counts.get("forward", 0) == products else [*wrong, f"{ran.counts} products in the backward"]
-
-
-class Counted(torch.utils._python_dispatch.TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: dict[str, int] = {}
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.namespace == "moegemm":
-            name = function._schema.name.removeprefix("moegemm::")
-            self.counts[name] = self.counts.get(name, 0) + 1
-        return function(*args, **(kwargs or {}))
+    return wrong if ran.counts["forward"] == products else [*wrong, f"{ran.counts} products in the backward"]
 
 
 @pytest.mark.parametrize("keep", [None, "products", "routing"])

@@ -233,3 +233,11 @@ def test_distributed_tensors_are_told_what_to_do(distribute, everything):
             call(distribute, distribute)
     for call in products:
         assert torch.equal(call(distribute, lambda t: t), call(lambda t: t, lambda t: t))
+
+
+def test_a_distributed_weight_is_no_way_around_the_rules(distribute):
+    rows, w, sizes = torch.randn(10, 8), distribute(torch.randn(3, 12, 8)), torch.tensor([5, 3, 2])
+    with pytest.raises(ValueError, match="dX_only=True and dW_only=True"):
+        moegemm.grouped_gemm(rows, w, sizes, 1, dX_only=True, dW_only=True)
+    with pytest.raises(ValueError, match="permute_x=True with is_first_gemm=False"):
+        moegemm.grouped_gemm(rows, w, sizes, 1, permute_x=True, is_first_gemm=False)

@@ -1,6 +1,6 @@
 """torch.library.opcheck on every operator: schema, mutation, fake kernel, tracing."""
 
-import moegemm  # noqa: F401 - registers the operators
+import moegemm
 import pytest
 import torch
 from conftest import FLAGS, make_case
@@ -24,7 +24,8 @@ def test_products(device, flags):
     torch.library.opcheck(OPS.forward.default, arguments(case, case.X, case.W))
     torch.library.opcheck(OPS.dx.default, arguments(case, dY, case.W))
     torch.library.opcheck(OPS.dw.default, arguments(case, dY, case.X))
-    torch.library.opcheck(OPS.forward.default, (*arguments(case, case.X, case.W), [64, 64, 32, 2, 0, 0, 0]))
+    config = moegemm.KernelConfigForward(64, 64, 32).numbers("config", call_options(case))
+    torch.library.opcheck(OPS.forward.default, (*arguments(case, case.X, case.W), config))
 
 
 def test_plain_product(device):

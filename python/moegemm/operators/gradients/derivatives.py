@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from moegemm.operators.errors import explain
+
 inside_torch_func: Callable[[], bool] = torch._C._are_functorch_transforms_active
 
 
@@ -94,6 +96,21 @@ def once_only(
         return gradients
     given = [t for t in sources if isinstance(t, Tensor)]
     return tuple(None if g is None else _refuse(_once_only(name), g, *given) for g in gradients)
+
+
+def differentiated_once(
+    name: str, compute: Callable[[Any, Tensor, tuple[Any, ...]], tuple[Tensor | None, ...]], ctx: Any, gradient: Tensor
+) -> tuple[Tensor | None, ...]:
+    """What `compute` makes of a backward's gradient and of what was saved: gradients that have none themselves."""
+    saved = ctx.saved_tensors  # once: checkpointing does not hand it out again
+    refuse_tangents_in_backward(name, gradient, *saved)
+    try:
+        with torch.no_grad():
+            # Once: an expanded gradient would be copied by each product that reads it.
+            found = compute(ctx, gradient.contiguous(), saved)
+    except RuntimeError as error:
+        raise explain(error, {}) from None
+    return once_only(name, found, (gradient, *saved))
 
 
 def vmap_refusal(name: str) -> NotImplementedError:

@@ -1,0 +1,199 @@
+"""What torch has to know of the operators that multiply: the shapes of their results, counts of operations, and which
+results activation checkpointing may keep.
+
+What torch.utils.flop_counter counts is 2 M N K, whatever the rows' experts. M is the number of routed rows. m_sizes
+stays on the device. So rows without an expert count like any other, and the count is the most that a call may compute.
+Row operations (route, combine, activations) count nothing, like torch's own element-wise operators.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from moegemm.activations import is_gated
+from moegemm.operators.options import DY_PER_TOKEN, FLOAT32_OUTPUT, PERMUTE_X, PERMUTE_Y, TRANSPOSED
+from moegemm.operators.packed import VALUES_PER_ELEMENT, format_of, packed_shape
+from moegemm.operators.rules import require_same_dtype
+
+Config = list[int] | None
+Shape = tuple[int, ...]
+
+# Unlike a plain `if`, this leaves sizes symbolic and only records what must hold.
+_check: Callable[..., None] = torch._check
+
+
+class Product(NamedTuple):
+    """One operator that multiplies."""
+
+    fake: Callable[..., Any]
+    flops: Callable[..., int]
+    kept: bool = False  # a result that checkpointing may keep; what is written into an `out` has to be written again
+
+
+def _dtype(lead: Tensor, options: str) -> torch.dtype:
+    return torch.float32 if FLOAT32_OUTPUT in options else lead.dtype
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+def _rows(first: Tensor, gather_indices: Tensor | None, options: str, per_token: str) -> int:
+    """M. Where the first operand has one row per token, with the word `per_token`, the indices count: T * topk of
+    them, or a capacity."""
+    for word in (PERMUTE_X, PERMUTE_Y):
+        if word in options and gather_indices is None:
+            raise ValueError(f"gather_indices is None;{word}=True needs it")
+    if per_token not in options or gather_indices is None:
+        return first.size(0)
+    return gather_indices.size(0)
+
+
+def _forward(
+    x: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor | None = None, router_weights: Tensor | None = None,
+    topk: int = 1, options: str = "", config: Config = None, bias: Tensor | None = None, activation: str = "",
+    w_scales: Tensor | None = None, w_format: str = "",
+) -> Tensor:  # fmt: skip
+    _require(x.dim() == 2, f"X has {x.dim()} dimensions; its shape must be [T, K] or [M, K]")
+    if w_format:
+        _, n, k = packed_shape(w, w_scales, w_format)
+    else:
+        _require(w.dim() in (2, 3), f"W has {w.dim()} dimensions; its shape must be [E, N, K] or [E * N, K]")
+        require_same_dtype("W", w, "X", x)
+        rows_of_w = w.size(1) if w.dim() == 3 else w.size(0) // m_sizes.size(-1)
+        n, k = (w.size(-1), rows_of_w) if TRANSPOSED in options else (rows_of_w, w.size(-1))
+    _check(x.size(1) == k, lambda: f"X is {list(x.shape)}; its last dimension must be K as in W, {list(w.shape)}")
+    rows = _rows(x, gather_indices, options, PERMUTE_X)
+    return x.new_empty((rows, n // 2 if activation and is_gated(activation) else n), dtype=_dtype(x, options))
+
+
+def _dx(
+    dy: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor | None = None, router_weights: Tensor | None = None,
+    topk: int = 1, options: str = "", config: Config = None, w_scales: Tensor | None = None, w_format: str = "",
+) -> Tensor:  # fmt: skip
+    if w_format:
+        k = packed_shape(w, w_scales, w_format)[2]
+    else:
+        rows_of_w = w.size(1) if w.dim() == 3 else w.size(0) // m_sizes.size(-1)
+        k = rows_of_w if TRANSPOSED in options else w.size(-1)
+    rows = _rows(dy, gather_indices, options, DY_PER_TOKEN)
+    return dy.new_empty((rows, k), dtype=_dtype(dy, options))
+
+
+def _forward_low_rank(
+    x: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, low_rank_rows: Tensor,
+    low_rank_weights: Tensor, topk: int = 1, options: str = "", bias: Tensor | None = None, activation: str = "",
+    w_scales: Tensor | None = None, w_format: str = "",
+) -> Tensor:  # fmt: skip
+    require_same_dtype("low_rank_rows", low_rank_rows, "X", x)
+    require_same_dtype("low_rank_weights", low_rank_weights, "X", x)
+    return _forward(x, w, m_sizes, gather_indices, None, topk, options, None, bias, activation, w_scales, w_format)
+
+
+def _forward_pair(
+    x: Tensor, w: Tensor, w_up: Tensor, m_sizes: Tensor, gather_indices: Tensor | None = None, topk: int = 1,
+    options: str = "", bias: Tensor | None = None, activation: str = "",
+) -> Tensor:  # fmt: skip
+    require_same_dtype("w_up", w_up, "X", x)
+    half = _forward(x, w, m_sizes, gather_indices, None, topk, options)
+    return half if activation else half.new_empty((half.size(0), 2 * half.size(1)))
+
+
+def _dx_low_rank(
+    dy: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, low_rank_rows: Tensor,
+    low_rank_weights: Tensor, topk: int = 1, options: str = "", w_scales: Tensor | None = None, w_format: str = "",
+) -> Tensor:  # fmt: skip
+    require_same_dtype("low_rank_rows", low_rank_rows, "dY", dy)
+    require_same_dtype("low_rank_weights", low_rank_weights, "dY", dy)
+    return _dx(dy, w, m_sizes, gather_indices, None, topk, options, None, w_scales, w_format)
+
+
+def _dw(
+    dy: Tensor, x: Tensor, m_sizes: Tensor, gather_indices: Tensor | None = None, router_weights: Tensor | None = None,
+    topk: int = 1, options: str = "", config: Config = None,
+) -> Tensor:  # fmt: skip
+    n, k = dy.size(1), x.size(1)
+    shape = (m_sizes.size(-1), k, n) if TRANSPOSED in options else (m_sizes.size(-1), n, k)
+    return dy.new_empty(shape, dtype=_dtype(dy, options))
+
+
+def _counted_rows(first: Shape, gather_indices: Shape | None, options: str, per_token: str) -> int:
+    """M: where the first operand has one row per token, the indices say how many rows there are."""
+    return gather_indices[0] if per_token in options and gather_indices is not None else first[0]
+
+
+def _elements(w: Shape, *rest: Any, **named: Any) -> int:
+    """E N K of W [E, N, K] or [E * N, K]. A quantised one has several values in an element; its format is the last
+    argument of each operator."""
+    word = named.get("w_format") or (rest[-1] if rest and isinstance(rest[-1], str) else "")
+    elements = VALUES_PER_ELEMENT.get(format_of(word), 1)
+    for extent in w:
+        elements *= extent
+    return elements
+
+
+def _forward_flops(
+    x: Shape, w: Shape, m_sizes: Shape, gather_indices: Shape | None = None, router_weights: Shape | None = None,
+    topk: int = 1, options: str = "", *args: Any, **kwargs: Any,
+) -> int:  # fmt: skip
+    return 2 * _counted_rows(x, gather_indices, options, PERMUTE_X) * (_elements(w, *args, **kwargs) // m_sizes[-1])
+
+
+def _forward_pair_flops(
+    x: Shape, w: Shape, w_up: Shape, m_sizes: Shape, gather_indices: Shape | None = None, topk: int = 1,
+    options: str = "", *args: Any, **kwargs: Any,
+) -> int:  # fmt: skip
+    return 2 * _forward_flops(x, w, m_sizes, gather_indices, None, topk, options)
+
+
+def _dx_flops(
+    dy: Shape, w: Shape, m_sizes: Shape, gather_indices: Shape | None = None, router_weights: Shape | None = None,
+    topk: int = 1, options: str = "", *args: Any, **kwargs: Any,
+) -> int:  # fmt: skip
+    return 2 * _counted_rows(dy, gather_indices, options, DY_PER_TOKEN) * (_elements(w, *args, **kwargs) // m_sizes[-1])
+
+
+def _dx_out_flops(
+    dy: Shape, w: Shape, m_sizes: Shape, gather_indices: Shape | None, router_weights: Shape | None, topk: int,
+    options: str, config: Any, out: Shape, w_scales: Shape | None = None, w_format: str = "",
+    low_rank_rows: Shape | None = None, low_rank_weights: Shape | None = None, *args: Any, **kwargs: Any,
+) -> int:  # fmt: skip
+    if low_rank_rows is not None and low_rank_weights is not None:
+        return _low_rank_flops(dy, w, m_sizes, gather_indices, low_rank_rows, low_rank_weights)
+    return _dx_flops(dy, w, m_sizes, gather_indices, None, topk, options, w_format=w_format)
+
+
+def _dw_flops(
+    dy: Shape, x: Shape, m_sizes: Shape, gather_indices: Shape | None = None, router_weights: Shape | None = None,
+    topk: int = 1, options: str = "", *args: Any, **kwargs: Any,
+) -> int:  # fmt: skip
+    return 2 * _counted_rows(dy, gather_indices, options, DY_PER_TOKEN) * dy[1] * x[1]
+
+
+def _low_rank_flops(
+    first: Shape, w: Shape, m_sizes: Shape, gather_indices: Shape | None, low_rank_rows: Shape, low_rank_weights: Shape,
+    topk: int = 1, options: str = "", *args: Any, **kwargs: Any,
+) -> int:  # fmt: skip
+    """Of forward or dX: the low-rank part is one more product, of the same rows."""
+    return 2 * low_rank_rows[0] * ((_elements(w, *args, **kwargs) + _elements(low_rank_weights)) // m_sizes[-1])
+
+
+def nothing(*args: Any, **kwargs: Any) -> None:
+    """The result of an operator that only writes a tensor which is there."""
+
+
+PRODUCTS: dict[str, Product] = {
+    "forward": Product(_forward, _forward_flops, kept=True),
+    "forward_plain": Product(_forward, _forward_flops, kept=True),
+    "forward_pair": Product(_forward_pair, _forward_pair_flops, kept=True),
+    "forward_low_rank": Product(_forward_low_rank, _low_rank_flops, kept=True),
+    "forward_out": Product(nothing, _forward_flops),
+    "dx": Product(_dx, _dx_flops),
+    "dx_low_rank": Product(_dx_low_rank, _low_rank_flops),
+    "dx_out": Product(nothing, _dx_out_flops),
+    "dw": Product(_dw, _dw_flops),
+    "dw_out": Product(nothing, _dw_flops),
+}
