@@ -34,7 +34,7 @@ from moegemm.bench.cases import (
 )
 from moegemm.bench.pages import report
 from moegemm.bench.progress import Progress
-from moegemm.bench.record import add_render_option, read_to_render, write_json
+from moegemm.bench.record import add_render_option, load_record, read_to_render, write_json
 
 # Less than two minutes with starting and drawing.
 CPU_SECONDS = 95.0
@@ -195,7 +195,7 @@ def read_earlier(path: Path | None, run: dict[str, Any]) -> report.Record:
     """The record to add to. Numbers of another commit, GPU or dtype do not belong in one table."""
     if path is None or not path.is_file():
         return {"format": 1, "run": run, "models": {}, "cases": []}
-    earlier: report.Record = json.loads(path.read_text())
+    earlier: report.Record = load_record(path)
     for fact in ("commit", "gpu", "dtype", "backend"):
         then, now = earlier["run"].get(fact), run.get(fact)
         if then != now:
