@@ -9,6 +9,7 @@
 #include "output/progress.h"
 #include "testing/device/device_tensor.h"
 #include "testing/numerics/floats.h"
+#include "testing/numerics/weight_formats.h"
 
 namespace moegemm::cli {
 namespace {
@@ -344,19 +345,9 @@ class Layer {
 }  // namespace
 
 Quantization quantization_of(const LayerSpec& spec, std::int64_t n, std::int64_t k) {
-  switch (spec.weights) {
-    case WeightFormat::kPlain:
-      break;
-    case WeightFormat::kMxfp4:
-      return parse_quantization("mxfp4", ScaleType::kE8m0, n, k);
-    case WeightFormat::kFp8:
-      return parse_quantization("fp8/128x128", ScaleType::kFloat32, n, k);
-    case WeightFormat::kInt4:
-      return parse_quantization("int4/32", ScaleType::kBFloat16, n, k);
-    case WeightFormat::kNf4:
-      return parse_quantization("nf4/64", ScaleType::kFloat32, n, k);
-  }
-  return {};
+  if (spec.weights == WeightFormat::kPlain) return {};
+  const testing::MadeFormat& made = testing::made_format(spec.weights);
+  return parse_quantization(made.text, made.scale_type, n, k);
 }
 
 std::vector<Op> trained_ops(const LayerSpec& spec) {
