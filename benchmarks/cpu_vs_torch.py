@@ -2,16 +2,14 @@
 """Measures moegemm's CPU operators against torch's own, side by side in one process.
 
 Every case is one product of the first GEMM of an MoE layer, whose activations are in token order: torch's user
-has to gather the rows (forward, dW) or put them back (dX), with `index_select` and `index_copy_`. Torch is
+has to gather the rows (forward, dW) or put them back (dX). Torch is
 represented by the better of `torch._grouped_mm` and a loop of `torch.mm` over the experts. The contenders take
-turns, each round beginning with another one: what the one before leaves in caches and free memory is shared out
-evenly. Every output is allocated anew as a user would, medians are compared, and every result is checked against
-float64 on sampled elements.
+turns in changing order: what the one before leaves in caches and free memory is shared out evenly. Every output is
+allocated anew as a user would, medians are compared, and every result is checked against float64 on sampled elements.
 """
 
 import argparse
 import datetime
-import itertools
 import math
 import os
 import platform
@@ -23,45 +21,40 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "python"))
 
 import moegemm  # noqa: E402
+from moegemm.bench import contenders  # noqa: E402
+from moegemm.bench.cases import Case, Model  # noqa: E402
+from moegemm.bench.measure import DTYPES  # noqa: E402
+from moegemm.bench.operands import Operands, has_nan, make_operands, make_weights  # noqa: E402
+from moegemm.bench.pages.report import geometric_mean  # noqa: E402
 from moegemm.bench.record import add_render_option, read_to_render, write_json  # noqa: E402
+from moegemm.bench.timing import Clock  # noqa: E402
 
-OPS = ("forward", "dX", "dW")
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+OPS = {"forward": "fwd1", "dX": "dx1", "dW": "dw1"}
+# By dtype.
+LARGEST_ERROR = {"bf16": 6e-3, "fp32": 2e-5}
 TOKENS = (16, 256, 2048)
 LEAST_ROUNDS = 15
 STEM = "cpu"
 # Targets: every case, all cases, and the cases of one op (geometric means).
 LEAST_CASE, LEAST_MEAN, LEAST_OP_MEAN = 1.05, 1.9, 1.7
 
-
-@dataclass(frozen=True)
-class Layer:
-    """The first GEMM of a layer, scaled down so that its gradients fit any machine."""
-
-    name: str
-    experts: int
-    topk: int
-    n: int
-    k: int
-
-
+# Scaled down so that gradients fit any machine.
 LAYERS = (
-    Layer("mixtral", experts=8, topk=2, n=1792, k=1024),
-    Layer("qwen3", experts=128, topk=8, n=768, k=512),
-    Layer("llama4", experts=16, topk=1, n=2048, k=1280),
+    Model("mixtral", experts=8, topk=2, hidden=1024, intermediate=896),
+    Model("qwen3", experts=128, topk=8, hidden=512, intermediate=384),
+    Model("llama4", experts=16, topk=1, hidden=1280, intermediate=1024),
 )
 
 
 @dataclass
 class Result:
-    """One line of the record. Times are medians in milliseconds; half of a contender's are between its quartiles."""
+    """One line of the record. Times are medians in milliseconds."""
 
     layer: str
     dtype: str
@@ -74,156 +67,62 @@ class Result:
     ours_gflops: float
     error: float
     rounds: int
-    ours_quartiles_ms: tuple[float, float] | None = None  # the small form of a record leaves them out
-    torch_quartiles_ms: tuple[float, float] | None = None
 
 
-class Routed:
-    """Operands of one layer for one number of tokens, as the router leaves them."""
-
-    def __init__(self, layer: Layer, dtype: torch.dtype, weights: Tensor, tokens: int, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.layer, self.w = layer, weights
-        scores = torch.rand(tokens, layer.experts, generator=generator)
-        expert_ids = scores.topk(layer.topk, dim=1).indices
-        self.m_sizes, self.gather = moegemm.route(expert_ids, layer.experts)[:2]
-        self.rows = tokens * layer.topk
-        self.x = torch.randn(tokens, layer.k, generator=generator).to(dtype)
-        self.dy = torch.randn(self.rows, layer.n, generator=generator).to(dtype)
-        # What torch's user computes once per layer is not charged to torch.
-        self.gather_long = self.gather.long()
-        self.token_of_row = self.gather_long // layer.topk
-        self.ends = self.m_sizes.cumsum(0).to(torch.int32)
-        bounds = [0, *self.ends.tolist()]
-        self.segments = list(itertools.pairwise(bounds))
+OURS, GROUPED, LOOP = "moegemm", "torch._grouped_mm", "loop of torch.mm"
 
 
-def ours(op: str, d: Routed) -> Tensor:
-    topk = d.layer.topk
-    if op == "forward":
-        return moegemm.grouped_gemm_forward(d.x, d.w, topk, d.m_sizes, d.gather, permute_x=True)
-    if op == "dX":
-        return moegemm.grouped_gemm_dX(d.dy, d.w, d.gather, d.m_sizes, topk, permute_x=True)
-    return moegemm.grouped_gemm_dW(d.x, d.dy, d.m_sizes, d.gather, topk, permute_x=True)
+def contenders_of(operands: Operands) -> dict[str, contenders.Contender]:
+    """All allocate their result at each call, as a user would. Some torch has no grouped product for the CPU."""
+    everybody = {
+        OURS: contenders.ours(operands, fresh=True),
+        GROUPED: contenders.torch_with_copies(operands),
+        LOOP: contenders.expert_loop(operands, fresh=True),
+    }
+    try:
+        everybody[GROUPED].run()
+    except (RuntimeError, NotImplementedError):
+        del everybody[GROUPED]
+    return everybody
 
 
-def torch_loop(op: str, d: Routed) -> Tensor:
-    layer = d.layer
-    if op == "forward":
-        x = d.x.index_select(0, d.token_of_row)
-        out = d.x.new_empty(d.rows, layer.n)
-        for e, (begin, end) in enumerate(d.segments):
-            if begin < end:
-                torch.mm(x[begin:end], d.w[e].t(), out=out[begin:end])
-        return out
-    if op == "dX":
-        dx = d.x.new_empty(d.rows, layer.k)
-        for e, (begin, end) in enumerate(d.segments):
-            if begin < end:
-                torch.mm(d.dy[begin:end], d.w[e], out=dx[begin:end])
-        return torch.empty_like(dx).index_copy_(0, d.gather_long, dx)
-    x = d.x.index_select(0, d.token_of_row)
-    dw = torch.empty_like(d.w)
-    for e, (begin, end) in enumerate(d.segments):
-        if begin < end:
-            torch.mm(d.dy[begin:end].t(), x[begin:end], out=dw[e])
-        else:
-            dw[e].zero_()
-    return dw
+def checked_error(contender: contenders.Contender) -> float:
+    result = contender.run()
+    return math.inf if has_nan(result) else contender.error(result)
 
 
-def torch_grouped(op: str, d: Routed) -> Tensor:
-    if op == "forward":
-        return torch._grouped_mm(d.x.index_select(0, d.token_of_row), d.w.transpose(1, 2), offs=d.ends)
-    if op == "dX":
-        dx = torch._grouped_mm(d.dy, d.w, offs=d.ends)
-        return torch.empty_like(dx).index_copy_(0, d.gather_long, dx)
-    return torch._grouped_mm(d.dy.t(), d.x.index_select(0, d.token_of_row), offs=d.ends)
-
-
-def sampled_error(op: str, d: Routed, out: Tensor, generator: torch.Generator) -> float:
-    """Norm of the error over the norm of the result, in float64, on sampled rows of the output."""
-    if not bool(torch.isfinite(out.sum(dtype=torch.float64))):
-        return math.inf
-    expert_of_row = torch.repeat_interleave(torch.arange(d.layer.experts), d.m_sizes.long())
-    difference = reference_norm = 0.0
-    if op == "dW":
-        for e in torch.randint(d.layer.experts, (4,), generator=generator).tolist():
-            begin, end = d.segments[e]
-            columns = torch.randint(d.layer.n, (16,), generator=generator)
-            x = d.x[d.token_of_row[begin:end]].double()
-            expected = d.dy[begin:end, columns].double().t() @ x
-            difference += (out[e, columns].double() - expected).square().sum().item()
-            reference_norm += expected.square().sum().item()
-    else:
-        for r in torch.randint(d.rows, (6,), generator=generator).tolist():
-            w = d.w[expert_of_row[r]].double()
-            if op == "forward":
-                expected, actual = w @ d.x[d.token_of_row[r]].double(), out[r].double()
-            else:
-                expected, actual = d.dy[r].double() @ w, out[d.gather_long[r]].double()
-            difference += (actual - expected).square().sum().item()
-            reference_norm += expected.square().sum().item()
-    return math.sqrt(difference / max(reference_norm, 1e-300))
-
-
-def timed(run: Callable[[str, Routed], Tensor], op: str, d: Routed) -> float:
-    start = time.perf_counter()
-    run(op, d)
-    return time.perf_counter() - start
-
-
-def quartiles_ms(seconds: list[float]) -> tuple[float, float]:
-    lower, _, upper = statistics.quantiles(seconds, n=4)
-    return lower * 1e3, upper * 1e3
-
-
-def measure(layer: Layer, dtype: str, tokens: int, op: str, d: Routed, seconds: float) -> Result:
-    contenders = {"moegemm": ours, "torch._grouped_mm": torch_grouped, "loop of torch.mm": torch_loop}
-    generator = torch.Generator().manual_seed(7)
-    errors = {}
-    for name, run in list(contenders.items()):
-        try:
-            errors[name] = sampled_error(op, d, run(op, d), generator)
-        except (RuntimeError, NotImplementedError):
-            if run is ours or run is torch_loop:
-                raise
-            del contenders[name]  # this torch has no such kernel for the CPU
-    tolerance = 2e-5 if dtype == "fp32" else 6e-3
-    for name, error in errors.items():
-        if not error < tolerance:
-            raise SystemExit(f"{name} {op} {layer.name} T={tokens} {dtype}: error {error:.2e}, accepted is {tolerance}")
-    times: dict[str, list[float]] = {name: [] for name in contenders}
+def times_of(clock: Clock, calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {name: [] for name in calls}
     deadline = time.perf_counter() + seconds
-    names = list(contenders)
-    rounds = 0
-    while rounds < LEAST_ROUNDS or time.perf_counter() < deadline:
-        first = rounds % len(names)
-        for name in names[first:] + names[:first]:
-            times[name].append(timed(contenders[name], op, d))
-        rounds += 1
+    while not times[OURS] or time.perf_counter() < deadline:
+        for name, found in clock.round_robin(calls, LEAST_ROUNDS).items():
+            times[name] += found
+    return times
+
+
+def measure(case: Case, dtype: str, operands: Operands, clock: Clock, seconds: float) -> Result:
+    op = case.product
+    everybody = contenders_of(operands)
+    errors = {name: checked_error(contender) for name, contender in everybody.items()}
+    for name, error in errors.items():
+        if not error < LARGEST_ERROR[dtype]:
+            raise SystemExit(f"{name} {case} {dtype}: error {error:.2e}, accepted is {LARGEST_ERROR[dtype]}")
+    times = times_of(clock, {name: contender.run for name, contender in everybody.items()}, seconds)
     medians = {name: statistics.median(values) for name, values in times.items()}
-    best = min((name for name in medians if name != "moegemm"), key=medians.__getitem__)
-    flops = 2.0 * d.rows * layer.n * layer.k
+    best = min((name for name in medians if name != OURS), key=medians.__getitem__)
     return Result(
-        layer=layer.name,
+        layer=case.model.name,
         dtype=dtype,
-        tokens=tokens,
+        tokens=case.tokens,
         op=op,
-        ours_ms=medians["moegemm"] * 1e3,
-        torch_ms=medians[best] * 1e3,
+        ours_ms=medians[OURS],
+        torch_ms=medians[best],
         torch_by=best,
-        ratio=medians[best] / medians["moegemm"],
-        ours_gflops=flops / medians["moegemm"] / 1e9,
-        error=errors["moegemm"],
-        rounds=rounds,
-        ours_quartiles_ms=quartiles_ms(times["moegemm"]),
-        torch_quartiles_ms=quartiles_ms(times[best]),
+        ratio=medians[best] / medians[OURS],
+        ours_gflops=case.flops / medians[OURS] * 1e-6,
+        error=errors[OURS],
+        rounds=len(times[OURS]),
     )
-
-
-def geometric_mean(values: list[float]) -> float:
-    return math.exp(statistics.fmean(map(math.log, values)))
 
 
 def summary(results: list[Result]) -> dict[str, float]:
@@ -262,11 +161,12 @@ def machine() -> dict[str, object]:
     }
 
 
-def table(results: list[Result], layers: list[Layer]) -> str:
+def table(results: list[Result], layers: list[Model]) -> str:
     lines = []
     for layer in layers:
+        _, n, k = layer.weight_shape("fwd1")
         lines += [
-            f"### {layer.name}: E = {layer.experts}, topk = {layer.topk}, N = {layer.n}, K = {layer.k}",
+            f"### {layer.name}: E = {layer.experts}, topk = {layer.topk}, N = {n}, K = {k}",
             "",
             "| T | dtype | op | moegemm ms | GFLOP/s | torch ms | torch by | ratio |",
             "|---:|---|---|---:|---:|---:|---|---:|",
@@ -281,7 +181,7 @@ def table(results: list[Result], layers: list[Layer]) -> str:
     return "\n".join(lines)
 
 
-def document(results: list[Result], layers: list[Layer], facts: dict[str, object]) -> str:
+def document(results: list[Result], layers: list[Model], facts: dict[str, object]) -> str:
     means = summary(results)
     by_op = ", ".join(f"{op} {means[op]:.2f}" for op in OPS if op in means)
     return f"""# CPU: moegemm against torch
@@ -293,10 +193,10 @@ Written by `python benchmarks/cpu_vs_torch.py`; the same numbers are in `cpu.jso
 - {facts["processor"]}, {facts["threads"]} threads, {facts["instruction_set"]}, {facts["date"]}
 - scheduling: {facts["scheduling"]}
 - moegemm {facts["moegemm"]}, torch {facts["torch"]}, Python {facts["python"]}, {facts["system"]}
-- torch is the better of `torch._grouped_mm` and a loop of `torch.mm`, with the `index_select` / `index_copy_` that
-  its user needs; our permutation is inside the kernels. Outputs are allocated at every call on both sides, contenders
-  take turns, each round beginning with another one, medians of at least {LEAST_ROUNDS} rounds count, and every result
-  was checked against float64 on sampled elements.
+- torch is the better of `torch._grouped_mm` and a loop of `torch.mm`, with the copies that its user needs; our
+  permutation is inside the kernels. Outputs are allocated at every call on both sides, contenders take turns in
+  changing order, medians of at least {LEAST_ROUNDS} rounds count, and every result was checked against float64 on
+  sampled elements.
 
 {table(results, layers)}"""
 
@@ -305,9 +205,10 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [layer.name for layer in LAYERS]
     parser.add_argument("--layers", nargs="+", choices=names, default=names, metavar="LAYER", help=", ".join(names))
-    parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES), help="input dtypes")
+    dtypes = list(LARGEST_ERROR)
+    parser.add_argument("--dtypes", nargs="+", choices=dtypes, default=dtypes, help="input dtypes")
     parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS), help="numbers of tokens T")
-    parser.add_argument("--ops", nargs="+", choices=OPS, default=list(OPS), help="products")
+    parser.add_argument("--ops", nargs="+", choices=list(OPS), default=list(OPS), help="products")
     parser.add_argument(
         "--seconds", type=float, default=1.5, help="least measuring time of each case (default %(default)s)"
     )
@@ -332,26 +233,22 @@ def main() -> int:
         return 0
     layers = [layer for layer in LAYERS if layer.name in options.layers]
     results: list[Result] = []
+    clock = Clock("cpu", flush=False)
     cases = len(layers) * len(options.dtypes) * len(options.tokens) * len(options.ops)
     with tqdm(total=cases, unit="case", disable=None) as progress:
         for layer in layers:
             for dtype in options.dtypes:
-                generator = torch.Generator().manual_seed(options.seed)
-                weights = torch.empty(layer.experts, layer.n, layer.k, dtype=DTYPES[dtype])
-                weights.uniform_(-1, 1, generator=generator)
+                torch.manual_seed(options.seed)
+                weights = make_weights(Case(layer, 1, "random", "fwd1"), "cpu", DTYPES[dtype])
                 for tokens in options.tokens:
-                    data = Routed(layer, DTYPES[dtype], weights, tokens, options.seed)
                     for op in options.ops:
-                        progress.set_description(f"{layer.name} {dtype} T={tokens} {op}")
-                        result = measure(layer, dtype, tokens, op, data, options.seconds)
-                        results.append(result)
+                        case = Case(layer, tokens, "random", OPS[op])
+                        progress.set_description(f"{case} {dtype}")
+                        operands = make_operands(case, weights, "cpu", DTYPES[dtype], options.seed)
+                        results.append(measure(case, dtype, operands, clock, options.seconds))
                         progress.update()
                         if not sys.stderr.isatty():
-                            print(
-                                f"{layer.name} {dtype} T={tokens} {op}: {result.ratio:.2f}x",
-                                file=sys.stderr,
-                                flush=True,
-                            )
+                            print(f"{case} {dtype}: {results[-1].ratio:.2f}x", file=sys.stderr, flush=True)
     facts = machine()
     text = document(results, layers, facts)
     print(text)

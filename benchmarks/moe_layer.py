@@ -20,11 +20,11 @@ from layer.measure import measure  # noqa: E402 - found through the line above
 from layer.report import TARGETS, draw, page, speedup  # noqa: E402
 from moegemm.bench.cases import Model, read_catalogue  # noqa: E402
 from moegemm.bench.machine import commit_of, describe  # noqa: E402
+from moegemm.bench.measure import DTYPES  # noqa: E402
 from moegemm.bench.record import add_record_options, read_to_render, write_json  # noqa: E402
 from moegemm.bench.timing import Clock  # noqa: E402
 
 STEM = "moe_layer"
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def arguments(catalogue: dict[str, Model]) -> argparse.Namespace:

@@ -92,7 +92,7 @@ def page(record: dict) -> str:
         lines.append(
             f"| {case['path']} | {case['model']} | {case['op']} | {tflops['dense']:.0f} | {tflops['expert loop']:.0f} "
             f"| {mine:.0f} | {mine / tflops['dense']:.2f} | {mine / tflops['expert loop']:.2f} "
-            f"| {case['contenders']['moegemm']['error']:.1e}{'' if case['correct'] else ' **wrong**'} |"
+            f"| {case['contenders']['moegemm']['error']:.1e}{'' if case.get('correct', True) else ' **wrong**'} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -147,7 +147,7 @@ inline std::int64_t flat_rows_of(const RoutingView& routing,
 }
 
 /// The memory-bound companions of the products, one implementation per device type, each pass
-/// defined in a file of its own. Arguments are validated by the callers in routing.cpp and before
+/// defined in a file of its own. Arguments are validated by the callers in core/passes/ and before
 /// lowering.
 class Passes {
  public:

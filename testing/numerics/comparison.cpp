@@ -7,11 +7,11 @@
 
 #include "testing/numerics/oracle.h"
 #include "testing/numerics/parallel.h"
+#include "testing/numerics/sum_bound.h"
 
 namespace moegemm::testing {
 namespace {
 
-constexpr double kFp32Roundoff = 0x1p-24;
 constexpr double kTf32Roundoff = 0x1p-11;
 
 /// The findings of one thread, merged at the end.
@@ -31,14 +31,6 @@ struct Findings {
     }
   }
 };
-
-std::string values(double got, double want, double bound) {
-  std::ostringstream text;
-  text.precision(9);
-  text << "got " << got << ", expected " << want << ", off by " << std::fabs(got - want)
-       << ", allowed " << bound;
-  return text.str();
-}
 
 class RowComparer {
  public:
@@ -77,8 +69,7 @@ class RowComparer {
     const double want = expected_.value[col] + initial;
     if (is_poison(p_.out_dtype, out_, at)) return found.mismatch(row, col, "not written");
     if (std::isnan(want) || std::isnan(got) || std::isinf(want)) {
-      const bool same = std::isnan(want) ? std::isnan(got) : got == want;
-      if (!same) found.mismatch(row, col, values(got, want, 0));
+      if (!is_close(got, want, 0)) found.mismatch(row, col, difference(got, want, 0));
       return;
     }
     const double bound =
@@ -87,7 +78,7 @@ class RowComparer {
             : error_bound(p_, accuracy_, expected_.length, expected_.value[col],
                           p_.spec.activation ? 0.0 : expected_.squares[col], initial);
     const double error = std::fabs(got - want);
-    if (!(error <= bound)) found.mismatch(row, col, values(got, want, bound));
+    if (!is_close(got, want, bound)) found.mismatch(row, col, difference(got, want, bound));
     if (expected_.activated && is_clamped(col)) return;  // all have the same error
     ++found.elements;
     found.error_squares += error * error;
@@ -100,8 +91,7 @@ class RowComparer {
     const double value = std::fabs(expected_.product[column]);
     double error = kFp32Roundoff * value;
     if (!accuracy_.double_accumulation) {
-      error += 8 * kFp32Roundoff * static_cast<double>(expected_.length) *
-               std::sqrt(expected_.squares[column]);
+      error += accumulation_error(expected_.length, expected_.squares[column]);
     }
     const double bare = std::fabs(expected_.bare[column]);
     return error + (accuracy_.rounded_product ? half_ulp(p_.dtype, bare + error) : 0.0);
@@ -190,7 +180,7 @@ double error_bound(const HostProblem& p, const Accuracy& accuracy, std::int64_t 
   double computed = (p.spec.multiply ? 4 : 1) * kFp32Roundoff * std::fabs(value);
   if (!accuracy.double_accumulation) {
     const double term_norm = std::sqrt(squares);
-    computed += 8 * kFp32Roundoff * static_cast<double>(length) * term_norm;
+    computed += accumulation_error(length, squares);
     if (p.spec.multiply && p.op == Op::kDw) computed += 6 * unit_roundoff(p.dtype) * term_norm;
     if (p.spec.tf32) computed += 9 * kTf32Roundoff * term_norm;
   }

@@ -1,8 +1,10 @@
 #include "testing/numerics/weight_formats.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <iterator>
 #include <limits>
 
 #include "testing/numerics/floats.h"
@@ -33,6 +35,14 @@ std::array<double, Count> table_of(double (&value)(int)) {
 }
 const std::array<double, 256> kE4m3Values = table_of<256>(e4m3);
 const std::array<double, 16> kE2m1Values = table_of<16>(e2m1);
+
+constexpr MadeFormat kMadeFormats[] = {
+    {WeightFormat::kMxfp4, "mxfp4", ScaleType::kE8m0, 6},
+    {WeightFormat::kFp8, "fp8/128x128", ScaleType::kFloat32, 448},
+    {WeightFormat::kInt4, "int4/32", ScaleType::kBFloat16, 8},
+    {WeightFormat::kNf4, "nf4/64", ScaleType::kFloat32, 1},
+};
+static_assert(std::size(kMadeFormats) == std::size(kWeightFormats));
 
 DType float_type(ScaleType type) {
   return type == ScaleType::kBFloat16  ? DType::kBFloat16
@@ -71,17 +81,9 @@ void encode_scale(ScaleType type, void* scales, std::int64_t index, float value)
       static_cast<std::uint8_t>(std::isnan(value) ? 255 : std::ilogb(value) + 127);
 }
 
-double largest_value(WeightFormat format) {
-  switch (format) {
-    case WeightFormat::kMxfp4:
-      return 6;
-    case WeightFormat::kFp8:
-      return 448;
-    case WeightFormat::kInt4:
-      return 8;
-    default:
-      return 1;
-  }
+const MadeFormat& made_format(WeightFormat format) {
+  return *std::find_if(std::begin(kMadeFormats), std::end(kMadeFormats),
+                       [&](const MadeFormat& made) { return made.format == format; });
 }
 
 }  // namespace moegemm::testing

@@ -14,7 +14,15 @@ float decode_scale(ScaleType type, const void* scales, std::int64_t index);
 /// Rounds to the type, e8m0 down to a power of two, and stores.
 void encode_scale(ScaleType type, void* scales, std::int64_t index, float value);
 
-/// The largest value of a format; scales of 1 / that make weights of at most 1.
-double largest_value(WeightFormat format);
+/// A format of quantised weights as tests and the program make it.
+struct MadeFormat {
+  WeightFormat format;
+  const char* text;      ///< as most checkpoints have it; `parse_quantization` reads it ...
+  ScaleType scale_type;  ///< ... with this
+  double largest;        ///< value; scales of 1 / that make weights of at most 1
+};
+
+/// The line of a format that is not plain.
+const MadeFormat& made_format(WeightFormat format);
 
 }  // namespace moegemm::testing

@@ -62,11 +62,11 @@ QuantisedWeights random_weights(const Quantization& quantization, std::int64_t e
     for (unsigned char& byte : w.scales) byte = static_cast<unsigned char>(random.bits());
     return w;
   }
+  const auto largest = static_cast<float>(made_format(quantization.format).largest);
   for (std::int64_t i = 0; i < w.scale_count(); ++i) {
     const float about = 0.5f + 0.25f * random.symmetric();  // negative ones are as good as others
     const float sign = quantization.scale_type != ScaleType::kE8m0 && random.chance(4) ? -1 : 1;
-    w.set_scale(i,
-                sign * about * magnitude / static_cast<float>(largest_value(quantization.format)));
+    w.set_scale(i, sign * about * magnitude / largest);
   }
   return w;
 }

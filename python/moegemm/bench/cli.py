@@ -34,7 +34,8 @@ from moegemm.bench.cases import (
 )
 from moegemm.bench.pages import report
 from moegemm.bench.progress import Progress
-from moegemm.bench.record import add_render_option, read_to_render, write_json
+from moegemm.bench.record import add_render_option, load_record, read_to_render, write_json
+from moegemm.formats import FORMATS
 
 # Less than two minutes with starting and drawing.
 CPU_SECONDS = 95.0
@@ -101,7 +102,7 @@ def read_options(arguments: Sequence[str] | None, records: Path | None) -> argpa
     add("--tokens", type=numbers, help="comma-separated; default: " + ",".join(map(str, DEFAULT_TOKENS)))
     add("--routing", type=choice_of(ROUTINGS), help=f"default: {','.join(ROUTINGS)}; on a CPU random")
     add("--ops", type=choice_of(OPS), help=f"default: {','.join(OPS)}; gradients not beside fewer than 64 tokens")
-    add("--dtype", choices=("bf16", "fp16", "fp32"), default="bf16")
+    add("--dtype", choices=[known.name for known in FORMATS.values()], default="bf16")
     add("--rounds", type=int, help="timed rounds per case (default: 30, on a CPU 5; at least 20 for a GPU record)")
     add("--heat", type=float, default=2.0, metavar="SECONDS", help="dense products before the first case")
     add("--seconds", type=float, help=f"start no case that may end later than this (default: on a CPU {CPU_SECONDS})")
@@ -195,7 +196,7 @@ def read_earlier(path: Path | None, run: dict[str, Any]) -> report.Record:
     """The record to add to. Numbers of another commit, GPU or dtype do not belong in one table."""
     if path is None or not path.is_file():
         return {"format": 1, "run": run, "models": {}, "cases": []}
-    earlier: report.Record = json.loads(path.read_text())
+    earlier: report.Record = load_record(path)
     for fact in ("commit", "gpu", "dtype", "backend"):
         then, now = earlier["run"].get(fact), run.get(fact)
         if then != now:

@@ -80,32 +80,42 @@ def roundings_with_copies(o: Operands) -> int:
     return 2 if o.row_weights is None else 3
 
 
-def expert_loop(o: Operands) -> Contender:
+def expert_loop(o: Operands, *, fresh: bool = False) -> Contender:
     """One torch.mm per expert that has rows, with the same copies around it. The segment sizes are on the host
-    already, which a real layer would have to wait for."""
-    segments = [s for s in o.routing.segments() if s[2] > s[1]]
-    rows_out = torch.empty(o.case.rows, o.out.size(-1), device=o.out.device, dtype=o.out.dtype)
-    # An expert without rows keeps its zeros.
-    gradient = torch.zeros_like(o.out) if o.case.product == "dW" else None
+    already, which a real layer would have to wait for. `fresh`: each call allocates its result."""
+    segments = list(o.routing.segments())
+    filled = [s for s in segments if s[2] > s[1]]
+    empty = [s[0] for s in segments if s[2] == s[1]]
+    is_dw = o.case.product == "dW"
+
+    def room() -> Tensor:
+        return torch.empty_like(o.out) if is_dw else o.out.new_empty(o.case.rows, o.out.size(-1))
+
+    kept = None if fresh else room()
+    if kept is not None and is_dw:
+        kept.zero_()  # an expert without rows keeps its zeros
 
     def run() -> Tensor:
-        if gradient is not None:
+        result = room() if kept is None else kept
+        if is_dw:
             x, dy = o.sorted_x(), o.sorted_dy()
-            for expert, begin, end in segments:
-                torch.mm(dy[begin:end].t(), x[begin:end], out=gradient[expert])
-            return gradient
+            for expert, begin, end in filled:
+                torch.mm(dy[begin:end].t(), x[begin:end], out=result[expert])
+            for expert in empty if fresh else ():
+                result[expert].zero_()
+            return result
         rows, w = o.sorted_rows(), o.weights_as_factor()
-        for expert, begin, end in segments:
-            torch.mm(rows[begin:end], w[expert], out=rows_out[begin:end])
-        return o.delivered(rows_out)
+        for expert, begin, end in filled:
+            torch.mm(rows[begin:end], w[expert], out=result[begin:end])
+        return o.delivered(result)
 
     return Contender(run, lambda y: relative_error(o, y), roundings=roundings_with_copies(o))
 
 
-def ours(o: Operands, kernel: KernelNumbers | None = None) -> Contender:
-    """moegemm with the kernel its planner chooses, or with a given one."""
+def ours(o: Operands, kernel: KernelNumbers | None = None, *, fresh: bool = False) -> Contender:
+    """moegemm with the kernel its planner chooses, or with a given one. `fresh`: each call allocates its result."""
     r, topk = o.routing, o.case.model.topk
-    flags: dict[str, Any] = {"permute_x" if o.case.first else "permute_y": True, "out": o.out}
+    flags: dict[str, Any] = {"permute_x" if o.case.first else "permute_y": True, "out": None if fresh else o.out}
     if kernel is not None:
         # Which axes rows, columns and depth lie along: include/moegemm/plan.h.
         axes = {"forward": "MNK", "dX": "MKN", "dW": "NKM"}[o.case.product]
@@ -122,7 +132,7 @@ def ours(o: Operands, kernel: KernelNumbers | None = None) -> Contender:
             return moegemm.grouped_gemm_dX(dY, W, r.gather_indices, r.m_sizes, topk, **flags)
         return moegemm.grouped_gemm_dW(X, dY, r.m_sizes, r.gather_indices, topk, **flags)
 
-    return Contender(run, lambda y: relative_error(o, y), poisons=o.out)
+    return Contender(run, lambda y: relative_error(o, y), poisons=None if fresh else o.out)
 
 
 def check(contender: Contender) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """A record of moegemm-bench in a notebook: its page and pictures in place of a dict."""
 
 import base64
-import json
 import os
 import tempfile
 from pathlib import Path
 
 from moegemm.bench.pages import report
+from moegemm.bench.record import load_record
 
 
 class BenchRecord:
@@ -37,7 +37,7 @@ class BenchRecord:
 
 def read_record(path: str | os.PathLike[str]) -> BenchRecord:
     """The record that moegemm-bench wrote to a JSON file."""
-    record: report.Record = json.loads(Path(path).read_text())
+    record: report.Record = load_record(Path(path))
     if record.get("kind") == "planner" or "cases" not in record:
         raise ValueError(f"{path} is no record of products; a JSON file that moegemm-bench wrote is accepted")
     return BenchRecord(record)

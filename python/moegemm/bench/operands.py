@@ -1,4 +1,4 @@
-"""Random operands of a case, as a layer would hold them, and the fp32 reference on samples."""
+"""Random operands of a case, as a layer would hold them, and the reference on samples: fp32, on a CPU fp64."""
 
 import math
 from collections.abc import Iterator
@@ -229,22 +229,23 @@ def relative_error(operands: Operands, result: Tensor, with_empty: bool = True) 
 
 
 def _samples(operands: Operands, result: Tensor, expert: int, begin: int, end: int) -> tuple[Tensor, Tensor]:
+    wide = torch.float32 if result.is_cuda else torch.float64  # a GPU may have few units for the latter
     if operands.case.product == "dW":
         assert operands.rows_k is not None
         assert operands.rows_n is not None
         columns = sampled_positions(0, operands.rows_n.size(1), result.device)
-        dy = operands.rows_n[begin:end].index_select(1, columns).float()
-        return result[expert].index_select(0, columns), dy.t() @ operands.rows_k[begin:end].float()
+        dy = operands.rows_n[begin:end].index_select(1, columns).to(wide)
+        return result[expert].index_select(0, columns), dy.t() @ operands.rows_k[begin:end].to(wide)
     assert operands.W is not None
     rows = sampled_positions(begin, end, result.device)
-    w = operands.W[expert].float()
+    w = operands.W[expert].to(wide)
     flat = operands.routing.gather[rows]
     if operands.case.product == "forward":
         assert operands.rows_k is not None
-        expected = operands.rows_k[rows].float() @ w.t()
+        expected = operands.rows_k[rows].to(wide) @ w.t()
     else:
         assert operands.rows_n is not None
-        expected = operands.rows_n[rows].float() @ w
+        expected = operands.rows_n[rows].to(wide) @ w
     if operands.topk_weights is not None:
         expected *= operands.topk_weights[flat, None]
     return result[flat if operands.case.scatters else rows], expected

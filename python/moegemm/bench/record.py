@@ -5,11 +5,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from moegemm.bench.cases import Case, Model
+
 # Read by no page: spreads, limits and what follows from the model.
 UNREAD = {
     "ms_p10", "ms_p90", "error_limit", "n", "k", "largest_expert_rows", "ours_quartiles_ms", "torch_quartiles_ms",
-    "pruned",
+    "pruned", "tflop",
 }  # fmt: skip
+DERIVED = {"rows", "flops", "weight_bytes"}  # of a case of products; `with_derived` has them again
 SIGNIFICANT_DIGITS = 6  # a table shows four at most, and rounding twice must not move its last one
 
 
@@ -33,8 +36,9 @@ def add_render_option(parser: argparse.ArgumentParser) -> None:
 def small_form(value: Any) -> Any:
     """What pages and tests read of a record, in as many digits as mean something. Its own small form is the same."""
     if isinstance(value, dict):
-        right = value.get("correct") and "ms" in value  # only of a wrong result the error is told
-        left_out = UNREAD | ({"error"} if right else set())
+        left_out = UNREAD | (DERIVED if "flops" in value else set())
+        if value.get("correct"):  # what is not said to be wrong is right, and only of a wrong result the error is told
+            left_out = left_out | {"correct"} | ({"error"} if "ms" in value else set())
         return {key: small_form(item) for key, item in value.items() if key not in left_out}
     if isinstance(value, list | tuple):
         return [small_form(item) for item in value]
@@ -42,6 +46,27 @@ def small_form(value: Any) -> Any:
         rounded = value if value.is_integer() else float(f"{value:.{SIGNIFICANT_DIGITS}g}")
         return int(rounded) if rounded.is_integer() else rounded
     return value
+
+
+def element_bytes_of(run: dict[str, Any]) -> int:
+    return 4 if run["dtype"] == "fp32" else 2
+
+
+def with_derived(record: dict[str, Any]) -> dict[str, Any]:
+    """The record with what its small form leaves out of cases of products: it follows from model, op and tokens."""
+    for entry in () if "kind" in record else record.get("cases", ()):
+        if "routing" in entry and "flops" not in entry:
+            model = Model(**record["models"][entry["model"]])
+            case = Case(model, entry["tokens"], entry["routing"], entry["op"])
+            entry |= {"rows": case.rows, "flops": case.flops}
+            if "touched_experts" in entry:  # not where the case was skipped
+                _, n, k = model.weight_shape(case.op)
+                entry["weight_bytes"] = entry["touched_experts"] * n * k * element_bytes_of(record["run"])
+    return record
+
+
+def load_record(path: Path) -> dict[str, Any]:
+    return with_derived(json.loads(path.read_text()))
 
 
 def to_text(value: Any) -> str:
@@ -72,9 +97,9 @@ def write_json(record: dict[str, Any], folder: Path, stem: str) -> None:
 
 
 def read_to_render(source: Path, folder: Path, stem: str) -> dict[str, Any]:
-    """The small form of the record in `source`, which is also written to `folder` unless that is where it comes
-    from."""
+    """The record in `source` as its small form tells it, which is also written to `folder` unless that is where it
+    comes from."""
     record: dict[str, Any] = small_form(json.loads(source.read_text()))
     if (folder / f"{stem}.json").resolve() != source.resolve():
         write_json(record, folder, stem)
-    return record
+    return with_derived(record)

@@ -30,9 +30,11 @@ WARM_UP_SECONDS = 0.05  # the power limit needs this long to pull the clock down
 class Clock:
     """Times calls on one device."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, *, flush: bool = True) -> None:
+        """Without `flush` a call finds in the caches what the ones before it left there."""
         self.cuda = device == "cuda"
-        self._flush = torch.empty(FLUSH_BYTES if self.cuda else CPU_FLUSH_BYTES, dtype=torch.int8, device=device)
+        flush_bytes = FLUSH_BYTES if self.cuda else CPU_FLUSH_BYTES
+        self._flush = torch.empty(flush_bytes if flush else 0, dtype=torch.int8, device=device)
         self._dense: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def synchronize(self) -> None:

@@ -14,7 +14,7 @@
 namespace moegemm::cli {
 namespace {
 
-// Those of python/moegemm/bench/plots.py: one style for all pictures.
+// Those of python/moegemm/bench/pages/plots.py: one style for all pictures.
 constexpr std::array<std::string_view, 6> kProductColors = {"#1f6feb", "#d29922", "#2da44e",
                                                             "#cf222e", "#8250df", "#0a7ea4"};
 constexpr std::string_view kComputeColor = "#1f6feb";

@@ -9,6 +9,7 @@
 #include "output/progress.h"
 #include "testing/device/device_tensor.h"
 #include "testing/numerics/floats.h"
+#include "testing/numerics/weight_formats.h"
 
 namespace moegemm::cli {
 namespace {
@@ -171,16 +172,16 @@ class Layer {
     for (const std::int64_t t : spread(spec_.tokens, kSampledRows)) {
       const std::vector<double> got = read_row(memory_, out.view, t);
       std::vector<double> sum(got.size(), 0.0);
-      std::vector<double> magnitude(got.size(), 0.0);
+      std::vector<double> squares(got.size(), 0.0);
       for (std::int64_t s = 0; s < spec_.topk; ++s) {
         const std::vector<double> row = read_row(memory_, rows.view, t * spec_.topk + s);
         for (std::size_t c = 0; c < row.size(); ++c) {
           sum[c] += row[c];
-          magnitude[c] += std::fabs(row[c]);
+          squares[c] += row[c] * row[c];
         }
       }
       for (std::size_t c = 0; c < got.size(); ++c) {
-        comparison.add(t, static_cast<std::int64_t>(c), got[c], sum[c], magnitude[c], spec_.topk);
+        comparison.add(t, static_cast<std::int64_t>(c), got[c], sum[c], squares[c], spec_.topk);
       }
     }
     report.check = comparison.result();
@@ -307,18 +308,18 @@ class Layer {
       const std::vector<double> scaled_row = read_row(memory_, scaled.view, r);
       const std::vector<double> scaled_x_row = read_row(memory_, scaled_x.view, r);
       double sum = 0;
-      double magnitude = 0;
+      double squares = 0;
       for (std::int64_t c = 0; c < k; ++c) {
         const auto i = static_cast<std::size_t>(c);
         const double x_element = x_values.at(r * k + c);
-        sum += product_row[i] * x_element;
-        magnitude += std::fabs(product_row[i] * x_element);
+        const double term = product_row[i] * x_element;
+        sum += term;
+        squares += term * term;
         const double w = weight(flat(r));
-        scaled_comparison.add(r, c, scaled_row[i], w * product_row[i],
-                              std::fabs(w * product_row[i]), 1);
-        scaled_comparison.add(r, c, scaled_x_row[i], w * x_element, std::fabs(w * x_element), 1);
+        scaled_comparison.add(r, c, scaled_row[i], w * product_row[i], 0, 1);
+        scaled_comparison.add(r, c, scaled_x_row[i], w * x_element, 0, 1);
       }
-      dot_comparison.add(flat(r), 0, dots[static_cast<std::size_t>(flat(r))], sum, magnitude, k);
+      dot_comparison.add(flat(r), 0, dots[static_cast<std::size_t>(flat(r))], sum, squares, k);
     }
     report.check = scaled_comparison.result();
     const CheckResult dot_check = dot_comparison.result();
@@ -344,19 +345,9 @@ class Layer {
 }  // namespace
 
 Quantization quantization_of(const LayerSpec& spec, std::int64_t n, std::int64_t k) {
-  switch (spec.weights) {
-    case WeightFormat::kPlain:
-      break;
-    case WeightFormat::kMxfp4:
-      return parse_quantization("mxfp4", ScaleType::kE8m0, n, k);
-    case WeightFormat::kFp8:
-      return parse_quantization("fp8/128x128", ScaleType::kFloat32, n, k);
-    case WeightFormat::kInt4:
-      return parse_quantization("int4/32", ScaleType::kBFloat16, n, k);
-    case WeightFormat::kNf4:
-      return parse_quantization("nf4/64", ScaleType::kFloat32, n, k);
-  }
-  return {};
+  if (spec.weights == WeightFormat::kPlain) return {};
+  const testing::MadeFormat& made = testing::made_format(spec.weights);
+  return parse_quantization(made.text, made.scale_type, n, k);
 }
 
 std::vector<Op> trained_ops(const LayerSpec& spec) {

@@ -7,37 +7,24 @@
 
 #include "testing/device/memory.h"
 #include "testing/numerics/floats.h"
+#include "testing/numerics/sum_bound.h"
 
 namespace moegemm::cli {
-namespace {
-
-constexpr double kFloatRoundoff = 0x1p-24;
-
-/// What is allowed where rounding stops being relative: half the spacing of the dtype's smallest
-/// numbers, and that the smallest of fp32 are taken for zero.
-double smallest_rounding(DType dtype) { return std::max(testing::half_ulp(dtype, 0), 0x1p-126); }
-
-}  // namespace
 
 Comparison::Comparison(DType out_dtype, std::optional<double> tolerance)
     : out_dtype_(out_dtype), tolerance_(tolerance) {}
 
 void Comparison::add(std::int64_t row, std::int64_t col, double got, double expected,
-                     double magnitude, std::int64_t terms) {
+                     double squares, std::int64_t terms) {
   const double difference = std::fabs(got - expected);
   error_squares_ += difference * difference;
   expected_squares_ += expected * expected;
   most_terms_ = std::max(most_terms_, terms);
   ++elements_;
-  // An fp32 sum in any order errs by at most (terms - 1) roundoffs of the magnitude; 3 more cover
-  // the product, the multiplier and the bound's own second-order terms. Then one rounding to out.
-  const double bound = testing::unit_roundoff(out_dtype_) * std::fabs(expected) +
-                       static_cast<double>(terms + 2) * kFloatRoundoff * magnitude +
-                       smallest_rounding(out_dtype_);
-  const bool within = difference <= bound;  // false for NaN
-  if (!within && fault_.empty()) {
-    fault_ = fmt::format("element [{}, {}] is {:.6g}, expected {:.6g} within {:.2g}", row, col, got,
-                         expected, bound);
+  const double bound = testing::sum_bound(out_dtype_, terms, expected, squares);
+  if (fault_.empty() && !testing::is_close(got, expected, bound)) {
+    fault_ =
+        fmt::format("element [{}, {}]: {}", row, col, testing::difference(got, expected, bound));
   }
 }
 
@@ -50,7 +37,8 @@ CheckResult Comparison::result() const {
   // (4 standard deviations).
   result.tolerance = tolerance_.value_or(
       testing::unit_roundoff(out_dtype_) +
-      4 * kFloatRoundoff * std::sqrt(static_cast<double>(std::max<std::int64_t>(most_terms_, 1))));
+      4 * testing::kFp32Roundoff *
+          std::sqrt(static_cast<double>(std::max<std::int64_t>(most_terms_, 1))));
   result.fault = fault_;
   const bool within = result.error <= result.tolerance;  // false for NaN
   if (!within && result.fault.empty()) {
@@ -96,14 +84,14 @@ CheckResult check_products(testing::Memory& memory, const TensorView& out,
     const std::vector<double> got = read_row(memory, out, row.row);
     for (const std::int64_t col : sampled_cols) {
       double sum = 0;
-      double magnitude = 0;
+      double squares = 0;
       for (std::size_t l = 0; l < row.left.size(); ++l) {
-        const double product = row.left[l] * row.right(col, static_cast<std::int64_t>(l));
+        const double product =
+            row.multiplier * row.left[l] * row.right(col, static_cast<std::int64_t>(l));
         sum += product;
-        magnitude += std::fabs(product);
+        squares += product * product;
       }
-      comparison.add(row.row, col, got[static_cast<std::size_t>(col)], row.multiplier * sum,
-                     std::fabs(row.multiplier) * magnitude,
+      comparison.add(row.row, col, got[static_cast<std::size_t>(col)], sum, squares,
                      static_cast<std::int64_t>(row.left.size()));
     }
   }

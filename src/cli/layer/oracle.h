@@ -25,14 +25,14 @@ struct CheckResult {
 };
 
 /// Collects sampled elements and judges them two ways: the norm of all errors against a tolerance,
-/// and each error against the bound that its own dot product allows.
+/// and each error against the bound of its own dot product (testing/numerics/sum_bound.h).
 class Comparison {
  public:
   /// `tolerance`: replaces the norm bound that follows from the dtype and the dot lengths.
   Comparison(DType out_dtype, std::optional<double> tolerance);
 
-  /// `magnitude` is the sum of |a * b| over the `terms` products that `expected` is the sum of.
-  void add(std::int64_t row, std::int64_t col, double got, double expected, double magnitude,
+  /// `squares` is the sum of (a * b)^2 over the `terms` products that `expected` is the sum of.
+  void add(std::int64_t row, std::int64_t col, double got, double expected, double squares,
            std::int64_t terms);
   CheckResult result() const;
 

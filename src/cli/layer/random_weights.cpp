@@ -34,7 +34,7 @@ std::uint8_t RandomWeights::byte(std::int64_t index) const {
 
 float RandomWeights::scale(std::int64_t index) const {
   const double unit = static_cast<double>(plain_.bits(~index) >> 40) * 0x1p-24;
-  const double most = amplitude_ / testing::largest_value(quantization_.format);
+  const double most = amplitude_ / testing::made_format(quantization_.format).largest;
   std::uint32_t stored = 0;
   testing::encode_scale(quantization_.scale_type, &stored, 0,
                         static_cast<float>(most * (0.5 + unit)));

@@ -19,10 +19,7 @@ ProblemCase permuted(std::string name, Permutation permutation, std::int64_t top
   return c;
 }
 
-}  // namespace
-
-std::vector<ProblemCase> option_cases() {
-  std::vector<ProblemCase> cases;
+void add_topk_cases(std::vector<ProblemCase>& cases) {
   for (std::int64_t topk = 1; topk <= 10; ++topk) {
     for (const Permutation permutation : kBoth) {
       cases.push_back(permuted("Topk" + std::to_string(topk), permutation, topk));
@@ -33,7 +30,10 @@ std::vector<ProblemCase> option_cases() {
     multiply.weights_in_fp32 = topk % 2 == 1;
     cases.push_back(multiply);
   }
+}
 
+/// dY as the layer has it, which each of a token's rows reads.
+void add_dy_per_token_cases(std::vector<ProblemCase>& cases) {
   for (const std::int64_t topk : {1, 2, 3, 4, 8}) {
     ProblemCase c = permuted("DyPerToken" + std::to_string(topk), Permutation::kY, topk);
     c.dy_per_token = true;
@@ -54,7 +54,9 @@ std::vector<ProblemCase> option_cases() {
   tokens.dy_padding = 3;
   tokens.index_dtype = DType::kInt64;
   cases.push_back(tokens);
+}
 
+void add_shape_cases(std::vector<ProblemCase>& cases) {
   for (const Permutation permutation : kBoth) {
     ProblemCase wide = permuted("SeveralTiles", permutation, 2);
     wide.m_sizes = {130, 0, 300, 7, 65};
@@ -73,7 +75,9 @@ std::vector<ProblemCase> option_cases() {
     odd_shape.k = 53;
     cases.push_back(odd_shape);
   }
+}
 
+void add_multiply_cases(std::vector<ProblemCase>& cases) {
   for (const bool fp32_output : {false, true}) {
     const std::string output = fp32_output ? "Fp32Output" : "SameOutput";
     for (const bool fp32_weights : {false, true}) {
@@ -89,7 +93,10 @@ std::vector<ProblemCase> option_cases() {
       cases.push_back(c);
     }
   }
+}
 
+/// In fp32, and added to what is there.
+void add_output_cases(std::vector<ProblemCase>& cases) {
   for (const Permutation permutation : {Permutation::kNone, Permutation::kX, Permutation::kY}) {
     ProblemCase fp32 = permuted("Fp32Output", permutation, 2);
     fp32.output_in_fp32 = true;
@@ -117,7 +124,9 @@ std::vector<ProblemCase> option_cases() {
   scaled_sum.accumulate = true;
   scaled_sum.multiply = true;
   cases.push_back(scaled_sum);
+}
 
+void add_index_cases(std::vector<ProblemCase>& cases) {
   for (const DType sizes : {DType::kInt32, DType::kInt64}) {
     for (const DType indices : {DType::kInt32, DType::kInt64}) {
       for (const Permutation permutation : kBoth) {
@@ -131,6 +140,18 @@ std::vector<ProblemCase> option_cases() {
       }
     }
   }
+}
+
+}  // namespace
+
+std::vector<ProblemCase> option_cases() {
+  std::vector<ProblemCase> cases;
+  add_topk_cases(cases);
+  add_dy_per_token_cases(cases);
+  add_shape_cases(cases);
+  add_multiply_cases(cases);
+  add_output_cases(cases);
+  add_index_cases(cases);
   return cases;
 }
 

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <string>
 
+#include "conformance/passes/activation_cases.h"
 #include "conformance/passes/row_checks.h"
 #include "conformance/suites.h"
 #include "moegemm/passes.h"
@@ -15,183 +16,9 @@
 namespace moegemm::testing {
 namespace {
 
-using Function = ActivationFunction;
-using Layout = GateLayout;
-
 /// fp32 roundings (and, on a GPU, approximated exponentials) of one element: 2 + 1.16 |x| ulps for
 /// the exponential of x, and x stays below 20 here.
 constexpr double kElementError = 64 * kFp32Roundoff;
-
-constexpr Activation kGptOss = {Function::kSilu, Layout::kInterleaved, 1.702f, 7.0f, 1.0f};
-
-struct ActivationCase {
-  std::string name;
-  Activation activation = {};
-  std::vector<std::int64_t> m_sizes = {20, 0, 33, 1, 6};
-  std::vector<std::int64_t> starts = {};  ///< none: segments follow one another
-  Tails tails = Tails::kZero;
-  std::int64_t expected_rows = -1;
-  std::int64_t rows = 72;  ///< 12 of them past the segments
-  std::int64_t cols = 64;  ///< activated
-  std::int64_t hidden = 40;
-  std::int64_t topk = 2;
-  std::int64_t slots = -1;  ///< T * topk; -1: as many as rows
-  std::int64_t padding = 0;
-  float scale = 4;  ///< of the first product's elements
-  bool bias = false;
-  bool down_bias = false;
-  bool weighted = true;
-  bool with_weighted_act = true;
-  bool with_d_weights = true;
-  bool in_place = false;
-  bool fp32_output = false;
-  bool fp32_d_act = false;
-  bool nan_tail = false;
-  bool by_row = false;  ///< rows have weights in expert order, and no indices
-  std::vector<std::int64_t> bad_indices = {};
-  DType index_dtype = DType::kInt32;
-};
-
-/// Segments with gaps, and tails that are left alone.
-void add_placed_cases(std::vector<ActivationCase>& cases) {
-  for (const Tails tails : {Tails::kZero, Tails::kUndefined}) {
-    const std::string suffix = tails == Tails::kZero ? "" : "Undefined";
-    ActivationCase c = {.name = "Gaps" + suffix,
-                        .starts = {50, 3, 8, 71, 0},
-                        .tails = tails,
-                        .bias = true,
-                        .down_bias = true,
-                        .nan_tail = true};
-    cases.push_back(c);
-    c.name = "GapsUnaligned" + suffix;
-    c.cols = 37;
-    c.padding = 3;
-    cases.push_back(c);
-    c = {.name = "ManyGaps" + suffix,
-         .activation = kGptOss,
-         .m_sizes = std::vector<std::int64_t>(300, 3),
-         .tails = tails,
-         .rows = 1500,
-         .cols = 264,
-         .topk = 1,
-         .bias = true,
-         .nan_tail = true,
-         .by_row = true};
-    for (int e = 0; e < 300; ++e) c.starts.push_back(5 * (299 - e));
-    cases.push_back(c);
-    c = {.name = "FewerRowsExpected" + suffix,
-         .tails = tails,
-         .expected_rows = 10,
-         .rows = 3000,
-         .cols = 768,
-         .topk = 8,
-         .nan_tail = true};
-    cases.push_back(c);
-  }
-}
-
-std::vector<ActivationCase> activation_cases() {
-  std::vector<ActivationCase> cases = {
-      {.name = "NoRows", .m_sizes = {0, 0}, .rows = 0},
-      {.name = "NoRowsOfSomeSlots", .m_sizes = {0, 0}, .rows = 0, .slots = 10},
-      {.name = "FewRowsOfManySlots", .slots = 400, .down_bias = true},
-      {.name = "MoreRowsThanSlots", .slots = 20},
-      {.name = "Plain"},
-      {.name = "GptOss", .activation = kGptOss, .scale = 12, .bias = true, .down_bias = true},
-      {.name = "GptOssUnaligned",
-       .activation = kGptOss,
-       .cols = 37,
-       .hidden = 13,
-       .padding = 3,
-       .scale = 12,
-       .bias = true,
-       .down_bias = true},
-      {.name = "ClampedConcatenated",
-       .activation = {.alpha = 1.0f, .limit = 2.0f, .up_offset = 0.0f},
-       .scale = 8},
-      {.name = "DownBiasAlone", .down_bias = true},
-      {.name = "Unweighted", .weighted = false},
-      {.name = "InputGradientAlone",
-       .weighted = false,
-       .with_weighted_act = false,
-       .with_d_weights = false},
-      {.name = "WithoutWeightGradient", .with_d_weights = false},
-      {.name = "WithoutWeightedActivation", .with_weighted_act = false},
-      {.name = "InPlace", .in_place = true},
-      {.name = "Fp32Output", .fp32_output = true},
-      {.name = "GptOssInPlace", .activation = kGptOss, .cols = 648, .bias = true, .in_place = true},
-      {.name = "GptOssFp32Output",
-       .activation = kGptOss,
-       .cols = 648,
-       .bias = true,
-       .fp32_output = true},
-      {.name = "Fp32Gradient", .fp32_d_act = true},
-      {.name = "Int64Indices", .index_dtype = DType::kInt64},
-      {.name = "Strided", .padding = 8, .bias = true},
-      {.name = "StridedUnaligned", .cols = 37, .padding = 3, .bias = true},
-      {.name = "NanPastTheSegments", .bias = true, .nan_tail = true},
-      {.name = "SizesExceedRows", .m_sizes = {30, 100, 7}, .bias = true},
-      {.name = "NegativeSizes", .m_sizes = {-3, 30, -9, 7}, .bias = true},
-      {.name = "IndicesOutOfRange", .bad_indices = {-1, 72, 1000, -100, 2147483647}},
-      {.name = "Indices64BitTruncate",
-       .bad_indices = {std::int64_t{1} << 32, (std::int64_t{1} << 32) + 5},
-       .index_dtype = DType::kInt64},
-      {.name = "WeightsOfRows", .topk = 1, .bias = true, .down_bias = true, .by_row = true},
-      {.name = "WeightsOfRowsUnaligned",
-       .cols = 37,
-       .hidden = 13,
-       .topk = 1,
-       .padding = 3,
-       .down_bias = true,
-       .nan_tail = true,
-       .by_row = true},
-      {.name = "WeightsOfRowsGptOss",
-       .activation = kGptOss,
-       .m_sizes = {2000, 0, 1000},
-       .rows = 3072,
-       .cols = 648,
-       .topk = 1,
-       .bias = true,
-       .in_place = true,
-       .by_row = true},
-      {.name = "Wide", .cols = 3000, .bias = true},
-      {.name = "Many", .m_sizes = {2000, 0, 1000}, .rows = 3072, .cols = 72, .topk = 8},
-      {.name = "ManyGptOss",
-       .activation = kGptOss,
-       .m_sizes = {2000, 0, 1000},
-       .rows = 3072,
-       .cols = 72,
-       .topk = 8,
-       .bias = true},
-      {.name = "ManyExperts",
-       .m_sizes = std::vector<std::int64_t>(700, 1),
-       .rows = 720,
-       .bias = true},
-  };
-  add_placed_cases(cases);
-  for (const auto& function : kActivationFunctions) {
-    for (const auto& layout : kGateLayouts) {
-      ActivationCase c;
-      c.name = std::string(function.name) + "_" + layout.name;
-      c.activation = {.function = function.value, .layout = layout.value};
-      cases.push_back(c);
-      c.name += "_unaligned";
-      c.cols = 27;
-      c.bias = true;
-      cases.push_back(c);
-    }
-  }
-  // Strips of 256 columns, whole and not.
-  for (const std::int64_t cols : {1, 2, 7, 8, 9, 31, 33, 128, 136, 264, 392, 520, 768}) {
-    cases.push_back({.name = "Cols" + std::to_string(cols), .cols = cols});
-    cases.push_back({.name = "GptOssCols" + std::to_string(cols),
-                     .activation = kGptOss,
-                     .cols = cols,
-                     .bias = true,
-                     .down_bias = true});
-  }
-  return cases;
-}
 
 /// The definition, in double.
 struct Exact {
@@ -202,14 +29,15 @@ struct Exact {
 /// h = 1e-5 it is off by h^2 / 6 times a third derivative of at most a few units, and by 1e-16 / h.
 double slope_at(const Activation& function, double g) {
   constexpr double kStep = 1e-5;
-  if (function.function == Function::kRelu && std::fabs(g) < kStep) return g > 0 ? 1 : 0;
+  if (function.function == ActivationFunction::kRelu && std::fabs(g) < kStep) return g > 0 ? 1 : 0;
   return (activation_at(function, g + kStep, 0) - activation_at(function, g - kStep, 0)) /
          (2 * kStep);
 }
 constexpr double kDifferenceError = 1e-9;
 
 Exact exact(const Activation& a, double gate, double up) {
-  const Activation function = {.function = a.function, .layout = Layout::kNone, .alpha = a.alpha};
+  const Activation function = {
+      .function = a.function, .layout = GateLayout::kNone, .alpha = a.alpha};
   const double limit = a.limit;
   const double g = std::min(gate, limit);
   const double f = activation_at(function, g, 0);
@@ -217,6 +45,11 @@ Exact exact(const Activation& a, double gate, double up) {
   if (!a.gated()) return {f, slope, 0.0};
   const double factor = std::clamp(up, -limit, limit) + static_cast<double>(a.up_offset);
   return {activation_at(a, gate, up), slope * factor, std::fabs(up) > limit ? 0.0 : f};
+}
+
+/// How far an activation may be off: its own roundings and those of its inputs.
+double error_of(const Exact& e, double gate, double up) {
+  return kElementError * (std::fabs(e.act) + std::fabs(gate * e.d_gate) + std::fabs(up * e.d_up));
 }
 
 /// A case's tensors on the host.
@@ -316,8 +149,7 @@ void expect_activate(const RowTarget& target, const ActivationCase& c, DType dty
         const Exact e = exact(c.activation, gate, up);
         const double weight = c.by_row ? host.routing.router_weights[r] : 1.0;
         want = weight * e.act;
-        bound = std::fabs(weight) * kElementError *
-                (std::fabs(e.act) + std::fabs(gate * e.d_gate) + std::fabs(up * e.d_up));
+        bound = std::fabs(weight) * error_of(e, gate, up);
         bound += half_ulp(out_dtype, std::fabs(want) + bound);
       }
       if (!expect_close(out_dtype, bytes, blank.position(r, col), want, bound, {"act", r, col})) {
@@ -329,14 +161,108 @@ void expect_activate(const RowTarget& target, const ActivationCase& c, DType dty
   EXPECT_TRUE(act.guards_intact());
 }
 
+/// What a backward leaves, compared row by row; the sums of slots are collected on the way.
+class BackwardCheck {
+ public:
+  BackwardCheck(const ActivationCase& c, const HostActivation& host, const HostMatrix& blank_pre,
+                const HostMatrix& blank_act)
+      : c_(c),
+        host_(host),
+        blank_pre_(blank_pre),
+        blank_act_(blank_act),
+        dots_(host.routing.spec.flat_rows(), 0.0),
+        squares_(dots_),
+        slack_(dots_) {}
+
+  bool expect_row(std::int64_t r, const std::vector<unsigned char>& d_pre,
+                  const std::vector<unsigned char>& act) {
+    if (is_left_alone(c_, host_.routing, r, blank_pre_, d_pre)) return true;
+    for (std::int64_t col = 0; col < c_.cols; ++col) {
+      if (!expect_element(r, col, d_pre, act)) return false;
+    }
+    if (host_.used(r) && c_.down_bias) add_share_of_bias(r);
+    return true;
+  }
+
+  bool expect_d_weights(const std::vector<unsigned char>& bytes) const {
+    for (std::size_t i = 0; i < dots_.size(); ++i) {
+      const double bound =
+          slack_[i] + sum_bound(DType::kFloat32, c_.cols + c_.hidden, dots_[i], squares_[i]);
+      const auto slot = static_cast<std::int64_t>(i);
+      if (!expect_close(DType::kFloat32, bytes, slot, dots_[i], bound, {"d_weights", slot, 0})) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+ private:
+  bool expect_element(std::int64_t r, std::int64_t col, const std::vector<unsigned char>& d_pre,
+                      const std::vector<unsigned char>& act) {
+    const Activation& activation = c_.activation;
+    const std::int64_t gate_at = gate_column(activation, col);
+    const std::int64_t up_at = up_column(activation, c_.cols, col);
+    Exact e = {};
+    double gate = 0, up = 0, gradient = 0;
+    if (host_.used(r)) {
+      gate = host_.pre_at(c_, r, gate_at);
+      up = activation.gated() ? host_.pre_at(c_, r, up_at) : 1.0;
+      e = exact(activation, gate, up);
+      gradient = host_.d_act.row(r)[col];
+      const std::int64_t slot = host_.routing.gather_indices[r];
+      slack_[slot] += std::fabs(gradient) * error_of(e, gate, up);
+      add_term(slot, gradient * e.act);
+    }
+    const double weight = host_.used(r) && c_.weighted ? host_.routing.scale(r) : 1.0;
+    const double scale = std::fabs(weight * gradient);
+    const double factor = 1 + std::fabs(up) + std::fabs(static_cast<double>(activation.up_offset));
+    const double inputs = (1 + std::fabs(gate)) * kElementError;
+    const double gate_error = scale * factor * ((2 + std::fabs(gate)) * inputs + kDifferenceError);
+    const double up_error = scale * (1 + std::fabs(gate)) * inputs;
+    const double act_error = std::fabs(weight) * error_of(e, gate, up);
+    return expect(blank_pre_, d_pre, r, gate_at, weight * gradient * e.d_gate, gate_error,
+                  "d_gate") &&
+           (!activation.gated() ||
+            expect(blank_pre_, d_pre, r, up_at, weight * gradient * e.d_up, up_error, "d_up")) &&
+           (!c_.with_weighted_act || expect(c_.in_place ? host_.d_act : blank_act_, act, r, col,
+                                            weight * e.act, act_error, "weighted_act"));
+  }
+
+  static bool expect(const HostMatrix& blank, const std::vector<unsigned char>& bytes,
+                     std::int64_t r, std::int64_t col, double want, double error,
+                     const char* name) {
+    return expect_close(blank.dtype, bytes, blank.position(r, col), want,
+                        error + half_ulp(blank.dtype, std::fabs(want) + error), {name, r, col});
+  }
+
+  /// <d_out, down bias>.
+  void add_share_of_bias(std::int64_t r) {
+    const std::int64_t slot = host_.routing.gather_indices[r];
+    for (std::int64_t h = 0; h < c_.hidden; ++h) {
+      add_term(slot, static_cast<double>(host_.d_out.row(slot / c_.topk)[h]) *
+                         static_cast<double>(host_.down_bias.row(host_.routing.owners[r])[h]));
+    }
+  }
+
+  void add_term(std::int64_t slot, double term) {
+    dots_[slot] += term;
+    squares_[slot] += term * term;
+  }
+
+  const ActivationCase& c_;
+  const HostActivation& host_;
+  const HostMatrix& blank_pre_;
+  const HostMatrix& blank_act_;
+  std::vector<double> dots_, squares_, slack_;  ///< of each slot
+};
+
 void expect_backward(const RowTarget& target, const ActivationCase& c, DType dtype) {
   Memory& memory = *target.memory;
   const HostActivation host = build(c, dtype);
   const HostProblem& p = host.routing;
-  const Activation& activation = c.activation;
   const DType out_dtype = c.fp32_output ? DType::kFloat32 : dtype;
   const HostMatrix blank_pre =
-      poisoned_matrix(out_dtype, c.rows, activation.input_columns(c.cols), c.padding, 0);
+      poisoned_matrix(out_dtype, c.rows, c.activation.input_columns(c.cols), c.padding, 0);
   const HostMatrix blank_act = poisoned_matrix(out_dtype, c.rows, c.cols, c.padding, 0);
   const DeviceMatrix pre(memory, host.pre), bias(memory, host.bias), d_act(memory, host.d_act);
   const DeviceMatrix d_out(memory, host.d_out), down_bias(memory, host.down_bias);
@@ -344,8 +270,7 @@ void expect_backward(const RowTarget& target, const ActivationCase& c, DType dty
   const DeviceVector sizes(memory, DType::kInt32, c.m_sizes);
   const DeviceVector indices(memory, c.index_dtype, p.gather_indices);
   const DeviceVector weights(memory, p.weights_dtype, p.router_weights);
-  const std::int64_t slots = p.spec.flat_rows();
-  const DeviceVector d_weights(memory, DType::kFloat32, slots);
+  const DeviceVector d_weights(memory, DType::kFloat32, p.spec.flat_rows());
   const DeviceVector starts(memory, DType::kInt32, c.starts);
   RoutingView routing = segments_of(c, sizes, starts);
   if (!c.by_row) routing.gather_indices = indices.view();
@@ -357,7 +282,7 @@ void expect_backward(const RowTarget& target, const ActivationCase& c, DType dty
     inputs.d_out = d_out.view();
     inputs.down_bias = down_bias.view();
   }
-  activate_backward(inputs, routing, activation,
+  activate_backward(inputs, routing, c.activation,
                     {d_pre.view(), c.with_weighted_act ? act_memory.view() : TensorView{},
                      c.with_d_weights ? d_weights.view() : TensorView{}},
                     memory.context());
@@ -365,65 +290,11 @@ void expect_backward(const RowTarget& target, const ActivationCase& c, DType dty
 
   const std::vector<unsigned char> d_pre_bytes = d_pre.download();
   const std::vector<unsigned char> act_bytes = act_memory.download();
-  std::vector<double> dots(slots, 0.0), squares(slots, 0.0), slack(slots, 0.0);
-  const auto expect = [&](const HostMatrix& blank, const std::vector<unsigned char>& bytes,
-                          std::int64_t r, std::int64_t col, double want, double error,
-                          const char* name) {
-    return expect_close(blank.dtype, bytes, blank.position(r, col), want,
-                        error + half_ulp(blank.dtype, std::fabs(want) + error), {name, r, col});
-  };
+  BackwardCheck check(c, host, blank_pre, blank_act);
   for (std::int64_t r = 0; r < c.rows; ++r) {
-    if (is_left_alone(c, p, r, blank_pre, d_pre_bytes)) continue;
-    const bool used = host.used(r);
-    const double weight = used && c.weighted ? p.scale(r) : 1.0;
-    for (std::int64_t col = 0; col < c.cols; ++col) {
-      Exact e = {};
-      double gate = 0, up = 0, gradient = 0;
-      if (used) {
-        gate = host.pre_at(c, r, gate_column(activation, col));
-        up = activation.gated() ? host.pre_at(c, r, up_column(activation, c.cols, col)) : 1.0;
-        e = exact(activation, gate, up);
-        gradient = host.d_act.row(r)[col];
-        // How far the activation may be off: its own roundings and those of its inputs.
-        slack[p.gather_indices[r]] +=
-            kElementError * std::fabs(gradient) *
-            (std::fabs(e.act) + std::fabs(gate * e.d_gate) + std::fabs(up * e.d_up));
-        dots[p.gather_indices[r]] += gradient * e.act;
-        squares[p.gather_indices[r]] += gradient * e.act * gradient * e.act;
-      }
-      const double scale = std::fabs(weight * gradient);
-      const double factor =
-          1 + std::fabs(up) + std::fabs(static_cast<double>(activation.up_offset));
-      const double slope_error =
-          scale * factor *
-          (kElementError * (2 + std::fabs(gate)) * (1 + std::fabs(gate)) + kDifferenceError);
-      const double up_error = kElementError * scale * (1 + std::fabs(gate)) * (1 + std::fabs(gate));
-      const double act_error =
-          kElementError * std::fabs(weight) *
-          (std::fabs(e.act) + std::fabs(gate * e.d_gate) + std::fabs(up * e.d_up));
-      if (!expect(blank_pre, d_pre_bytes, r, gate_column(activation, col),
-                  weight * gradient * e.d_gate, slope_error, "d_gate") ||
-          (activation.gated() &&
-           !expect(blank_pre, d_pre_bytes, r, up_column(activation, c.cols, col),
-                   weight * gradient * e.d_up, up_error, "d_up")) ||
-          (c.with_weighted_act && !expect(c.in_place ? host.d_act : blank_act, act_bytes, r, col,
-                                          weight * e.act, act_error, "weighted_act"))) {
-        return;
-      }
-    }
-    for (std::int64_t h = 0; used && c.down_bias && h < c.hidden; ++h) {
-      const double term = static_cast<double>(host.d_out.row(p.gather_indices[r] / c.topk)[h]) *
-                          static_cast<double>(host.down_bias.row(p.owners[r])[h]);
-      dots[p.gather_indices[r]] += term;
-      squares[p.gather_indices[r]] += term * term;
-    }
+    if (!check.expect_row(r, d_pre_bytes, act_bytes)) return;
   }
-  const std::vector<unsigned char> dot_bytes = d_weights.download();
-  for (std::int64_t i = 0; c.with_d_weights && i < slots; ++i) {
-    const double bound =
-        slack[i] + sum_bound(DType::kFloat32, c.cols + c.hidden, dots[i], squares[i]);
-    if (!expect_close(DType::kFloat32, dot_bytes, i, dots[i], bound, {"d_weights", i, 0})) return;
-  }
+  if (c.with_d_weights && !check.expect_d_weights(d_weights.download())) return;
   expect_untouched_padding(blank_pre, d_pre_bytes);
   EXPECT_TRUE(d_pre.guards_intact() && act_memory.guards_intact() && d_weights.guards_intact());
 }

@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <cstdint>
 #include <ostream>
 #include <vector>
@@ -10,20 +9,11 @@
 #include "conformance/driver/targets.h"
 #include "testing/numerics/floats.h"
 #include "testing/numerics/random.h"
+#include "testing/numerics/sum_bound.h"
 #include "testing/problem/host_problem.h"
 
 /// What the tests of the passes share.
 namespace moegemm::testing {
-
-inline constexpr double kFp32Roundoff = 0x1p-24;
-
-/// fp32 arithmetic over `length` terms with this sum of squares, then one rounding: the bound of
-/// testing/numerics/comparison.h.
-inline double sum_bound(DType out, std::int64_t length, double value, double squares) {
-  const double computed = 8 * kFp32Roundoff * static_cast<double>(length) * std::sqrt(squares) +
-                          kFp32Roundoff * std::fabs(value);
-  return computed + half_ulp(out, std::fabs(value) + computed);
-}
 
 struct Place {
   const char* tensor;
@@ -40,9 +30,8 @@ inline bool expect_close(DType dtype, const std::vector<unsigned char>& bytes, s
                          double want, double bound, const Place& place) {
   const double got = decode(dtype, bytes.data(), at);
   const bool written = !is_poison(dtype, bytes.data(), at);
-  if (written && (std::isnan(want) ? std::isnan(got) : std::fabs(got - want) <= bound)) return true;
-  ADD_FAILURE() << place << (written ? "" : " was not written") << " is " << got << ", expected "
-                << want << " within " << bound;
+  if (written && is_close(got, want, bound)) return true;
+  ADD_FAILURE() << place << (written ? ": " : " was not written: ") << difference(got, want, bound);
   return false;
 }
 

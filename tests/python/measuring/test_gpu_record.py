@@ -118,6 +118,15 @@ def test_render_writes_tables_and_pictures_from_json_alone(tmp_path: Path) -> No
     assert not list(tmp_path.glob("*.svg")), "one format for each picture"
 
 
+def test_what_follows_from_the_model_is_left_out_of_the_small_form_and_derived_again() -> None:
+    record = importlib.import_module("moegemm.bench.record")
+    whole, small = made_up_record(), record.small_form(made_up_record())
+    derived = {"rows", "flops", "weight_bytes"}
+    assert not any(derived & set(case) for case in small["cases"])
+    for got, told in zip(record.with_derived(small)["cases"], whole["cases"], strict=True):
+        assert {key: got[key] for key in derived} == {key: told[key] for key in derived}
+
+
 def test_wrong_failed_and_skipped_results_are_named_and_not_counted() -> None:
     report = importlib.import_module("moegemm.bench.pages.report")
     record = made_up_record()

@@ -1,6 +1,5 @@
 """The roofline of a record, and the record in a notebook."""
 
-import json
 from pathlib import Path
 
 import moegemm
@@ -8,6 +7,7 @@ import pytest
 from moegemm.bench.cases import Model, read_catalogue
 from moegemm.bench.notebook import read_record
 from moegemm.bench.pages import roofline
+from moegemm.bench.record import load_record
 
 RECORD = Path(__file__).resolve().parents[3] / "docs" / "benchmarks" / "hopper" / "hopper.json"
 
@@ -34,7 +34,7 @@ def test_intensity_of_one_row_per_expert_is_one_operation_per_byte():
 
 def test_no_product_of_the_record_is_far_above_the_roof():
     """A copy is what the roof is measured with; reads alone are a little faster."""
-    record = json.loads(RECORD.read_text())
+    record = load_record(RECORD)
     bandwidth = record["run"]["memory_bytes_per_s"]
     for case in record["cases"]:
         model = Model(**record["models"][case["model"]])

