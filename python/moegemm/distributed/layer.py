@@ -10,7 +10,15 @@ from moegemm.activations import Activation
 from moegemm.distributed.all_to_all import AllToAll, process_group
 from moegemm.distributed.dispatcher import Dispatched, Dispatcher
 from moegemm.distributed.gradient_scale import scaled_gradient
-from moegemm.expert_layer.arguments import Given, LayerOptions, LayerTensors, Pair, token_arguments
+from moegemm.expert_layer.arguments import (
+    LAYER_OPTIONS,
+    Given,
+    LayerOptions,
+    LayerTensors,
+    Pair,
+    require_known,
+    token_arguments,
+)
 from moegemm.expert_layer.function import LayerCall, run_layer
 from moegemm.expert_layer.function import LayerTensors as RowTensors
 from moegemm.expert_layer.layer import moe_mlp
@@ -29,7 +37,7 @@ _dispatchers: dict[tuple[str, int], AllToAll] = {}
 
 
 class _Training(TypedDict, total=False):
-    """Keyword arguments of `moe_mlp` that lora_moe_mlp does not have."""
+    """Keyword arguments of `moe_mlp` that LayerOptions does not have."""
 
     accumulate: bool
     allow_tf32: bool | None
@@ -38,6 +46,9 @@ class _Training(TypedDict, total=False):
 
 class ExpertParallelOptions(LayerOptions, _Training, total=False):
     """The keyword arguments of `moe_mlp` that describe the experts of a rank; see there."""
+
+
+_KEYWORDS = ("mesh", "dispatcher", "gate_up", "down", "gradient_scale", *ExpertParallelOptions.__annotations__)
 
 
 def dispatcher_for(mesh: Any, experts_here: int) -> AllToAll:
@@ -132,9 +143,12 @@ def _by_parts(dispatcher: Dispatcher, given: _Given) -> Tensor:
         "transposed": options.get("transposed", False), "gate_up_bias": first_bias, "down_bias": second_bias,
     }  # fmt: skip
     if given.adapted:
+        # Adapters that drop take no capacity; without one, rows beyond the received ones are computed for nothing.
+        max_rows, num_tokens = (None, None) if given.drops else (sent.max_rows, sent.num_tokens)
         rows = lora_moe_mlp(
             sent.rows, gate_up, down, sent.expert_ids, sent.row_weights, given.first, given.second, given.chosen,
-            **described,
+            **described, allow_tf32=options.get("allow_tf32"), max_rows=max_rows, num_tokens=num_tokens,
+            overflow=None if given.drops else sent.overflow,
         )  # fmt: skip
     else:
         rows = moe_mlp(
@@ -228,10 +242,8 @@ def _checked(
     """Everything that can be refused is refused before the first collective."""
     if is_distributed(x):
         raise TypeError("x is a DTensor; the tokens of this rank are accepted: give x.to_local()")
-    unknown = [name for name in options if name not in ExpertParallelOptions.__annotations__]
-    if unknown:
-        raise TypeError(f"expert_parallel_mlp() got an unexpected keyword argument {unknown[0]!r}")
-    described: Any = {name: value for name, value in options.items() if name in LayerOptions.__annotations__}
+    require_known("expert_parallel_mlp", options, _KEYWORDS)
+    described: Any = {name: value for name, value in options.items() if name in LAYER_OPTIONS}
     chosen, tensors, w_up = token_arguments(x, w_gate_up, w_down, expert_ids, router_weights, activation, described)
     refuse_forward_mode("expert_parallel_mlp", *tensors)
     require_queue(options.get("weight_gradients"))

@@ -1,6 +1,6 @@
 """What an expert layer is called with: checked, cast for autocast, and flattened to rows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict
 
 import torch
@@ -30,6 +30,17 @@ class LayerOptions(TypedDict, total=False):
     alpha: float | None
     limit: float | None
     up_offset: float | None
+
+
+LAYER_OPTIONS = tuple(LayerOptions.__annotations__)
+
+
+def require_known(function: str, options: Mapping[str, object], accepted: Sequence[str]) -> None:
+    """Refuses what a function that takes options by name would ignore."""
+    for name in options:
+        if name not in accepted:
+            known = ", ".join(accepted)
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}; accepted are {known}")
 
 
 class LayerTensors(NamedTuple):
