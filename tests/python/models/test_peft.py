@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
@@ -69,6 +70,25 @@ def test_outputs_and_all_gradients_are_those_of_peft(monkeypatch, built, family)
     assert built.times > 0
     assert sum("lora_" in name for name in got) == (4 if family == "deepseek_v3" else 8)  # whose first layer is dense
     assert_same(got, expected, TOLERANCE)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("swapped", [None, False, True])
+def test_factors_are_those_of_every_release_of_peft(swapped, transposed):
+    """Before 0.19 a wrapper does not say which dimension it took for the input: the second one then."""
+    experts, into, out, rank = 3, 5, 7, 2
+    linear = {
+        "a": torch.nn.Linear(into, rank * experts, bias=False),
+        "b": torch.nn.Linear(rank * experts, out, bias=False),
+    }
+    known = {} if swapped is None else {"_did_swap_in_out_features": swapped}
+    wrapper = types.SimpleNamespace(
+        num_experts=experts, lora_A={"it": linear["a"]}, lora_B={"it": linear["b"]}, scaling={"it": 0.5}, **known
+    )
+    low = adapters._low_rank(wrapper, "it", transposed)
+    a, b = linear["a"].weight.view(experts, rank, into), linear["b"].weight.view(out, rank, experts)
+    stored = torch.einsum("ore,eri->eoi" if swapped else "ore,eri->eio", b, a)  # the parameter's shape
+    torch.testing.assert_close(low.B @ low.A, stored.mT if transposed else stored)
 
 
 @pytest.mark.parametrize(
