@@ -308,6 +308,20 @@ def test_accumulate_needs_main_grads():
         run(layer.leaves(), accumulate=True)
 
 
+def test_frozen_weights_and_inference_need_no_main_grads():
+    layer = make_layer("cpu", torch.float32)
+    leaves = layer.leaves()
+    expected = run(leaves)
+    with torch.no_grad():
+        assert torch.equal(run(leaves, accumulate=True), expected)
+    leaves.tensors["w_gate_up"].requires_grad_(False)
+    w_down = leaves.tensors["w_down"]
+    w_down.main_grad = torch.zeros_like(w_down, requires_grad=False)
+    run(leaves, accumulate=True).sum().backward()
+    assert w_down.main_grad.any()
+    assert leaves.tensors["w_gate_up"].grad is None
+
+
 def test_checkpointing_gives_the_same_gradients(device):
     layer = make_layer(device, bias=True)
     plain, checkpointed = layer.leaves(), layer.leaves()
