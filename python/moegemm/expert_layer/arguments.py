@@ -64,6 +64,10 @@ class ExpertTensors(NamedTuple):
     gate_up_bias: Tensor | None
     down_bias: Tensor | None
 
+    def named(self) -> dict[str, Any]:
+        """By the caller's names, for messages."""
+        return {"w_gate_up[1]" if name == "w_up" else name: value for name, value in self._asdict().items()}
+
 
 _check_layer: Callable[..., None] = ops.check_layer.default
 

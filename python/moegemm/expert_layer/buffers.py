@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from moegemm.operators.errors import no_tensor
+from moegemm.operators.packed import Packed
 from moegemm.operators.rules import require_same_device
 
 
@@ -70,7 +71,8 @@ def _checked(name: str, buffer: object, x: Tensor, dtype: torch.dtype, others: M
     rows = _as_rows(name, buffer, x)
     if not torch.compiler.is_compiling():
         for other, tensor in others.items():
-            if isinstance(tensor, Tensor) and _overlap(rows, tensor):
+            parts = (tensor.values, tensor.scales) if isinstance(tensor, Packed) else (tensor,)
+            if any(isinstance(part, Tensor) and _overlap(rows, part) for part in parts):
                 raise ValueError(f"{name} shares memory with {other}; it must have its own")
     return rows
 

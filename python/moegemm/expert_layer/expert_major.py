@@ -91,7 +91,7 @@ def _checked(laid_out: _Rows, experts: ExpertTensors, activation: str, transpose
     try:
         _check_expert_rows(*given, activation, transposed, w_up)
     except RuntimeError as error:
-        raise explain(error, {"rows": rows, "sizes": sizes, "row_weights": row_weights, **experts._asdict()}) from None
+        raise explain(error, {"rows": rows, "sizes": sizes, "row_weights": row_weights, **experts.named()}) from None
     return laid_out._replace(rows=rows, row_weights=row_weights)
 
 
@@ -159,7 +159,7 @@ def experts_mlp(
     stored = stored_weights(experts[:3], (w_gate_up, w_down), transposed, tf32, accumulate, words)
     tensors = LayerTensors(used.rows, *stored[:3], used.row_weights, *experts[3:])
     refuse_forward_mode("experts_mlp", *tensors)
-    inputs = {"rows": used.rows, "row_weights": used.row_weights, "sizes": sizes, "starts": starts, **experts._asdict()}
+    inputs = {"rows": used.rows, "row_weights": used.row_weights, "sizes": sizes, "starts": starts, **experts.named()}
     buffers = LayerBuffers(out, grad_rows_out, ("out", "grad_rows_out"))
     memory = checked_buffers(buffers, rows, used.rows.dtype, inputs)
     call = LayerCall("experts_mlp", chosen, *stored[3:], weight_gradients, None, *memory)
