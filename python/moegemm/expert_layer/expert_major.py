@@ -132,14 +132,15 @@ def experts_mlp(
 
     Expert e has sizes[e] rows from starts[e] on; without starts those that follow the rows of expert e - 1. Rows of no
     expert become zero in the result and in the gradient, whatever they hold; tails="undefined" neither reads nor writes
-    them. expected_rows is how many rows the experts have together, about: kernels are chosen for that many, not for R.
+    them. expected_rows is how many rows the experts have together, about: kernels are chosen for that many, not for R;
+    torch.compile drops it where it is not one number for all calls.
     Nothing synchronises: sizes and starts may change while a CUDA graph is replayed.
     A row is multiplied by its weight in fp32 where it is activated, and so is its down bias where that is added.
 
     activation, layout, alpha, limit, up_offset, accumulate, allow_tf32 and weight_gradients are those of moe_mlp.
     Gradients for rows, row_weights, weights and biases, each computed only if needed. out and grad_rows_out are memory
-    for the result and for the rows' gradient, for instance that of an exchange; with gradients on, the result is
-    another tensor with that memory, or inside torch.compile a copy of it.
+    for the result and for the rows' gradient, for instance that of an exchange; the result is another tensor with that
+    memory, or where torch.compile trains a copy of it. Calls of one backward need a grad_rows_out each.
 
     >>> import torch, moegemm
     >>> rows, gate_up, down = torch.randn(6, 16), torch.randn(4, 2 * 24, 16), torch.randn(4, 16, 24)
@@ -168,4 +169,5 @@ def experts_mlp(
         result = run_layer(call, routed, tensors)
     except RuntimeError as error:
         raise explain(error, inputs) from None
-    return result.view(rows.shape) if out is None or result is not memory[0] else out
+    # Never `out` itself: reentrant checkpointing makes what it is given a part of its graph.
+    return result.view(rows.shape) if out is None or result is not memory[0] else out.detach()

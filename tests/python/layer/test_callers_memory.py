@@ -5,6 +5,46 @@ import re
 import moegemm
 import pytest
 import torch
+from expert_rows import make_rows
+from torch.utils.checkpoint import checkpoint
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_leaves_the_callers_memory_alone(device, reentrant, tokens):
+    w_gate_up, w_down = torch.randn(3, 12, 8, device=device, requires_grad=True), torch.randn(3, 8, 6, device=device)
+    ids, sizes = torch.randint(3, (10, 1), device=device), torch.tensor([3, 2, 5], device=device)
+
+    def layer(x, **memory):
+        if tokens:
+            return moegemm.moe_mlp(x, w_gate_up, w_down, ids, None, **memory)
+        return moegemm.experts_mlp(x, w_gate_up, w_down, sizes, **memory)
+
+    leaves = [torch.randn(10, 8, device=device, requires_grad=True), w_gate_up]
+    out = torch.empty(10, 8, device=device)
+    expected = torch.autograd.grad(layer(leaves[0]).square().sum(), leaves)
+    for _ in range(2):
+        got = checkpoint(lambda x: layer(x, out=out), leaves[0], use_reentrant=reentrant)
+        assert got.data_ptr() == out.data_ptr()
+        assert out.grad_fn is None
+        assert not out.requires_grad
+        got.square().sum().backward()
+        for leaf, gradient in zip(leaves, expected, strict=True):
+            assert torch.equal(leaf.grad, gradient)
+            leaf.grad = None
+
+
+def test_compiled_inference_writes_to_the_callers_memory(device):
+    tensors, options = make_rows(device)
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda out: moegemm.experts_mlp(**tensors, **options, out=out), backend="aot_eager", fullgraph=True
+    )
+    out = torch.empty_like(tensors["rows"])
+    with torch.no_grad():
+        got = compiled(out)
+    assert torch.equal(out, moegemm.experts_mlp(**tensors, **options))
+    assert torch.equal(got, out)
 
 
 @pytest.mark.parametrize("name", ["out", "grad_rows_out"])
