@@ -47,6 +47,31 @@ def test_compiled_inference_writes_to_the_callers_memory(device):
     assert torch.equal(got, out)
 
 
+@pytest.mark.parametrize("make", [
+    lambda: torch.empty(3, 4, 8)[:, :1],
+    lambda: torch.empty(3, 1, 10)[:, :, :8],
+    lambda: torch.empty(1, 3, 8).transpose(0, 1),
+], ids=["first of some", "padded", "turned"])  # fmt: skip
+def test_strides_of_dimensions_of_one_say_nothing(device, make):
+    out, rows, sizes = (
+        make().to(device),
+        torch.randn(3, 1, 8, device=device),
+        torch.ones(3, dtype=torch.int64, device=device),
+    )
+    weights = torch.randn(3, 12, 8, device=device), torch.randn(3, 8, 6, device=device)
+    got = moegemm.experts_mlp(rows, *weights, sizes, out=out)
+    assert got.stride() == out.stride()
+    assert torch.equal(out, moegemm.experts_mlp(rows, *weights, sizes))
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (3, 0, 8)])
+def test_memory_for_no_rows_has_any_strides(device, shape):
+    weights = torch.randn(3, 12, 8, device=device), torch.randn(3, 8, 6, device=device)
+    sizes = torch.zeros(3, dtype=torch.int64, device=device)
+    out = torch.empty(shape[::-1], device=device).permute(*reversed(range(len(shape))))
+    assert moegemm.experts_mlp(torch.empty(shape, device=device), *weights, sizes, out=out).shape == shape
+
+
 @pytest.mark.parametrize("name", ["out", "grad_rows_out"])
 @pytest.mark.parametrize("part", ["values", "scales"])
 @pytest.mark.parametrize("which", [0, 1, "up"])
