@@ -19,6 +19,8 @@ pytest.importorskip("moegemm.transformers")
 
 TARGETS = ["experts.gate_up_proj", "experts.down_proj"]
 TOLERANCE = 2e-5  # of a norm, in fp32
+RELEASE = tuple(map(int, peft.__version__.split(".")[:2]))
+ONE_ADAPTER = pytest.mark.skipif(RELEASE < (0, 19), reason="this PEFT takes one adapter of parameters only")
 
 
 class Built:
@@ -68,7 +70,8 @@ def test_outputs_and_all_gradients_are_those_of_peft(monkeypatch, built, family)
     assert built.times == 0
     got, expected = both_ways(monkeypatch, model)
     assert built.times > 0
-    assert sum("lora_" in name for name in got) == (4 if family == "deepseek_v3" else 8)  # whose first layer is dense
+    found = sum("lora_" in name and ".experts." in name for name in got)
+    assert found == (4 if family == "deepseek_v3" else 8)  # whose first layer is dense
     assert_same(got, expected, TOLERANCE)
 
 
@@ -124,6 +127,7 @@ def test_experts_that_train_get_their_gradients_too(monkeypatch):
     assert_same(got, expected, TOLERANCE)
 
 
+@ONE_ADAPTER
 def test_adapters_are_added_switched_and_disabled(monkeypatch, built):
     model = adapted()
     model.add_adapter("other", config(r=3, lora_alpha=5, use_rslora=True))
@@ -216,7 +220,8 @@ def test_fp32_adapters_beside_bf16_experts(monkeypatch):
     for name in got:
         assert got[name].dtype == expected[name].dtype
         errors = [((found[name] - exact[name]).norm() / exact[name].norm()).item() for found in (got, expected)]
-        assert errors[0] <= min(1.2 * errors[1], 0.02), (name, errors)
+        slack = 1.2 if RELEASE >= (0, 19) else 1.5  # before, its A and B have each other's place in the product
+        assert errors[0] <= min(slack * errors[1], 0.02), (name, errors)
 
 
 def test_autocast_runs_in_its_dtype(monkeypatch):
