@@ -1,6 +1,6 @@
 """The expert layer with low-rank adapters beside its products."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -78,7 +78,8 @@ _KEYWORDS = ("gate_up", "down", "activation", "max_rows", "num_tokens", "overflo
 
 
 def _listed(name: str, adapters: Any) -> list[LowRank]:
-    given = [] if adapters is None else [adapters] if isinstance(adapters, LoraAdapter | LowRank) else list(adapters)
+    alone = adapters is None or isinstance(adapters, LoraAdapter | LowRank)
+    given = [] if adapters is None else list(adapters) if not alone and isinstance(adapters, Iterable) else [adapters]
     for adapter in given:
         if not isinstance(adapter, LoraAdapter | LowRank):
             raise TypeError(
