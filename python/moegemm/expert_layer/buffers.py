@@ -48,7 +48,8 @@ def _is_walkable(rows: Tensor) -> bool:
     """Whether its rows are evenly spaced and do not overlap. The stride of a dimension of size 1 says nothing."""
     if rows.size(-1) != 1 and rows.stride(-1) != 1:
         return False
-    pitch, spanned = None, None
+    pitch: int | None = None
+    spanned: int | None = None
     for dim in range(rows.dim() - 2, -1, -1):  # leading dimensions that make one
         if rows.size(dim) == 1:
             continue

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from moegemm.activations import Activation
@@ -15,6 +14,7 @@ from moegemm.expert_layer.arguments import (
     expert_arguments,
     plain_shapes,
     require_tensors,
+    row_weights_like,
 )
 from moegemm.expert_layer.buffers import LayerBuffers, checked_buffers
 from moegemm.expert_layer.function import LayerCall, LayerTensors, run_layer
@@ -83,8 +83,8 @@ def _checked(laid_out: _Rows, experts: ExpertTensors, activation: str, transpose
     dtype = autocast_dtype(rows.device)
     if dtype is not None:
         rows = rows.to(dtype)
-    if row_weights is not None and row_weights.dtype not in (torch.float32, rows.dtype):
-        row_weights = row_weights.float()
+    if row_weights is not None:
+        row_weights = row_weights_like("row_weights", row_weights, rows)
     w_gate_up, w_up, w_down = plain_shapes(experts[:3], rows)
     gate_up_bias, down_bias = experts[3:]
     given = (rows, w_gate_up, w_down, sizes, row_weights, gate_up_bias, down_bias)

@@ -115,7 +115,8 @@ def _version(tensor: Tensor | None) -> int:
 
 def _nodes_of(w: Tensor) -> frozenset[Any]:
     """What autograd has between a parameter and W: views, casts, computations."""
-    found, left = set(), [w.grad_fn]
+    found: set[Any] = set()
+    left: list[Any] = [w.grad_fn]
     while left:
         node = left.pop()
         if node is None or node in found or not node.next_functions:  # the last are those of parameters
