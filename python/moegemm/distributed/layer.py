@@ -134,6 +134,14 @@ def _exactly(dispatcher: AllToAll, given: _Given) -> Tensor:
     return dispatcher.combine_weighted_rows(_run_rows(given, sent), sent, router_weights)
 
 
+def _without_garbage(sent: Dispatched) -> Tensor:
+    """The ids of rows from num_tokens on name no expert."""
+    if sent.num_tokens is None:
+        return sent.expert_ids
+    order = torch.arange(sent.expert_ids.size(0), device=sent.expert_ids.device)
+    return sent.expert_ids.masked_fill((order >= sent.num_tokens).unsqueeze(1), -1)
+
+
 def _by_parts(dispatcher: Dispatcher, given: _Given) -> Tensor:
     """Dispatch, the layer of one GPU, combine: for any dispatcher."""
     x, gate_up, down, ids, router_weights, first_bias, second_bias = given.tensors
@@ -143,12 +151,14 @@ def _by_parts(dispatcher: Dispatcher, given: _Given) -> Tensor:
         "transposed": options.get("transposed", False), "gate_up_bias": first_bias, "down_bias": second_bias,
     }  # fmt: skip
     if given.adapted:
-        # Adapters that drop take no capacity; without one, rows beyond the received ones are computed for nothing.
-        max_rows, num_tokens = (None, None) if given.drops else (sent.max_rows, sent.num_tokens)
+        sent_ids, capacity = sent.expert_ids, (sent.max_rows, sent.num_tokens, sent.overflow)
+        if given.drops:  # their layer knows no capacity
+            sent_ids, capacity = _without_garbage(sent), (None, None, None)
+        max_rows, num_tokens, overflow = capacity
         rows = lora_moe_mlp(
-            sent.rows, gate_up, down, sent.expert_ids, sent.row_weights, given.first, given.second, given.chosen,
+            sent.rows, gate_up, down, sent_ids, sent.row_weights, given.first, given.second, given.chosen,
             **described, allow_tf32=options.get("allow_tf32"), max_rows=max_rows, num_tokens=num_tokens,
-            overflow=None if given.drops else sent.overflow,
+            overflow=overflow,
         )  # fmt: skip
     else:
         rows = moe_mlp(
