@@ -96,6 +96,11 @@ def activation_named(
         raise ValueError(f"activation is {shown(name)}; accepted are {', '.join(_NAMED)}")
     if layout not in GATED_LAYOUTS:
         raise ValueError(f"layout is {shown(layout)}; accepted are 'concatenated' and 'interleaved'")
+    for argument, value in (("alpha", alpha), ("limit", limit), ("up_offset", up_offset)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            raise TypeError(
+                f"{argument} is {shown(value)} of type {type(value).__name__}; a number or None is accepted"
+            )
     named = _NAMED[name]
     for argument, value in (("alpha", alpha), ("up_offset", up_offset)):
         if value is not None and not FUNCTIONS[named.function].takes_alpha:

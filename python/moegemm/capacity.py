@@ -14,6 +14,9 @@ from moegemm.operators.rules import require_same_device
 _route_compact: Callable[..., tuple[Tensor, Tensor, Tensor]] = ops.route_compact.default
 
 
+_MOST_INT32 = 2**31 - 1
+
+
 class Capacity(NamedTuple):
     """How many rows there is room for, and where the device tells how many tokens count and if rows were dropped."""
 
@@ -58,6 +61,10 @@ def route_within(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """m_sizes [E], gather_indices [max_rows] and positions [T, topk]."""
     max_rows, num_tokens, overflow = capacity
+    if not wide and not torch.compiler.is_compiling() and max_rows > _MOST_INT32:
+        raise ValueError(
+            f"max_rows is {max_rows}; gather_indices is int32, so that at most {_MOST_INT32} rows are accepted"
+        )
     routed = _route_compact(expert_ids, num_experts, max_rows, num_tokens, overflow, wide, check)
     if overflow is not None:
         count_write(overflow)

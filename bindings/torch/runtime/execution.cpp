@@ -81,9 +81,11 @@ struct Notes {
 }  // namespace
 
 std::int64_t set_max_multiprocessors(std::int64_t most) {
-  if (most < 0 || most > std::numeric_limits<int>::max()) {
+  constexpr int kMost = std::numeric_limits<int>::max();
+  if (most < 0 || most > kMost) {
     throw Error(ErrorKind::kInvalidValue, "max_multiprocessors is " + std::to_string(most) +
-                                              "; it must not be negative (0: all)");
+                                              "; 0 (all) to " + std::to_string(kMost) +
+                                              " are accepted");
   }
   return max_multiprocessors.exchange(static_cast<int>(most));
 }

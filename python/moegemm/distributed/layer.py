@@ -10,7 +10,15 @@ from moegemm.activations import Activation
 from moegemm.distributed.all_to_all import AllToAll, process_group
 from moegemm.distributed.dispatcher import Dispatched, Dispatcher
 from moegemm.distributed.gradient_scale import scaled_gradient
-from moegemm.expert_layer.arguments import Given, LayerOptions, Pair, TokenTensors, token_arguments
+from moegemm.expert_layer.arguments import (
+    LAYER_OPTIONS,
+    Given,
+    LayerOptions,
+    Pair,
+    TokenTensors,
+    require_known,
+    token_arguments,
+)
 from moegemm.expert_layer.function import LayerCall, LayerTensors, run_layer
 from moegemm.expert_layer.layer import moe_mlp
 from moegemm.expert_layer.weights import AnyWeight, Routed, stored_weights
@@ -28,7 +36,7 @@ _dispatchers: dict[tuple[str, int], AllToAll] = {}
 
 
 class _Training(TypedDict, total=False):
-    """Keyword arguments of `moe_mlp` that lora_moe_mlp does not have."""
+    """Keyword arguments of `moe_mlp` that LayerOptions does not have."""
 
     accumulate: bool
     allow_tf32: bool | None
@@ -37,6 +45,9 @@ class _Training(TypedDict, total=False):
 
 class ExpertParallelOptions(LayerOptions, _Training, total=False):
     """The keyword arguments of `moe_mlp` that describe the experts of a rank; see there."""
+
+
+_KEYWORDS = ("mesh", "dispatcher", "gate_up", "down", "gradient_scale", *ExpertParallelOptions.__annotations__)
 
 
 def dispatcher_for(mesh: Any, experts_here: int) -> AllToAll:
@@ -120,6 +131,14 @@ def _exactly(dispatcher: AllToAll, given: _Given) -> Tensor:
     return dispatcher.combine_weighted_rows(_run_rows(given, sent), sent, router_weights)
 
 
+def _without_garbage(sent: Dispatched) -> Tensor:
+    """The ids of rows from num_tokens on name no expert."""
+    if sent.num_tokens is None:
+        return sent.expert_ids
+    order = torch.arange(sent.expert_ids.size(0), device=sent.expert_ids.device)
+    return sent.expert_ids.masked_fill((order >= sent.num_tokens).unsqueeze(1), -1)
+
+
 def _by_parts(dispatcher: Dispatcher, given: _Given) -> Tensor:
     """Dispatch, the layer of one GPU, combine: for any dispatcher."""
     x, gate_up, down, ids, router_weights, first_bias, second_bias = given.tensors
@@ -129,9 +148,14 @@ def _by_parts(dispatcher: Dispatcher, given: _Given) -> Tensor:
         "transposed": options.get("transposed", False), "gate_up_bias": first_bias, "down_bias": second_bias,
     }  # fmt: skip
     if given.adapted:
+        sent_ids, capacity = sent.expert_ids, (sent.max_rows, sent.num_tokens, sent.overflow)
+        if given.drops:  # their layer knows no capacity
+            sent_ids, capacity = _without_garbage(sent), (None, None, None)
+        max_rows, num_tokens, overflow = capacity
         rows = lora_moe_mlp(
-            sent.rows, gate_up, down, sent.expert_ids, sent.row_weights, given.first, given.second, given.chosen,
-            **described,
+            sent.rows, gate_up, down, sent_ids, sent.row_weights, given.first, given.second, given.chosen,
+            **described, allow_tf32=options.get("allow_tf32"), max_rows=max_rows, num_tokens=num_tokens,
+            overflow=overflow,
         )  # fmt: skip
     else:
         rows = moe_mlp(
@@ -225,10 +249,8 @@ def _checked(
     """Everything that can be refused is refused before the first collective."""
     if is_distributed(x):
         raise TypeError("x is a DTensor; the tokens of this rank are accepted: give x.to_local()")
-    unknown = [name for name in options if name not in ExpertParallelOptions.__annotations__]
-    if unknown:
-        raise TypeError(f"expert_parallel_mlp() got an unexpected keyword argument {unknown[0]!r}")
-    described: Any = {name: value for name, value in options.items() if name in LayerOptions.__annotations__}
+    require_known("expert_parallel_mlp", options, _KEYWORDS)
+    described: Any = {name: value for name, value in options.items() if name in LAYER_OPTIONS}
     chosen, tensors, w_up = token_arguments(x, w_gate_up, w_down, expert_ids, router_weights, activation, described)
     refuse_forward_mode("expert_parallel_mlp", *tensors)
     require_queue(options.get("weight_gradients"))

@@ -1,6 +1,6 @@
 """What an expert layer is called with: checked, cast for autocast, and flattened to rows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict
 
 import torch
@@ -12,7 +12,7 @@ from moegemm.operators.errors import explain, no_tensor
 from moegemm.operators.loading import ops
 from moegemm.operators.packed import Packed
 from moegemm.operators.raw import autocast_dtype
-from moegemm.operators.rules import require_weight_of_each_slot
+from moegemm.operators.rules import require_bool, require_weight_of_each_slot
 from moegemm.quantized.weight import QuantizedWeight, packed_of
 from moegemm.sharded import local_weight
 
@@ -30,6 +30,17 @@ class LayerOptions(TypedDict, total=False):
     alpha: float | None
     limit: float | None
     up_offset: float | None
+
+
+LAYER_OPTIONS = tuple(LayerOptions.__annotations__)
+
+
+def require_known(function: str, options: Mapping[str, object], accepted: Sequence[str]) -> None:
+    """Refuses what a function that takes options by name would ignore."""
+    for name in options:
+        if name not in accepted:
+            known = ", ".join(accepted)
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}; accepted are {known}")
 
 
 class TokenTensors(NamedTuple):
@@ -52,6 +63,10 @@ class ExpertTensors(NamedTuple):
     w_down: AnyWeight
     gate_up_bias: Tensor | None
     down_bias: Tensor | None
+
+    def named(self) -> dict[str, Any]:
+        """By the caller's names, for messages."""
+        return {"w_gate_up[1]" if name == "w_up" else name: value for name, value in self._asdict().items()}
 
 
 _check_layer: Callable[..., None] = ops.check_layer.default
@@ -109,6 +124,23 @@ def _one_bias(value: object) -> Tensor | None:
     return torch.cat((gate, up), 1)
 
 
+def _require_layout_of(transposed: object, weights: dict[str, AnyWeight | None]) -> None:
+    require_bool("transposed", transposed)
+    for name, w in weights.items():
+        if transposed and isinstance(w, Packed):
+            raise ValueError(f"transposed is True with {name} in {w.word}; quantised weights are [E, N, K] only")
+
+
+def row_weights_like(name: str, weights: Tensor, rows: Tensor) -> Tensor:
+    """The weights of rows or slots in a dtype that the operators read."""
+    if not weights.dtype.is_floating_point:
+        raise TypeError(
+            f"{name} has dtype {weights.dtype}; a floating dtype is accepted: torch.float32 and that of the rows, "
+            f"{rows.dtype}, are read as they are, others are cast to torch.float32"
+        )
+    return weights if weights.dtype in (torch.float32, rows.dtype) else weights.float()
+
+
 def expert_arguments(
     w_gate_up: Given | Pair, w_down: Given, activation: str | Activation, options: LayerOptions, device: torch.device
 ) -> tuple[Activation, ExpertTensors]:
@@ -116,6 +148,7 @@ def expert_arguments(
     gate, up = _split("w_gate_up", w_gate_up)
     down = _weight("w_down", w_down)
     require_tensors({}, {"down_bias": options.get("down_bias")})
+    _require_layout_of(options.get("transposed", False), {"w_gate_up": gate, "w_gate_up[1]": up, "w_down": down})
     layout = options.get("layout", "concatenated")
     chosen = activation_named(activation, layout, options.get("alpha"), options.get("limit"), options.get("up_offset"))
     first_bias, second_bias = (
@@ -160,8 +193,7 @@ def token_arguments(
     if dtype is not None:
         x = x.to(dtype)
     if router_weights is not None:
-        if router_weights.dtype not in (torch.float32, x.dtype):
-            router_weights = router_weights.float()
+        router_weights = row_weights_like("router_weights", router_weights, x)
         router_weights = router_weights.flatten(0, -2) if router_weights.dim() > 1 else router_weights.unsqueeze(0)
     rows = x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
     ids = expert_ids.flatten(0, -2) if expert_ids.dim() > 1 else expert_ids.unsqueeze(0)

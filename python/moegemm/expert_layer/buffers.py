@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from moegemm.operators.errors import no_tensor
+from moegemm.operators.packed import Packed
 from moegemm.operators.rules import require_same_device
 
 
@@ -43,15 +44,31 @@ def _overlap(a: Tensor, b: Tensor) -> bool:
     return not (distance >= widths[0] and distance + widths[1] <= pitch)
 
 
+def _is_walkable(rows: Tensor) -> bool:
+    """Whether its rows are evenly spaced and do not overlap. The stride of a dimension of size 1 says nothing."""
+    if rows.size(-1) != 1 and rows.stride(-1) != 1:
+        return False
+    pitch: int | None = None
+    spanned: int | None = None
+    for dim in range(rows.dim() - 2, -1, -1):  # leading dimensions that make one
+        if rows.size(dim) == 1:
+            continue
+        if pitch is None:
+            pitch = rows.stride(dim)
+        elif rows.stride(dim) != spanned:
+            return False
+        spanned = rows.stride(dim) * rows.size(dim)
+    return pitch is None or pitch >= rows.size(-1)
+
+
 def _as_rows(name: str, buffer: Tensor, like: Tensor) -> Tensor:
     """The buffer as a matrix [rows, H] that a kernel can walk."""
     if buffer.dim() != like.dim() or any(a != b for a, b in zip(buffer.shape, like.shape, strict=True)):
         raise ValueError(f"{name} is {list(buffer.shape)}; its shape must be {list(like.shape)}, that of the input")
     rows = buffer.unsqueeze(0) if buffer.dim() == 1 else buffer
-    walkable = rows.size(-1) == 1 or rows.stride(-1) == 1
-    for dim in range(rows.dim() - 2):  # leading dimensions that make one
-        walkable = walkable and (rows.size(dim) == 1 or rows.stride(dim) == rows.stride(dim + 1) * rows.size(dim + 1))
-    if not walkable or (rows.size(-2) > 1 and rows.stride(-2) < rows.size(-1)):
+    if not _is_walkable(rows):
+        if rows.numel() == 0:
+            return rows.new_empty((rows.shape[:-1].numel(), rows.size(-1)))
         raise ValueError(
             f"{name} has strides {list(buffer.stride())}; its last dimension must be contiguous and its rows evenly "
             "spaced and at least that far apart"
@@ -70,7 +87,8 @@ def _checked(name: str, buffer: object, x: Tensor, dtype: torch.dtype, others: M
     rows = _as_rows(name, buffer, x)
     if not torch.compiler.is_compiling():
         for other, tensor in others.items():
-            if isinstance(tensor, Tensor) and _overlap(rows, tensor):
+            parts = (tensor.values, tensor.scales) if isinstance(tensor, Packed) else (tensor,)
+            if any(isinstance(part, Tensor) and _overlap(rows, part) for part in parts):
                 raise ValueError(f"{name} shares memory with {other}; it must have its own")
     return rows
 

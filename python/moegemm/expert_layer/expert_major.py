@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from moegemm.activations import Activation
@@ -15,6 +14,7 @@ from moegemm.expert_layer.arguments import (
     expert_arguments,
     plain_shapes,
     require_tensors,
+    row_weights_like,
 )
 from moegemm.expert_layer.buffers import LayerBuffers, checked_buffers
 from moegemm.expert_layer.function import LayerCall, LayerTensors, run_layer
@@ -83,15 +83,15 @@ def _checked(laid_out: _Rows, experts: ExpertTensors, activation: str, transpose
     dtype = autocast_dtype(rows.device)
     if dtype is not None:
         rows = rows.to(dtype)
-    if row_weights is not None and row_weights.dtype not in (torch.float32, rows.dtype):
-        row_weights = row_weights.float()
+    if row_weights is not None:
+        row_weights = row_weights_like("row_weights", row_weights, rows)
     w_gate_up, w_up, w_down = plain_shapes(experts[:3], rows)
     gate_up_bias, down_bias = experts[3:]
     given = (rows, w_gate_up, w_down, sizes, row_weights, gate_up_bias, down_bias)
     try:
         _check_expert_rows(*given, activation, transposed, w_up)
     except RuntimeError as error:
-        raise explain(error, {"rows": rows, "sizes": sizes, "row_weights": row_weights, **experts._asdict()}) from None
+        raise explain(error, {"rows": rows, "sizes": sizes, "row_weights": row_weights, **experts.named()}) from None
     return laid_out._replace(rows=rows, row_weights=row_weights)
 
 
@@ -132,14 +132,15 @@ def experts_mlp(
 
     Expert e has sizes[e] rows from starts[e] on; without starts those that follow the rows of expert e - 1. Rows of no
     expert become zero in the result and in the gradient, whatever they hold; tails="undefined" neither reads nor writes
-    them. expected_rows is how many rows the experts have together, about: kernels are chosen for that many, not for R.
+    them. expected_rows is how many rows the experts have together, about: kernels are chosen for that many, not for R;
+    torch.compile drops it where it is not one number for all calls.
     Nothing synchronises: sizes and starts may change while a CUDA graph is replayed.
     A row is multiplied by its weight in fp32 where it is activated, and so is its down bias where that is added.
 
     activation, layout, alpha, limit, up_offset, accumulate, allow_tf32 and weight_gradients are those of moe_mlp.
     Gradients for rows, row_weights, weights and biases, each computed only if needed. out and grad_rows_out are memory
-    for the result and for the rows' gradient, for instance that of an exchange; with gradients on, the result is
-    another tensor with that memory, or inside torch.compile a copy of it.
+    for the result and for the rows' gradient, for instance that of an exchange; the result is another tensor with that
+    memory, or where torch.compile trains a copy of it. Calls of one backward need a grad_rows_out each.
 
     >>> import torch, moegemm
     >>> rows, gate_up, down = torch.randn(6, 16), torch.randn(4, 2 * 24, 16), torch.randn(4, 16, 24)
@@ -159,7 +160,7 @@ def experts_mlp(
     stored = stored_weights(experts[:3], (w_gate_up, w_down), transposed, tf32, accumulate, words)
     tensors = LayerTensors(used.rows, *stored[:3], used.row_weights, *experts[3:])
     refuse_forward_mode("experts_mlp", *tensors)
-    inputs = {"rows": used.rows, "row_weights": used.row_weights, "sizes": sizes, "starts": starts, **experts._asdict()}
+    inputs = {"rows": used.rows, "row_weights": used.row_weights, "sizes": sizes, "starts": starts, **experts.named()}
     buffers = LayerBuffers(out, grad_rows_out, ("out", "grad_rows_out"))
     memory = checked_buffers(buffers, rows, used.rows.dtype, inputs)
     call = LayerCall("experts_mlp", chosen, *stored[3:], weight_gradients, None, *memory)
@@ -168,4 +169,5 @@ def experts_mlp(
         result = run_layer(call, routed, tensors)
     except RuntimeError as error:
         raise explain(error, inputs) from None
-    return result.view(rows.shape) if out is None or result is not memory[0] else out
+    # Never `out` itself: reentrant checkpointing makes what it is given a part of its graph.
+    return result.view(rows.shape) if out is None or result is not memory[0] else out.detach()

@@ -61,7 +61,7 @@ def moe_mlp(
         router_weights: [..., topk], or None for a plain sum. Returns [..., H] in x's dtype.
         w_gate_up: [E, C, H], w_down: [E, H, I]; with transposed [E, H, C] and [E, I, H]. No layout is copied.
         gate_up_bias: [E, C], down_bias: [E, H]; None for none. w_gate_up and gate_up_bias may be pairs (gate, up).
-        Weights may be QuantizedWeights [E, C, H] and [E, H, I], which get no gradient; x is then in 16 bits.
+        Weights may be QuantizedWeights [E, C, H] and [E, H, I], which get no gradient; on a GPU x is then in 16 bits.
 
     activation: a name with a gate ("swiglu", "geglu", "clamped_swiglu" of gpt-oss, ...) or without ("silu", "relu2",
     ...); docs/how-to/layer.md has all of them. layout says how gate and up share the C columns: "concatenated" (all
@@ -71,7 +71,8 @@ def moe_mlp(
     Gradients for x, both weights, both biases and router_weights, each computed only if needed. Kept for the backward
     are x, the first product and the routing. accumulate adds the weights' gradients to their `main_grad`, as in
     grouped_gemm; weight_gradients, a moegemm.WeightGradients, computes them when it is told to. out and grad_x_out are
-    memory for the result and for x's gradient. The same call gives the same bits. A CUDA graph can capture it.
+    memory for the result and for x's gradient; calls of one backward need a grad_x_out each. The same call gives the
+    same bits. A CUDA graph can capture it.
 
     With max_rows, num_tokens or overflow the layer is compact: slots whose id is outside [0, E) take no row, nor do
     tokens from num_tokens on (one integer on the device; their output is zero). max_rows, T * topk unless given, is how
@@ -104,4 +105,5 @@ def moe_mlp(
         result = run_layer(call, route_rows(ids, down.size(0), capacity), tensors)
     except RuntimeError as error:
         raise explain(error, given._asdict()) from None
-    return result.view(x.shape) if out is None or result is not buffers[0] else out
+    # Never `out` itself: reentrant checkpointing makes what it is given a part of its graph.
+    return result.view(x.shape) if out is None or result is not buffers[0] else out.detach()

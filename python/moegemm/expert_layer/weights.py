@@ -290,10 +290,10 @@ def stored_weights(
     for w in used:
         if accumulate and isinstance(w, Packed):
             raise TypeError(f"accumulate is True with a weight in {w.word}; {REFUSED_GRADIENT}")
-    if accumulate:
-        goals[0] = main_grad_of(of_gate, "w_gate_up" if of_up is None else "w_gate_up[0]")
-        goals[1] = None if of_up is None else main_grad_of(of_up, "w_gate_up[1]")
-        goals[2] = main_grad_of(down_given, "w_down")
+    if accumulate and torch.is_grad_enabled():
+        names = ("w_gate_up" if of_up is None else "w_gate_up[0]", "w_gate_up[1]", "w_down")
+        for at, (w, name) in enumerate(zip((of_gate, of_up, down_given), names, strict=True)):
+            goals[at] = main_grad_of(w, name) if w is not None and w.requires_grad else None
     w_gate_up, first = _as_stored("w_gate_up", w_gate_up, transposed, words, goals[0])
     up = None
     if w_up is not None:

@@ -66,9 +66,14 @@ def _why_not(wrapper: Any, names: list[str], wrapper_class: Any) -> str | None:
         for linear in (wrapper.lora_A[name], wrapper.lora_B[name]):
             if type(linear) is not torch.nn.Linear or type(linear.weight) is not torch.nn.Parameter:
                 return f"adapter {name!r} has a {type(linear).__name__} with a {type(linear.weight).__name__}"
-    if wrapper.num_experts == 1 and not wrapper._did_swap_in_out_features:
+    if wrapper.num_experts == 1 and not _swaps(wrapper):
         return "one expert's transposed weights are those of a plain linear layer to PEFT"
     return None
+
+
+def _swaps(wrapper: Any) -> bool:
+    """Whether PEFT took the last dimension of the parameter for the input. Before 0.19 it never does."""
+    return bool(getattr(wrapper, "_did_swap_in_out_features", False))
 
 
 def _low_rank(wrapper: Any, name: str, transposed: bool) -> LowRank:
@@ -77,7 +82,7 @@ def _low_rank(wrapper: Any, name: str, transposed: bool) -> LowRank:
     a, b = wrapper.lora_A[name].weight, wrapper.lora_B[name].weight  # [E r, in], [out, r E]
     a = a.reshape(experts, -1, a.size(-1))
     b = b.reshape(b.size(0), -1, experts).permute(2, 0, 1)
-    if wrapper._did_swap_in_out_features == transposed:  # PEFT took the other dimension for the input
+    if _swaps(wrapper) == transposed:  # PEFT took the other dimension for the input
         a, b = b.transpose(1, 2), a.transpose(1, 2)
     if a.dtype != torch.float32:
         dtype = wrapper.get_param().dtype

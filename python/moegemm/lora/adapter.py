@@ -6,6 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from moegemm.lora.low_rank import LowRank
+from moegemm.operators.errors import no_tensor
+from moegemm.operators.rules import require_integer, require_number, require_probability
+from moegemm.quantized.weight import QuantizedWeight
 from moegemm.sharded import local_weight
 
 
@@ -36,10 +39,11 @@ class LoraAdapter(nn.Module):
         use_rslora: bool = False,
     ) -> None:
         super().__init__()
-        if rank < 1:
-            raise ValueError(f"rank is {rank}; it must be at least 1")
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout is {dropout}; it must be in [0, 1)")
+        sizes = {"experts": experts, "in_features": in_features, "out_features": out_features, "rank": rank}
+        for name, size in sizes.items():
+            require_integer(name, size, 1)
+        require_number("alpha", alpha)
+        require_probability("dropout", dropout)
         self.A = nn.Parameter(torch.empty(experts, rank, in_features, dtype=dtype, device=device))
         self.B = nn.Parameter(torch.zeros(experts, out_features, rank, dtype=dtype, device=device))
         self.scaling, self.dropout = alpha / (math.sqrt(rank) if use_rslora else rank), dropout
@@ -56,6 +60,12 @@ class LoraAdapter(nn.Module):
 
     def _added(self, w: Tensor, scaling: float, transposed: bool) -> Tensor:
         """W plus scaling * B A in fp32, rounded once."""
+        if isinstance(w, QuantizedWeight):
+            raise TypeError(f"w is in {w.word}; nothing can be added to a quantised weight: w.dequantize() is accepted")
+        if not isinstance(w, Tensor):
+            raise no_tensor("w", w)
+        if not w.dtype.is_floating_point:
+            raise TypeError(f"w has dtype {w.dtype}; a floating dtype is accepted")
         a, b = self.A.float(), self.B.float()
         left, right = (a.transpose(1, 2), b.transpose(1, 2)) if transposed else (b, a)
         shape = (left.size(0), left.size(1), right.size(2))

@@ -1,6 +1,6 @@
 """The expert layer with low-rank adapters beside its products."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -9,7 +9,14 @@ from typing_extensions import Unpack
 
 from moegemm.activations import Activation
 from moegemm.capacity import capacity_of
-from moegemm.expert_layer.arguments import Given, LayerOptions, TokenTensors, layer_arguments
+from moegemm.expert_layer.arguments import (
+    LAYER_OPTIONS,
+    Given,
+    LayerOptions,
+    TokenTensors,
+    layer_arguments,
+    require_known,
+)
 from moegemm.expert_layer.function import LayerCall, LayerTensors
 from moegemm.expert_layer.layer import route_rows
 from moegemm.expert_layer.weights import stored_weights
@@ -61,10 +68,12 @@ def _activation_gradients(ctx: Any, d_act: Tensor, saved: tuple[Any, ...]) -> tu
 
 
 Adapters = LoraAdapter | LowRank | Sequence[LoraAdapter | LowRank] | None
+_KEYWORDS = ("gate_up", "down", "activation", "max_rows", "num_tokens", "overflow", "allow_tf32", *LAYER_OPTIONS)
 
 
 def _listed(name: str, adapters: Any) -> list[LowRank]:
-    given = [] if adapters is None else [adapters] if isinstance(adapters, LoraAdapter | LowRank) else list(adapters)
+    alone = adapters is None or isinstance(adapters, LoraAdapter | LowRank)
+    given = [] if adapters is None else list(adapters) if not alone and isinstance(adapters, Iterable) else [adapters]
     for adapter in given:
         if not isinstance(adapter, LoraAdapter | LowRank):
             raise TypeError(
@@ -99,6 +108,9 @@ def lora_moe_mlp(
     activation: str | Activation = "swiglu",
     *,
     max_rows: int | None = None,
+    num_tokens: Tensor | None = None,
+    overflow: Tensor | None = None,
+    allow_tf32: bool | None = None,
     **options: Unpack[LayerOptions],
 ) -> Tensor:
     """moe_mlp with low-rank adapters beside one or both products. Differentiable in x, A, B and router_weights.
@@ -108,8 +120,8 @@ def lora_moe_mlp(
     together. Frozen weights (requires_grad False, or QuantizedWeights) get no gradient and cost no dW. Shapes and
     options as in moe_mlp; A [E, r, K] and B [E, N, r] also where W is transposed. A and B have x's dtype or fp32; the
     products read them in x's dtype, and their gradients have their own.
-    Dropout acts on the adapters' inputs while the adapter is in training mode (see LoraAdapter). max_rows is that of
-    moe_mlp.
+    Dropout acts on the adapters' inputs while the adapter is in training mode (see LoraAdapter). max_rows, num_tokens,
+    overflow and allow_tf32 are those of moe_mlp; with an adapter that drops, rows are no capacity.
 
     >>> import torch, moegemm
     >>> x, w1, w2 = torch.randn(6, 16), torch.randn(4, 2 * 24, 16), torch.randn(4, 16, 24)
@@ -119,17 +131,22 @@ def lora_moe_mlp(
     >>> torch.allclose(same, moegemm.moe_mlp(x, w1, w2, ids, weights), atol=1e-5)
     True
     """
+    require_known("lora_moe_mlp", options, _KEYWORDS)
     chosen, tensors = layer_arguments(x, w_gate_up, w_down, expert_ids, router_weights, activation, options)
     tokens, first_w, second_w, ids, router_weights, gate_up_bias, down_bias = tensors
     transposed = options.get("transposed", False)
     experts, topk = first_w.size(0), ids.size(1)
     first, second = checked_adapters(gate_up, down, tensors, transposed)
     refuse_forward_mode("lora_moe_mlp", *tensors, *(t for low in (*first, *second) for t in (low.A, low.B)))
-    tf32 = torch_allows_tf32(tokens)
+    tf32 = torch_allows_tf32(tokens) if allow_tf32 is None else allow_tf32
+    capacity = capacity_of(ids, max_rows, num_tokens, overflow)
     dropping = any(low.dropout > 0.0 for low in (*first, *second))
-    if dropping and max_rows is not None:
-        raise NotImplementedError(f"max_rows is {max_rows} with an adapter that drops; only None is accepted then")
-    routed = route_rows(ids, experts, capacity_of(ids, max_rows, None, None))
+    if dropping and capacity is not None:
+        raise NotImplementedError(
+            f"max_rows is {max_rows}, num_tokens {shown(num_tokens)} and overflow {shown(overflow)} with an adapter "
+            "that drops; only None is accepted then"
+        )
+    routed = route_rows(ids, experts, capacity)
     try:
         if not dropping:
             stored = stored_weights((first_w, None, second_w), (first_w, second_w), transposed, tf32, False)

@@ -1,7 +1,41 @@
-"""Rules of the Unsloth-compatible arguments that no operator sees. All others are the library's (moegemm/describe.h);
-what tensors without memory, which never reach it, can get wrong is refused here, in its words."""
+"""Rules of arguments that no operator sees. All others are the library's (moegemm/describe.h); what tensors without
+memory, which never reach it, can get wrong is refused here, in its words."""
 
+import math
+
+import torch
 from torch import Tensor
+
+from moegemm.operators.errors import shown
+
+
+def require_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is {shown(value)} of type {type(value).__name__}; True and False are accepted")
+
+
+def require_integer(name: str, value: object, least: int, most: int | None = None, meaning: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} is {shown(value)} of type {type(value).__name__}; an int is accepted")
+    if value < least and most is None:
+        raise ValueError(f"{name} is {value}; it must be at least {least}")
+    if value < least or (most is not None and value > most):
+        raise ValueError(f"{name} is {value}; {least}{meaning} to {most} are accepted")
+
+
+def require_number(name: str, value: object) -> None:
+    """A finite one. What tracing knows by a symbol only stays unseen."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} is {shown(value)} of type {type(value).__name__}; a number is accepted")
+    if not torch.compiler.is_compiling() and not math.isfinite(value):
+        raise ValueError(f"{name} is {value}; a finite number is accepted")
+
+
+def require_probability(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} is {shown(value)} of type {type(value).__name__}; a number is accepted")
+    if not 0.0 <= value < 1.0:
+        raise ValueError(f"{name} is {value}; it must be in [0, 1)")
 
 
 def require_same_dtype(name: str, tensor: Tensor, lead_name: str, lead: Tensor) -> None:

@@ -60,6 +60,16 @@ def masked(sizes: Tensor, capacity: int) -> Tensor:
     return torch.clamp(sizes.expand(2, -1), *bounds)
 
 
+def _is_number(value: int | torch.SymInt) -> bool:
+    """Whether a text can hold it. Tracing knows some by a symbol only: without the words, one graph serves all of them,
+    and plans for every row."""
+    if not torch.compiler.is_compiling():
+        return not isinstance(value, torch.SymInt)
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    return has_static_value(value)
+
+
 def tail_options(tails: str, expected_rows: int | None) -> str:
     """The words for what happens outside every segment, and for how many rows to plan."""
     if tails not in (ZERO, UNDEFINED):
@@ -67,8 +77,10 @@ def tail_options(tails: str, expected_rows: int | None) -> str:
     words = TAILS_UNDEFINED if tails == UNDEFINED else ""
     if expected_rows is None:
         return words
-    if isinstance(expected_rows, bool) or not isinstance(expected_rows, int):
+    if isinstance(expected_rows, bool) or not isinstance(expected_rows, (int, torch.SymInt)):
         raise TypeError(f"expected_rows is {shown(expected_rows)}; an int is accepted, or None for all rows")
+    if not _is_number(expected_rows):
+        return words
     if expected_rows < 0:
         raise ValueError(f"expected_rows is {expected_rows}; it must not be negative")
     return f"{words}{EXPECTED_ROWS}{expected_rows}"

@@ -73,34 +73,41 @@ def test_output_and_gradients_have_the_bits_of_one_process(ranks, size, dtype, o
     assert ranks(size).run(all_differences, names, dtype, "cpu", of_dispatcher) == [{}] * size
 
 
-def lora_differences(dtype_name: str, of_dispatcher: dict) -> list[str]:
-    """The same for adapters beside frozen experts."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    dtype = DTYPES[dtype_name]
-    layer = build(BY_NAME["biases"], size, dtype)
-    experts, tokens = layer.experts_of(rank), layer.tokens_of(rank)
-    whole = [moegemm.LoraAdapter(8, 24, 40, rank=4, dtype=dtype), moegemm.LoraAdapter(8, 20, 24, rank=4, dtype=dtype)]
-    here = 8 // size
-    mine = [
-        moegemm.LoraAdapter(here, 24, 40, rank=4, dtype=dtype), moegemm.LoraAdapter(here, 20, 24, rank=4, dtype=dtype)
-    ]  # fmt: skip
+def make_adapters(experts: slice, dtype: torch.dtype, dropout: float = 0.0) -> tuple[list, list]:
+    """Adapters of all experts of the layer with biases, and of these experts alone."""
+    shapes = ((24, 40), (20, 24))
+    whole = [moegemm.LoraAdapter(8, k, n, rank=4, dtype=dtype) for k, n in shapes]
+    count = experts.stop - experts.start
+    mine = [moegemm.LoraAdapter(count, k, n, rank=4, dropout=dropout, dtype=dtype) for k, n in shapes]
     random = torch.Generator().manual_seed(9)
     for of_all, of_rank in zip(whole, mine, strict=True):
         with torch.no_grad():
             for a, b in zip(of_all.parameters(), of_rank.parameters(), strict=True):
                 a.copy_(torch.randn(a.shape, generator=random) * 0.3)
                 b.copy_(a[experts])
+    return whole, mine
 
-    def called(call, where, part, adapters, **options):
-        x, weights = leaf(layer.x[where]), leaf(layer.router_weights[where])
-        biases = {"gate_up_bias": layer.gate_up_bias[part], "down_bias": layer.down_bias[part]}
-        stacks = layer.w_gate_up[part], layer.w_down[part]
-        out = call(x, *stacks, layer.ids[where], weights, gate_up=adapters[0], down=adapters[1], **biases, **options)
-        out.backward(layer.d_out[where])
-        return out.detach(), weights.grad, x.grad, [p.grad for adapter in adapters for p in adapter.parameters()]
 
-    expected = called(moegemm.lora_moe_mlp, slice(None), slice(None), whole)
-    found = called(expert_parallel_mlp, tokens, experts, mine, dispatcher=AllToAll(None, 8, **of_dispatcher))
+def run_adapted(layer, call, where: slice, part: slice, adapters: list, **options) -> tuple:
+    x, weights = leaf(layer.x[where]), leaf(layer.router_weights[where])
+    biases = {"gate_up_bias": layer.gate_up_bias[part], "down_bias": layer.down_bias[part]}
+    stacks = layer.w_gate_up[part], layer.w_down[part]
+    out = call(x, *stacks, layer.ids[where], weights, gate_up=adapters[0], down=adapters[1], **biases, **options)
+    out.backward(layer.d_out[where])
+    return out.detach(), weights.grad, x.grad, [p.grad for adapter in adapters for p in adapter.parameters()]
+
+
+def lora_differences(dtype_name: str, of_dispatcher: dict) -> list[str]:
+    """The same for adapters beside frozen experts."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    dtype = DTYPES[dtype_name]
+    layer = build(BY_NAME["biases"], size, dtype)
+    experts, tokens = layer.experts_of(rank), layer.tokens_of(rank)
+    whole, mine = make_adapters(experts, dtype)
+    expected = run_adapted(layer, moegemm.lora_moe_mlp, slice(None), slice(None), whole)
+    found = run_adapted(
+        layer, expert_parallel_mlp, tokens, experts, mine, dispatcher=AllToAll(None, 8, **of_dispatcher)
+    )
     named = zip(("out", "d weights", "d x"), found, expected, strict=False)
     wrong = [name for name, a, b in named if not same(a, b[tokens])]
     pairs = zip(found[3], expected[3], strict=True)

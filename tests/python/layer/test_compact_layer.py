@@ -212,6 +212,7 @@ def test_compiled_capacities_follow_the_number_of_tokens(device):
         ({"max_rows": -1}, ValueError, r"max_rows is -1; it must not be negative"),
         ({"max_rows": 2.0}, TypeError, r"max_rows is 2\.0 of type float; an int or None is accepted"),
         ({"max_rows": True}, TypeError, r"max_rows is True of type bool"),
+        ({"max_rows": 2**40}, ValueError, r"max_rows is 1099511627776; .*int32, so that at most 2147483647 rows are"),
         ({"num_tokens": 3}, TypeError, r"num_tokens is 3 of type int; a torch\.Tensor is accepted"),
         ({"num_tokens": torch.tensor(3.0)}, TypeError, r"num_tokens has dtype fp32; accepted are int32 and int64"),
         ({"num_tokens": torch.tensor([3, 4])}, ValueError, r"num_tokens is int64\[2\] on cpu; its shape must be \[1\]"),

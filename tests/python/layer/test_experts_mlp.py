@@ -194,7 +194,7 @@ def test_out_is_written_and_returned(device, pitch, weighted_bias, grad):
     mine = leaves_of(tensors) if grad else tensors
     got = moegemm.experts_mlp(**mine, **options, out=out)
     assert got.data_ptr() == out.data_ptr()
-    assert (got is out) == (not grad)
+    assert got is not out
     assert out._version == before + 1
     assert torch.equal(out, expected)
     assert (wide[:, 24:] == 7).all()
@@ -246,7 +246,9 @@ def test_the_layer_of_tokens_writes_to_the_callers_memory(device, options, leadi
     assert torch.equal(grad_x, plain.grad)
     assert torch.equal(mine.grad, plain.grad)
     with torch.no_grad():
-        assert moegemm.moe_mlp(x, *weights, ids, None, **options, out=out.zero_()) is out
+        got = moegemm.moe_mlp(x, *weights, ids, None, **options, out=out.zero_())
+    assert got is not out
+    assert got.data_ptr() == out.data_ptr()
     assert torch.equal(out, expected)
 
 
@@ -292,6 +294,21 @@ def test_overwriting_a_result_that_is_still_needed_is_noticed(device):
         (lambda t: {"rows": t["rows"][:, :7]}, ValueError, r"w_down is .*\[5, 24, 40\].*\[E, H, I\]"),
         (lambda t: {"row_weights": torch.ones(21)}, ValueError, r"row_weights is .*\[21\].*\[R\] = \[22\]"),
         (lambda t: {"row_weights": torch.ones(22, 1)}, ValueError, "row_weights"),
+        (
+            lambda t: {"row_weights": torch.ones(22, dtype=torch.int32)},
+            TypeError,
+            "row_weights has dtype torch.int32; a",
+        ),
+        (
+            lambda t: {"row_weights": torch.ones(22) * 1j},
+            TypeError,
+            "row_weights has dtype torch.complex64; a floating",
+        ),
+        (
+            lambda t: {"row_weights": torch.ones(22) > 0},
+            TypeError,
+            "row_weights has dtype torch.bool; a floating dtype",
+        ),
         (lambda t: {"row_weights": 1.0}, TypeError, "row_weights is 1.0 of type float; a torch.Tensor is accepted"),
         (lambda t: {"w_gate_up": (t["w_gate_up"],)}, ValueError, r"w_gate_up has 1 tensors; one tensor or a pair"),
         (
@@ -315,6 +332,22 @@ def test_overwriting_a_result_that_is_still_needed_is_noticed(device):
             r"gate_up_bias is a pair of \[5, 40\] .* and \[5, 41\]",
         ),
         (lambda t: {"w_down": t["w_down"].half()}, TypeError, "w_down has dtype"),
+        (
+            lambda t: {"w_gate_up": ((w := t["w_gate_up"].chunk(2, 1))[0], w[1].to("meta"))},
+            TypeError,
+            r"w_gate_up\[1\] is on meta; it must be on cpu, where rows is",
+        ),
+        (
+            lambda t: {
+                "w_gate_up": (w := [p.clone() for p in t["w_gate_up"].chunk(2, 1)]),
+                "out": w[1].view(-1, 24)[:22],
+            },
+            ValueError,
+            r"out shares memory with w_gate_up\[1\]; it must have its own",
+        ),
+        (lambda t: {"transposed": "yes"}, TypeError, "transposed is 'yes' of type str; True and False are accepted"),
+        (lambda t: {"alpha": "a"}, TypeError, "alpha is 'a' of type str; a number or None is accepted"),
+        (lambda t: {"limit": True}, TypeError, "limit is True of type bool; a number or None is accepted"),
         (lambda t: {"activation": "swish"}, ValueError, "activation is 'swish'; accepted are"),
     ],
 )

@@ -308,6 +308,20 @@ def test_accumulate_needs_main_grads():
         run(layer.leaves(), accumulate=True)
 
 
+def test_frozen_weights_and_inference_need_no_main_grads():
+    layer = make_layer("cpu", torch.float32)
+    leaves = layer.leaves()
+    expected = run(leaves)
+    with torch.no_grad():
+        assert torch.equal(run(leaves, accumulate=True), expected)
+    leaves.tensors["w_gate_up"].requires_grad_(False)
+    w_down = leaves.tensors["w_down"]
+    w_down.main_grad = torch.zeros_like(w_down, requires_grad=False)
+    run(leaves, accumulate=True).sum().backward()
+    assert w_down.main_grad.any()
+    assert leaves.tensors["w_gate_up"].grad is None
+
+
 def test_checkpointing_gives_the_same_gradients(device):
     layer = make_layer(device, bias=True)
     plain, checkpointed = layer.leaves(), layer.leaves()
@@ -362,6 +376,11 @@ def test_a_product_may_be_the_first_thing_that_a_backward_thread_runs():
         ({"w_down": torch.randn(24, 40)}, ValueError, r"w_down is fp32\[24, 40\].*must be \[E, H, I\]"),
         ({"gate_up_bias": torch.randn(6, 40)}, ValueError, "gate_up_bias"),
         ({"router_weights": torch.rand(13, 2)}, ValueError, "router_weights"),
+        (
+            {"router_weights": torch.ones(13, 3, dtype=torch.int64)},
+            TypeError,
+            "router_weights has dtype torch.int64; a floating dtype is accepted: torch.float32 and that of the rows",
+        ),
         ({"expert_ids": torch.zeros(12, 3, dtype=torch.int64)}, ValueError, "expert_ids"),
         ({"expert_ids": torch.zeros(13, 3)}, TypeError, "expert_ids has dtype fp32"),
         ({"x": torch.randn(13, 24).double()}, TypeError, "x has dtype Double; accepted are bfloat16"),

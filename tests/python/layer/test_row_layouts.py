@@ -3,6 +3,7 @@
 import moegemm
 import pytest
 import torch
+import torch._dynamo.testing
 from conftest import NO_CUDA
 from expert_rows import SIZES, as_pairs, check_replays, leaves_of, make_rows, results
 from layer_reference import relative_error
@@ -130,6 +131,44 @@ def test_expected_rows_change_no_bits(device, expected_rows):
     d_out = torch.randn_like(tensors["rows"])
     got = results(tensors, options, d_out, expected_rows=expected_rows)
     assert_same(got, results(tensors, options, d_out), torch.arange(len(d_out), device=device))
+
+
+def compiled_with(rows_of, **settings):
+    """experts_mlp whose expected_rows are made in the graph, and how often it was compiled."""
+    torch._dynamo.reset()
+    counted = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    weights = torch.randn(3, 12, 8), torch.randn(3, 8, 6)
+
+    def layer(rows, sizes, number=None):
+        return moegemm.experts_mlp(rows, *weights, sizes, expected_rows=rows_of(rows, sizes, number))
+
+    return layer, torch.compile(layer, backend=counted, fullgraph=True, **settings), counted
+
+
+def test_another_number_of_expected_rows_is_not_another_graph():
+    plain, compiled, counted = compiled_with(lambda rows, sizes, number: number)
+    rows, sizes = torch.randn(40, 8), torch.tensor([2, 0, 3])
+    for number in range(10, 30):
+        assert torch.equal(compiled(rows, sizes, number), plain(rows, sizes, number))
+    assert counted.frame_count <= 2
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_expected_rows_follow_the_number_of_rows_in_one_graph(dynamic):
+    plain, compiled, counted = compiled_with(lambda rows, sizes, number: rows.size(0) // 2, dynamic=dynamic)
+    for count in range(10, 30):
+        rows, sizes = torch.randn(count, 8), torch.tensor([2, 0, 3])
+        assert torch.equal(compiled(rows, sizes), plain(rows, sizes))
+    assert counted.frame_count <= 2
+
+
+def test_expected_rows_may_be_a_number_that_only_the_device_knows():
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        plain, compiled, counted = compiled_with(lambda rows, sizes, number: sizes.sum().item())
+        for sizes in ([2, 0, 3], [4, 4, 1], [0, 0, 0]):
+            rows = torch.randn(9, 8)
+            assert torch.equal(compiled(rows, torch.tensor(sizes)), plain(rows, torch.tensor(sizes)))
+    assert counted.frame_count == 1
 
 
 @pytest.mark.parametrize("case", ["starts", "ends", "masked"])

@@ -61,5 +61,10 @@ def test_number_of_multiprocessors_is_checked_and_put_back():
     with moegemm.max_multiprocessors(3):
         assert moegemm.set_max_multiprocessors(3) == 3
     assert moegemm.set_max_multiprocessors(0) == 0
-    with pytest.raises(ValueError, match="max_multiprocessors is -1; it must not be negative"):
-        moegemm.set_max_multiprocessors(-1)
+    for value in (-1, 2**40):
+        with pytest.raises(ValueError, match=rf"max_multiprocessors is {value}; 0 \(all\) to 2147483647 are accepted"):
+            moegemm.set_max_multiprocessors(value)
+    for value in ("x", None, 2.5, True):
+        with pytest.raises(TypeError, match=f"max_multiprocessors is {value!r} of type .*; an int is accepted"):
+            moegemm.set_max_multiprocessors(value)
+    assert moegemm.set_max_multiprocessors(0) == 0

@@ -87,6 +87,17 @@ def test_a_gradient_of_it_is_refused_when_the_graph_is_built():
         moegemm.grouped_gemm(*call)
 
 
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_transposed_layout_of_a_layer_is_refused(which):
+    weights = [torch.randn(5, 128, 64), torch.randn(5, 64, 64)]
+    weights[which] = moegemm.quantize(weights[which], "mxfp4")
+    name = ("w_gate_up", "w_down")[which]
+    with pytest.raises(
+        ValueError, match=rf"transposed is True with {name} in mxfp4; quantised weights are \[E, N, K\]"
+    ):
+        moegemm.moe_mlp(torch.randn(4, 64), *weights, torch.zeros(4, 1, dtype=torch.int64), None, transposed=True)
+
+
 def test_a_transposed_layout_is_refused():
     x, first, _, ids, weights = layer_arguments("mxfp4", "cpu", torch.bfloat16)
     with pytest.raises(ValueError, match=r"quantised weights are \[E, N, K\] only"):

@@ -4,6 +4,7 @@ import moegemm
 import pytest
 import torch
 from conftest import FLAGS, make_case
+from moegemm.operators.gradients.weight_gradients import WeightGradient
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -204,6 +205,110 @@ def test_a_parameter_takes_the_gradient_over_without_a_copy(device):
     weights[0].register_hook(lambda g: made.append(g.data_ptr()))
     queue.run()
     assert made == [weights[0].grad.data_ptr()]
+
+
+def main_grads_of(weights, how: str) -> list[torch.Tensor]:
+    """Where their gradients end: made for the purpose, or for None what autograd makes."""
+    if how == "grad":
+        return []
+    buffers = [torch.zeros_like(w, requires_grad=False) for w in weights]
+    for w, buffer in zip(weights, buffers, strict=True):
+        w.main_grad = buffer
+    return buffers
+
+
+@pytest.mark.parametrize("how", ["grad", "main_grad"])
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_run_after_an_error_goes_on_with_what_is_left(device, monkeypatch, at, how):
+    call, leaves, weights = layer_call(device, bias=False)
+    for scale in (1.0, 3.0):
+        (scale * call()).sum().backward()
+    expected = [w.grad for w in weights]
+    gradients(leaves)
+    buffers = main_grads_of(weights, how)
+    queue, calls = moegemm.WeightGradients(), 0
+    for scale in (1.0, 3.0):
+        (scale * call(weight_gradients=queue, accumulate=how == "main_grad")).sum().backward()
+    own = WeightGradient.compute
+
+    def compute(self, *given):
+        nonlocal calls
+        calls += 1
+        if calls == 3 + at:
+            raise RuntimeError("out of memory")
+        return own(self, *given)
+
+    monkeypatch.setattr(WeightGradient, "compute", compute)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        queue.run()
+    assert len(queue) == 1
+    queue.run()
+    assert len(queue) == 0
+    for got, wanted in zip(buffers or [w.grad for w in weights], expected, strict=True):
+        assert torch.equal(got, wanted)
+
+
+def test_nothing_is_computed_before_every_buffer_is_there(device):
+    call, _leaves, weights = layer_call(device, bias=False)
+    call().sum().backward()
+    expected = [w.grad.clone() for w in weights]
+    buffers = [torch.zeros_like(w, requires_grad=False) for w in weights]
+    weights[0].main_grad, late = buffers[0], []
+    weights[1].get_main_grad = late.pop
+    weights[1].grad_added_to_main_grad = False
+    queue = moegemm.WeightGradients()
+    call(accumulate=True, weight_gradients=queue).sum().backward()
+    with pytest.raises(IndexError):
+        queue.run()
+    assert len(queue) == 1
+    assert not any(buffer.any() for buffer in buffers)
+    late.append(buffers[1])
+    queue.run()
+    for got, wanted in zip(buffers, expected, strict=True):
+        assert torch.equal(got, wanted)
+
+
+def computed_weight(device: str):
+    """Two layers of a loss that share a weight which is no parameter."""
+    p, scale = nn.Parameter(torch.randn(3, 12, 8, device=device)), nn.Parameter(torch.ones((), device=device))
+    rows, sizes = torch.randn(9, 8, device=device), torch.tensor([4, 0, 5], device=device)
+    down, w = torch.randn(3, 8, 6, device=device), p * scale
+
+    def layers(**options) -> list[torch.Tensor]:
+        return [moegemm.experts_mlp(rows * i, w, down, sizes, **options).sum() for i in (1.0, 2.0, 3.0)]
+
+    return layers, [p, scale], w
+
+
+@pytest.mark.parametrize("steps", [[None], [1, 1, 1], [2, None]])
+def test_layers_may_share_a_weight_that_is_computed(device, steps):
+    layers, leaves, w = computed_weight(device)
+    sum(layers()).backward(retain_graph=True)
+    expected = gradients(leaves)
+    queue = moegemm.WeightGradients()
+    sum(layers(weight_gradients=queue)).backward()
+    assert len(queue) == 3
+    for calls in steps:
+        queue.run(calls)
+    for got, wanted in zip(gradients(leaves), expected, strict=True):
+        torch.testing.assert_close(got, wanted)
+    with pytest.raises(RuntimeError, match="second time"):  # the last one let go of what made the weight
+        w.sum().backward()
+
+
+def test_a_computed_weight_gets_its_gradient_once_after_an_error(device, monkeypatch):
+    layers, leaves, _w = computed_weight(device)
+    layers()[0].backward(retain_graph=True)
+    expected = gradients(leaves)
+    queue = moegemm.WeightGradients()
+    layers(weight_gradients=queue)[0].backward()
+    with monkeypatch.context() as patched:
+        patched.setattr(WeightGradient, "compute", lambda *given: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            queue.run()
+    queue.run()
+    for got, wanted in zip(gradients(leaves), expected, strict=True):
+        assert torch.equal(got, wanted)
 
 
 def test_a_queue_that_was_not_filled_is_refused():

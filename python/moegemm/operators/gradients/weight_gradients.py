@@ -30,12 +30,12 @@ class WeightGradient(NamedTuple):
     config: list[int] | None = None
     target: MainGrad | None = None
 
-    def compute(self) -> Tensor | None:
-        """dW, or what autograd gets once it is in a main_grad."""
+    def compute(self, buffer: Tensor | None = None) -> Tensor | None:
+        """dW, or what autograd gets once it is in a main_grad. `buffer` is that of the target, where it was asked."""
         arguments = self[:6]
         if self.target is None:
             return _dw(*arguments, self.options, self.config)
-        self._write(self.target.buffer(), self.target.overwritten())
+        self._write(self.target.buffer() if buffer is None else buffer, self.target.overwritten())
         parameter = self.target.parameter
         shape = parameter.mT.shape if self.target.transposed else parameter.shape
         return gradient_after_adding(parameter, shape)
@@ -59,15 +59,48 @@ class WeightGradient(NamedTuple):
             buffer.add_(exact)
 
 
-class _Deferred(NamedTuple):
+class _Deferred:
     """A dW that waits, and the W of its product. What it reads may not change meanwhile."""
 
-    w: Tensor
-    gradient: WeightGradient
-    versions: tuple[int, ...]
+    def __init__(self, w: Tensor, gradient: WeightGradient) -> None:
+        self.w, self.nodes = w, _nodes_of(w)
+        self._gradient: WeightGradient | None = gradient  # until it is computed: what it keeps goes then
+        self._versions = tuple(map(_version, gradient[:5]))
+        self._buffer: Tensor | None = None
+        self._dw: Tensor | None = None
 
-    def require_unchanged(self) -> None:
-        for tensor, version in zip(self.gradient[:5], self.versions, strict=True):
+    @property
+    def computed(self) -> bool:
+        return self._gradient is None
+
+    def prepare(self) -> None:
+        """Everything that can be refused, before anything is computed."""
+        if self._gradient is None:
+            return
+        self._require_unchanged(self._gradient[:5])
+        target = self._gradient.target
+        self._buffer = None if target is None else target.buffer()
+
+    def compute(self) -> None:
+        """Once: a run after one that an error ended does not add to a main_grad again."""
+        if self._gradient is None:
+            return
+        try:
+            with torch.no_grad():
+                dw = self._gradient.compute(self._buffer)
+        except RuntimeError as error:
+            raise explain(error, {}) from None
+        self._dw = None if dw is None else dw.view(self.w.shape)
+        self._gradient = self._buffer = None
+
+    def take(self) -> Tensor | None:
+        """dW, which is kept no longer."""
+        self.compute()
+        dw, self._dw = self._dw, None
+        return dw
+
+    def _require_unchanged(self, tensors: Sequence[Any]) -> None:
+        for tensor, version in zip(tensors, self._versions, strict=True):
             if _version(tensor) != version:
                 assert isinstance(tensor, Tensor)
                 raise RuntimeError(
@@ -78,6 +111,19 @@ class _Deferred(NamedTuple):
 
 def _version(tensor: Tensor | None) -> int:
     return -1 if tensor is None or tensor.is_inference() else tensor._version
+
+
+def _nodes_of(w: Tensor) -> frozenset[Any]:
+    """What autograd has between a parameter and W: views, casts, computations."""
+    found: set[Any] = set()
+    left: list[Any] = [w.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in found or not node.next_functions:  # the last are those of parameters
+            continue
+        found.add(node)
+        left += [before for before, _ in node.next_functions]
+    return frozenset(found)
 
 
 class _Run(torch.autograd.Function):
@@ -91,14 +137,7 @@ class _Run(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None]:
-        w, gradient, _ = ctx.deferred
-        ctx.deferred = None  # what it keeps goes as soon as it is used
-        try:
-            with torch.no_grad():
-                dw = gradient.compute()
-        except RuntimeError as error:
-            raise explain(error, {}) from None
-        return (None if dw is None else dw.view(w.shape)), None
+        return ctx.deferred.take(), None
 
 
 _run: Callable[..., Tensor] = _Run.apply
@@ -122,6 +161,12 @@ def apart(w: Tensor) -> Tensor:
         return w
     apply: Callable[..., Tensor] = _Apart.apply
     return apply(torch.empty(0, requires_grad=True), [w])
+
+
+def _hand_over(entries: Sequence[_Deferred], retain_graph: bool = False) -> None:
+    with torch.enable_grad():
+        ends = [_run(each.w, each) for each in entries]
+    torch.autograd.backward(ends, retain_graph=retain_graph)
 
 
 class WeightGradients:
@@ -155,10 +200,11 @@ class WeightGradients:
 
     def add(self, gradients: Sequence[tuple[Tensor, WeightGradient]]) -> None:
         """What one backward leaves: each product's W, as autograd knows it, and its dW."""
-        self._waiting.append([_Deferred(w, g, tuple(map(_version, g[:5]))) for w, g in gradients])
+        self._waiting.append([_Deferred(w, gradient) for w, gradient in gradients])
 
     def run(self, calls: int | None = None) -> None:
-        """Computes what the first `calls` backward passes left, by default all of them."""
+        """Computes what the first `calls` backward passes left, by default all of them. After an error what was not
+        computed still waits: another run() goes on with it."""
         if calls is not None and (isinstance(calls, bool) or not isinstance(calls, int)):
             raise TypeError(f"calls is {shown(calls)} of type {type(calls).__name__}; an int or None is accepted")
         waiting = len(self._waiting)
@@ -170,15 +216,30 @@ class WeightGradients:
         if calls is not None and not 1 <= calls <= waiting:
             raise ValueError(f"calls is {calls}; {waiting} backward passes wait, so 1 to {waiting} are accepted")
         for _ in range(waiting if calls is None else calls):  # one by one: the sums' order is that of the backwards
-            for each in self._waiting[0]:
-                each.require_unchanged()
-            call = self._waiting.popleft()
+            self._run_first()
+            self._waiting.popleft()
             self._ran = True
-            with torch.enable_grad():
-                ends = [_run(each.w, each) for each in call]
-            del call
-            if ends:
-                torch.autograd.backward(ends)
+
+    def _run_first(self) -> None:
+        """The oldest backward pass that waits. Its entries leave as autograd gets them."""
+        call = self._waiting[0]
+        for each in call:
+            each.prepare()
+        for parameter in [each for each in call if not each.nodes]:
+            try:
+                _hand_over([parameter])
+            finally:
+                if parameter.computed:
+                    call.remove(parameter)
+        derived = call.copy()
+        for each in derived:  # all of them before the first is on its way through what made its W
+            each.compute()
+        nodes = frozenset[Any]().union(*(each.nodes for each in derived))
+        later = (each for waiting in list(self._waiting)[1:] for each in waiting)
+        shared = bool(nodes) and any(not nodes.isdisjoint(each.nodes) for each in later)
+        call.clear()
+        if derived:
+            _hand_over(derived, shared)
 
 
 def require_queue(weight_gradients: object) -> None:

@@ -6,7 +6,9 @@ from typing import TypeVar
 
 from moegemm.operators.errors import explain, shown
 from moegemm.operators.loading import ops
+from moegemm.operators.rules import require_integer
 
+_MOST_MULTIPROCESSORS = 2**31 - 1  # an int of the library
 _Value = TypeVar("_Value", bool, int)
 
 
@@ -59,6 +61,7 @@ def set_max_multiprocessors(most: int) -> int:
     >>> moegemm.set_max_multiprocessors(0)
     112
     """
+    require_integer("max_multiprocessors", most, 0, _MOST_MULTIPROCESSORS, " (all)")
     return _ask(ops.set_max_multiprocessors, most)
 
 

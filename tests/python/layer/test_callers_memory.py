@@ -1,0 +1,89 @@
+"""Memory of the caller's for a layer's result and its gradient: which is taken, and what becomes of it."""
+
+import re
+
+import moegemm
+import pytest
+import torch
+from expert_rows import make_rows
+from torch.utils.checkpoint import checkpoint
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_leaves_the_callers_memory_alone(device, reentrant, tokens):
+    w_gate_up, w_down = torch.randn(3, 12, 8, device=device, requires_grad=True), torch.randn(3, 8, 6, device=device)
+    ids, sizes = torch.randint(3, (10, 1), device=device), torch.tensor([3, 2, 5], device=device)
+
+    def layer(x, **memory):
+        if tokens:
+            return moegemm.moe_mlp(x, w_gate_up, w_down, ids, None, **memory)
+        return moegemm.experts_mlp(x, w_gate_up, w_down, sizes, **memory)
+
+    leaves = [torch.randn(10, 8, device=device, requires_grad=True), w_gate_up]
+    out = torch.empty(10, 8, device=device)
+    expected = torch.autograd.grad(layer(leaves[0]).square().sum(), leaves)
+    for _ in range(2):
+        got = checkpoint(lambda x: layer(x, out=out), leaves[0], use_reentrant=reentrant)
+        assert got.data_ptr() == out.data_ptr()
+        assert out.grad_fn is None
+        assert not out.requires_grad
+        got.square().sum().backward()
+        for leaf, gradient in zip(leaves, expected, strict=True):
+            assert torch.equal(leaf.grad, gradient)
+            leaf.grad = None
+
+
+def test_compiled_inference_writes_to_the_callers_memory(device):
+    tensors, options = make_rows(device)
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda out: moegemm.experts_mlp(**tensors, **options, out=out), backend="aot_eager", fullgraph=True
+    )
+    out = torch.empty_like(tensors["rows"])
+    with torch.no_grad():
+        got = compiled(out)
+    assert torch.equal(out, moegemm.experts_mlp(**tensors, **options))
+    assert torch.equal(got, out)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: torch.empty(3, 4, 8)[:, :1],
+    lambda: torch.empty(3, 1, 10)[:, :, :8],
+    lambda: torch.empty(1, 3, 8).transpose(0, 1),
+], ids=["first of some", "padded", "turned"])  # fmt: skip
+def test_strides_of_dimensions_of_one_say_nothing(device, make):
+    out, rows, sizes = (
+        make().to(device),
+        torch.randn(3, 1, 8, device=device),
+        torch.ones(3, dtype=torch.int64, device=device),
+    )
+    weights = torch.randn(3, 12, 8, device=device), torch.randn(3, 8, 6, device=device)
+    got = moegemm.experts_mlp(rows, *weights, sizes, out=out)
+    assert got.stride() == out.stride()
+    assert torch.equal(out, moegemm.experts_mlp(rows, *weights, sizes))
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (3, 0, 8)])
+def test_memory_for_no_rows_has_any_strides(device, shape):
+    weights = torch.randn(3, 12, 8, device=device), torch.randn(3, 8, 6, device=device)
+    sizes = torch.zeros(3, dtype=torch.int64, device=device)
+    out = torch.empty(shape[::-1], device=device).permute(*reversed(range(len(shape))))
+    assert moegemm.experts_mlp(torch.empty(shape, device=device), *weights, sizes, out=out).shape == shape
+
+
+@pytest.mark.parametrize("name", ["out", "grad_rows_out"])
+@pytest.mark.parametrize("part", ["values", "scales"])
+@pytest.mark.parametrize("which", [0, 1, "up"])
+def test_memory_of_a_quantised_weight_is_refused(which, part, name):
+    first, second = (moegemm.quantize(torch.randn(3, n, k), "mxfp4") for n, k in ((128, 64), (64, 64)))
+    halves = [moegemm.quantize(torch.randn(3, 64, 64), "mxfp4") for _ in range(2)]
+    weights = [halves if which == "up" else first, second]
+    owner, argument = (halves[1], "w_gate_up[1]") if which == "up" else (weights[which], ("w_gate_up", "w_down")[which])
+    memory = getattr(owner, part).data
+    before = memory.clone()
+    rows = torch.randn(3, 64, dtype=torch.bfloat16, requires_grad=name != "out")
+    buffer = memory.view(torch.uint8).flatten()[: rows.nbytes].view(torch.bfloat16).view(3, 64)
+    with pytest.raises(ValueError, match=f"{name} shares memory with {re.escape(argument)}; it must have its own"):
+        moegemm.experts_mlp(rows, *weights, torch.tensor([1, 1, 1]), **{name: buffer})
+    assert torch.equal(memory, before)
