@@ -3,9 +3,12 @@
 import os
 import subprocess
 import sys
+import sysconfig
+import venv
 from pathlib import Path
 
 import pytest
+import torch
 from moegemm import program
 
 ROOT = Path(__file__).parents[3]
@@ -40,14 +43,20 @@ def test_library_without_the_program_says_so(tmp_path, monkeypatch, capsys):
     assert "libempty.so was built without the program: " in capsys.readouterr().err
 
 
-def test_make_puts_the_programs_of_the_checkout_on_the_path_of_its_environment(tmp_path):
-    (tmp_path / "bin").mkdir()
+def test_make_puts_programs_and_package_of_the_checkout_into_its_environment(tmp_path):
+    venv.create(tmp_path, with_pip=False, symlinks=True)
     python = tmp_path / "bin" / "python"
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    python.chmod(0o755)
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path)}))
+    folders = {sysconfig.get_path("purelib"), str(Path(torch.__file__).parents[1])}
+    (site / "torch_of_the_tests.pth").write_text("\n".join(folders) + "\n")
     for _ in range(2):  # each build does it again
         subprocess.run([ROOT / "scripts" / "link_programs", tmp_path, "build/release"], check=True)
     assert (tmp_path / "bin" / "moegemm").readlink() == ROOT / "build" / "release" / "src" / "cli" / "moegemm"
     assert run(str(tmp_path / "bin" / "moegemm-bench"), "--help").stdout.startswith("usage: moegemm-bench")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    found = [python, "-c", "import moegemm; print(moegemm.__file__)"]
+    shown = subprocess.run(found, env=clean, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == str(ROOT / "python" / "moegemm" / "__init__.py")
     makefile = (ROOT / "Makefile").read_text()
-    assert "@scripts/link_programs $(VENV) $(BUILD)" in makefile.split("\nbuild: ")[1].split("\n\n")[0]
+    for goal in ("build", "build-demo"):
+        assert "@scripts/link_programs $(VENV) $(BUILD)" in makefile.split(f"\n{goal}: ")[1].split("\n\n")[0]
