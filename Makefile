@@ -17,6 +17,8 @@ VENV_PYTHON := $(CURDIR)/$(VENV)/bin/python
 STAMPS := build/stamps
 LOGS := build/logs
 STEP := scripts/step
+# Of two branches that run at the same time the other shows its progress.
+VENV_STEP := $(if $(STEP_IN_PARALLEL),STEP_QUIET=1) $(STEP)
 export PYTHON
 # Compilations are the same whatever build folder they run in: the wheel's finds the release build's.
 export CCACHE_BASEDIR := $(CURDIR)
@@ -147,12 +149,12 @@ $(STAMPS)/system-arm: requirements/system-arm.txt scripts/install_system_package
 # Slim, for the demo; the rest is installed on top of it.
 DEMO_LISTS := requirements/demo.txt $(if $(wildcard /dev/nvidiactl),requirements/demo-gpu.txt)
 $(STAMPS)/venv-demo: requirements/torch.txt $(DEMO_LISTS) scripts/make_venv | $(STAMPS)/system
-	@$(STEP) "Virtual environment" $(LOGS)/venv-demo.log scripts/make_venv $(VENV) $(DEMO_LISTS)
+	@$(VENV_STEP) "Virtual environment" $(LOGS)/venv-demo.log scripts/make_venv $(VENV) $(DEMO_LISTS)
 	@mkdir -p $(@D) && touch $@
 
 $(STAMPS)/venv: requirements/dev.txt requirements/hub.txt $(STAMPS)/venv-demo
-	@$(STEP) "Virtual environment for the tests" $(LOGS)/venv.log scripts/make_venv $(VENV) requirements/dev.txt
-	@$(STEP) "The library of the Hub, apart" $(LOGS)/venv-hub.log $(VENV_PYTHON) -m pip install --upgrade --target $(VENV)/hub --requirement requirements/hub.txt
+	@$(VENV_STEP) "Virtual environment for the tests" $(LOGS)/venv.log scripts/make_venv $(VENV) requirements/dev.txt
+	@$(VENV_STEP) "The library of the Hub, apart" $(LOGS)/venv-hub.log $(VENV_PYTHON) -m pip install --upgrade --target $(VENV)/hub --requirement requirements/hub.txt
 	@touch $@
 
 $(STAMPS)/lint-tools: requirements/lint.txt requirements/system-lint.txt $(STAMPS)/venv
@@ -185,6 +187,7 @@ $(BUILD)/build.ninja: CMakePresets.json $(STAMPS)/system $(release_needs_$(PURPO
 	@$(STEP) "Configure ($(notdir $(BUILD)))" $(LOGS)/configure-$(notdir $(BUILD)).log cmake --preset release -B $(BUILD) $(RELEASE_OPTIONS)
 	@touch $@
 
+build/tsan/build.ninja: | build/asan/build.ninja  # one line on the terminal
 build/asan/build.ninja build/tsan/build.ninja: build/%/build.ninja: CMakePresets.json $(STAMPS)/system $(STAMPS)/options-sanitizers
 	@$(STEP) "Configure ($*)" $(LOGS)/configure-$*.log cmake --preset $* $(SANITIZER_OPTIONS)
 	@touch $@

@@ -1,11 +1,14 @@
 """What the make commands run: progress on a terminal, what is compiled for whom, one sentence where nothing works."""
 
+import fcntl
 import os
 import pty
 import re
 import shutil
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -26,10 +29,12 @@ def run(*command: object, **environment: str) -> subprocess.CompletedProcess[str
     )
 
 
-def on_terminal(*command: object) -> str:
-    """What a command writes to a terminal."""
+def on_terminal(*command: object, columns: int = 0, **environment: str) -> str:
+    """What a command writes to a terminal; without `columns` to one that does not say how wide it is."""
     main, side = pty.openpty()
-    child = subprocess.Popen(list(map(str, command)), stdout=side, stderr=side, stdin=side)
+    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24 if columns else 0, columns, 0, 0))
+    where = os.environ | environment
+    child = subprocess.Popen(list(map(str, command)), stdout=side, stderr=side, stdin=side, env=where)
     os.close(side)
     shown = b""
     while True:
@@ -69,6 +74,7 @@ def test_long_step_is_one_line_in_a_log(tmp_path):
 @pytest.mark.parametrize(
     ("printed", "shown"),
     [
+        ("  [77/240] Building CXX object a.o", "77 of 240"),  # ninja, as pip shows it
         ("Collecting numpy>=1.26", "numpy"),
         ("Downloading torch-2.13.0-cp311-none-linux_x86_64.whl (190 MB)", "torch-2.13.0"),
         ("Installing collected packages: mpmath, sympy, torch", "installing 3 packages"),
@@ -78,6 +84,28 @@ def test_long_step_is_one_line_in_a_log(tmp_path):
 )
 def test_progress_of_every_kind_of_step_is_read(printed, shown, tmp_path):
     assert shown in on_terminal(SCRIPTS / "step", "x", tmp_path / "log", "bash", "-c", f"echo '{printed}'; sleep 1.5")
+
+
+@pytest.mark.parametrize(("columns", "most"), [(0, 79), (60, 59)])
+def test_progress_fits_into_one_line_of_the_terminal(columns, most, tmp_path):
+    slow = f"echo 'Downloading {'a-long-name-' * 9}'; sleep 1.5"
+    shown = on_terminal(SCRIPTS / "step", "x", tmp_path / "log", "bash", "-c", slow, columns=columns)
+    lines = re.split(r"[\r\n]|\x1b\[K", shown)
+    assert max(map(len, lines)) == most
+
+
+def test_of_two_steps_at_a_time_one_shows_its_progress(tmp_path):
+    quiet = {"STEP_IN_PARALLEL": "1", "STEP_QUIET": "1"}
+    shown = on_terminal(SCRIPTS / "step", "Install", tmp_path / "log", "bash", "-c", SLOW_NINJA, **quiet)
+    assert shown.startswith("\r\x1b[KInstall ")  # over the other's line
+    assert "240" not in shown
+    other = on_terminal(SCRIPTS / "step", "Compile", tmp_path / "log", "bash", "-c", SLOW_NINJA, STEP_IN_PARALLEL="1")
+    assert "77 of 240" in other
+    in_a_log = run(SCRIPTS / "step", "Compile", tmp_path / "log", "echo", STEP_IN_PARALLEL="1").stdout
+    assert re.fullmatch(r"Compile +ok +\d+ s\n", in_a_log)
+    makefile = (ROOT / "Makefile").read_text()
+    assert len(re.findall(r'@\$\(VENV_STEP\) "(?:Virtual environment|The library of the Hub)', makefile)) == 3
+    assert "STEP_QUIET" not in makefile.split("\nVENV_STEP := ")[1].partition("\n")[2]
 
 
 def test_failed_step_shows_the_end_of_its_log(tmp_path):
