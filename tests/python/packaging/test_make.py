@@ -1,17 +1,14 @@
 """What the make commands run: progress on a terminal, what is compiled for whom, one sentence where nothing works."""
 
-import fcntl
 import os
-import pty
 import re
 import shutil
-import struct
 import subprocess
 import sys
-import termios
 from pathlib import Path
 
 import pytest
+from terminal import on_terminal
 
 ROOT = Path(__file__).parents[3]
 SCRIPTS = ROOT / "scripts"
@@ -27,26 +24,6 @@ def run(*command: object, **environment: str) -> subprocess.CompletedProcess[str
         check=False,
         timeout=120,
     )
-
-
-def on_terminal(*command: object, columns: int = 0, **environment: str) -> str:
-    """What a command writes to a terminal; without `columns` to one that does not say how wide it is."""
-    main, side = pty.openpty()
-    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24 if columns else 0, columns, 0, 0))
-    where = os.environ | environment
-    child = subprocess.Popen(list(map(str, command)), stdout=side, stderr=side, stdin=side, env=where)
-    os.close(side)
-    shown = b""
-    while True:
-        try:
-            part = os.read(main, 4096)
-        except OSError:  # the other side is closed
-            part = b""
-        if not part:
-            break
-        shown += part
-    assert child.wait(timeout=60) == 0, shown
-    return shown.decode()
 
 
 def program(path: Path, text: str) -> Path:

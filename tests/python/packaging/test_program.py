@@ -1,6 +1,7 @@
 """The program `moegemm` in a Python environment."""
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from moegemm import program
+from terminal import on_terminal
 
 ROOT = Path(__file__).parents[3]
 IN_PYTHON = [sys.executable, "-m", "moegemm"]
@@ -31,6 +33,32 @@ def test_warnings_of_the_library_go_to_stderr(tmp_path):
     done = run(*IN_PYTHON, "cache", "show", MOEGEMM_CACHE_DIR=str(tmp_path))
     assert done.returncode == 0
     assert "moegemm: warning: the tuning cache" in done.stderr
+
+
+@pytest.mark.parametrize(("columns", "most"), [(0, 79), (60, 59)])
+def test_progress_fits_into_one_line_of_the_terminal(columns, most, tmp_path):
+    built = ROOT / "build" / "release" / "src" / "cli" / "moegemm"
+    command = [built] if built.is_file() else IN_PYTHON
+    layer = [
+        "tune",
+        "--budget",
+        "0.05",
+        "--experts",
+        "4",
+        "--topk",
+        "2",
+        "--hidden",
+        "64",
+        "--intermediate",
+        "64",
+        "--tokens",
+        "8",
+    ]
+    where = {"PYTHONPATH": str(ROOT / "python"), "MOEGEMM_CACHE_DIR": str(tmp_path)}
+    shown = on_terminal(*command, *layer, columns=columns, **where)
+    lines = [part for part in re.split(r"[\r\n]|\x1b\[2K", shown) if part.startswith("[")]
+    assert lines
+    assert max(map(len, lines)) <= most
 
 
 def test_library_without_the_program_says_so(tmp_path, monkeypatch, capsys):
