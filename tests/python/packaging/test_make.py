@@ -81,7 +81,7 @@ def test_of_two_steps_at_a_time_one_shows_its_progress(tmp_path):
     in_a_log = run(SCRIPTS / "step", "Compile", tmp_path / "log", "echo", STEP_IN_PARALLEL="1").stdout
     assert re.fullmatch(r"Compile +ok +\d+ s\n", in_a_log)
     makefile = (ROOT / "Makefile").read_text()
-    assert len(re.findall(r'@\$\(VENV_STEP\) "(?:Virtual environment|The library of the Hub)', makefile)) == 3
+    assert len(re.findall(r'\$\(VENV_STEP\) "(?:Virtual environment|The library of the Hub)', makefile)) == 3
     assert "STEP_QUIET" not in makefile.split("\nVENV_STEP := ")[1].partition("\n")[2]
 
 
@@ -182,6 +182,33 @@ def test_missing_packages_without_root_are_named(tmp_path):
     )
     assert done.returncode == 1
     assert "sudo apt-get install --no-install-recommends libnothing-dev no-compiler" in done.stderr
+
+
+def test_packages_that_apt_cannot_fetch_are_named(tmp_path):
+    (tmp_path / "list.txt").write_text("libnothing-dev  header nothing/at/all.h\n")
+    program(tmp_path / "bin" / "id", "echo 0")
+    program(tmp_path / "bin" / "apt-get", 'echo "Could not resolve deb.debian.org" >&2; exit 100')
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    done = run(SCRIPTS / "install_system_packages", tmp_path / "list.txt", PATH=path)
+    assert done.returncode == 1
+    assert "Could not resolve deb.debian.org" in done.stderr
+    assert "apt-get could not install libnothing-dev (above is why). Without a network, install" in done.stderr
+
+
+def test_every_pip_of_make_says_how_to_do_without_a_network(tmp_path):
+    offline = program(tmp_path / "python", 'echo "no route to host" >&2; exit 1')
+    done = run(SCRIPTS / "pip_install", offline, "the tools for the wheel", "--upgrade", "-r", "requirements/wheel.txt")
+    assert done.returncode == 1
+    assert "pip could not install the tools for the wheel (above is why). Without a network, run" in done.stderr
+    assert "'pip download -r requirements/wheel.txt'" in done.stderr
+    assert "PIP_FIND_LINKS=/path" in done.stderr
+    assert "pip install" not in (ROOT / "Makefile").read_text()
+
+
+def test_step_that_may_fail_says_what_is_left_out(tmp_path):
+    done = run(SCRIPTS / "step", "Hub", tmp_path / "log", "false", STEP_OPTIONAL="one test is skipped")
+    assert done.returncode == 0
+    assert re.fullmatch(rf"Hub +left out: one test is skipped \(why: {tmp_path}/log\)\n", done.stdout)
 
 
 def test_no_network_says_how_to_do_without(tmp_path):
