@@ -42,8 +42,8 @@ PURPOSE := $(if $(filter demo build-demo,$(MAKECMDGOALS)),$(if $(filter-out demo
 PURPOSE_OPTIONS = $(shell scripts/release_options $(PURPOSE) "$(CUDA)" "$(CUDA_ARCHS)")
 BUILD := $(shell scripts/release_options $(PURPOSE) "$(CUDA)" "$(CUDA_ARCHS)" folder)
 RELEASE_OPTIONS = $(LAUNCHER) $(PURPOSE_OPTIONS) -DMOEGEMM_BUILD_TORCH=ON -DPython3_EXECUTABLE=$(VENV_PYTHON)
-# CUDA=OFF, or no nvcc: the wheel without kernels.
-WHEEL_VARIANT = $(if $(filter OFF,$(CUDA)),cpu,$(if $(filter ON,$(CUDA))$(CUDA_ARCHS)$(shell command -v nvcc),cuda,cpu))
+# CUDA=OFF, or no nvcc that is new enough: the wheel without kernels.
+WHEEL_VARIANT = $(if $(filter OFF,$(CUDA)),cpu,$(if $(filter ON,$(CUDA))$(CUDA_ARCHS)$(shell scripts/gpu/usable_nvcc),cuda,cpu))
 SANITIZER_OPTIONS = $(LAUNCHER) -DMOEGEMM_BUILD_CLI=OFF
 # clang-tidy reads file by file, and no precompiled headers of another compiler.
 LINT_OPTIONS = $(RELEASE_OPTIONS) -DCMAKE_UNITY_BUILD=OFF -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON

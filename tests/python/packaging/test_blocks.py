@@ -174,8 +174,8 @@ def raised_by_bad_arguments() -> str:
 
 def test_messages_on_the_page_of_errors_are_those_of_the_library():
     """The first column of its tables; `...` stands for a value."""
-    folders = ("python", "src", "bindings", "scripts")
-    files = [path for name in folders for path in (ROOT / name).rglob("*") if path.suffix in {".py", ".cpp", ".h", ""}]
+    folders, kinds = ("python", "src", "bindings", "scripts", "cmake"), {".py", ".cpp", ".h", ".cmake", ""}
+    files = [path for name in folders for path in (ROOT / name).rglob("*") if path.suffix in kinds]
     sources = "\n".join(path.read_text() for path in files if path.is_file())
     joined = re.sub(r'"\s*(?:\+\s*)?\n\s*f?"', "", sources).replace('\\"', '"')  # strings that go on in the next line
     raised = raised_by_bad_arguments()

@@ -97,8 +97,9 @@ class Machine:
 
     def __init__(self, folder: Path) -> None:
         self.root, self.bin = folder, folder / "bin"
-        (folder / "scripts").mkdir()
-        shutil.copy(SCRIPTS / "release_options", folder / "scripts")
+        (folder / "scripts" / "gpu").mkdir(parents=True)
+        for name in ("release_options", "gpu/usable_nvcc"):
+            shutil.copy(SCRIPTS / name, folder / "scripts" / name)
 
     def with_gpus(self, *capabilities: str) -> None:
         program(self.bin / "nvidia-smi", "\n".join(f"echo {c}" for c in capabilities))
@@ -136,6 +137,32 @@ def test_whoever_asks_for_kernels_gets_them(machine):
     assert machine.options("demo", archs="80,90").endswith("-DMOEGEMM_CUDA=ON '-DMOEGEMM_CUDA_ARCHS=80;90'")
     machine.with_gpus("9.0")
     assert machine.options("demo", cuda="OFF").endswith("-DMOEGEMM_CUDA=OFF")
+
+
+OLD_NVCC = "echo 'Cuda compilation tools, release 12.4, V12.4.131'"
+
+
+def test_nvcc_that_is_too_old_is_as_none(machine):
+    machine.with_gpus("9.0")
+    program(machine.bin / "nvcc", OLD_NVCC)
+    assert machine.options("demo").endswith("-DMOEGEMM_CUDA=OFF")
+    assert machine.options("demo", asked="folder") == "build/release"
+    assert machine.options("demo", cuda="ON").endswith("-DMOEGEMM_CUDA=ON")
+    usable = [run(SCRIPTS / "gpu" / "usable_nvcc", PATH=f"{machine.bin}:/usr/bin:/bin").stdout]
+    program(machine.bin / "nvcc", OLD_NVCC.replace("12.4", "13.1"))
+    usable.append(run(SCRIPTS / "gpu" / "usable_nvcc", PATH=f"{machine.bin}:/usr/bin:/bin").stdout.strip())
+    assert usable == ["", str(machine.bin / "nvcc")]
+
+
+@pytest.mark.parametrize("cuda", ["AUTO", "ON"])
+def test_cmake_leaves_kernels_out_where_nvcc_is_too_old_unless_they_are_asked_for(cuda, tmp_path):
+    old = program(tmp_path / "nvcc", OLD_NVCC)
+    options = [f"-DMOEGEMM_CUDA={cuda}", f"-DCMAKE_CUDA_COMPILER={old}", "-DMOEGEMM_BUILD_CLI=OFF"]
+    done = run("cmake", "--preset", "release", "-S", ROOT, "-B", tmp_path, "-DMOEGEMM_BUILD_TESTS=OFF", *options)
+    said = " ".join(done.stderr.split())
+    assert f"nvcc 12.4 at {old} is too old: 13.0 or newer is needed" in said
+    assert ("`make ... CUDA=OFF`" if cuda == "ON" else "CUDA kernels are left out") in said
+    assert (done.returncode != 0) == (cuda == "ON")
 
 
 def test_tests_are_complete(machine):
