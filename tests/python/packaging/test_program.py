@@ -15,6 +15,13 @@ from terminal import on_terminal
 
 ROOT = Path(__file__).parents[3]
 IN_PYTHON = [sys.executable, "-m", "moegemm"]
+BUILT = ROOT / "build" / "release" / "src" / "cli" / "moegemm"
+PROGRAM = [str(BUILT)] if BUILT.is_file() else IN_PYTHON
+# A driver of 2023, as far as one looks for its version.
+OLD_DRIVER = """
+int cuInit(unsigned flags) { return flags != 0; }
+int cuDriverGetVersion(int* version) { *version = 12020; return 0; }
+"""
 
 
 def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -37,8 +44,6 @@ def test_warnings_of_the_library_go_to_stderr(tmp_path):
 
 @pytest.mark.parametrize(("columns", "most"), [(0, 79), (60, 59)])
 def test_progress_fits_into_one_line_of_the_terminal(columns, most, tmp_path):
-    built = ROOT / "build" / "release" / "src" / "cli" / "moegemm"
-    command = [built] if built.is_file() else IN_PYTHON
     layer = [
         "tune",
         "--budget",
@@ -55,10 +60,21 @@ def test_progress_fits_into_one_line_of_the_terminal(columns, most, tmp_path):
         "8",
     ]
     where = {"PYTHONPATH": str(ROOT / "python"), "MOEGEMM_CACHE_DIR": str(tmp_path)}
-    shown = on_terminal(*command, *layer, columns=columns, **where)
+    shown = on_terminal(*PROGRAM, *layer, columns=columns, **where)
     lines = [part for part in re.split(r"[\r\n]|\x1b\[2K", shown) if part.startswith("[")]
     assert lines
     assert max(map(len, lines)) <= most
+
+
+def test_gpu_with_an_old_driver_says_what_to_do(tmp_path):
+    if "without CUDA" in run(*PROGRAM, "info").stdout:
+        pytest.skip("no CUDA kernels are compiled in")
+    stub = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(tmp_path / "libcuda.so.1")]
+    subprocess.run(stub, input=OLD_DRIVER, text=True, check=True)
+    done = run(*PROGRAM, "info", LD_LIBRARY_PATH=str(tmp_path))
+    assert done.returncode == 0
+    assert re.search(r"^gpu .*the driver is for CUDA 12\.2, this library needs one for CUDA \d+\.0", done.stdout, re.M)
+    assert "update the driver" in done.stdout
 
 
 def test_library_without_the_program_says_so(tmp_path, monkeypatch, capsys):
