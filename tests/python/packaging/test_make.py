@@ -165,6 +165,13 @@ def test_cmake_leaves_kernels_out_where_nvcc_is_too_old_unless_they_are_asked_fo
     assert (done.returncode != 0) == (cuda == "ON")
 
 
+def test_cmake_names_the_package_that_a_source_build_needs(tmp_path):
+    without = ["-DCMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON", "-DMOEGEMM_CUDA=OFF"]
+    done = run("cmake", "--preset", "release", "-S", ROOT, "-B", tmp_path, *without)
+    assert done.returncode != 0
+    assert "install nlohmann-json3-dev" in " ".join(done.stderr.split())
+
+
 def test_tests_are_complete(machine):
     assert machine.options("all") == "-DMOEGEMM_BUILD_TESTS=ON -DMOEGEMM_CUDA=AUTO"
 
