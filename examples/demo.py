@@ -6,11 +6,14 @@ trained with moegemm and without. Everything is timed in turns and compared by m
 """
 
 import argparse
+import random
 import statistics
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +27,7 @@ import train_moe  # noqa: E402
 from moegemm.bench import contenders  # noqa: E402
 from moegemm.bench.cases import OPS, Case, Model, read_catalogue  # noqa: E402
 from moegemm.bench.operands import Routing, draw_experts, make_operands, make_weights  # noqa: E402
-from moegemm.bench.timing import Calls, Clock, spread  # noqa: E402
+from moegemm.bench.timing import Clock, spread  # noqa: E402
 
 # What a user asks of the products, in words.
 PRODUCTS = {
@@ -35,9 +38,22 @@ PRODUCTS = {
     "dw1": "its dW: gather",
     "dw2": "its dW: gather",
 }
-LEAST_ROUNDS, MOST_ROUNDS = 5, 21
+LEAST_TURNS, MOST_TURNS = 5, 21
 SECONDS = 2.0  # of one operation's turns, where they are that quick
-UNSTEADY = 1.5  # quartiles this far apart are worth a word: the machine was busy
+SLOW, TURNS_OF_SLOW = 2.0, 3  # seconds of one turn, and turns of an operation that takes longer
+MOST_SECONDS = 60.0  # after which no turn begins
+UNSTEADY = 1.5  # quartiles this far apart make no ratio: the machine was busy
+AGREE = 0.02  # relative difference of two results that rounded to bf16 (8 bits) at every step
+
+
+@dataclass
+class Operation:
+    """What several can do. The first of `calls` is ours; of the others the fastest counts."""
+
+    name: str
+    calls: dict[str, Callable[[], object]]
+    check: str
+    flops: float = 0.0
 
 
 @dataclass
@@ -53,26 +69,63 @@ class Line:
 
     @classmethod
     def of(cls, name: str, times: dict[str, list[float]], check: str = "") -> "Line":
-        """The first is ours; of the others the fastest counts."""
         mine, *others = times
         best = min(others, key=lambda other: statistics.median(times[other]))
         wide = max(quartile_ratio(times[who]) for who in (mine, best))
         return cls(name, spread(times[mine])["ms"], spread(times[best])["ms"], best, wide, check)
 
+    @property
+    def faster(self) -> str:
+        return f"{self.theirs / self.ours:.2f}x" if self.unsteady <= UNSTEADY else "busy"
 
-def in_turns(clock: Clock, calls: Calls, flops: float = 0.0) -> dict[str, list[float]]:
-    """As many turns as fit into the time. One slow second decides no median of five."""
-    once = sum(times[0] for times in clock.round_robin(calls, 1, flops).values()) / 1e3
-    rounds = min(MOST_ROUNDS, max(LEAST_ROUNDS, int(SECONDS / max(once, 1e-6))))
-    return clock.round_robin(calls, rounds, flops)
+
+def turns_of(once: float) -> int:
+    """How many turns an operation gets of which one takes so many seconds."""
+    if once > SLOW:
+        return TURNS_OF_SLOW
+    return min(MOST_TURNS, max(LEAST_TURNS, int(SECONDS / max(once, 1e-6))))
+
+
+def spread_out(turns: list[int]) -> list[int]:
+    """In which order operations take their turns: each has its own over the whole time, so that a slow second takes a
+    few from all and decides no median."""
+    places = [((turn + 0.5) / count, which) for which, count in enumerate(turns) for turn in range(count)]
+    return [which for _, which in sorted(places)]
+
+
+def take_turns(operations: list[Operation], clock: Clock) -> list[Line]:
+    until = time.monotonic() + MOST_SECONDS
+    times = [clock.round_robin(o.calls, 1, o.flops) for o in operations]
+    left = [turns_of(sum(ms[0] for ms in kept.values()) / 1e3) - 1 for kept in times]
+    shuffle = random.Random(0).shuffle
+    for which in tqdm(spread_out(left), desc="operations", leave=False, disable=None):
+        if time.monotonic() > until:
+            break
+        operation = operations[which]
+        order = list(operation.calls)
+        shuffle(order)
+        calls = {who: operation.calls[who] for who in order}
+        for who, ms in clock.round_robin(calls, 1, operation.flops, warm_up=False).items():
+            times[which][who] += ms
+    return [Line.of(o.name, kept, o.check) for o, kept in zip(operations, times, strict=True)]
 
 
 def quartile_ratio(times: list[float]) -> float:
+    """How far apart they lie; of fewer than three nobody can tell."""
+    if len(times) < TURNS_OF_SLOW:
+        return float("inf")
     low, _, high = statistics.quantiles(times, n=4)
     return high / low
 
 
-def product_line(case: Case, W: Tensor | None, device: str, clock: Clock) -> Line:
+def agreement(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> str:
+    """What the column `check` says of two results."""
+    pairs = [(a.detach().float(), b.detach().float()) for a, b in zip(mine, theirs, strict=True)]
+    error = max(float((a - b).norm() / b.norm()) for a, b in pairs)
+    return "ok" if error < AGREE else f"WRONG: differs by {error:.3f}"
+
+
+def product(case: Case, W: Tensor | None, device: str) -> Operation:
     o = make_operands(case, W, device, torch.bfloat16, seed=0)
     who = {
         "moegemm": contenders.ours(o),
@@ -80,31 +133,52 @@ def product_line(case: Case, W: Tensor | None, device: str, clock: Clock) -> Lin
         "expert loop": contenders.expert_loop(o),
     }
     checked = contenders.check(who["moegemm"])
-    times = in_turns(clock, {name: c.run for name, c in who.items()}, case.flops)
-    return Line.of(PRODUCTS[case.op], times, "ok" if checked["correct"] else f"WRONG: error {checked['error']}")
+    check = "ok" if checked["correct"] else f"WRONG: error {checked['error']}"
+    return Operation(PRODUCTS[case.op], {name: c.run for name, c in who.items()}, check, case.flops)
 
 
-def pass_lines(model: Model, tokens: int, device: str, clock: Clock) -> list[Line]:
+def products(model: Model, tokens: int, device: str) -> list[Operation]:
+    weights: dict[str, Tensor] = {}
+    found = []
+    for op in OPS:
+        case = Case(model, tokens, "random", op)
+        if op[-1] not in weights:
+            weights[op[-1]] = make_weights(case, device, torch.bfloat16)
+        found.append(product(case, None if op.startswith("dw") else weights[op[-1]], device))
+    return found
+
+
+def passes(model: Model, tokens: int, device: str) -> tuple[Operation, Operation]:
     """What stands before and after the products: routing, and the sum over a token's experts."""
     ids = draw_experts(Case(model, tokens, "random", "fwd1"), device, seed=0)
     rows, dtype = tokens * model.topk, torch.bfloat16
+    flat = ids.reshape(-1)
     y = torch.randn(rows, model.hidden, device=device).to(dtype)
     weights = torch.rand(tokens, model.topk, device=device)
 
     def weighted_sum() -> Tensor:
         return (y.view(tokens, model.topk, -1) * weights[..., None]).sum(1).to(dtype)
 
-    def sort() -> object:
-        flat = ids.reshape(-1)
-        return flat.sort(stable=True).indices, torch.bincount(flat, minlength=model.experts)
+    def route() -> tuple[Tensor, Tensor]:
+        return moegemm.route(ids, model.experts)
 
-    pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-        "route": (lambda: moegemm.route(ids, model.experts), sort),
-        "combine: weighted sum": (lambda: moegemm.combine(y, weights), weighted_sum),
-    }
-    return [
-        Line.of(name, in_turns(clock, {"moegemm": ours, "torch": theirs})) for name, (ours, theirs) in pairs.items()
-    ]
+    def sort() -> tuple[Tensor, Tensor]:
+        return torch.bincount(flat, minlength=model.experts), flat.sort(stable=True).indices
+
+    def combine() -> Tensor:
+        return moegemm.combine(y, weights)
+
+    (sizes, gather), (counts, order) = route(), sort()
+    sorted_alike = torch.equal(sizes.long(), counts.long()) and torch.equal(flat[gather.long()], flat[order])
+    check = "ok" if sorted_alike else "WRONG: other rows"
+    return (
+        Operation("route", {"moegemm": route, "torch": sort}, check),
+        Operation(
+            "combine: weighted sum",
+            {"moegemm": combine, "torch": weighted_sum},
+            agreement([combine()], [weighted_sum()]),
+        ),
+    )
 
 
 class Layer:
@@ -140,69 +214,63 @@ class Layer:
             out = out.index_add(0, token, y * flat_weights[flat, None])
         return out
 
-    def backward(self, forward: Callable[[], Tensor]) -> None:
+    def backward(self, forward: Callable[[], Tensor]) -> tuple[Tensor, ...]:
         leaves = (self.x, self.gate_up, self.down, self.weights)
-        torch.autograd.grad(forward(), leaves, self.d_out)
+        return torch.autograd.grad(forward(), leaves, self.d_out)
 
 
 def without_gradients(forward: Callable[[], Tensor]) -> Callable[[], Tensor]:
     return torch.no_grad()(forward)
 
 
-def layer_lines(model: Model, tokens: int, device: str, clock: Clock) -> list[Line]:
+def whole_layer(model: Model, tokens: int, device: str) -> list[Operation]:
     layer = Layer(model, tokens, device)
-    with torch.no_grad():
-        mine, theirs = layer.by_moegemm().float(), layer.by_loop().float()
-    # Both round to bf16 (8 bits) at each of three steps, and the loop at every sum.
-    error = float((mine - theirs).norm() / theirs.norm())
-    check = "ok" if error < 0.02 else f"WRONG: differs by {error:.3f}"
     calls = {"moegemm": layer.by_moegemm, "expert loop": layer.by_loop}
     forward = {name: without_gradients(call) for name, call in calls.items()}
     both = {name: lambda call=call: layer.backward(call) for name, call in calls.items()}
     return [
-        Line.of("whole layer, forward", in_turns(clock, forward), check),
-        Line.of("whole layer, with gradients", in_turns(clock, both)),
+        Operation("whole layer, forward", forward, agreement(*([call()] for call in forward.values()))),
+        Operation("whole layer, with gradients", both, agreement(*(call() for call in both.values()))),
     ]
 
 
-def transformers_lines(model: Model, tokens: int, clock: Clock) -> list[Line]:
-    """On a GPU: the layer against the experts that transformers runs by default."""
+def beside_transformers(model: Model, tokens: int, device: str) -> list[Operation]:
+    """The layer against the experts that transformers runs by default."""
     from layer.contenders import Layer as Compared  # needs transformers
 
-    compared = Compared.of(model, tokens, torch.bfloat16, "cuda")
-    names = ("moegemm", "grouped_mm")
-    forward = in_turns(clock, {name: compared.forward(name) for name in names})
-    both = in_turns(clock, {name: compared.forward_backward(name) for name in names})
-    theirs = "transformers grouped_mm"
+    compared = Compared.of(model, tokens, torch.bfloat16, device)
+    names = {"moegemm": "moegemm", "transformers grouped_mm": "grouped_mm"}
+    forward = {who: compared.forward(name) for who, name in names.items()}
+    both = {who: compared.forward_backward(name) for who, name in names.items()}
+    gradients = []
+    for call in both.values():
+        call()
+        gradients.append([leaf.grad for leaf in compared.leaves().values() if leaf.grad is not None])
+    compared.clear_gradients()
+    with torch.no_grad():
+        check = agreement(*([compared.calls[name]()] for name in names.values()))
     return [
-        Line.of(name, {"moegemm": times["moegemm"], theirs: times["grouped_mm"]})
-        for name, times in (("whole layer, forward", forward), ("whole layer, with gradients", both))
+        Operation("whole layer, forward", forward, check),
+        Operation("whole layer, with gradients", both, agreement(*gradients)),
     ]
-
-
-def measure(model: Model, tokens: int, device: str) -> list[Line]:
-    clock = Clock(device)
-    by_op: dict[str, Line] = {}
-    weights: dict[str, Tensor] = {}
-    progress = tqdm(OPS, desc="operations", leave=False, disable=None)
-    for op in progress:
-        case = Case(model, tokens, "random", op)
-        which = op[-1]
-        if which not in weights:
-            weights[which] = make_weights(case, device, torch.bfloat16)
-        by_op[op] = product_line(case, None if op.startswith("dw") else weights[which], device, clock)
-    weights.clear()
-    route, combine = pass_lines(model, tokens, device, clock)
-    return [route, *(by_op[op] for op in OPS), combine, *layer_lines(model, tokens, device, clock)]
 
 
 def show(lines: list[Line]) -> None:
     print(f"{'operation':<34} {'moegemm':>10} {'torch':>10} {'faster':>8}  {'torch by':<24} check")
     print(f"{'':-<34} {'':->10} {'':->10} {'':->8}  {'':-<24} -----")
     for line in lines:
-        ratio = f"{line.theirs / line.ours:.2f}x"
         times = f"{line.ours:7.3f} ms {line.theirs:7.3f} ms"
-        print(f"{line.name:<34} {times} {ratio:>8}  {line.theirs_by:<24} {line.check}".rstrip())
+        print(f"{line.name:<34} {times} {line.faster:>8}  {line.theirs_by:<24} {line.check}".rstrip())
+
+
+def why_not_the_gpu(info: dict[str, Any]) -> str:
+    """What keeps it from being used, and what to do."""
+    why = info["why_no_gpu"] or "this torch was built without CUDA"
+    if "library was built without CUDA" in why:
+        return f"{why}: put nvcc 13.0 or newer on the path and run `make demo` again"
+    if "torch was built without CUDA" in why:
+        return f"{why}: install one with it into .venv and run the demo again"
+    return f"{why}; docs/errors.md says what to do"
 
 
 def operations(device: str, tokens: int | None, name: str | None) -> bool:
@@ -214,25 +282,31 @@ def operations(device: str, tokens: int | None, name: str | None) -> bool:
     where = torch.cuda.get_device_name() if cuda else f"{info['cpu']['model']}, {torch.get_num_threads()} threads"
     print(f"moegemm {info['version']} beside torch {torch.__version__} on {where}")
     if not cuda and Path("/dev/nvidiactl").exists():
-        print(f"The GPU of this machine is not used: {info['why_no_gpu'] or 'this torch was built without CUDA'}.")
+        print(f"The GPU of this machine is not used: {why_not_the_gpu(info)}.")
     print(
         f"one layer: {model.experts} experts, top {model.topk}, hidden {model.hidden}, intermediate "
-        f"{model.intermediate}; {tokens} tokens, bf16, random routing; medians of up to {MOST_ROUNDS} turns\n"
+        f"{model.intermediate}; {tokens} tokens, bf16, random routing; medians of up to {MOST_TURNS} turns\n"
     )
-    lines = measure(model, tokens, device)
-    show(lines)
+    route, combine = passes(model, tokens, device)
+    measured = [route, *products(model, tokens, device), combine, *whole_layer(model, tokens, device)]
+    own, missing = len(measured), ""
     if cuda:
         try:
-            against = transformers_lines(model, tokens, Clock(device))
-        except ModuleNotFoundError as missing:
-            print(f"\nnot compared with transformers: {missing.name} is not installed in this environment")
-        else:
-            print('\nthe same layer beside Hugging Face transformers\' experts_implementation="grouped_mm":')
-            show(against)
-            lines += against
-    widest = max(line.unsteady for line in lines)
-    if widest > UNSTEADY:
-        print(f"\nThe machine was busy: half of some times lie {widest:.1f} times apart, so read the ratios with care.")
+            measured += beside_transformers(model, tokens, device)
+        except ModuleNotFoundError as error:
+            missing = f"\nnot compared with transformers: {error.name} is not installed in this environment"
+    lines = take_turns(measured, Clock(device))
+    show(lines[:own])
+    if lines[own:]:
+        print('\nthe same layer beside Hugging Face transformers\' experts_implementation="grouped_mm":')
+        show(lines[own:])
+    elif missing:
+        print(missing)
+    if any(line.faster == "busy" for line in lines):
+        print(
+            f"\nbusy: the machine had other work, and half of these times lie more than {UNSTEADY} times apart. "
+            "Run it again when the machine is idle."
+        )
     return all(not line.check.startswith("WRONG") for line in lines)
 
 

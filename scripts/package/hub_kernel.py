@@ -22,8 +22,8 @@ OUT = ROOT / "dist" / "hub"
 OLDEST_TORCH = "210"  # the stable ABI that the operators use
 KERNEL_VERSION = 1  # of the interface, as the Hub counts
 GLIBC = "2.28"
-# Programs, which the Hub has no use for.
-LEFT_OUT = ("bench", "lib", "__main__.py", "program.py", "__pycache__")
+# Programs, which the Hub has no use for. Plans and reports need the package `program`.
+LEFT_OUT = ("bench", "lib", "__main__.py", "__pycache__")
 ARCHS = ["8.0+PTX", "8.6", "8.9", "9.0", "10.0", "12.0"]
 IMPORT = re.compile(r"^(\s*)from moegemm(?:\.([\w.]+))? import ", re.MULTILINE)
 PLAIN_IMPORT = re.compile(r"^\s*import moegemm\b", re.MULTILINE)

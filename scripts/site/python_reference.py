@@ -11,7 +11,7 @@ SECTIONS = {
         "WeightGradients",
     ),
     "Quantised weights": ("QuantizedWeight", "quantize", "quantize_experts"),
-    "Models": ("patch", "unpatch", "report"),
+    "Models": ("patch", "unpatch", "report", "integrations.reporting.Report"),
     "Routing": ("route", "combine"),
     "Experts on many ranks": tuple(
         f"distributed.{name}"
@@ -28,7 +28,14 @@ SECTIONS = {
     ),
     "Products": ("grouped_gemm", "GroupedGemm", "grouped_gemm_forward", "grouped_gemm_dX", "grouped_gemm_dW"),
     "Kernel configs": ("KernelConfigForward", "KernelConfigBackward_dX", "KernelConfigBackward_dW"),
-    "Plans and tuning": ("plan", "tune", "tuning_cache"),
+    "Plans and tuning": (
+        "plan",
+        "program.plans.LayerPlan",
+        "tune",
+        "tuning.reports.TuneReports",
+        "tuning_cache",
+        "bench.notebook.read_record",
+    ),
     "This installation": (
         "info",
         "load_kernels",

@@ -175,6 +175,16 @@ TEST(ProgramPlan, PlotThatCannotBeWrittenIsAnError) {
               ::testing::HasSubstr("--plot /no/such/folder/plan.svg: cannot be written"));
 }
 
+TEST(ProgramPlan, PlotOfAnotherFormatIsRefused) {
+  const std::string path = ::testing::TempDir() + "plan.png";
+  const ProgramResult result = run_program("plan --plot " + path);
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(
+      result.err,
+      ::testing::HasSubstr(path + ": the picture is an SVG; a name that ends in .svg is accepted"));
+  EXPECT_FALSE(std::ifstream(path).is_open());
+}
+
 TEST(ProgramPlan, ForcedBackendIsTheOnePlanned) {
   const auto document = run_program("plan --backend reference --json").json();
   for (const auto& entry : document.at("plans")) {

@@ -1,12 +1,16 @@
 """A record of moegemm-bench in a notebook: its page and pictures in place of a dict."""
 
 import base64
+import json
 import os
 import tempfile
 from pathlib import Path
 
+from moegemm.bench.cli import KINDS, module_of
 from moegemm.bench.pages import report
-from moegemm.bench.record import load_record
+from moegemm.bench.record import with_derived
+
+PRODUCT = {"model", "tokens", "routing", "op", "contenders"}  # what the page reads of a case
 
 
 class BenchRecord:
@@ -15,12 +19,20 @@ class BenchRecord:
     def __init__(self, record: report.Record) -> None:
         self.record = record
 
+    @property
+    def kind(self) -> str:
+        """What was measured instead of products; empty: products."""
+        return str(self.record.get("kind", ""))
+
     def __repr__(self) -> str:
-        run = self.record["run"]
-        where = f"{run['gpu']}, {run['dtype']}, {run['date']}: {len(self.record['cases'])} cases"
-        return "\n".join([where, *report.summary_lines(self.record["cases"])])
+        run, cases = self.record["run"], self.record["cases"]
+        count = len(cases) + len(self.record.get("held_out", {"cases": ()})["cases"])
+        where = f"{run['gpu']}, {run['dtype']}, {run['date']}: {count} cases{f' of {self.kind}' if self.kind else ''}"
+        return where if self.kind else "\n".join([where, *report.summary_lines(cases)])
 
     def _repr_markdown_(self) -> str:
+        if self.kind:
+            return str(module_of(self.kind).to_markdown(self.record))
         return report.to_markdown(self.record, self._pictures())
 
     def _pictures(self) -> list[tuple[str, str]]:
@@ -37,7 +49,13 @@ class BenchRecord:
 
 def read_record(path: str | os.PathLike[str]) -> BenchRecord:
     """The record that moegemm-bench wrote to a JSON file."""
-    record: report.Record = load_record(Path(path))
-    if record.get("kind") == "planner" or "cases" not in record:
-        raise ValueError(f"{path} is no record of products; a JSON file that moegemm-bench wrote is accepted")
-    return BenchRecord(record)
+    record: report.Record = json.loads(Path(path).read_text())
+    listed = {"run", "models", "cases"} <= set(record)
+    products = listed and "kind" not in record and all(set(case) >= PRODUCT for case in record["cases"])
+    if not products and not (listed and record.get("kind") in KINDS):
+        kinds = " or ".join(f"--{kind}" for kind in KINDS)
+        raise ValueError(
+            f"{path} is no record of moegemm-bench; JSON files that it wrote are accepted, of products or "
+            f"with {kinds}. What the programs in benchmarks/ write is shown by the page beside it"
+        )
+    return BenchRecord(with_derived(record))

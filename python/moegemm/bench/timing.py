@@ -50,12 +50,15 @@ class Clock:
             self._multiply(40)
             torch.cuda.synchronize()
 
-    def round_robin(self, calls: Calls, rounds: int, flops: float = 0.0) -> dict[str, list[float]]:
+    def round_robin(
+        self, calls: Calls, rounds: int, flops: float = 0.0, warm_up: bool = True
+    ) -> dict[str, list[float]]:
         """Milliseconds of each call: one launch of each per round, in an order drawn anew, L2 flushed before each."""
         order = list(calls)
         shuffle = random.Random(rounds).shuffle
         marks: list[tuple[str, Any, Any]] = []
-        self._warm_up(calls, flops)
+        if warm_up:
+            self._warm_up(calls, flops)
         for _ in range(rounds):
             shuffle(order)
             marks += [(name, *self._time(calls[name], flops)) for name in order]

@@ -38,6 +38,8 @@ class LayerPlan:
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Writes the picture of `moegemm plan --plot` as an SVG file."""
+        if Path(path).suffix not in ("", ".svg"):
+            raise ValueError(f"path is '{path}'; the picture is an SVG, and a name that ends in .svg is accepted")
         Path(path).write_text(self.svg)
 
     def _repr_html_(self) -> str:

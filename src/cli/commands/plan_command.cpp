@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 
@@ -191,6 +192,13 @@ PlanReport plan_layer(const PlanOptions& options) {
   return report;
 }
 
+/// What is wrong with the name of a picture; empty: nothing.
+std::string refuse_other_pictures(const std::string& path) {
+  const std::string suffix = std::filesystem::path(path).extension();
+  if (suffix.empty() || suffix == ".svg") return {};
+  return fmt::format("{}: the picture is an SVG; a name that ends in .svg is accepted", path);
+}
+
 void write_file(const std::string& path, const std::string& text) {
   std::ofstream file(path, std::ios::binary);
   file << text;
@@ -241,6 +249,7 @@ std::shared_ptr<PlanOptions> declare_options(CLI::App& command) {
   command
       .add_option("--plot", options->plot,
                   "Draw the predictions under the roofline of the device, as SVG, to this file")
+      ->check(refuse_other_pictures)
       ->type_name("FILE");
   CLI::Option* ranks =
       command

@@ -1,6 +1,7 @@
 #include "output/progress.h"
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,9 +11,17 @@ namespace moegemm::cli {
 namespace {
 using Clock = std::chrono::steady_clock;
 constexpr int kBarCells = 24;
-constexpr std::size_t kMostWords = 130;  ///< characters beside the bar: a line that wraps stays
+constexpr int kBesideWords = kBarCells + 4;  ///< brackets, a space, and the last column
 constexpr const char* kEraseLine = "\r\x1b[2K";
 constexpr std::chrono::milliseconds kRedraw{100};
+
+/// How many characters fit beside the bar: a line that wraps stays on the terminal.
+std::size_t room_for_words() {
+  winsize size{};
+  int columns = 80;
+  if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) columns = size.ws_col;
+  return static_cast<std::size_t>(std::max(columns - kBesideWords, 0));
+}
 }  // namespace
 
 ProgressLine::ProgressLine() : visible_(isatty(STDERR_FILENO) != 0) {}
@@ -27,7 +36,7 @@ void ProgressLine::draw(double done, const std::string& words, bool at_once) {
   drawn_ = now;
   const int filled = static_cast<int>(kBarCells * std::clamp(done, 0.0, 1.0));
   fmt::print(stderr, "{}[{:#<{}}{:.<{}}] {}", kEraseLine, "", filled, "", kBarCells - filled,
-             words.substr(0, kMostWords));
+             words.substr(0, room_for_words()));
   std::fflush(stderr);
 }
 

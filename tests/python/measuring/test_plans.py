@@ -42,6 +42,10 @@ def test_a_plan_in_a_notebook_is_a_picture_and_a_table(tmp_path: Path):
     assert [row[0].text for row in rows] == [p["op"] for p in found.plans]
     found.plot(tmp_path / "plan.svg")
     assert ElementTree.parse(tmp_path / "plan.svg").getroot().get("width") == "900"
+    with pytest.raises(
+        ValueError, match=r"plan\.png'; the picture is an SVG, and a name that ends in \.svg is accepted"
+    ):
+        found.plot(tmp_path / "plan.png")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """The roofline of a record, and the record in a notebook."""
 
+import json
+import re
 from pathlib import Path
 
 import moegemm
@@ -9,7 +11,8 @@ from moegemm.bench.notebook import read_record
 from moegemm.bench.pages import roofline
 from moegemm.bench.record import load_record
 
-RECORD = Path(__file__).resolve().parents[3] / "docs" / "benchmarks" / "hopper" / "hopper.json"
+RECORDS = Path(__file__).resolve().parents[3] / "docs" / "benchmarks"
+RECORD = RECORDS / "hopper" / "hopper.json"
 
 
 @pytest.mark.parametrize("op", ["fwd1", "dx1", "dw1", "fwd2", "dx2", "dw2"])
@@ -52,7 +55,20 @@ def test_a_record_in_a_notebook_is_its_page_with_the_pictures_inside():
     assert "](hopper" not in page
 
 
+@pytest.mark.parametrize("path", sorted(RECORDS.rglob("*.json")), ids=lambda path: path.stem)
+def test_every_record_is_shown_or_refused_in_a_sentence(path: Path):
+    if "format" not in json.loads(path.read_text()):  # of a program in benchmarks/, which has a form of its own
+        with pytest.raises(ValueError, match=rf"{path.name} is no record of moegemm-bench; JSON files that it wrote"):
+            read_record(path)
+        return
+    record = read_record(path)
+    if record.kind == "lora":
+        pytest.importorskip("transformers")
+    assert re.match(r"NVIDIA H200, \w+, 2026-\d\d-\d\d: \d+ cases", repr(record))
+    assert record._repr_markdown_().startswith("# ")
+
+
 def test_a_file_that_is_no_record_is_refused(tmp_path: Path):
     (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"other\.json is no record of products"):
+    with pytest.raises(ValueError, match=r"other\.json is no record of moegemm-bench"):
         read_record(tmp_path / "other.json")

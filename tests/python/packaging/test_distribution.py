@@ -146,21 +146,26 @@ def test_release_takes_the_oldest_and_the_newest_torch(checkout, monkeypatch):
     assert release.installable_torches() == ["2.10.0", "2.15.0"]
 
 
-def test_checksums_are_those_of_sha256sum(checkout):
-    for name in ("pyproject.toml", "CMakeLists.txt", "CHANGELOG.md"):
-        (checkout / name).unlink()
-    (checkout / "a-1.2.3.whl").write_text("abc")
-    (checkout / "hub").mkdir()
+def test_checksums_are_those_of_sha256sum(checkout, monkeypatch):
+    monkeypatch.setattr(release, "DIST", checkout / "dist")
+    names = [name for made in release.artefacts("1.2.3").values() for name in made]
+    (checkout / "dist" / "hub").mkdir(parents=True)
+    for name in names:
+        (checkout / "dist" / name).write_text("abc")
     release.write_checksums("1.2.3")
-    digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-    assert (checkout / "SHA256SUMS").read_text() == f"{digest}  a-1.2.3.whl\n"
-    (checkout / "a-1.2.2.whl").write_text("abc")
-    with pytest.raises(release.ReleaseError, match=r"files of another version: a-1\.2\.2\.whl"):
+    subprocess.run(["sha256sum", "--check", "SHA256SUMS"], cwd=checkout / "dist", check=True, capture_output=True)
+    assert len((checkout / "dist" / "SHA256SUMS").read_text().splitlines()) == len(names) == 5
+    (checkout / "dist" / "a-1.2.2.whl").write_text("abc")
+    with pytest.raises(release.ReleaseError, match=r"belong to no release of 1\.2\.3: a-1\.2\.2\.whl"):
         release.write_checksums("1.2.3")
 
 
 def test_a_source_package_has_what_a_build_reads(checkout, monkeypatch):
-    monkeypatch.setattr(release, "run", lambda *command, **options: "src/a.cpp\nsrc/b.cu\n")
+    def listed(*command: str) -> str:
+        assert {"cmake", "data", "src", "testing"} <= set(command)
+        return "src/a.cpp\nsrc/b.cu\n"
+
+    monkeypatch.setattr(release, "run", listed)
     package = checkout / "moegemm-1.2.3.tar.gz"
     for names in (["src/a.cpp"], ["src/a.cpp", "src/b.cu", "README.md"]):
         with tarfile.open(package, "w:gz") as out:
@@ -174,14 +179,21 @@ def test_a_source_package_has_what_a_build_reads(checkout, monkeypatch):
 
 
 class Steps:
-    """A release whose steps only note that they ran, in a tree of a commit or, without one, with changes."""
+    """A release whose steps note that they ran and leave files, in a tree of a commit or, without one, with changes."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.commit, self.ran = "abc", []
+        self.commit, self.ran, self.dist = "abc", [], root / "dist"
+        self.dist.mkdir()
+        monkeypatch.setattr(release, "DIST", self.dist)
         monkeypatch.setattr(release, "PASSED", root / "build" / "release-steps.json")
         monkeypatch.setattr(release, "commit_of_tree", lambda: self.commit)
-        steps = {name: lambda version, name=name: self.ran.append(name) for name in release.STEPS}
-        monkeypatch.setattr(release, "STEPS", steps)
+        stand_ins = {name: lambda version, name=name: self.stand_in(name, version) for name in release.STEPS}
+        monkeypatch.setattr(release, "STEPS", stand_ins)
+
+    def stand_in(self, name: str, version: str) -> None:
+        self.ran.append(name)
+        for made in release.artefacts(version).get(name, []):
+            (self.dist / made).write_text(f"{made}, run {len(self.ran)}")
 
     def run(self, *names: str, version: str = "1.2.3", rehearsed: bool = False) -> None:
         for name in names:
@@ -212,6 +224,53 @@ def test_a_rehearsal_counts_for_nothing(steps):
     assert steps.ran == list(release.STEPS)
     with pytest.raises(release.ReleaseError, match="not passed for this commit: version,changelog,tree,"):
         steps.run("checksums")
+
+
+def test_a_rehearsal_is_not_taken_for_what_passed_before(steps):
+    *others, last = release.STEPS
+    steps.run(*others)
+    steps.run("changelog", rehearsed=True)
+    steps.run(last)
+    steps.run("wheels", rehearsed=True)
+    with pytest.raises(release.ReleaseError, match="not passed for this commit: wheels,environments,packages"):
+        steps.run(last)
+
+
+def test_a_step_that_runs_again_makes_later_ones_run_again(steps):
+    *others, last = release.STEPS
+    steps.run(*others)
+    steps.run("wheels")
+    with pytest.raises(release.ReleaseError, match="not passed for this commit: environments,packages"):
+        steps.run(last)
+
+
+@pytest.mark.parametrize("step", ["wheels", "packages"])
+def test_what_a_step_made_must_still_be_there_and_the_same(steps, step):
+    *others, last = release.STEPS
+    steps.run(*others)
+    made = steps.dist / release.artefacts("1.2.3")[step][0]
+    made.write_text("of another build")
+    with pytest.raises(release.ReleaseError, match=f"in dist/ is not what the step '{step}' made"):
+        steps.run(last)
+    made.unlink()
+    with pytest.raises(release.ReleaseError, match="dist/ lacks moegemm"):
+        steps.run(last)
+
+
+def test_environments_are_not_checked_with_wheels_of_another_build(steps):
+    steps.run("wheels")
+    (steps.dist / release.artefacts("1.2.3")["wheels"][1]).write_text("of another build")
+    with pytest.raises(release.ReleaseError, match="is not what the step 'wheels' made"):
+        steps.run("environments")
+    assert "environments" not in steps.ran
+
+
+def test_a_step_that_makes_too_little_fails(steps, monkeypatch):
+    monkeypatch.setitem(release.STEPS, "wheels", lambda version: None)
+    with pytest.raises(
+        release.ReleaseError, match=r"dist/ lacks moegemm-1\.2\.3-py3-none-manylinux_2_28_x86_64\.whl, "
+    ):
+        steps.run("wheels")
 
 
 def test_nothing_that_passes_with_uncommitted_changes_counts(steps):

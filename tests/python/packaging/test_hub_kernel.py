@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,17 @@ def test_modules_import_each_other_relatively(hub):
     assert hub.made_relative(text, 2, "tuning/x.py") == expected
     with pytest.raises(SystemExit, match="imports moegemm by name"):
         hub.made_relative("import moegemm\n", 1, "x.py")
+
+
+def test_what_is_left_out_exists_and_nothing_else_needs_it(hub, tmp_path):
+    package = ROOT / "python" / "moegemm"
+    made_by_a_build = {"lib", "__pycache__"}
+    left_out = set(hub.LEFT_OUT) - made_by_a_build
+    assert [name for name in left_out if not (package / name).exists()] == []
+    hub.copy_package(tmp_path, "moegemm_test")
+    modules = "|".join(name.removesuffix(".py") for name in left_out)
+    for path in tmp_path.rglob("*.py"):
+        assert not re.search(rf"^\s*from \.+({modules})\b", path.read_text(), re.MULTILINE), path
 
 
 def test_every_source_counts_for_the_namespace(hub):

@@ -1,7 +1,6 @@
 """What the make commands run: progress on a terminal, what is compiled for whom, one sentence where nothing works."""
 
 import os
-import pty
 import re
 import shutil
 import subprocess
@@ -9,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from terminal import on_terminal
 
 ROOT = Path(__file__).parents[3]
 SCRIPTS = ROOT / "scripts"
@@ -24,24 +24,6 @@ def run(*command: object, **environment: str) -> subprocess.CompletedProcess[str
         check=False,
         timeout=120,
     )
-
-
-def on_terminal(*command: object) -> str:
-    """What a command writes to a terminal."""
-    main, side = pty.openpty()
-    child = subprocess.Popen(list(map(str, command)), stdout=side, stderr=side, stdin=side)
-    os.close(side)
-    shown = b""
-    while True:
-        try:
-            part = os.read(main, 4096)
-        except OSError:  # the other side is closed
-            part = b""
-        if not part:
-            break
-        shown += part
-    assert child.wait(timeout=60) == 0, shown
-    return shown.decode()
 
 
 def program(path: Path, text: str) -> Path:
@@ -69,6 +51,7 @@ def test_long_step_is_one_line_in_a_log(tmp_path):
 @pytest.mark.parametrize(
     ("printed", "shown"),
     [
+        ("  [77/240] Building CXX object a.o", "77 of 240"),  # ninja, as pip shows it
         ("Collecting numpy>=1.26", "numpy"),
         ("Downloading torch-2.13.0-cp311-none-linux_x86_64.whl (190 MB)", "torch-2.13.0"),
         ("Installing collected packages: mpmath, sympy, torch", "installing 3 packages"),
@@ -78,6 +61,28 @@ def test_long_step_is_one_line_in_a_log(tmp_path):
 )
 def test_progress_of_every_kind_of_step_is_read(printed, shown, tmp_path):
     assert shown in on_terminal(SCRIPTS / "step", "x", tmp_path / "log", "bash", "-c", f"echo '{printed}'; sleep 1.5")
+
+
+@pytest.mark.parametrize(("columns", "most"), [(0, 79), (60, 59)])
+def test_progress_fits_into_one_line_of_the_terminal(columns, most, tmp_path):
+    slow = f"echo 'Downloading {'a-long-name-' * 9}'; sleep 1.5"
+    shown = on_terminal(SCRIPTS / "step", "x", tmp_path / "log", "bash", "-c", slow, columns=columns)
+    lines = re.split(r"[\r\n]|\x1b\[K", shown)
+    assert max(map(len, lines)) == most
+
+
+def test_of_two_steps_at_a_time_one_shows_its_progress(tmp_path):
+    quiet = {"STEP_IN_PARALLEL": "1", "STEP_QUIET": "1"}
+    shown = on_terminal(SCRIPTS / "step", "Install", tmp_path / "log", "bash", "-c", SLOW_NINJA, **quiet)
+    assert shown.startswith("\r\x1b[KInstall ")  # over the other's line
+    assert "240" not in shown
+    other = on_terminal(SCRIPTS / "step", "Compile", tmp_path / "log", "bash", "-c", SLOW_NINJA, STEP_IN_PARALLEL="1")
+    assert "77 of 240" in other
+    in_a_log = run(SCRIPTS / "step", "Compile", tmp_path / "log", "echo", STEP_IN_PARALLEL="1").stdout
+    assert re.fullmatch(r"Compile +ok +\d+ s\n", in_a_log)
+    makefile = (ROOT / "Makefile").read_text()
+    assert len(re.findall(r'\$\(VENV_STEP\) "(?:Virtual environment|The library of the Hub)', makefile)) == 3
+    assert "STEP_QUIET" not in makefile.split("\nVENV_STEP := ")[1].partition("\n")[2]
 
 
 def test_failed_step_shows_the_end_of_its_log(tmp_path):
@@ -92,8 +97,9 @@ class Machine:
 
     def __init__(self, folder: Path) -> None:
         self.root, self.bin = folder, folder / "bin"
-        (folder / "scripts").mkdir()
-        shutil.copy(SCRIPTS / "release_options", folder / "scripts")
+        (folder / "scripts" / "gpu").mkdir(parents=True)
+        for name in ("release_options", "gpu/usable_nvcc"):
+            shutil.copy(SCRIPTS / name, folder / "scripts" / name)
 
     def with_gpus(self, *capabilities: str) -> None:
         program(self.bin / "nvidia-smi", "\n".join(f"echo {c}" for c in capabilities))
@@ -131,6 +137,39 @@ def test_whoever_asks_for_kernels_gets_them(machine):
     assert machine.options("demo", archs="80,90").endswith("-DMOEGEMM_CUDA=ON '-DMOEGEMM_CUDA_ARCHS=80;90'")
     machine.with_gpus("9.0")
     assert machine.options("demo", cuda="OFF").endswith("-DMOEGEMM_CUDA=OFF")
+
+
+OLD_NVCC = "echo 'Cuda compilation tools, release 12.4, V12.4.131'"
+
+
+def test_nvcc_that_is_too_old_is_as_none(machine):
+    machine.with_gpus("9.0")
+    program(machine.bin / "nvcc", OLD_NVCC)
+    assert machine.options("demo").endswith("-DMOEGEMM_CUDA=OFF")
+    assert machine.options("demo", asked="folder") == "build/release"
+    assert machine.options("demo", cuda="ON").endswith("-DMOEGEMM_CUDA=ON")
+    usable = [run(SCRIPTS / "gpu" / "usable_nvcc", PATH=f"{machine.bin}:/usr/bin:/bin").stdout]
+    program(machine.bin / "nvcc", OLD_NVCC.replace("12.4", "13.1"))
+    usable.append(run(SCRIPTS / "gpu" / "usable_nvcc", PATH=f"{machine.bin}:/usr/bin:/bin").stdout.strip())
+    assert usable == ["", str(machine.bin / "nvcc")]
+
+
+@pytest.mark.parametrize("cuda", ["AUTO", "ON"])
+def test_cmake_leaves_kernels_out_where_nvcc_is_too_old_unless_they_are_asked_for(cuda, tmp_path):
+    old = program(tmp_path / "nvcc", OLD_NVCC)
+    options = [f"-DMOEGEMM_CUDA={cuda}", f"-DCMAKE_CUDA_COMPILER={old}", "-DMOEGEMM_BUILD_CLI=OFF"]
+    done = run("cmake", "--preset", "release", "-S", ROOT, "-B", tmp_path, "-DMOEGEMM_BUILD_TESTS=OFF", *options)
+    said = " ".join(done.stderr.split())
+    assert f"nvcc 12.4 at {old} is too old: 13.0 or newer is needed" in said
+    assert ("`make ... CUDA=OFF`" if cuda == "ON" else "CUDA kernels are left out") in said
+    assert (done.returncode != 0) == (cuda == "ON")
+
+
+def test_cmake_names_the_package_that_a_source_build_needs(tmp_path):
+    without = ["-DCMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON", "-DMOEGEMM_CUDA=OFF"]
+    done = run("cmake", "--preset", "release", "-S", ROOT, "-B", tmp_path, *without)
+    assert done.returncode != 0
+    assert "install nlohmann-json3-dev" in " ".join(done.stderr.split())
 
 
 def test_tests_are_complete(machine):
@@ -177,6 +216,33 @@ def test_missing_packages_without_root_are_named(tmp_path):
     )
     assert done.returncode == 1
     assert "sudo apt-get install --no-install-recommends libnothing-dev no-compiler" in done.stderr
+
+
+def test_packages_that_apt_cannot_fetch_are_named(tmp_path):
+    (tmp_path / "list.txt").write_text("libnothing-dev  header nothing/at/all.h\n")
+    program(tmp_path / "bin" / "id", "echo 0")
+    program(tmp_path / "bin" / "apt-get", 'echo "Could not resolve deb.debian.org" >&2; exit 100')
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    done = run(SCRIPTS / "install_system_packages", tmp_path / "list.txt", PATH=path)
+    assert done.returncode == 1
+    assert "Could not resolve deb.debian.org" in done.stderr
+    assert "apt-get could not install libnothing-dev (above is why). Without a network, install" in done.stderr
+
+
+def test_every_pip_of_make_says_how_to_do_without_a_network(tmp_path):
+    offline = program(tmp_path / "python", 'echo "no route to host" >&2; exit 1')
+    done = run(SCRIPTS / "pip_install", offline, "the tools for the wheel", "--upgrade", "-r", "requirements/wheel.txt")
+    assert done.returncode == 1
+    assert "pip could not install the tools for the wheel (above is why). Without a network, run" in done.stderr
+    assert "'pip download -r requirements/wheel.txt'" in done.stderr
+    assert "PIP_FIND_LINKS=/path" in done.stderr
+    assert "pip install" not in (ROOT / "Makefile").read_text()
+
+
+def test_step_that_may_fail_says_what_is_left_out(tmp_path):
+    done = run(SCRIPTS / "step", "Hub", tmp_path / "log", "false", STEP_OPTIONAL="one test is skipped")
+    assert done.returncode == 0
+    assert re.fullmatch(rf"Hub +left out: one test is skipped \(why: {tmp_path}/log\)\n", done.stdout)
 
 
 def test_no_network_says_how_to_do_without(tmp_path):

@@ -16,10 +16,13 @@ def read(path: Path) -> Any:
     return yaml.safe_load(path.read_text())
 
 
+def jobs() -> list[Any]:
+    return [job for path in WORKFLOWS for job in read(path)["jobs"].values()]
+
+
 def commands() -> list[str]:
     """Everything that the workflows run."""
-    jobs = [job for path in WORKFLOWS for job in read(path)["jobs"].values()]
-    return [step["run"] for job in jobs for step in job["steps"] if "run" in step]
+    return [step["run"] for job in jobs() for step in job["steps"] if "run" in step]
 
 
 def test_workflows_build_test_lint_document_and_package_with_make():
@@ -32,6 +35,18 @@ def test_workflows_build_test_lint_document_and_package_with_make():
 def test_workflows_do_nothing_else_but_prepare():
     for line in commands():
         assert line.startswith(("make ", "apt-get update")), f"{line}: a make command that a developer has too"
+
+
+def test_git_may_read_the_workspace_in_every_container():
+    prepared = [job["steps"][0]["run"] for job in jobs() if "container" in job]
+    assert len(prepared) == 3
+    for line in prepared:
+        assert 'git config --global --add safe.directory "$GITHUB_WORKSPACE"' in line
+
+
+def test_packages_of_a_release_are_made_with_kernels():
+    made = [line for line in commands() if line.startswith("make package")]
+    assert made == ["make package CUDA=ON"]
 
 
 @pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)

@@ -9,6 +9,10 @@ from types import ModuleType
 import moegemm
 import moegemm.distributed
 import pytest
+from moegemm.bench.notebook import read_record
+from moegemm.integrations.reporting import Report
+from moegemm.program.plans import LayerPlan
+from moegemm.tuning.reports import TuneReports
 
 ROOT = Path(__file__).resolve().parents[3]
 HEADERS = sorted((ROOT / "include" / "moegemm").glob("*.h"))
@@ -25,7 +29,12 @@ def test_python_reference_has_every_public_name_once():
     sections = part_of_the_site("python_reference").SECTIONS
     listed = [name for names in sections.values() for name in names]
     of_ranks = [f"distributed.{name}" for name in moegemm.distributed.__all__]
-    assert sorted(listed) == sorted([*moegemm.__all__, *of_ranks])
+    results = {"integrations.reporting.Report", "program.plans.LayerPlan", "tuning.reports.TuneReports"}
+    assert sorted(listed) == sorted([*moegemm.__all__, *of_ranks, *results, "bench.notebook.read_record"])
+    assert sorted(results) == sorted(
+        f"{kind.__module__}.{kind.__name__}".removeprefix("moegemm.") for kind in (LayerPlan, Report, TuneReports)
+    )
+    assert callable(read_record)
 
 
 def test_cpp_reference_has_every_public_declaration():
