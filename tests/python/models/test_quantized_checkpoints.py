@@ -222,3 +222,20 @@ def test_experts_of_a_model_in_memory_are_quantised_in_place(checkpoints, family
     assert sum("experts" in name for name in found) == 8
     with pytest.raises(ValueError, match="is quantised already"):
         moegemm.quantize_experts(model, format)
+
+
+@pytest.mark.parametrize("format", ["mxfp4", "fp8"])
+def test_experts_quantised_in_memory_are_not_saved_as_plain_weights(checkpoints, family, format, tmp_path):
+    model = moegemm.quantize_experts(dequantised(checkpoints[family], family), format)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    again, ids = torch.load(file, weights_only=False), token_ids()
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, model(ids).logits)
+    for refused in (model, copy.deepcopy(model), again, model.model):
+        with pytest.raises(ValueError, match=r"layers.0.mlp.experts .*quantize_experts has quantised.* torch.save"):
+            refused.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+    adapted(model).save_pretrained(tmp_path)  # adapters beside them are saved
+    assert (tmp_path / "adapter_config.json").exists()

@@ -31,7 +31,19 @@ class PackedExperts(OnMoegemm):
         return experts_forward(self, hidden_states, top_k_index, top_k_weights)
 
 
-def keep_packed(module: Any, weights: dict[str, tuple[Tensor, Tensor, str]]) -> None:
+class QuantisedHere(PackedExperts):
+    """One that quantize_experts packed: no checkpoint has it so, and transformers cannot save it."""
+
+    def __setstate__(self: Any, state: dict[str, Any]) -> None:
+        from moegemm.integrations.saving import follow_saving  # which looks for this class
+
+        follow_saving()
+        super().__setstate__(state)  # type: ignore[misc]
+
+
+def keep_packed(
+    module: Any, weights: dict[str, tuple[Tensor, Tensor, str]], forward_class: type[PackedExperts] = PackedExperts
+) -> None:
     """Puts packed values, scales and words in the places of an experts module's weights [E, N, K]."""
     for name, (values, scales, _) in weights.items():
         delattr(module, name)
@@ -39,7 +51,7 @@ def keep_packed(module: Any, weights: dict[str, tuple[Tensor, Tensor, str]]) -> 
         module.register_parameter(f"{name}_scales", nn.Parameter(scales, requires_grad=False))
     setattr(module, _WORDS, {name: word for name, (_, _, word) in weights.items()})
     module.is_transposed = False
-    give_forward(module, PackedExperts)
+    give_forward(module, forward_class)
 
 
 def expect_mxfp4(module: Any) -> None:
@@ -121,10 +133,13 @@ def quantize_experts(model: nn.Module, format: str, **options: Any) -> nn.Module
 
     format and options are those of moegemm.quantize. The weights become frozen, run on moegemm whatever the config
     says, and keep their names: PEFT's adapters find them. Layer by layer: no second copy of the model is needed.
+    transformers' save_pretrained refuses the model from then on.
     """
-    from moegemm.integrations.peft_adapters import follow_peft  # which reads weights through this file
+    from moegemm.integrations.peft_adapters import follow_peft  # both read weights through this file
+    from moegemm.integrations.saving import follow_saving
 
     follow_peft()
+    follow_saving()
     found = [(name, module) for name, module in model.named_modules() if is_dispatched(module)]
     if not found:
         raise ValueError(f"{type(model).__name__} has no expert layer of transformers' experts interface")
@@ -140,7 +155,7 @@ def quantize_experts(model: nn.Module, format: str, **options: Any) -> nn.Module
                     w.detach().transpose(1, 2).contiguous() if transposed else w.detach(), format, **options
                 )
                 packed[name] = made.values.data, made.scales.data, made.word
-        keep_packed(module, packed)
+        keep_packed(module, packed, QuantisedHere)
     return model
 
 
