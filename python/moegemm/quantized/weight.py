@@ -156,7 +156,13 @@ class QuantizedWeight(nn.Module):
 
     @classmethod
     def from_nf4(
-        cls, packed: Tensor, absmax: Tensor, shape: Sequence[int], blocksize: int = 64, nested: Any = None
+        cls,
+        packed: Tensor,
+        absmax: Tensor,
+        shape: Sequence[int],
+        blocksize: int = 64,
+        nested: Any = None,
+        across_experts: bool | None = None,
     ) -> "QuantizedWeight":
         """bitsandbytes' nf4, a stack over experts of what it makes of each [N, K] matrix; `shape` is (E, N, K).
 
@@ -165,15 +171,16 @@ class QuantizedWeight(nn.Module):
 
         nested = (absmax, code, offset) or (absmax, code, offset, blocksize): absmax is itself quantised, as with
         bnb_4bit_use_double_quant, whose names these are: `state2.absmax`, `state2.code`, `offset`, `state2.blocksize`
-        (256). Then `absmax` holds its uint8 codes. They are expanded to fp32 here.
+        (256). Then `absmax` holds its uint8 codes. They are expanded to fp32 here. Where the experts were quantised one
+        by one, blocks of codes begin anew with each; where the whole stack was, they run on across experts and there is
+        one offset. The number of state2.absmax tells which, its two dimensions, or `across_experts`.
         """
         _require_tensors(packed=packed, absmax=absmax)
         _require_dtype("packed", packed, (torch.uint8,))
-        _require(len(shape) == 3, f"shape is {shown(tuple(shape))}; (E, N, K) is accepted")
+        experts, n, k = _three_sizes(shape)
         _require(
             blocksize in NF4_BLOCKS, f"blocksize is {shown(blocksize)}; accepted are {', '.join(map(str, NF4_BLOCKS))}"
         )
-        experts, n, k = (int(size) for size in shape)
         each = -(-n * k // 2)
         bytes_needed = experts * each
         _require(
@@ -187,7 +194,7 @@ class QuantizedWeight(nn.Module):
         )
         absmax = absmax.reshape(experts, blocks)
         if nested is not None:
-            absmax = _expanded_absmax(absmax, *nested)
+            absmax = _expanded_absmax(absmax, nested, across_experts)
         _require_dtype("absmax", absmax, (torch.float32,))
         if k % 2:  # rows do not begin with a byte
             return cls(packed.reshape(experts, each), absmax, f"nf4/{blocksize}/{n}x{k}")
@@ -264,21 +271,60 @@ class QuantizedWeight(nn.Module):
         return self
 
 
-def _expanded_absmax(
-    codes: Tensor, absmax: Tensor, code: Tensor, offset: Tensor | float, blocksize: int = 256
-) -> Tensor:
-    """absmax in fp32 of its codes [E, B]: code[codes] * absmax[block] + offset, each expert's blocks apart."""
+def _three_sizes(shape: Any) -> tuple[int, int, int]:
+    sizes = tuple(shape) if isinstance(shape, Sequence) else ()
+    _require(
+        len(sizes) == 3 and all(hasattr(size, "__index__") and size >= 0 for size in sizes),
+        f"shape is {shown(shape)}; three numbers (E, N, K) are accepted",
+    )
+    return int(sizes[0]), int(sizes[1]), int(sizes[2])
+
+
+def _runs_across(absmax: Tensor, experts: int, count: int, blocksize: int, asked: bool | None) -> bool:
+    """Whether blocks of an nf4 stack's absmax codes, `count` for each expert, go on from one expert to the next."""
+    across, apart = -(-experts * count // blocksize), experts * -(-count // blocksize)
+    forms = f"[{across}] across the experts or {[experts, apart // max(1, experts)]} with blocks for each"
+    _require(
+        absmax.numel() in (across, apart) if asked is None else absmax.numel() == (across if asked else apart),
+        f"nested[0] is {list(absmax.shape)} with across_experts={asked}; its shape must be {forms}",
+    )
+    if asked is not None or experts <= 1 or count % blocksize == 0:
+        return bool(asked)  # nothing straddles two experts: both forms mean the same
+    if across != apart:
+        return absmax.numel() == across
+    _require(
+        tuple(absmax.shape) == (experts, apart // experts),
+        f"nested[0] is {list(absmax.shape)}, which may be {forms}; give the latter two dimensions, or across_experts",
+    )
+    return False
+
+
+def _expanded_absmax(codes: Tensor, nested: Any, across_experts: bool | None) -> Tensor:
+    """absmax in fp32 of its codes [E, B]: code[codes] * absmax[block] + offset."""
+    _require(
+        isinstance(nested, Sequence) and len(nested) in (3, 4),
+        f"nested is {shown(nested)}; (absmax, code, offset) and (absmax, code, offset, blocksize) are accepted",
+    )
+    absmax, code, offset, blocksize = (*nested, 256)[:4]
     _require_tensors(**{"nested[0]": absmax, "nested[1]": code})
     _require_dtype("absmax", codes, (torch.uint8,))
-    experts, count = codes.shape
-    outer = -(-count // blocksize)
+    _require(code.numel() == 256, f"nested[1] is {list(code.shape)}; a code of 256 numbers is accepted")
     _require(
-        absmax.numel() == experts * outer,
-        f"nested[0] is {list(absmax.shape)}; its shape must be [E, ceil(blocks / {blocksize})] = {[experts, outer]}",
+        isinstance(blocksize, int) and blocksize > 0, f"nested[3] is {shown(blocksize)}; a positive number is accepted"
     )
-    steps = absmax.float().reshape(experts, outer).repeat_interleave(blocksize, 1)[:, :count]
+    experts, count = codes.shape
+    across = _runs_across(absmax, experts, count, blocksize, across_experts)
     shift = torch.as_tensor(offset, dtype=torch.float32, device=codes.device).reshape(-1, 1)
-    return code.float()[codes.long()] * steps + shift
+    _require(
+        shift.size(0) == 1 or (shift.size(0) == experts and not across),
+        f"nested[2] has {shift.size(0)} numbers; {'1' if across else f'1 or one for each of {experts} experts'} "
+        "is accepted",
+    )
+    if across:
+        steps = absmax.float().flatten().repeat_interleave(blocksize)[: experts * count].view(experts, count)
+    else:
+        steps = absmax.float().reshape(experts, -(-count // blocksize)).repeat_interleave(blocksize, 1)[:, :count]
+    return code.float().flatten()[codes.long()] * steps + shift
 
 
 def packed_of(name: str, w: Any) -> Any:

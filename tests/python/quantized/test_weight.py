@@ -104,7 +104,20 @@ REFUSED = {
     ),
     "absmax is": lambda q: q.from_nf4(torch.zeros(64, dtype=torch.uint8), torch.ones(3), (2, 4, 16)),
     r"shape is \(2, 4\)": lambda q: q.from_nf4(torch.zeros(20, dtype=torch.uint8), torch.ones(2), (2, 4)),
+    "shape is 5; three numbers": lambda q: q.from_nf4(torch.zeros(20, dtype=torch.uint8), torch.ones(2), 5),
+    r"nested is \(tensor": lambda q: nested_nf4(q, torch.ones(2)),
+    r"nested\[1\] is \[16\]; a code of 256": lambda q: nested_nf4(q, torch.ones(2), torch.ones(16), 0.0),
+    r"nested\[3\] is 0; a positive": lambda q: nested_nf4(q, torch.ones(2), torch.ones(256), 0.0, 0),
+    r"nested\[2\] has 3 numbers": lambda q: nested_nf4(q, torch.ones(2, 1), torch.ones(256), torch.ones(3)),
+    r"nested\[0\] is \[3\] with across_experts=None; its shape must be \[1\] across": lambda q: nested_nf4(
+        q, torch.ones(3), torch.ones(256), 0.0
+    ),
 }
+
+
+def nested_nf4(q, *nested):
+    packed, codes = torch.zeros(64, dtype=torch.uint8), torch.zeros(2, dtype=torch.uint8)
+    return q.from_nf4(packed, codes, (2, 4, 16), nested=nested)
 
 
 @pytest.mark.parametrize("words", REFUSED)
