@@ -320,7 +320,15 @@ def _expanded_absmax(codes: Tensor, nested: Any, across_experts: bool | None) ->
         f"nested[2] has {shift.size(0)} numbers; {'1' if across else f'1 or one for each of {experts} experts'} "
         "is accepted",
     )
-    if across:
+    return expand_absmax(codes, absmax, code, shift, blocksize, across)
+
+
+def expand_absmax(
+    codes: Tensor, absmax: Tensor, code: Tensor, shift: Tensor, blocksize: int, across_experts: bool
+) -> Tensor:
+    """code[codes] * absmax[block] + shift of codes [E, B], whose blocks go on across experts or begin with each."""
+    experts, count = codes.shape
+    if across_experts:
         steps = absmax.float().flatten().repeat_interleave(blocksize)[: experts * count].view(experts, count)
     else:
         steps = absmax.float().reshape(experts, -(-count // blocksize)).repeat_interleave(blocksize, 1)[:, :count]

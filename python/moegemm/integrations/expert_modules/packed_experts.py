@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
+from moegemm.integrations.expert_modules.bitsandbytes import in_four_bits, packed_nf4, why_dequantised
 from moegemm.integrations.expert_modules.forwards import OnMoegemm, give_forward
 from moegemm.operators.packed import Packed
 from moegemm.quantized.rounding import quantize
@@ -96,6 +98,9 @@ def _dtype_of(module: Any) -> torch.dtype:
 
 def packed_weight(module: Any, name: str) -> Packed | None:
     """The quantised weight of this name, None for one that is not quantised; ValueError says why one cannot be read."""
+    parametrized = in_four_bits(module, name)
+    if parametrized is not None:  # asking the module for the weight would dequantise it
+        return packed_nf4(*parametrized) if why_dequantised(module, name) is None else None
     values = getattr(module, name, None)
     if not isinstance(values, Tensor):
         return None
@@ -144,8 +149,10 @@ def quantize_experts(model: nn.Module, format: str, **options: Any) -> nn.Module
     if not found:
         raise ValueError(f"{type(model).__name__} has no expert layer of transformers' experts interface")
     for name, module in found:
-        if any(packed_weight(module, weight) is not None for weight in WEIGHT_NAMES):
+        if any(in_four_bits(module, w) or packed_weight(module, w) is not None for w in WEIGHT_NAMES):
             raise ValueError(f"{name} is quantised already; its weights are packed")
+        if parametrize.is_parametrized(module):
+            raise ValueError(f"{name} has parametrized weights, which cannot be replaced; quantise it before that")
     for _, module in found:
         transposed, packed = getattr(module, "is_transposed", False), {}
         for name in WEIGHT_NAMES:
