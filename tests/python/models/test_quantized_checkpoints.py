@@ -239,3 +239,60 @@ def test_experts_quantised_in_memory_are_not_saved_as_plain_weights(checkpoints,
     assert not list(tmp_path.iterdir())
     adapted(model).save_pretrained(tmp_path)  # adapters beside them are saved
     assert (tmp_path / "adapter_config.json").exists()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_change_of_dtype_leaves_packed_weights_alone(checkpoints, family, dtype):
+    model, ids = load(checkpoints[family]), token_ids()
+    packed = {name: (p.dtype, p.clone()) for name, p in model.named_parameters() if p.element_size() == 1}
+    plain = dequantised(checkpoints[family], family)
+    with torch.no_grad():
+        got, expected = ({"logits": m.to(dtype)(ids).logits.float()} for m in (model, plain))
+    assert_same(got, expected, TOLERANCE)
+    for name, p in model.named_parameters():
+        if name in packed:
+            assert p.dtype == packed[name][0]
+            assert torch.equal(p.view(torch.uint8), packed[name][1].view(torch.uint8)), name
+        elif name.endswith("scale_inv"):
+            assert p.dtype == torch.float32
+        else:
+            assert p.dtype == dtype, name
+
+
+@pytest.mark.parametrize("format", ["fp8", "int4", "nf4"])
+def test_a_change_of_dtype_leaves_experts_quantised_in_memory_alone(checkpoints, format):
+    model = moegemm.quantize_experts(dequantised(checkpoints["gpt_oss"], "gpt_oss"), format)
+    before = {name: p.clone() for name, p in model.named_parameters() if "experts" in name and "bias" not in name}
+    for name, p in model.half().named_parameters():
+        if name in before:
+            assert p.dtype == before[name].dtype
+            assert torch.equal(p.view(torch.uint8), before[name].view(torch.uint8)), name
+
+
+def layers_of_fp8(path):
+    model = load(path)
+    return {"gate_up_proj": (model, experts_of(model)[0]), "weight": (model, model.model.layers[0].self_attn.q_proj)}
+
+
+@pytest.mark.parametrize("name", ["gate_up_proj", "weight"])
+def test_values_that_were_cast_without_their_scales_are_refused(checkpoints, name):
+    model, module = layers_of_fp8(checkpoints["qwen3_moe"])[name]
+    getattr(module, name).data = getattr(module, name).data.to(torch.bfloat16)
+    with pytest.raises(TypeError, match=rf"{name} of \w+ has dtype torch.bfloat16 beside scales; values of 8 bits"):
+        model(token_ids())
+    if name == "gate_up_proj":
+        layer = moegemm.report(model).layers[0]
+        assert not layer.on_moegemm
+        assert "beside scales" in layer.reason
+
+
+@pytest.mark.parametrize("scales", [False, True])
+@pytest.mark.parametrize("name", ["gate_up_proj", "weight"])
+def test_a_gradient_of_packed_weights_is_refused(checkpoints, name, scales):
+    model, module = layers_of_fp8(checkpoints["qwen3_moe"])[name]
+    getattr(module, f"{name}_scale_inv" if scales else name).requires_grad_()
+    with pytest.raises(TypeError, match=f"{name} of .* require a gradient; a quantised weight is frozen"):
+        model(token_ids())
+    assert moegemm.report(model).layers[0].on_moegemm
+    with torch.no_grad():
+        model(token_ids())

@@ -5,6 +5,7 @@ so that whoever looks for it finds it: PEFT's target_parameters, parallel plans,
 `gate_up_proj_scales` where moegemm packed the module, `gate_up_proj_scale_inv` in transformers' own fp8 experts.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from moegemm.integrations.expert_modules.bitsandbytes import in_four_bits, packed_nf4, why_dequantised
-from moegemm.integrations.expert_modules.forwards import OnMoegemm, give_forward
-from moegemm.operators.packed import Packed
+from moegemm.integrations.expert_modules.forwards import Changed, OnMoegemm, give_forward
+from moegemm.operators.packed import REFUSED_GRADIENT, Packed
 from moegemm.quantized.rounding import quantize
 from moegemm.quantized.weight import FP8_BLOCK, MX_GROUP
 
@@ -22,7 +23,28 @@ _WORDS = "_moegemm_words"  # on a module that moegemm packed: how each of its we
 _ACTIVATIONS = (torch.bfloat16, torch.float16)
 
 
-class PackedExperts(OnMoegemm):
+def is_packed_parameter(name: str, parameter: Tensor) -> bool:
+    """Whether a parameter of a module with packed weights is values or scales of them."""
+    return parameter.element_size() == 1 or name.endswith(("_scale_inv", "_scales"))
+
+
+class KeepsPacked(Changed):
+    """A change of dtype (`.half()`, `.to(torch.bfloat16)`) leaves packed values and their scales alone: it would make
+    weights of the values without their scales."""
+
+    def _apply(self: Any, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        own = [p for name, p in self._parameters.items() if p is not None and is_packed_parameter(name, p)]
+
+        def of_dtype(tensor: Tensor) -> Tensor:
+            made = fn(tensor)
+            if made.dtype == tensor.dtype or not any(tensor is parameter for parameter in own):
+                return made
+            return tensor.to(made.device)
+
+        return super()._apply(of_dtype, recurse)  # type: ignore[misc]
+
+
+class PackedExperts(KeepsPacked, OnMoegemm):
     """The forward of a module that moegemm packed: its own code cannot read the weights any more."""
 
     def forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -96,6 +118,29 @@ def _dtype_of(module: Any) -> torch.dtype:
     return dtype if dtype in _ACTIVATIONS else torch.bfloat16
 
 
+def require_packed(module: Any, name: str, values: Tensor, scales: Tensor) -> None:
+    """Refuses weights that were cast without their scales, and a gradient of them."""
+    if values.is_floating_point() and values.element_size() > 1:
+        raise TypeError(
+            f"{name} of {type(module).__name__} has dtype {values.dtype} beside scales; values of 8 bits are accepted: "
+            "a cast leaves the scales out. Load the checkpoint again"
+        )
+    if torch.is_grad_enabled() and (values.requires_grad or scales.requires_grad):
+        raise TypeError(f"{name} of {type(module).__name__} or its scales require a gradient; {REFUSED_GRADIENT}")
+
+
+def require_packed_experts(module: Any) -> None:
+    """The same of each weight that has scales beside it."""
+    for name in WEIGHT_NAMES:
+        values = module._parameters.get(name)
+        if values is None:
+            continue
+        for suffix in ("_scales", "_scale_inv"):
+            scales = module._parameters.get(name + suffix)
+            if scales is not None:
+                require_packed(module, name, values, scales)
+
+
 def packed_weight(module: Any, name: str) -> Packed | None:
     """The quantised weight of this name, None for one that is not quantised; ValueError says why one cannot be read."""
     parametrized = in_four_bits(module, name)
@@ -110,9 +155,10 @@ def packed_weight(module: Any, name: str) -> Packed | None:
         values = values.flatten(2) if values.dim() == 4 else values  # mxfp4 as checkpoints have it
         return Packed(values, scales, word, _dtype_of(module))
     scales = getattr(module, f"{name}_scale_inv", None)
-    if not isinstance(scales, Tensor) or values.element_size() > 1 or values.dim() != 3:
+    if not isinstance(scales, Tensor) or values.dim() != 3:
         return None
-    values, scales = values.detach(), scales.detach()
+    if values.element_size() > 1:
+        raise ValueError(f"{name} has dtype {values.dtype} beside scales; values of 8 bits are accepted")
     as_bytes = scales.view(torch.uint8) if scales.dtype == torch.float8_e8m0fnu else scales
     if values.dtype == torch.int8:  # e2m1 with a scale for each 32 columns
         if as_bytes.dtype != torch.uint8:
