@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moegemm.formats import FORMATS
 from moegemm.integrations.expert_modules.forwards import OnMoegemm, give_forward
 from moegemm.integrations.expert_modules.packed_experts import (
     KeepsPacked,
@@ -94,14 +95,14 @@ class _Mxfp4(_KeepsPacked):
 
 
 class PackedLinear(KeepsPacked, OnMoegemm):
-    """An fp8 linear layer as one expert: its weight is read as it is, activations keep their 16 bits, and the
-    input has a gradient. transformers' own quantises activations and needs a kernel of the hub."""
+    """An fp8 linear layer as one expert: its weight is read as it is, activations keep their dtype, and the input has a
+    gradient. transformers' own quantises activations and needs a kernel of the hub."""
 
     def forward(self: Any, input: Tensor) -> Tensor:
         require_packed(self, "weight", self.weight, self.weight_scale_inv)
         values, scales = self.weight.detach(), self.weight_scale_inv.detach()
         dtype = input.dtype
-        x = input.flatten(0, -2) if dtype in (torch.bfloat16, torch.float16) else input.flatten(0, -2).bfloat16()
+        x = input.flatten(0, -2) if dtype in FORMATS else input.flatten(0, -2).float()
         if scales.dtype == torch.float8_e8m0fnu:
             scales = scales.view(torch.uint8)
         if self.block_size is None:
@@ -109,7 +110,7 @@ class PackedLinear(KeepsPacked, OnMoegemm):
         else:
             w = Packed(values.unsqueeze(0), scales.unsqueeze(0), f"fp8/{FP8_BLOCK[0]}x{FP8_BLOCK[1]}")
         rows = torch.full((1,), x.size(0), dtype=torch.int32, device=x.device)
-        out = grouped_gemm(x, w, rows, 1).view(*input.shape[:-1], -1).to(dtype)  # type: ignore[arg-type]
+        out = grouped_gemm(x, w, rows, 1).view(*input.shape[:-1], values.size(0)).to(dtype)  # type: ignore[arg-type]
         return out if self.bias is None else out + self.bias
 
 

@@ -296,3 +296,22 @@ def test_a_gradient_of_packed_weights_is_refused(checkpoints, name, scales):
     assert moegemm.report(model).layers[0].on_moegemm
     with torch.no_grad():
         model(token_ids())
+
+
+def test_fp32_activations_are_multiplied_in_fp32(checkpoints):
+    ids = token_ids()
+    models = (load(checkpoints["gpt_oss"]), dequantised(checkpoints["gpt_oss"], "gpt_oss"))  # exact in bf16
+    with torch.no_grad():
+        got, expected = ({"logits": m.to(torch.float32)(ids).logits} for m in models)
+    assert_same(got, expected, 1e-5)
+    _, linear = layers_of_fp8(checkpoints["qwen3_moe"])["weight"]
+    x, values = torch.randn(3, linear.in_features), linear.weight.unsqueeze(0)
+    plain = moegemm.QuantizedWeight.from_fp8(values, linear.weight_scale_inv.unsqueeze(0)).dequantize(torch.float32)[0]
+    assert_same({"y": linear(x)}, {"y": torch.nn.functional.linear(x, plain)}, 1e-5)
+
+
+def test_a_linear_layer_takes_no_tokens(checkpoints):
+    _, linear = layers_of_fp8(checkpoints["qwen3_moe"])["weight"]
+    for shape in ((0,), (2, 0)):
+        x = torch.empty((*shape, linear.in_features), dtype=torch.bfloat16)
+        assert linear(x).shape == (*shape, linear.out_features)

@@ -135,11 +135,11 @@ def _weight_of(module: Any, name: str) -> Any:
 
 
 def _activations_of(stored: Stored, hidden_states: Tensor) -> torch.dtype:
-    """What the products read: the weights' dtype, or with quantised weights 16 bits."""
+    """What the products read: the weights' dtype, or with quantised weights that of the activations."""
     if not isinstance(stored.first, Packed):
         return stored.first.dtype  # type: ignore[no-any-return]
     given = autocast_dtype(hidden_states.device) or hidden_states.dtype
-    return given if given in (torch.bfloat16, torch.float16) else torch.bfloat16
+    return given if given in FORMATS else torch.float32
 
 
 def experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from moegemm.quantized.weight import FP8_BLOCK, MX_GROUP
 
 WEIGHT_NAMES = ("gate_up_proj", "up_proj", "down_proj")
 _WORDS = "_moegemm_words"  # on a module that moegemm packed: how each of its weights is to be read
-_ACTIVATIONS = (torch.bfloat16, torch.float16)
+_ACTIVATIONS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def is_packed_parameter(name: str, parameter: Tensor) -> bool:
