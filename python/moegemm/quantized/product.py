@@ -8,9 +8,11 @@ from torch import Tensor
 
 from moegemm.operators.gradients.derivatives import refuse_forward_mode, vmap_refusal
 from moegemm.operators.gradients.product import Call, backward, needed, slots_of
+from moegemm.operators.options import CHECK
 from moegemm.operators.packed import REFUSED_GRADIENT, Packed
 from moegemm.operators.row_products import forward as _forward
 from moegemm.operators.shortcuts import apply_function
+from moegemm.quantized.checking import check_scales
 
 
 class QuantizedGemm(torch.autograd.Function):
@@ -61,6 +63,7 @@ def quantised_product(
 ) -> Tensor:
     """The product, with its gradients where they are wanted."""
     refuse_forward_mode("grouped_gemm with a quantised W", X, router_weights)
+    check_scales("W", W, CHECK in call[1])
     if torch.is_grad_enabled() and (X.requires_grad or (router_weights is not None and router_weights.requires_grad)):
         arguments = X, W.values, W.scales, m_sizes, gather_indices, router_weights, W.word, call
         result: Tensor = apply_function(QuantizedGemm, *arguments)
