@@ -29,6 +29,7 @@ NF4_TABLE = (
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
+_NARROW = (torch.bfloat16, torch.float16)
 CHUNK = 1 << 25  # elements that are worked on at a time: what is made on the way takes some 500 MB at most
 
 
@@ -90,25 +91,39 @@ def _blocks_of(w: Tensor, block: tuple[int, int]) -> Tensor:
     return padded.reshape(experts, rows // block[0], block[0], columns // block[1], block[1])
 
 
+def _stored(scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """fp32 scales in a dtype of fewer numbers: the smallest or the largest where it has none, and upwards where it has
+    few, so that no value is cut."""
+    limits = torch.finfo(dtype)
+    smallest = limits.smallest_normal * (limits.eps if dtype == torch.float16 else 1.0)  # 1 / those of bf16 is infinite
+    scales = torch.where(scales < limits.smallest_normal, (scales / smallest).ceil() * smallest, scales)
+    return torch.where(torch.isfinite(scales), scales.clamp(smallest, limits.max), scales).to(dtype)
+
+
 def _fp8_blocks(w: Tensor, block: tuple[int, int], scale_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     blocks = _blocks_of(w, block)
     largest = blocks.abs().amax((2, 4))
     factor = torch.where(largest > 0, FP8_LARGEST / largest, 1.0)
+    vanishing = torch.isinf(factor)
+    if scale_dtype == torch.float32:  # transformers would make NaN of the zeros among them
+        factor = torch.where(vanishing, 1.0, factor)
     scales = 1.0 / factor
     if scale_dtype == torch.float8_e8m0fnu:
         tiny = torch.finfo(torch.float32).tiny
         scales = torch.exp2(torch.ceil(torch.log2(scales.clamp(min=tiny))))
-    stored = scales.to(scale_dtype)
-    if scale_dtype != torch.float32:
-        factor = 1.0 / stored.float()
+    stored = _stored(scales, scale_dtype) if scale_dtype in _NARROW else scales.to(scale_dtype)
+    factor = 1.0 / stored.float() if scale_dtype != torch.float32 else torch.where(vanishing, 0.0, factor)
     values = _to_e4m3(blocks * factor[:, :, None, :, None]).flatten(3).flatten(1, 2)
     return values[:, : w.size(1), : w.size(2)].contiguous(), stored
 
 
 def _symmetric_scale(largest: Tensor, half_range: float, scale_dtype: torch.dtype) -> Tensor:
     """largest / half_range in its own dtype; that of zeros is the dtype's epsilon, as compressed-tensors has it."""
-    scale = (largest / half_range).to(scale_dtype)
-    return torch.where(scale == 0, torch.finfo(scale_dtype).eps, scale)
+    eps = torch.finfo(scale_dtype).eps
+    if scale_dtype != largest.dtype:
+        return torch.where(largest == 0, eps, _stored(largest.float() / half_range, scale_dtype))
+    scale = largest / half_range
+    return torch.where(scale == 0, eps, scale)
 
 
 def _fp8_channels(w: Tensor, scale_dtype: torch.dtype, whole: bool) -> tuple[Tensor, Tensor]:

@@ -142,6 +142,8 @@ def test_fp8_in_blocks_is_that_of_transformers(scale_fmt, dtype):
 
     w = weights(torch.bfloat16, n=256)
     w[0, :128, :128] = 0
+    if scale_fmt == "ue8m0":
+        w[1, :128, :128] = 1e-37  # with fp32 scales transformers has NaN for the zeros of such a block
     expected = fp8.Fp8Quantize(Quantizer).convert({"experts.weight": w})
     made = moegemm.quantize(w, "fp8", scale_dtype=dtype)
     assert_same_bytes(made.values, expected["experts.weight"])

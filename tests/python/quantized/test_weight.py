@@ -143,6 +143,34 @@ def test_quantize_refuses_with_argument_value_and_rule(w, words, arguments):
         moegemm.quantize(w, **arguments)
 
 
+FP8_SCALES = [torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu]
+
+
+@pytest.mark.parametrize("size", [1e-44, 1e-40, 1e-37, 2e-6, 1e-3, 3e7, 1e9, 1e38])
+@pytest.mark.parametrize("scales", FP8_SCALES)
+@pytest.mark.parametrize("block", [(128, 128), "channel", "tensor"])
+def test_fp8_scales_are_finite_however_small_or_large_weights_are(device, block, scales, size):
+    if scales == torch.float8_e8m0fnu and block != (128, 128):
+        pytest.skip("e8m0 scales are those of blocks")
+    w = torch.zeros(2, 128, 128, device=device)
+    w[0, 0, :64], w[1] = size, torch.rand(128, 128) * size
+    made = moegemm.quantize(w, "fp8", block=block, scale_dtype=scales)
+    assert torch.isfinite(made.scales.view(scales).float()).all()
+    got = made.dequantize(torch.float32)
+    assert torch.isfinite(got).all()
+    assert not got[0, 1:].any()
+    if 1e-5 < size < 1e7:
+        assert ((got - w).norm() / w.norm()).item() < 0.04
+
+
+@pytest.mark.parametrize("size", [1e-6, 2e-5])
+@pytest.mark.parametrize(("format", "options"), [("fp8", {}), ("fp8", {"block": "channel"}), ("int4", {})])
+def test_subnormal_scales_cut_no_value(format, options, size):
+    w = torch.full((1, 128, 128), size)
+    got = moegemm.quantize(w, format, scale_dtype=torch.float16, **options).dequantize(torch.float32)
+    assert ((got - w).norm() / w.norm()).item() < 0.1
+
+
 @pytest.mark.parametrize("format", ["mxfp4", "fp8", "int4", "nf4"])
 def test_quantized_weights_are_close_to_what_they_were_made_of(device, format):
     w = torch.randn(4, 64, 256, device=device).bfloat16()
