@@ -255,6 +255,23 @@ class QuantizedWeight(nn.Module):
         for name, (tensor, dtype) in packed.items():
             self._parameters[name] = _frozen(tensor.view(dtype))
 
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool, missing_keys: list[str],
+        unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        """Values and scales of another dtype mean other weights: torch would convert them without a word."""
+        for name in ("values", "scales"):
+            given = state_dict.get(prefix + name)
+            own: Tensor = getattr(self, name)
+            if isinstance(given, Tensor) and given.dtype != own.dtype:
+                error_msgs.append(
+                    f"{prefix}{name} has dtype {given.dtype}; {own.dtype} is accepted by a weight in {self.word}"
+                )
+                return
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "QuantizedWeight":
         """Moves both tensors as bytes: who casts a model's weights means those that have not been quantised."""
         for name in ("values", "scales"):

@@ -218,6 +218,25 @@ def test_a_module_keeps_it_in_its_state(word, tmp_path):
     assert same(on_meta.w, layer.w)
 
 
+def test_tensors_of_another_format_are_not_loaded():
+    values = torch.randn(2, 128, 128).to(torch.float8_e4m3fn)
+    fp8 = moegemm.QuantizedWeight.from_fp8(values, torch.full((2, 1, 1), 0.5))
+    e8m0 = moegemm.QuantizedWeight.from_fp8(values, torch.full((2, 1, 1), 0.5).to(torch.float8_e8m0fnu))
+    before = copy.deepcopy(fp8)
+    with pytest.raises(
+        RuntimeError, match=r"scales has dtype torch.uint8; torch.float32 is accepted .* in fp8/128x128"
+    ):
+        fp8.load_state_dict(e8m0.state_dict())
+    bytes_of_four_bits = {"values": torch.ones(2, 128, 128, dtype=torch.uint8), "scales": torch.ones(2, 1, 1)}
+    for assign in (False, True):
+        with pytest.raises(RuntimeError, match=r"values has dtype torch.uint8; torch.float8_e4m3fn is accepted"):
+            fp8.load_state_dict(bytes_of_four_bits, assign=assign)
+    halves = made("int4/32")
+    with pytest.raises(RuntimeError, match=r"scales has dtype torch.float16; torch.bfloat16"):
+        halves.load_state_dict({"values": halves.values, "scales": halves.scales.half()})
+    assert same(fp8, before)
+
+
 @pytest.mark.parametrize("word", WORDS)
 def test_it_pickles_and_copies(word):
     w = made(word)
