@@ -24,7 +24,7 @@ from moegemm.operators.rules import require_no_fuse_mul_pre, require_valid_role
 from moegemm.operators.segments import ZERO, placed
 from moegemm.operators.shortcuts import apply_eagerly, eager_product, forward_plain, may_autocast
 from moegemm.quantized.checking import checked_packed
-from moegemm.quantized.product import quantised_product, refuse_weight_gradient
+from moegemm.quantized.product import quantised_product, refuse_operands, refuse_weight_gradient
 from moegemm.quantized.weight import QuantizedWeight, packed_of
 from moegemm.sharded import is_distributed, local_weight
 from moegemm.tuning import (
@@ -319,6 +319,7 @@ def grouped_gemm_dW(
         BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages, flatten,
         use_tma_store=use_tma_store, use_tma_load_dy=use_tma_load_dy, use_tma_load_x=use_tma_load_x,
     )  # fmt: skip
+    refuse_operands(X=X, dY=dY)
     arguments = RawArguments(dY, X, placed(m_sizes, starts), gather_indices, topk_weights, topk, ("dY", "X"))
     options = raw_options(
         X, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32, autotune, tails, expected_rows

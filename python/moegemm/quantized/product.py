@@ -13,6 +13,7 @@ from moegemm.operators.packed import REFUSED_GRADIENT, Packed
 from moegemm.operators.row_products import forward as _forward
 from moegemm.operators.shortcuts import apply_function
 from moegemm.quantized.checking import check_scales
+from moegemm.quantized.weight import QuantizedWeight
 
 
 class QuantizedGemm(torch.autograd.Function):
@@ -56,6 +57,13 @@ def refuse_weight_gradient(W: Packed, asked: Mapping[str, object]) -> None:
     for name, value in asked.items():
         if value is not None and value is not False:
             raise TypeError(f"{name} is {value} with W in {W.word}; {REFUSED_GRADIENT}")
+
+
+def refuse_operands(**operands: object) -> None:
+    """For the operands of dW, which a caller of it may take W for."""
+    for name, value in operands.items():
+        if isinstance(value, QuantizedWeight | Packed):
+            raise TypeError(f"{name} is a quantised weight in {value.word}; {REFUSED_GRADIENT}")
 
 
 def quantised_product(

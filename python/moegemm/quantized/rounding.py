@@ -15,7 +15,16 @@ import torch
 from torch import Tensor
 
 from moegemm.operators.errors import no_tensor, shown
-from moegemm.quantized.weight import FLOAT_SCALES, FP8_BLOCK, MX_GROUP, QuantizedWeight
+from moegemm.quantized.weight import (
+    FLOAT_SCALES,
+    FP8_BLOCK,
+    INT4_GROUPS,
+    MX_GROUP,
+    NF4_BLOCKS,
+    QuantizedWeight,
+    is_fp8_block,
+    require_one_of,
+)
 
 FP8_LARGEST = 448.0
 E2M1_LARGEST_EXPONENT = 2  # of 4, the largest power of two
@@ -168,6 +177,24 @@ def _default_scale(w: Tensor, scale_dtype: torch.dtype | None, accepted: tuple[t
     return chosen
 
 
+_DEFAULTS = {
+    "block": ("fp8", FP8_BLOCK),
+    "group": ("int4", 32),
+    "blocksize": ("nf4", 64),
+    "rounding": ("mxfp4", "floor"),
+}
+
+
+def _require_own_options(format: str, scale_dtype: torch.dtype | None, **given: object) -> None:
+    """Refuses an option that another format has: it would mean nothing."""
+    for name, value in given.items():
+        owner, default = _DEFAULTS[name]
+        if format != owner and value != default:
+            raise ValueError(f"{name} is {shown(value)} with format {shown(format)}; it is an option of {owner}")
+    if scale_dtype is not None and format in ("mxfp4", "nf4"):
+        raise ValueError(f"scale_dtype is {scale_dtype} with format {shown(format)}; it is an option of fp8 and int4")
+
+
 def quantize(
     w: Tensor,
     format: str,
@@ -197,6 +224,7 @@ def quantize(
         raise ValueError(f"w is {list(w.shape)}; its shape must be [E, N, K]")
     if w.dtype not in FLOAT_SCALES:
         raise TypeError(f"w has dtype {w.dtype}; accepted are {', '.join(map(str, FLOAT_SCALES))}")
+    _require_own_options(format, scale_dtype, block=block, group=group, blocksize=blocksize, rounding=rounding)
     with torch.no_grad():
         return _quantized(w, format, block, group, blocksize, rounding, scale_dtype)
 
@@ -215,15 +243,17 @@ def _quantized(
         made = _in_chunks(w, lambda part: _fp8_channels(part, dtype, block == "tensor"))
         return QuantizedWeight.from_fp8(*made, block=None)
     if format == "fp8":
-        if isinstance(block, str) or tuple(block) != FP8_BLOCK:
+        if not is_fp8_block(block):
             raise ValueError(f"block is {shown(block)}; (128, 128), 'channel' and 'tensor' are accepted")
         wide = _default_scale(w, scale_dtype or torch.float32, (*FLOAT_SCALES, torch.float8_e8m0fnu))
         return QuantizedWeight.from_fp8(*_in_chunks(w, lambda part: _fp8_blocks(part, FP8_BLOCK, wide)))
     if format == "int4":
+        require_one_of("group", group, INT4_GROUPS)
         _require_multiple(w, group, "the group")
         dtype = _default_scale(w, scale_dtype, (torch.bfloat16, torch.float16))
         return QuantizedWeight.from_int4(*_in_chunks(w, lambda part: _int4(part, group, dtype)), group=group)
     if format == "nf4":
+        require_one_of("blocksize", blocksize, NF4_BLOCKS)
         made = _in_chunks(w, lambda part: _nf4(part, blocksize))
         return QuantizedWeight.from_nf4(*made, tuple(w.shape), blocksize)
     raise ValueError(f"format is {shown(format)}; 'mxfp4', 'fp8', 'int4' and 'nf4' are accepted")

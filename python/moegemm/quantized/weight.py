@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from moegemm.formats import FORMATS
 from moegemm.operators.errors import no_tensor, shown
 from moegemm.operators.loading import ops
 from moegemm.operators.packed import REFUSED_GRADIENT, Packed, format_of
@@ -42,6 +43,14 @@ def _require_shape(name: str, tensor: Tensor, shape: Sequence[int], meaning: str
         tuple(tensor.shape) == tuple(shape),
         f"{name} is {list(tensor.shape)}; its shape must be {meaning} = {list(shape)}",
     )
+
+
+def is_fp8_block(block: object) -> bool:
+    return isinstance(block, tuple | list) and tuple(block) == FP8_BLOCK
+
+
+def require_one_of(name: str, value: object, accepted: Sequence[int]) -> None:
+    _require(value in accepted, f"{name} is {shown(value)}; accepted are {', '.join(map(str, accepted))}")
 
 
 def _e8m0_as_bytes(scales: Tensor) -> Tensor:
@@ -119,12 +128,10 @@ class QuantizedWeight(nn.Module):
         experts, n, k = values.shape
         scales = _e8m0_as_bytes(scales)
         if block is not None:
-            _require(
-                tuple(block) == FP8_BLOCK, f"block is {shown(block)}; (128, 128) and None (per channel) are accepted"
-            )
-            expected = (experts, -(-n // block[0]), -(-k // block[1]))
+            _require(is_fp8_block(block), f"block is {shown(block)}; (128, 128) and None (per channel) are accepted")
+            expected = (experts, -(-n // FP8_BLOCK[0]), -(-k // FP8_BLOCK[1]))
             _require_shape("scales", scales, expected, "[E, ceil(N / 128), ceil(K / 128)]")
-            return cls(values, scales, f"fp8/{block[0]}x{block[1]}")
+            return cls(values, scales, f"fp8/{FP8_BLOCK[0]}x{FP8_BLOCK[1]}")
         if scales.numel() == 1:
             return cls(values, scales.reshape(1).expand(experts), "fp8/tensor")
         if scales.dim() == 1 and scales.size(0) == experts:
@@ -143,7 +150,7 @@ class QuantizedWeight(nn.Module):
         _require_tensors(packed=packed, scales=scales)
         _require_dtype("packed", packed, (torch.int32,))
         _require_dtype("scales", scales, (torch.bfloat16, torch.float16))
-        _require(group in INT4_GROUPS, f"group is {shown(group)}; accepted are {', '.join(map(str, INT4_GROUPS))}")
+        require_one_of("group", group, INT4_GROUPS)
         _require(packed.dim() == 3, f"packed is {list(packed.shape)}; its shape must be [E, N, K / 8]")
         experts, n, words = packed.shape
         k = 8 * words
@@ -178,9 +185,7 @@ class QuantizedWeight(nn.Module):
         _require_tensors(packed=packed, absmax=absmax)
         _require_dtype("packed", packed, (torch.uint8,))
         experts, n, k = _three_sizes(shape)
-        _require(
-            blocksize in NF4_BLOCKS, f"blocksize is {shown(blocksize)}; accepted are {', '.join(map(str, NF4_BLOCKS))}"
-        )
+        require_one_of("blocksize", blocksize, NF4_BLOCKS)
         each = -(-n * k // 2)
         bytes_needed = experts * each
         _require(
@@ -231,6 +236,8 @@ class QuantizedWeight(nn.Module):
 
     def dequantize(self, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         """The weights [E, N, K] that it stands for: value times scale in fp32, rounded once to bf16, fp16 or fp32."""
+        if dtype not in FORMATS:
+            raise TypeError(f"dtype is {shown(dtype)}; accepted are {', '.join(map(str, FORMATS))}")
         return _dequantize(self.values, self.scales, self.word, dtype)
 
     def requires_grad_(self, requires_grad: bool = True) -> "QuantizedWeight":

@@ -87,6 +87,13 @@ def test_a_gradient_of_it_is_refused_when_the_graph_is_built():
         moegemm.grouped_gemm(*call)
 
 
+def test_dW_takes_no_quantised_operand():
+    case, w = routed("cpu", "plain", torch.bfloat16), weight("fp8/channel")
+    for operands in ((w, case.X), (case.X, w)):
+        with pytest.raises(TypeError, match=SENTENCE):
+            moegemm.grouped_gemm_dW(*operands, case.m_sizes, None, 1)
+
+
 BAD_SCALES = [
     ("mxfp4", 255), ("fp8/128x128", float("inf")), ("fp8/channel", float("nan")), ("fp8/tensor", float("-inf")),
     ("int4/32", float("nan")), ("nf4/64", float("nan")),

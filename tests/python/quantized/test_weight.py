@@ -86,6 +86,7 @@ REFUSED = {
     r"block is \(64, 64\)": lambda q: q.from_fp8(
         torch.zeros(2, 4, 16).to(torch.float8_e4m3fn), torch.ones(2, 1, 1), block=(64, 64)
     ),
+    "block is 5; ": lambda q: q.from_fp8(torch.zeros(2, 4, 16).to(torch.float8_e4m3fn), torch.ones(2, 1, 1), block=5),
     r"scales is \[2, 3\]": lambda q: q.from_fp8(
         torch.zeros(2, 4, 16).to(torch.float8_e4m3fn), torch.ones(2, 3), block=None
     ),
@@ -136,6 +137,21 @@ def test_bad_tensors_are_refused_with_argument_value_and_rule(words):
         (torch.zeros(1, 4, 32), "rounding is 'up'", {"format": "mxfp4", "rounding": "up"}),
         (torch.zeros(1, 4, 32), "scale_dtype is torch.float32", {"format": "int4", "scale_dtype": torch.float32}),
         (torch.zeros(1, 4, 32), "block is", {"format": "fp8", "block": "row"}),
+        (torch.zeros(1, 4, 32), r"block is None; \(128, 128\), 'channel' and", {"format": "fp8", "block": None}),
+        (torch.zeros(1, 4, 32), "block is 128; ", {"format": "fp8", "block": 128}),
+        (torch.zeros(1, 4, 32), "group is 0; accepted are 32, 64, 128", {"format": "int4", "group": 0}),
+        (torch.zeros(1, 4, 32), "group is '32'; accepted", {"format": "int4", "group": "32"}),
+        (torch.zeros(1, 4, 32), "blocksize is 0; accepted are 32, 64", {"format": "nf4", "blocksize": 0}),
+        (
+            torch.zeros(1, 4, 32),
+            "group is 64 with format 'fp8'; it is an option of int4",
+            {"format": "fp8", "group": 64},
+        ),
+        (torch.zeros(1, 4, 32), "blocksize is 128 with format 'int4'", {"format": "int4", "blocksize": 128}),
+        (torch.zeros(1, 4, 32), "block is 'channel' with format 'nf4'", {"format": "nf4", "block": "channel"}),
+        (torch.zeros(1, 4, 32), "rounding is 'ceil' with format 'fp8'", {"format": "fp8", "rounding": "ceil"}),
+        (torch.zeros(1, 4, 32), "scale_dtype is .* of fp8 and int4", {"format": "mxfp4", "scale_dtype": torch.float32}),
+        (torch.zeros(1, 4, 32), "format is None", {"format": None}),
     ],
 )
 def test_quantize_refuses_with_argument_value_and_rule(w, words, arguments):
@@ -263,6 +279,13 @@ def test_a_change_of_dtype_leaves_it_alone_and_a_device_does_not(device, word):
     assert layer.norm.weight.dtype == torch.float16
     assert layer.w.device.type == device
     assert layer.to_empty(device="meta").w.device.type == "meta"
+
+
+def test_it_is_dequantised_to_floating_formats_only():
+    with pytest.raises(
+        TypeError, match=r"dtype is torch.int8; accepted are torch.bfloat16, torch.float16, torch.float32"
+    ):
+        made("mxfp4").dequantize(torch.int8)
 
 
 def test_its_parameters_never_require_gradients():
