@@ -310,6 +310,21 @@ def test_fp32_activations_are_multiplied_in_fp32(checkpoints):
     assert_same({"y": linear(x)}, {"y": torch.nn.functional.linear(x, plain)}, 1e-5)
 
 
+@pytest.mark.smoke
+@pytest.mark.filterwarnings("error:.*activation in torch")
+def test_compiled_experts_keep_their_fused_activation(checkpoints, family):
+    from moegemm.integrations import notices
+
+    torch._dynamo.reset()
+    notices._said.clear()
+    experts = experts_of(load(checkpoints[family]))[0]
+    x = torch.randn(5, experts.down_proj.size(1), dtype=torch.bfloat16)
+    ids, weights = torch.tensor([[0, 1], [2, 3], [1, 0], [3, 2], [0, 2]]), torch.rand(5, 2)
+    with torch.no_grad():
+        got = torch.compile(experts, fullgraph=True, backend="aot_eager")(x, ids, weights)
+        assert torch.equal(got, experts(x, ids, weights))
+
+
 def test_a_linear_layer_takes_no_tokens(checkpoints):
     _, linear = layers_of_fp8(checkpoints["qwen3_moe"])["weight"]
     for shape in ((0,), (2, 0)):
