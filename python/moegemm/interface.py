@@ -23,7 +23,8 @@ from moegemm.operators.raw import RawArguments, autocast_dtype, raw_options, run
 from moegemm.operators.rules import require_no_fuse_mul_pre, require_valid_role
 from moegemm.operators.segments import ZERO, placed
 from moegemm.operators.shortcuts import eager_product, may_autocast
-from moegemm.quantized.weight import QuantizedWeight, weight_of
+from moegemm.quantized.checking import checked_weight
+from moegemm.quantized.weight import QuantizedWeight, refuse_operands
 from moegemm.sharded import PLAIN_TENSORS
 from moegemm.tuning import (
     DEFAULT_BLOCK,
@@ -81,7 +82,7 @@ def grouped_gemm(
     (second GEMM), and fuse_mul_post multiplies row r by topk_weights[gather_indices[r]] before the one rounding.
     dX_only and dW_only skip the other gradients (dW_only also that of topk_weights, which needs dX's product).
     autotune takes the kernels that were fastest when measured, which a first call does: see moegemm.tune.
-    check validates m_sizes and gather_indices on the device first, which synchronises.
+    check validates m_sizes, gather_indices and the scales of a QuantizedWeight first, which synchronises.
     accumulate adds dW to `W.main_grad`, fp32 or bf16; weight_gradients computes it later: docs/how-to/engines.md.
     allow_tf32 permits TF32 for fp32 tensors on CUDA; None means torch.backends.cuda.matmul decides.
     starts [E], tails and expected_rows say where the experts' rows are, and m_sizes [1, E] are ends, as in experts_mlp.
@@ -91,7 +92,7 @@ def grouped_gemm(
     >>> moegemm.grouped_gemm(X, W, m_sizes=torch.tensor([3, 0, 1, 2]), topk=1).shape
     torch.Size([6, 8])
     """
-    weight: Any = W if type(W) in PLAIN_TENSORS else weight_of("W", W)
+    weight: Any = W if type(W) in PLAIN_TENSORS else checked_weight("W", W, check)
     call, settings = PLAIN, DEFAULTS
     try:
         transformed = _is_tracing() or forward_ad._current_level >= 0 or inside_torch_func()
@@ -170,7 +171,8 @@ def grouped_gemm_forward(
         BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages, flatten,
         use_tma_store=use_tma_store, use_tma_load_w=use_tma_load_w, use_tma_load_x=use_tma_load_x,
     )  # fmt: skip
-    arguments = RawArguments(X, weight_of("W", W), placed(m_sizes, starts), gather_indices, topk_weights, topk)
+    weight = checked_weight("W", W, check or debug)
+    arguments = RawArguments(X, weight, placed(m_sizes, starts), gather_indices, topk_weights, topk)
     options = raw_options(
         X, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32, autotune, tails, expected_rows
     )
@@ -227,9 +229,8 @@ def grouped_gemm_dX(
         BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages, flatten,
         use_tma_store=use_tma_store, use_tma_load_w=use_tma_load_w, use_tma_load_dy=use_tma_load_dy,
     )  # fmt: skip
-    arguments = RawArguments(
-        dY, weight_of("W", W), placed(m_sizes, starts), gather_indices, topk_weights, topk, ("dY", "W")
-    )
+    weight = checked_weight("W", W, check or debug)
+    arguments = RawArguments(dY, weight, placed(m_sizes, starts), gather_indices, topk_weights, topk, ("dY", "W"))
     options = raw_options(
         dY, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32, autotune, tails, expected_rows
     )
@@ -287,6 +288,7 @@ def grouped_gemm_dW(
         BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps, num_stages, flatten,
         use_tma_store=use_tma_store, use_tma_load_dy=use_tma_load_dy, use_tma_load_x=use_tma_load_x,
     )  # fmt: skip
+    refuse_operands(X=X, dY=dY)
     arguments = RawArguments(dY, X, placed(m_sizes, starts), gather_indices, topk_weights, topk, ("dY", "X"))
     options = raw_options(
         X, permute_x, permute_y, fuse_mul_post, check or debug, allow_tf32, autotune, tails, expected_rows

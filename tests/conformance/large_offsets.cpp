@@ -1,5 +1,6 @@
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "conformance/driver/large_problem.h"
 #include "conformance/suites.h"
@@ -21,6 +22,40 @@ LargeProblem many_weights(std::string name, Op op, Permutation permutation) {
   p.rows = 0;
   for (const std::int64_t size : p.m_sizes) p.rows += size;
   return p;
+}
+
+/// More than 2^31 bytes of packed values, 2^32 values of those with four bits, in experts so small
+/// that the reference is quick. Rows on both sides of 2^31 values and bytes.
+LargeProblem many_packed_weights(const std::string& weights, ScaleType scale_type, Op op) {
+  LargeProblem p;
+  std::string format = weights;
+  for (char& c : format) c = c == '/' ? '_' : c;
+  p.name = std::string(op == Op::kForward ? "Forward" : "Dx") + "ReadsPackedWeightsBeyond2To31_" +
+           format;
+  p.op = op;
+  p.experts = weights.starts_with("fp8") ? 4100 : 8200;
+  p.n = 1024;
+  p.k = 512;
+  p.weights = weights;
+  p.scale_type = scale_type;
+  p.m_sizes.assign(p.experts, 0);
+  for (const std::int64_t e : {0, 1, 2047, 4095, 4096, 4099}) p.m_sizes[e] = 1 + e % 3;
+  for (const std::int64_t e : {p.experts - 9, p.experts - 1}) p.m_sizes[e] = 2;
+  p.rows = 0;
+  for (const std::int64_t size : p.m_sizes) p.rows += size;
+  return p;
+}
+
+std::vector<LargeProblem> packed_problems() {
+  std::vector<LargeProblem> problems;
+  for (const Op op : {Op::kForward, Op::kDx}) {
+    problems.push_back(many_packed_weights("mxfp4", ScaleType::kE8m0, op));
+    problems.push_back(many_packed_weights("fp8/128x128", ScaleType::kFloat32, op));
+    problems.push_back(many_packed_weights("fp8/channel", ScaleType::kFloat32, op));
+    problems.push_back(many_packed_weights("int4/32", ScaleType::kBFloat16, op));
+    problems.push_back(many_packed_weights("nf4/64", ScaleType::kFloat32, op));
+  }
+  return problems;
 }
 
 /// 1,048,640 rows of 2056 elements = 2.16e9 > 2^31 on one side, 8 on the other.
@@ -66,6 +101,7 @@ void add_large_offset_tests() {
       long_rows("ForwardScattersLongContractions", Op::kForward, Permutation::kY),
       long_rows("DxGathersLongContractions", Op::kDx, Permutation::kY),
   };
+  static const std::vector<LargeProblem> packed = packed_problems();
   for (const Target& target : targets()) {
     for (const LargeProblem& problem : problems) {
       // The reference's plain loops would take minutes over a million rows.
@@ -77,6 +113,10 @@ void add_large_offset_tests() {
       add_test(target.name() + "/slow", problem.name, [&target, &problem, sampled] {
         expect_large_conformance(target, problem, sampled);
       });
+    }
+    for (const LargeProblem& problem : packed) {
+      add_test(target.name() + "/slow", problem.name,
+               [&target, &problem] { expect_large_conformance(target, problem, problem.rows); });
     }
   }
 }

@@ -13,7 +13,8 @@ from moegemm.operators.loading import ops
 from moegemm.operators.packed import Packed
 from moegemm.operators.raw import autocast_dtype
 from moegemm.operators.rules import require_bool, require_weight_of_each_slot
-from moegemm.quantized.weight import QuantizedWeight, packed_of
+from moegemm.quantized.checking import checked_weight
+from moegemm.quantized.weight import QuantizedWeight
 from moegemm.sharded import local_weight
 
 Given = Tensor | QuantizedWeight | Packed  # a weight as callers hand it over; the last is for our own
@@ -92,11 +93,9 @@ def require_tensors(required: dict[str, object], optional: dict[str, object]) ->
 
 def _weight(name: str, value: object) -> AnyWeight:
     """One weight as the products take it."""
-    value = packed_of(name, value)
-    if isinstance(value, Packed):
-        return value
-    require_tensors({name: value}, {})
-    return local_weight(name, value)  # type: ignore[no-any-return]
+    if not isinstance(value, QuantizedWeight | Packed):
+        require_tensors({name: value}, {})
+    return checked_weight(name, value)  # type: ignore[no-any-return]
 
 
 def _split(name: str, value: object) -> tuple[Any, Any]:

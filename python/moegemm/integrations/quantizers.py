@@ -9,10 +9,15 @@ import importlib
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from moegemm.formats import FORMATS
 from moegemm.integrations.expert_modules.forwards import OnMoegemm, give_forward
-from moegemm.integrations.expert_modules.packed_experts import expect_mxfp4
+from moegemm.integrations.expert_modules.packed_experts import (
+    KeepsPacked,
+    expect_mxfp4,
+    require_packed,
+)
 from moegemm.integrations.late_imports import when_imported
 from moegemm.integrations.peft_adapters import NAME
 from moegemm.interface import grouped_gemm
@@ -89,16 +94,15 @@ class _Mxfp4(_KeepsPacked):
         return model if self._packed else super()._process_model_after_weight_loading(model, **kwargs)  # type: ignore[misc]
 
 
-class PackedLinear(OnMoegemm):
-    """An fp8 linear layer as one expert: its weight is read as it is, activations keep their 16 bits, and the input has
-    a gradient. transformers' own quantises activations and needs a kernel of the hub."""
+class PackedLinear(KeepsPacked, OnMoegemm):
+    """An fp8 linear layer as one expert: its weight is read as it is, activations keep their dtype, and the input has a
+    gradient. transformers' own quantises activations and needs a kernel of the hub."""
 
     def forward(self: Any, input: Tensor) -> Tensor:
+        require_packed(self, "weight", self.weight, self.weight_scale_inv)
         values, scales = self.weight.detach(), self.weight_scale_inv.detach()
-        if values.element_size() > 1:
-            return nn.functional.linear(input, values, self.bias)
         dtype = input.dtype
-        x = input.flatten(0, -2) if dtype in (torch.bfloat16, torch.float16) else input.flatten(0, -2).bfloat16()
+        x = input.flatten(0, -2) if dtype in FORMATS else input.flatten(0, -2).float()
         if scales.dtype == torch.float8_e8m0fnu:
             scales = scales.view(torch.uint8)
         if self.block_size is None:
@@ -106,12 +110,13 @@ class PackedLinear(OnMoegemm):
         else:
             w = Packed(values.unsqueeze(0), scales.unsqueeze(0), f"fp8/{FP8_BLOCK[0]}x{FP8_BLOCK[1]}")
         rows = torch.full((1,), x.size(0), dtype=torch.int32, device=x.device)
-        out = grouped_gemm(x, w, rows, 1).view(*input.shape[:-1], -1).to(dtype)  # type: ignore[arg-type]
+        out = grouped_gemm(x, w, rows, 1).view(*input.shape[:-1], values.size(0)).to(dtype)  # type: ignore[arg-type]
         return out if self.bias is None else out + self.bias
 
 
 class _Fp8(_KeepsPacked):
-    """transformers' FP8Experts, which ask its table of functions, and its FP8Linear with a forward of ours."""
+    """transformers' FP8Experts, which ask its table of functions, and its FP8Linear with a forward of ours. Neither is
+    cast with the rest of a model."""
 
     def _prepare(self: Any, model: Any, **kwargs: Any) -> None:
         super(_KeepsPacked, self)._process_model_before_weight_loading(model, **kwargs)  # type: ignore[misc]
@@ -119,6 +124,8 @@ class _Fp8(_KeepsPacked):
         for module in model.modules():
             if type(module) is fp8.FP8Linear and (module.block_size is None or tuple(module.block_size) == FP8_BLOCK):
                 give_forward(module, PackedLinear)
+            elif isinstance(module, fp8.FP8Experts):
+                give_forward(module, KeepsPacked)
 
     def _process_model_after_weight_loading(self: Any, model: Any, **kwargs: Any) -> Any:
         model = super()._process_model_after_weight_loading(model, **kwargs) or model  # type: ignore[misc]

@@ -7,10 +7,11 @@ from torch import nn
 
 from moegemm.activations import Activation
 from moegemm.integrations.expert_modules import llama4, own_modules
+from moegemm.integrations.expert_modules.bitsandbytes import why_dequantised
 from moegemm.integrations.expert_modules.experts import Stored, stored_in, why_not
 from moegemm.integrations.expert_modules.forwards import OnMoegemm
 from moegemm.integrations.expert_modules.gates import activation_of
-from moegemm.integrations.expert_modules.packed_experts import is_dispatched, is_packed
+from moegemm.integrations.expert_modules.packed_experts import WEIGHT_NAMES, is_dispatched, is_packed
 from moegemm.integrations.patching import _REFUSAL, is_own_layer, separate_experts
 from moegemm.integrations.peft_adapters import NAME
 from moegemm.program.tables import html_table
@@ -60,7 +61,10 @@ def _of_dispatched(module: Any) -> tuple[bool, str]:
     if implementation != NAME and not is_packed(module):
         return False, f"its config chooses the experts implementation {implementation!r}"
     activation = activation_of(module, getattr(module, "has_gate", True))
-    return _of_products(module, stored_in(module), activation, getattr(module, "has_post_expert_norm", False))
+    on, reason = _of_products(module, stored_in(module), activation, getattr(module, "has_post_expert_norm", False))
+    found = [why_dequantised(module, name) for name in WEIGHT_NAMES] if on else []
+    decoded = [f"its weights are dequantised for every call: {why}" for why in found if why is not None][:1]
+    return on, "; ".join(([reason] if reason else []) + decoded)
 
 
 def _of_own_layer(module: Any) -> tuple[bool, str]:

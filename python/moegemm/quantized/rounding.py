@@ -15,7 +15,16 @@ import torch
 from torch import Tensor
 
 from moegemm.operators.errors import no_tensor, shown
-from moegemm.quantized.weight import FLOAT_SCALES, FP8_BLOCK, MX_GROUP, QuantizedWeight
+from moegemm.quantized.weight import (
+    FLOAT_SCALES,
+    FP8_BLOCK,
+    INT4_GROUPS,
+    MX_GROUP,
+    NF4_BLOCKS,
+    QuantizedWeight,
+    is_fp8_block,
+    require_one_of,
+)
 
 FP8_LARGEST = 448.0
 E2M1_LARGEST_EXPONENT = 2  # of 4, the largest power of two
@@ -29,6 +38,7 @@ NF4_TABLE = (
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
+_NARROW = (torch.bfloat16, torch.float16)
 CHUNK = 1 << 25  # elements that are worked on at a time: what is made on the way takes some 500 MB at most
 
 
@@ -90,25 +100,39 @@ def _blocks_of(w: Tensor, block: tuple[int, int]) -> Tensor:
     return padded.reshape(experts, rows // block[0], block[0], columns // block[1], block[1])
 
 
+def _stored(scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """fp32 scales in a dtype of fewer numbers: the smallest or the largest where it has none, and upwards where it has
+    few, so that no value is cut."""
+    limits = torch.finfo(dtype)
+    smallest = limits.smallest_normal * (limits.eps if dtype == torch.float16 else 1.0)  # 1 / those of bf16 is infinite
+    scales = torch.where(scales < limits.smallest_normal, (scales / smallest).ceil() * smallest, scales)
+    return torch.where(torch.isfinite(scales), scales.clamp(smallest, limits.max), scales).to(dtype)
+
+
 def _fp8_blocks(w: Tensor, block: tuple[int, int], scale_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     blocks = _blocks_of(w, block)
     largest = blocks.abs().amax((2, 4))
     factor = torch.where(largest > 0, FP8_LARGEST / largest, 1.0)
+    vanishing = torch.isinf(factor)
+    if scale_dtype == torch.float32:  # transformers would make NaN of the zeros among them
+        factor = torch.where(vanishing, 1.0, factor)
     scales = 1.0 / factor
     if scale_dtype == torch.float8_e8m0fnu:
         tiny = torch.finfo(torch.float32).tiny
         scales = torch.exp2(torch.ceil(torch.log2(scales.clamp(min=tiny))))
-    stored = scales.to(scale_dtype)
-    if scale_dtype != torch.float32:
-        factor = 1.0 / stored.float()
+    stored = _stored(scales, scale_dtype) if scale_dtype in _NARROW else scales.to(scale_dtype)
+    factor = 1.0 / stored.float() if scale_dtype != torch.float32 else torch.where(vanishing, 0.0, factor)
     values = _to_e4m3(blocks * factor[:, :, None, :, None]).flatten(3).flatten(1, 2)
     return values[:, : w.size(1), : w.size(2)].contiguous(), stored
 
 
 def _symmetric_scale(largest: Tensor, half_range: float, scale_dtype: torch.dtype) -> Tensor:
     """largest / half_range in its own dtype; that of zeros is the dtype's epsilon, as compressed-tensors has it."""
-    scale = (largest / half_range).to(scale_dtype)
-    return torch.where(scale == 0, torch.finfo(scale_dtype).eps, scale)
+    eps = torch.finfo(scale_dtype).eps
+    if scale_dtype != largest.dtype:
+        return torch.where(largest == 0, eps, _stored(largest.float() / half_range, scale_dtype))
+    scale = largest / half_range
+    return torch.where(scale == 0, eps, scale)
 
 
 def _fp8_channels(w: Tensor, scale_dtype: torch.dtype, whole: bool) -> tuple[Tensor, Tensor]:
@@ -153,6 +177,24 @@ def _default_scale(w: Tensor, scale_dtype: torch.dtype | None, accepted: tuple[t
     return chosen
 
 
+_DEFAULTS = {
+    "block": ("fp8", FP8_BLOCK),
+    "group": ("int4", 32),
+    "blocksize": ("nf4", 64),
+    "rounding": ("mxfp4", "floor"),
+}
+
+
+def _require_own_options(format: str, scale_dtype: torch.dtype | None, **given: object) -> None:
+    """Refuses an option that another format has: it would mean nothing."""
+    for name, value in given.items():
+        owner, default = _DEFAULTS[name]
+        if format != owner and value != default:
+            raise ValueError(f"{name} is {shown(value)} with format {shown(format)}; it is an option of {owner}")
+    if scale_dtype is not None and format in ("mxfp4", "nf4"):
+        raise ValueError(f"scale_dtype is {scale_dtype} with format {shown(format)}; it is an option of fp8 and int4")
+
+
 def quantize(
     w: Tensor,
     format: str,
@@ -182,6 +224,7 @@ def quantize(
         raise ValueError(f"w is {list(w.shape)}; its shape must be [E, N, K]")
     if w.dtype not in FLOAT_SCALES:
         raise TypeError(f"w has dtype {w.dtype}; accepted are {', '.join(map(str, FLOAT_SCALES))}")
+    _require_own_options(format, scale_dtype, block=block, group=group, blocksize=blocksize, rounding=rounding)
     with torch.no_grad():
         return _quantized(w, format, block, group, blocksize, rounding, scale_dtype)
 
@@ -200,15 +243,17 @@ def _quantized(
         made = _in_chunks(w, lambda part: _fp8_channels(part, dtype, block == "tensor"))
         return QuantizedWeight.from_fp8(*made, block=None)
     if format == "fp8":
-        if isinstance(block, str) or tuple(block) != FP8_BLOCK:
+        if not is_fp8_block(block):
             raise ValueError(f"block is {shown(block)}; (128, 128), 'channel' and 'tensor' are accepted")
         wide = _default_scale(w, scale_dtype or torch.float32, (*FLOAT_SCALES, torch.float8_e8m0fnu))
         return QuantizedWeight.from_fp8(*_in_chunks(w, lambda part: _fp8_blocks(part, FP8_BLOCK, wide)))
     if format == "int4":
+        require_one_of("group", group, INT4_GROUPS)
         _require_multiple(w, group, "the group")
         dtype = _default_scale(w, scale_dtype, (torch.bfloat16, torch.float16))
         return QuantizedWeight.from_int4(*_in_chunks(w, lambda part: _int4(part, group, dtype)), group=group)
     if format == "nf4":
+        require_one_of("blocksize", blocksize, NF4_BLOCKS)
         made = _in_chunks(w, lambda part: _nf4(part, blocksize))
         return QuantizedWeight.from_nf4(*made, tuple(w.shape), blocksize)
     raise ValueError(f"format is {shown(format)}; 'mxfp4', 'fp8', 'int4' and 'nf4' are accepted")

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from moegemm.formats import FORMATS
 from moegemm.operators.errors import no_tensor, shown
 from moegemm.operators.loading import ops
 from moegemm.operators.packed import REFUSED_GRADIENT, Packed, format_of
@@ -43,6 +44,14 @@ def _require_shape(name: str, tensor: Tensor, shape: Sequence[int], meaning: str
         tuple(tensor.shape) == tuple(shape),
         f"{name} is {list(tensor.shape)}; its shape must be {meaning} = {list(shape)}",
     )
+
+
+def is_fp8_block(block: object) -> bool:
+    return isinstance(block, tuple | list) and tuple(block) == FP8_BLOCK
+
+
+def require_one_of(name: str, value: object, accepted: Sequence[int]) -> None:
+    _require(value in accepted, f"{name} is {shown(value)}; accepted are {', '.join(map(str, accepted))}")
 
 
 def _e8m0_as_bytes(scales: Tensor) -> Tensor:
@@ -120,12 +129,10 @@ class QuantizedWeight(nn.Module):
         experts, n, k = values.shape
         scales = _e8m0_as_bytes(scales)
         if block is not None:
-            _require(
-                tuple(block) == FP8_BLOCK, f"block is {shown(block)}; (128, 128) and None (per channel) are accepted"
-            )
-            expected = (experts, -(-n // block[0]), -(-k // block[1]))
+            _require(is_fp8_block(block), f"block is {shown(block)}; (128, 128) and None (per channel) are accepted")
+            expected = (experts, -(-n // FP8_BLOCK[0]), -(-k // FP8_BLOCK[1]))
             _require_shape("scales", scales, expected, "[E, ceil(N / 128), ceil(K / 128)]")
-            return cls(values, scales, f"fp8/{block[0]}x{block[1]}")
+            return cls(values, scales, f"fp8/{FP8_BLOCK[0]}x{FP8_BLOCK[1]}")
         if scales.numel() == 1:
             return cls(values, scales.reshape(1).expand(experts), "fp8/tensor")
         if scales.dim() == 1 and scales.size(0) == experts:
@@ -144,7 +151,7 @@ class QuantizedWeight(nn.Module):
         _require_tensors(packed=packed, scales=scales)
         _require_dtype("packed", packed, (torch.int32,))
         _require_dtype("scales", scales, (torch.bfloat16, torch.float16))
-        _require(group in INT4_GROUPS, f"group is {shown(group)}; accepted are {', '.join(map(str, INT4_GROUPS))}")
+        require_one_of("group", group, INT4_GROUPS)
         _require(packed.dim() == 3, f"packed is {list(packed.shape)}; its shape must be [E, N, K / 8]")
         experts, n, words = packed.shape
         k = 8 * words
@@ -157,7 +164,13 @@ class QuantizedWeight(nn.Module):
 
     @classmethod
     def from_nf4(
-        cls, packed: Tensor, absmax: Tensor, shape: Sequence[int], blocksize: int = 64, nested: Any = None
+        cls,
+        packed: Tensor,
+        absmax: Tensor,
+        shape: Sequence[int],
+        blocksize: int = 64,
+        nested: Any = None,
+        across_experts: bool | None = None,
     ) -> "QuantizedWeight":
         """bitsandbytes' nf4, a stack over experts of what it makes of each [N, K] matrix; `shape` is (E, N, K).
 
@@ -166,15 +179,14 @@ class QuantizedWeight(nn.Module):
 
         nested = (absmax, code, offset) or (absmax, code, offset, blocksize): absmax is itself quantised, as with
         bnb_4bit_use_double_quant, whose names these are: `state2.absmax`, `state2.code`, `offset`, `state2.blocksize`
-        (256). Then `absmax` holds its uint8 codes. They are expanded to fp32 here.
+        (256). Then `absmax` holds its uint8 codes. They are expanded to fp32 here. Where the experts were quantised one
+        by one, blocks of codes begin anew with each; where the whole stack was, they run on across experts and there is
+        one offset. The number of state2.absmax tells which, its two dimensions, or `across_experts`.
         """
         _require_tensors(packed=packed, absmax=absmax)
         _require_dtype("packed", packed, (torch.uint8,))
-        _require(len(shape) == 3, f"shape is {shown(tuple(shape))}; (E, N, K) is accepted")
-        _require(
-            blocksize in NF4_BLOCKS, f"blocksize is {shown(blocksize)}; accepted are {', '.join(map(str, NF4_BLOCKS))}"
-        )
-        experts, n, k = (int(size) for size in shape)
+        experts, n, k = _three_sizes(shape)
+        require_one_of("blocksize", blocksize, NF4_BLOCKS)
         each = -(-n * k // 2)
         bytes_needed = experts * each
         _require(
@@ -188,7 +200,7 @@ class QuantizedWeight(nn.Module):
         )
         absmax = absmax.reshape(experts, blocks)
         if nested is not None:
-            absmax = _expanded_absmax(absmax, *nested)
+            absmax = _expanded_absmax(absmax, nested, across_experts)
         _require_dtype("absmax", absmax, (torch.float32,))
         if k % 2:  # rows do not begin with a byte
             return cls(packed.reshape(experts, each), absmax, f"nf4/{blocksize}/{n}x{k}")
@@ -225,6 +237,8 @@ class QuantizedWeight(nn.Module):
 
     def dequantize(self, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         """The weights [E, N, K] that it stands for: value times scale in fp32, rounded once to bf16, fp16 or fp32."""
+        if dtype not in FORMATS:
+            raise TypeError(f"dtype is {shown(dtype)}; accepted are {', '.join(map(str, FORMATS))}")
         return _dequantize(self.values, self.scales, self.word, dtype)
 
     def requires_grad_(self, requires_grad: bool = True) -> "QuantizedWeight":
@@ -249,6 +263,23 @@ class QuantizedWeight(nn.Module):
         for name, (tensor, dtype) in packed.items():
             self._parameters[name] = _frozen(tensor.view(dtype))
 
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool, missing_keys: list[str],
+        unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        """Values and scales of another dtype mean other weights: torch would convert them without a word."""
+        for name in ("values", "scales"):
+            given = state_dict.get(prefix + name)
+            own: Tensor = getattr(self, name)
+            if isinstance(given, Tensor) and given.dtype != own.dtype:
+                error_msgs.append(
+                    f"{prefix}{name} has dtype {given.dtype}; {own.dtype} is accepted by a weight in {self.word}"
+                )
+                return
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "QuantizedWeight":
         """Moves both tensors as bytes: who casts a model's weights means those that have not been quantised."""
         for name in ("values", "scales"):
@@ -265,21 +296,68 @@ class QuantizedWeight(nn.Module):
         return self
 
 
-def _expanded_absmax(
-    codes: Tensor, absmax: Tensor, code: Tensor, offset: Tensor | float, blocksize: int = 256
-) -> Tensor:
-    """absmax in fp32 of its codes [E, B]: code[codes] * absmax[block] + offset, each expert's blocks apart."""
+def _three_sizes(shape: Any) -> tuple[int, int, int]:
+    sizes = tuple(shape) if isinstance(shape, Sequence) else ()
+    _require(
+        len(sizes) == 3 and all(hasattr(size, "__index__") and size >= 0 for size in sizes),
+        f"shape is {shown(shape)}; three numbers (E, N, K) are accepted",
+    )
+    return int(sizes[0]), int(sizes[1]), int(sizes[2])
+
+
+def _runs_across(absmax: Tensor, experts: int, count: int, blocksize: int, asked: bool | None) -> bool:
+    """Whether blocks of an nf4 stack's absmax codes, `count` for each expert, go on from one expert to the next."""
+    across, apart = -(-experts * count // blocksize), experts * -(-count // blocksize)
+    forms = f"[{across}] across the experts or {[experts, apart // max(1, experts)]} with blocks for each"
+    _require(
+        absmax.numel() in (across, apart) if asked is None else absmax.numel() == (across if asked else apart),
+        f"nested[0] is {list(absmax.shape)} with across_experts={asked}; its shape must be {forms}",
+    )
+    if asked is not None or experts <= 1 or count % blocksize == 0:
+        return bool(asked)  # nothing straddles two experts: both forms mean the same
+    if across != apart:
+        return absmax.numel() == across
+    _require(
+        tuple(absmax.shape) == (experts, apart // experts),
+        f"nested[0] is {list(absmax.shape)}, which may be {forms}; give the latter two dimensions, or across_experts",
+    )
+    return False
+
+
+def _expanded_absmax(codes: Tensor, nested: Any, across_experts: bool | None) -> Tensor:
+    """absmax in fp32 of its codes [E, B]: code[codes] * absmax[block] + offset."""
+    _require(
+        isinstance(nested, Sequence) and len(nested) in (3, 4),
+        f"nested is {shown(nested)}; (absmax, code, offset) and (absmax, code, offset, blocksize) are accepted",
+    )
+    absmax, code, offset, blocksize = (*nested, 256)[:4]
     _require_tensors(**{"nested[0]": absmax, "nested[1]": code})
     _require_dtype("absmax", codes, (torch.uint8,))
-    experts, count = codes.shape
-    outer = -(-count // blocksize)
+    _require(code.numel() == 256, f"nested[1] is {list(code.shape)}; a code of 256 numbers is accepted")
     _require(
-        absmax.numel() == experts * outer,
-        f"nested[0] is {list(absmax.shape)}; its shape must be [E, ceil(blocks / {blocksize})] = {[experts, outer]}",
+        isinstance(blocksize, int) and blocksize > 0, f"nested[3] is {shown(blocksize)}; a positive number is accepted"
     )
-    steps = absmax.float().reshape(experts, outer).repeat_interleave(blocksize, 1)[:, :count]
+    experts, count = codes.shape
+    across = _runs_across(absmax, experts, count, blocksize, across_experts)
     shift = torch.as_tensor(offset, dtype=torch.float32, device=codes.device).reshape(-1, 1)
-    return code.float()[codes.long()] * steps + shift
+    _require(
+        shift.size(0) == 1 or (shift.size(0) == experts and not across),
+        f"nested[2] has {shift.size(0)} numbers; {'1' if across else f'1 or one for each of {experts} experts'} "
+        "is accepted",
+    )
+    return expand_absmax(codes, absmax, code, shift, blocksize, across)
+
+
+def expand_absmax(
+    codes: Tensor, absmax: Tensor, code: Tensor, shift: Tensor, blocksize: int, across_experts: bool
+) -> Tensor:
+    """code[codes] * absmax[block] + shift of codes [E, B], whose blocks go on across experts or begin with each."""
+    experts, count = codes.shape
+    if across_experts:
+        steps = absmax.float().flatten().repeat_interleave(blocksize)[: experts * count].view(experts, count)
+    else:
+        steps = absmax.float().reshape(experts, -(-count // blocksize)).repeat_interleave(blocksize, 1)[:, :count]
+    return code.float().flatten()[codes.long()] * steps + shift
 
 
 def packed_of(name: str, w: Any) -> Any:
@@ -291,6 +369,13 @@ def packed_of(name: str, w: Any) -> Any:
     if torch.is_grad_enabled() and (w.values.requires_grad or w.scales.requires_grad):
         raise TypeError(f"{name} is in {w.word} and requires a gradient; {REFUSED_GRADIENT}")
     return w
+
+
+def refuse_operands(**operands: object) -> None:
+    """For the operands of dW, which a caller of it may take W for."""
+    for name, value in operands.items():
+        if isinstance(value, QuantizedWeight | Packed):
+            raise TypeError(f"{name} is a quantised weight in {value.word}; {REFUSED_GRADIENT}")
 
 
 def weight_of(name: str, w: Any) -> Any:

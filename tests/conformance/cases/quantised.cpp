@@ -70,6 +70,14 @@ void add_shapes(const Format& format, std::vector<ProblemCase>& cases) {
     c.n = 212;
     c.k = round_up(320, group);
   });
+  add("OneGroup", [=](ProblemCase& c) { c.k = group; });
+  add("ManyExperts", [=](ProblemCase& c) {
+    c.m_sizes.assign(1024, 0);
+    for (int e = 0; e < 1024; e += 3) c.m_sizes[e] = 1 + e % 2;
+    c.rows = 560;
+    c.n = 24;
+    c.k = round_up(32, group);
+  });
   if (!format.in_full) return;
   add("FewRowsFolded", [](ProblemCase& c) {  // dX sums more weight rows than it adds at a time
     c.m_sizes = {1, 4, 0, 3, 2};
@@ -78,7 +86,6 @@ void add_shapes(const Format& format, std::vector<ProblemCase>& cases) {
     c.k = 192;
   });
   add("InOrder", [](ProblemCase&) {});
-  add("OneGroup", [=](ProblemCase& c) { c.k = group; });
   add("OneRowOfW", [](ProblemCase& c) { c.n = 1; });
   add("SeveralTiles", [=](ProblemCase& c) {
     c.m_sizes = {130, 0, 300, 7, 65};
@@ -91,13 +98,6 @@ void add_shapes(const Format& format, std::vector<ProblemCase>& cases) {
     c.rows = 1024;
     c.n = 128;
     c.k = 128;
-  });
-  add("ManyExperts", [=](ProblemCase& c) {
-    c.m_sizes.assign(1024, 0);
-    for (int e = 0; e < 1024; e += 3) c.m_sizes[e] = 1 + e % 2;
-    c.rows = 560;
-    c.n = 24;
-    c.k = round_up(32, group);
   });
   add("NoRows", [](ProblemCase& c) {
     c.m_sizes = {0, 0};

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <optional>
 
+#include "conformance/driver/large_weights.h"
 #include "moegemm/error.h"
 #include "testing/device/device_vector.h"
 #include "testing/numerics/parallel.h"
@@ -41,7 +42,9 @@ class LargeRun {
   LargeRun(const LargeProblem& problem, std::int64_t sampled_rows)
       : p_(problem),
         x_(kDtype, problem.op == Op::kDx ? 0 : problem.rows, problem.k, 1),
-        w_(kDtype, problem.op == Op::kDw ? 0 : problem.experts * problem.n, problem.k, 2),
+        w_(kDtype,
+           problem.op == Op::kDw || !problem.weights.empty() ? 0 : problem.experts * problem.n,
+           problem.k, 2),
         dy_(kDtype, problem.op == Op::kForward ? 0 : problem.rows, problem.n, 3),
         out_rows_(problem.op == Op::kDw ? problem.experts * problem.n : problem.rows),
         out_cols_(problem.op == Op::kForward ? problem.n : problem.k),
@@ -51,6 +54,10 @@ class LargeRun {
     for (const std::int64_t size : m_sizes_) begins_.push_back(begins_.back() + size);
     position_of_.resize(problem.rows);
     for (std::int64_t r = 0; r < problem.rows; ++r) position_of_[indices_[r]] = r;
+    if (!problem.weights.empty()) {
+      packed_.emplace(parse_quantization(problem.weights, problem.scale_type, problem.n, problem.k),
+                      problem.experts, problem.n, problem.k, 2);
+    }
     const std::int64_t count = std::min(sampled_rows, out_rows_);
     for (std::int64_t i = 0; i < count; ++i) {
       sampled_.push_back(count > 1 ? i * (out_rows_ - 1) / (count - 1) : 0);
@@ -58,12 +65,14 @@ class LargeRun {
   }
 
   std::int64_t bytes() const {
-    return x_.bytes() + w_.bytes() + dy_.bytes() + out_rows_ * out_cols_ * size_bytes(kDtype);
+    return x_.bytes() + w_.bytes() + (packed_ ? packed_->bytes() : 0) + dy_.bytes() +
+           out_rows_ * out_cols_ * size_bytes(kDtype);
   }
 
   void allocate(Memory& memory) {
     x_.allocate(memory);
     w_.allocate(memory);
+    if (packed_) packed_->allocate(memory);
     dy_.allocate(memory);
     out_.emplace(memory, out_rows_, out_cols_ * size_bytes(kDtype), sampled_);
   }
@@ -79,6 +88,11 @@ class LargeRun {
     options.permute_x = p_.permutation == Permutation::kX;
     options.permute_y = p_.permutation == Permutation::kY;
     options.backend = target.backend;
+    if (packed_) {
+      options.quantization = packed_->quantization();
+      options.w_scales = packed_->scales(device);
+    }
+    void* const weights = packed_ ? packed_->values() : w_.data();
     if (p_.permutation != Permutation::kNone) routing.gather_indices = indices.view();
     const auto matrix = [&](void* data, std::int64_t rows, std::int64_t cols) {
       return TensorView::matrix(data, kDtype, rows, cols, 0, device);
@@ -88,10 +102,10 @@ class LargeRun {
     };
     const ExecutionContext context = memory.context();
     if (p_.op == Op::kForward) {
-      forward(matrix(x_.data(), p_.rows, p_.k), stack(w_.data()),
-              matrix(out_->data(), p_.rows, p_.n), routing, options, context);
+      forward(matrix(x_.data(), p_.rows, p_.k), stack(weights), matrix(out_->data(), p_.rows, p_.n),
+              routing, options, context);
     } else if (p_.op == Op::kDx) {
-      backward_dx(matrix(dy_.data(), p_.rows, p_.n), stack(w_.data()),
+      backward_dx(matrix(dy_.data(), p_.rows, p_.n), stack(weights),
                   matrix(out_->data(), p_.rows, p_.k), routing, options, context);
     } else {
       backward_dw(matrix(dy_.data(), p_.rows, p_.n), matrix(x_.data(), p_.rows, p_.k),
@@ -128,6 +142,10 @@ class LargeRun {
     return -1;
   }
 
+  std::vector<float> row_of_w(std::int64_t row) const {
+    return packed_ ? packed_->row(row) : w_.row(row);
+  }
+
   static void add_term(double term, double& value, double& squares) {
     value += term;
     squares += term * term;
@@ -154,7 +172,7 @@ class LargeRun {
     if (p_.op == Op::kForward) {
       const std::vector<float> x = x_.row(gather_x ? indices_[position] : position);
       for (std::int64_t n = 0; n < p_.n; ++n) {
-        const std::vector<float> w = w_.row(e * p_.n + n);
+        const std::vector<float> w = row_of_w(e * p_.n + n);
         for (std::int64_t k = 0; k < p_.k; ++k) {
           add_term(static_cast<double>(x[k]) * w[k], value[n], squares[n]);
         }
@@ -163,7 +181,7 @@ class LargeRun {
     }
     const std::vector<float> dy = dy_.row(gather_dy ? indices_[position] : position);
     for (std::int64_t n = 0; n < p_.n; ++n) {
-      const std::vector<float> w = w_.row(e * p_.n + n);
+      const std::vector<float> w = row_of_w(e * p_.n + n);
       for (std::int64_t k = 0; k < p_.k; ++k) {
         add_term(static_cast<double>(dy[n]) * w[k], value[k], squares[k]);
       }
@@ -173,6 +191,7 @@ class LargeRun {
 
   const LargeProblem& p_;
   PeriodicMatrix x_, w_, dy_;
+  std::optional<LargeWeights> packed_;  ///< instead of w_ where the problem quantises it
   std::int64_t out_rows_;
   std::int64_t out_cols_;
   std::optional<LargeOutput> out_;

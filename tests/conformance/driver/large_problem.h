@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "conformance/driver/targets.h"
+#include "moegemm/quantization.h"
 
 namespace moegemm::testing {
 
@@ -19,6 +20,8 @@ struct LargeProblem {
   std::int64_t rows = 1;
   Permutation permutation = Permutation::kNone;
   std::vector<std::int64_t> m_sizes;  ///< [E]; empty: as even as it goes
+  std::string weights = {};           ///< a text for parse_quantization; empty: plain
+  ScaleType scale_type = ScaleType::kFloat32;
 
   double work() const {
     return static_cast<double>(rows) * static_cast<double>(n) * static_cast<double>(k);

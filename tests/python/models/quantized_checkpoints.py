@@ -10,7 +10,7 @@ from tiny_models import build
 
 SIZES = {
     "gpt_oss": {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16},
-    "qwen3_moe": {"hidden_size": 128, "moe_intermediate_size": 128, "intermediate_size": 128, "head_dim": 32},
+    "qwen3_moe": {"hidden_size": 256, "moe_intermediate_size": 384, "intermediate_size": 128, "head_dim": 32},
 }
 
 

@@ -222,3 +222,111 @@ def test_experts_of_a_model_in_memory_are_quantised_in_place(checkpoints, family
     assert sum("experts" in name for name in found) == 8
     with pytest.raises(ValueError, match="is quantised already"):
         moegemm.quantize_experts(model, format)
+
+
+@pytest.mark.parametrize("format", ["mxfp4", "fp8"])
+def test_experts_quantised_in_memory_are_not_saved_as_plain_weights(checkpoints, family, format, tmp_path):
+    model = moegemm.quantize_experts(dequantised(checkpoints[family], family), format)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    again, ids = torch.load(file, weights_only=False), token_ids()
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, model(ids).logits)
+    for refused in (model, copy.deepcopy(model), again, model.model):
+        with pytest.raises(ValueError, match=r"layers.0.mlp.experts .*quantize_experts has quantised.* torch.save"):
+            refused.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+    adapted(model).save_pretrained(tmp_path)  # adapters beside them are saved
+    assert (tmp_path / "adapter_config.json").exists()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_change_of_dtype_leaves_packed_weights_alone(checkpoints, family, dtype):
+    model, ids = load(checkpoints[family]), token_ids()
+    packed = {name: (p.dtype, p.clone()) for name, p in model.named_parameters() if p.element_size() == 1}
+    plain = dequantised(checkpoints[family], family)
+    with torch.no_grad():
+        got, expected = ({"logits": m.to(dtype)(ids).logits.float()} for m in (model, plain))
+    assert_same(got, expected, TOLERANCE)
+    for name, p in model.named_parameters():
+        if name in packed:
+            assert p.dtype == packed[name][0]
+            assert torch.equal(p.view(torch.uint8), packed[name][1].view(torch.uint8)), name
+        elif name.endswith("scale_inv"):
+            assert p.dtype == torch.float32
+        else:
+            assert p.dtype == dtype, name
+
+
+@pytest.mark.parametrize("format", ["fp8", "int4", "nf4"])
+def test_a_change_of_dtype_leaves_experts_quantised_in_memory_alone(checkpoints, format):
+    model = moegemm.quantize_experts(dequantised(checkpoints["gpt_oss"], "gpt_oss"), format)
+    before = {name: p.clone() for name, p in model.named_parameters() if "experts" in name and "bias" not in name}
+    for name, p in model.half().named_parameters():
+        if name in before:
+            assert p.dtype == before[name].dtype
+            assert torch.equal(p.view(torch.uint8), before[name].view(torch.uint8)), name
+
+
+def layers_of_fp8(path):
+    model = load(path)
+    return {"gate_up_proj": (model, experts_of(model)[0]), "weight": (model, model.model.layers[0].self_attn.q_proj)}
+
+
+@pytest.mark.parametrize("name", ["gate_up_proj", "weight"])
+def test_values_that_were_cast_without_their_scales_are_refused(checkpoints, name):
+    model, module = layers_of_fp8(checkpoints["qwen3_moe"])[name]
+    getattr(module, name).data = getattr(module, name).data.to(torch.bfloat16)
+    with pytest.raises(TypeError, match=rf"{name} of \w+ has dtype torch.bfloat16 beside scales; values of 8 bits"):
+        model(token_ids())
+    if name == "gate_up_proj":
+        layer = moegemm.report(model).layers[0]
+        assert not layer.on_moegemm
+        assert "beside scales" in layer.reason
+
+
+@pytest.mark.parametrize("scales", [False, True])
+@pytest.mark.parametrize("name", ["gate_up_proj", "weight"])
+def test_a_gradient_of_packed_weights_is_refused(checkpoints, name, scales):
+    model, module = layers_of_fp8(checkpoints["qwen3_moe"])[name]
+    getattr(module, f"{name}_scale_inv" if scales else name).requires_grad_()
+    with pytest.raises(TypeError, match=f"{name} of .* require a gradient; a quantised weight is frozen"):
+        model(token_ids())
+    assert moegemm.report(model).layers[0].on_moegemm
+    with torch.no_grad():
+        model(token_ids())
+
+
+def test_fp32_activations_are_multiplied_in_fp32(checkpoints):
+    ids = token_ids()
+    models = (load(checkpoints["gpt_oss"]), dequantised(checkpoints["gpt_oss"], "gpt_oss"))  # exact in bf16
+    with torch.no_grad():
+        got, expected = ({"logits": m.to(torch.float32)(ids).logits} for m in models)
+    assert_same(got, expected, 1e-5)
+    _, linear = layers_of_fp8(checkpoints["qwen3_moe"])["weight"]
+    x, values = torch.randn(3, linear.in_features), linear.weight.unsqueeze(0)
+    plain = moegemm.QuantizedWeight.from_fp8(values, linear.weight_scale_inv.unsqueeze(0)).dequantize(torch.float32)[0]
+    assert_same({"y": linear(x)}, {"y": torch.nn.functional.linear(x, plain)}, 1e-5)
+
+
+@pytest.mark.smoke
+@pytest.mark.filterwarnings("error:.*activation in torch")
+def test_compiled_experts_keep_their_fused_activation(checkpoints, family):
+    from moegemm.integrations import notices
+
+    torch._dynamo.reset()
+    notices._said.clear()
+    experts = experts_of(load(checkpoints[family]))[0]
+    x = torch.randn(5, experts.down_proj.size(1), dtype=torch.bfloat16)
+    ids, weights = torch.tensor([[0, 1], [2, 3], [1, 0], [3, 2], [0, 2]]), torch.rand(5, 2)
+    with torch.no_grad():
+        got = torch.compile(experts, fullgraph=True, backend="aot_eager")(x, ids, weights)
+        assert torch.equal(got, experts(x, ids, weights))
+
+
+def test_a_linear_layer_takes_no_tokens(checkpoints):
+    _, linear = layers_of_fp8(checkpoints["qwen3_moe"])["weight"]
+    for shape in ((0,), (2, 0)):
+        x = torch.empty((*shape, linear.in_features), dtype=torch.bfloat16)
+        assert linear(x).shape == (*shape, linear.out_features)

@@ -98,6 +98,57 @@ def test_a_transposed_layout_of_a_layer_is_refused(which):
         moegemm.moe_mlp(torch.randn(4, 64), *weights, torch.zeros(4, 1, dtype=torch.int64), None, transposed=True)
 
 
+def test_dW_takes_no_quantised_operand():
+    case, w = routed("cpu", "plain", torch.bfloat16), weight("fp8/channel")
+    for operands in ((w, case.X), (case.X, w)):
+        with pytest.raises(TypeError, match=SENTENCE):
+            moegemm.grouped_gemm_dW(*operands, case.m_sizes, None, 1)
+
+
+BAD_SCALES = [
+    ("mxfp4", 255), ("fp8/128x128", float("inf")), ("fp8/channel", float("nan")), ("fp8/tensor", float("-inf")),
+    ("int4/32", float("nan")), ("nf4/64", float("nan")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("by", ["argument", "environment"])
+@pytest.mark.parametrize(("word", "bad"), BAD_SCALES)
+def test_check_finds_scales_that_are_no_numbers(device, monkeypatch, word, bad, by):
+    case, w = routed(device, "plain", torch.bfloat16), weight(word, device)
+    dy = torch.randn(case.X.size(0), N).to(case.X)
+    x, first, second, ids, router = layer_arguments(word, device, torch.bfloat16)
+    products = {
+        "grouped_gemm": lambda **k: moegemm.grouped_gemm(case.X, w, case.m_sizes, 1, **k),
+        "forward": lambda **k: moegemm.grouped_gemm_forward(case.X, w, 1, case.m_sizes, **k),
+        "dX": lambda **k: moegemm.grouped_gemm_dX(dy, w, None, case.m_sizes, 1, **k),
+    }
+    layers = {
+        "moe_mlp": lambda: moegemm.moe_mlp(x, first, second, ids, router),
+        "experts_mlp": lambda: moegemm.experts_mlp(x, first, second, torch.tensor([T, 0, 0, 0], device=device)),
+        "lora_moe_mlp": lambda: moegemm.lora_moe_mlp(x, first, second, ids, router),
+    }
+    if by == "environment":
+        monkeypatch.setenv("MOEGEMM_CHECK", "1")
+    asked = {"check": True} if by == "argument" else {}
+    for call in products.values():
+        call(**asked)
+    for call in layers.values():
+        call()
+    for damaged in (w, second):
+        damaged.scales.data[2].view(-1)[-1:] = bad
+    place = [2, *(size - 1 for size in w.scales.shape[1:])]
+    message = rf"scales\{str(place)[:-1]}\] of W, of expert 2, is {bad}\b.*; scales of {word} must be finite"
+    for call in products.values():
+        with pytest.raises(ValueError, match=message):
+            call(**asked)
+    for call in layers.values():
+        if by == "environment":
+            with pytest.raises(ValueError, match="of w_down, of expert 2, is"):
+                call()
+        else:
+            call()
+
+
 def test_a_transposed_layout_is_refused():
     x, first, _, ids, weights = layer_arguments("mxfp4", "cpu", torch.bfloat16)
     with pytest.raises(ValueError, match=r"quantised weights are \[E, N, K\] only"):

@@ -86,6 +86,7 @@ REFUSED = {
     r"block is \(64, 64\)": lambda q: q.from_fp8(
         torch.zeros(2, 4, 16).to(torch.float8_e4m3fn), torch.ones(2, 1, 1), block=(64, 64)
     ),
+    "block is 5; ": lambda q: q.from_fp8(torch.zeros(2, 4, 16).to(torch.float8_e4m3fn), torch.ones(2, 1, 1), block=5),
     r"scales is \[2, 3\]": lambda q: q.from_fp8(
         torch.zeros(2, 4, 16).to(torch.float8_e4m3fn), torch.ones(2, 3), block=None
     ),
@@ -104,7 +105,20 @@ REFUSED = {
     ),
     "absmax is": lambda q: q.from_nf4(torch.zeros(64, dtype=torch.uint8), torch.ones(3), (2, 4, 16)),
     r"shape is \(2, 4\)": lambda q: q.from_nf4(torch.zeros(20, dtype=torch.uint8), torch.ones(2), (2, 4)),
+    "shape is 5; three numbers": lambda q: q.from_nf4(torch.zeros(20, dtype=torch.uint8), torch.ones(2), 5),
+    r"nested is \(tensor": lambda q: nested_nf4(q, torch.ones(2)),
+    r"nested\[1\] is \[16\]; a code of 256": lambda q: nested_nf4(q, torch.ones(2), torch.ones(16), 0.0),
+    r"nested\[3\] is 0; a positive": lambda q: nested_nf4(q, torch.ones(2), torch.ones(256), 0.0, 0),
+    r"nested\[2\] has 3 numbers": lambda q: nested_nf4(q, torch.ones(2, 1), torch.ones(256), torch.ones(3)),
+    r"nested\[0\] is \[3\] with across_experts=None; its shape must be \[1\] across": lambda q: nested_nf4(
+        q, torch.ones(3), torch.ones(256), 0.0
+    ),
 }
+
+
+def nested_nf4(q, *nested):
+    packed, codes = torch.zeros(64, dtype=torch.uint8), torch.zeros(2, dtype=torch.uint8)
+    return q.from_nf4(packed, codes, (2, 4, 16), nested=nested)
 
 
 @pytest.mark.parametrize("words", REFUSED)
@@ -123,11 +137,54 @@ def test_bad_tensors_are_refused_with_argument_value_and_rule(words):
         (torch.zeros(1, 4, 32), "rounding is 'up'", {"format": "mxfp4", "rounding": "up"}),
         (torch.zeros(1, 4, 32), "scale_dtype is torch.float32", {"format": "int4", "scale_dtype": torch.float32}),
         (torch.zeros(1, 4, 32), "block is", {"format": "fp8", "block": "row"}),
+        (torch.zeros(1, 4, 32), r"block is None; \(128, 128\), 'channel' and", {"format": "fp8", "block": None}),
+        (torch.zeros(1, 4, 32), "block is 128; ", {"format": "fp8", "block": 128}),
+        (torch.zeros(1, 4, 32), "group is 0; accepted are 32, 64, 128", {"format": "int4", "group": 0}),
+        (torch.zeros(1, 4, 32), "group is '32'; accepted", {"format": "int4", "group": "32"}),
+        (torch.zeros(1, 4, 32), "blocksize is 0; accepted are 32, 64", {"format": "nf4", "blocksize": 0}),
+        (
+            torch.zeros(1, 4, 32),
+            "group is 64 with format 'fp8'; it is an option of int4",
+            {"format": "fp8", "group": 64},
+        ),
+        (torch.zeros(1, 4, 32), "blocksize is 128 with format 'int4'", {"format": "int4", "blocksize": 128}),
+        (torch.zeros(1, 4, 32), "block is 'channel' with format 'nf4'", {"format": "nf4", "block": "channel"}),
+        (torch.zeros(1, 4, 32), "rounding is 'ceil' with format 'fp8'", {"format": "fp8", "rounding": "ceil"}),
+        (torch.zeros(1, 4, 32), "scale_dtype is .* of fp8 and int4", {"format": "mxfp4", "scale_dtype": torch.float32}),
+        (torch.zeros(1, 4, 32), "format is None", {"format": None}),
     ],
 )
 def test_quantize_refuses_with_argument_value_and_rule(w, words, arguments):
     with pytest.raises((TypeError, ValueError), match=words):
         moegemm.quantize(w, **arguments)
+
+
+FP8_SCALES = [torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu]
+
+
+@pytest.mark.parametrize("size", [1e-44, 1e-40, 1e-37, 2e-6, 1e-3, 3e7, 1e9, 1e38])
+@pytest.mark.parametrize("scales", FP8_SCALES)
+@pytest.mark.parametrize("block", [(128, 128), "channel", "tensor"])
+def test_fp8_scales_are_finite_however_small_or_large_weights_are(device, block, scales, size):
+    if scales == torch.float8_e8m0fnu and block != (128, 128):
+        pytest.skip("e8m0 scales are those of blocks")
+    w = torch.zeros(2, 128, 128, device=device)
+    w[0, 0, :64], w[1] = size, torch.rand(128, 128) * size
+    made = moegemm.quantize(w, "fp8", block=block, scale_dtype=scales)
+    assert torch.isfinite(made.scales.view(scales).float()).all()
+    got = made.dequantize(torch.float32)
+    assert torch.isfinite(got).all()
+    assert not got[0, 1:].any()
+    if 1e-5 < size < 1e7:
+        assert ((got - w).norm() / w.norm()).item() < 0.04
+
+
+@pytest.mark.parametrize("size", [1e-6, 2e-5])
+@pytest.mark.parametrize(("format", "options"), [("fp8", {}), ("fp8", {"block": "channel"}), ("int4", {})])
+def test_subnormal_scales_cut_no_value(format, options, size):
+    w = torch.full((1, 128, 128), size)
+    got = moegemm.quantize(w, format, scale_dtype=torch.float16, **options).dequantize(torch.float32)
+    assert ((got - w).norm() / w.norm()).item() < 0.1
 
 
 @pytest.mark.parametrize("format", ["mxfp4", "fp8", "int4", "nf4"])
@@ -177,6 +234,25 @@ def test_a_module_keeps_it_in_its_state(word, tmp_path):
     assert same(on_meta.w, layer.w)
 
 
+def test_tensors_of_another_format_are_not_loaded():
+    values = torch.randn(2, 128, 128).to(torch.float8_e4m3fn)
+    fp8 = moegemm.QuantizedWeight.from_fp8(values, torch.full((2, 1, 1), 0.5))
+    e8m0 = moegemm.QuantizedWeight.from_fp8(values, torch.full((2, 1, 1), 0.5).to(torch.float8_e8m0fnu))
+    before = copy.deepcopy(fp8)
+    with pytest.raises(
+        RuntimeError, match=r"scales has dtype torch.uint8; torch.float32 is accepted .* in fp8/128x128"
+    ):
+        fp8.load_state_dict(e8m0.state_dict())
+    bytes_of_four_bits = {"values": torch.ones(2, 128, 128, dtype=torch.uint8), "scales": torch.ones(2, 1, 1)}
+    for assign in (False, True):
+        with pytest.raises(RuntimeError, match=r"values has dtype torch.uint8; torch.float8_e4m3fn is accepted"):
+            fp8.load_state_dict(bytes_of_four_bits, assign=assign)
+    halves = made("int4/32")
+    with pytest.raises(RuntimeError, match=r"scales has dtype torch.float16; torch.bfloat16"):
+        halves.load_state_dict({"values": halves.values, "scales": halves.scales.half()})
+    assert same(fp8, before)
+
+
 @pytest.mark.parametrize("word", WORDS)
 def test_it_pickles_and_copies(word):
     w = made(word)
@@ -203,6 +279,13 @@ def test_a_change_of_dtype_leaves_it_alone_and_a_device_does_not(device, word):
     assert layer.norm.weight.dtype == torch.float16
     assert layer.w.device.type == device
     assert layer.to_empty(device="meta").w.device.type == "meta"
+
+
+def test_it_is_dequantised_to_floating_formats_only():
+    with pytest.raises(
+        TypeError, match=r"dtype is torch.int8; accepted are torch.bfloat16, torch.float16, torch.float32"
+    ):
+        made("mxfp4").dequantize(torch.int8)
 
 
 def test_its_parameters_never_require_gradients():

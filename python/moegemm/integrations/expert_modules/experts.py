@@ -11,7 +11,7 @@ from moegemm.activations import Activation
 from moegemm.expert_layer.layer import Routed, moe_mlp
 from moegemm.formats import FORMATS, NAMES
 from moegemm.integrations.expert_modules.gates import activation_of
-from moegemm.integrations.expert_modules.packed_experts import is_packed, packed_weight
+from moegemm.integrations.expert_modules.packed_experts import is_packed, packed_weight, require_packed_experts
 from moegemm.integrations.expert_parallel import ids_of_others_remain, rows_needed
 from moegemm.integrations.notices import say_once
 from moegemm.integrations.peft_adapters import adapters_of, added_by_peft
@@ -135,15 +135,16 @@ def _weight_of(module: Any, name: str) -> Any:
 
 
 def _activations_of(stored: Stored, hidden_states: Tensor) -> torch.dtype:
-    """What the products read: the weights' dtype, or with quantised weights 16 bits."""
+    """What the products read: the weights' dtype, or with quantised weights that of the activations."""
     if not isinstance(stored.first, Packed):
         return stored.first.dtype  # type: ignore[no-any-return]
     given = autocast_dtype(hidden_states.device) or hidden_states.dtype
-    return given if given in (torch.bfloat16, torch.float16) else torch.bfloat16
+    return given if given in FORMATS else torch.float32
 
 
 def experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """The forward of an experts module: hidden_states [T, H], top_k_index and top_k_weights [T, topk] -> [T, H]."""
+    require_packed_experts(module)
     gated = getattr(module, "has_gate", True)
     stored = stored_in(module)
     reason = why_not(stored)

@@ -12,8 +12,9 @@ from typing import Any
 from torch.nn.utils import parametrize
 
 
-class OnMoegemm:
-    """What the forwards below have in common. Before them in the order of classes, after them the module's own."""
+class Changed:
+    """What the classes given to modules have in common. Before them in the order of classes, after them the module's
+    own."""
 
     _moegemm_own_class: Any
 
@@ -24,6 +25,10 @@ class OnMoegemm:
             return reduced
         _, arguments, *rest = reduced
         return (_made_again, (type(self).__bases__[0], self._moegemm_own_class, *arguments[1:]), *rest)
+
+
+class OnMoegemm(Changed):
+    """One whose forward runs on moegemm."""
 
 
 @functools.cache
@@ -71,7 +76,7 @@ def _become(module: Any, other_class: Any) -> None:
 
 
 def give_forward(module: Any, forward_class: Any) -> None:
-    """From now on the module runs the forward of `forward_class`, a class derived from OnMoegemm."""
+    """From now on the module runs the methods of `forward_class`, a class derived from Changed."""
     own_class: Any = type(module)
     _become(module, class_with(forward_class, own_class))
 

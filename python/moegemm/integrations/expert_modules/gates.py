@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from moegemm.activations import FUNCTIONS, GATED_LAYOUTS, Activation
 
 # Where modules keep their numbers. Any other number that a module reads while it is asked is found as well.
-NUMBER_NAMES = ("alpha", "swiglu_alpha", "limit", "swiglu_limit")
+NUMBER_NAMES = ("alpha", "swiglu_alpha", "limit", "swiglu_limit", "gate_softcap", "up_softcap")
+_NONE = "None"  # of one that is there and has no value
 _CACHE_NAME = "_moegemm_asked"
 # The closest pair, GELU and its tanh form, differ by 4e-4; fp32 evaluations of one by less than 1e-5.
 _TOLERANCE = 2e-5
@@ -183,7 +184,8 @@ def _text_of_activation_of_class(module_class: Any, act_class: Any, gated: bool,
     stand_in = types.SimpleNamespace()
     for name, number in zip(NUMBER_NAMES, constants, strict=False):
         if number is not None:
-            setattr(stand_in, name, _from_traced(number))
+            value = _from_traced(number)
+            setattr(stand_in, name, None if value == _NONE else value)
     if act_class is not None:
         try:
             stand_in.act_fn = act_class()
@@ -217,7 +219,9 @@ def _from_traced(value: Any) -> Any:
 
 
 def _number(module: Any, name: str) -> Any:
-    value = getattr(module, name, None)
+    value = getattr(module, name, "")
+    if value is None:
+        return _NONE
     return value if isinstance(value, int | float) else None
 
 

@@ -5,22 +5,46 @@ so that whoever looks for it finds it: PEFT's target_parameters, parallel plans,
 `gate_up_proj_scales` where moegemm packed the module, `gate_up_proj_scale_inv` in transformers' own fp8 experts.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
-from moegemm.integrations.expert_modules.forwards import OnMoegemm, give_forward
-from moegemm.operators.packed import Packed
+from moegemm.integrations.expert_modules.bitsandbytes import in_four_bits, packed_nf4, why_dequantised
+from moegemm.integrations.expert_modules.forwards import Changed, OnMoegemm, give_forward
+from moegemm.operators.packed import REFUSED_GRADIENT, Packed
 from moegemm.quantized.rounding import quantize
 from moegemm.quantized.weight import FP8_BLOCK, MX_GROUP
 
 WEIGHT_NAMES = ("gate_up_proj", "up_proj", "down_proj")
 _WORDS = "_moegemm_words"  # on a module that moegemm packed: how each of its weights is to be read
-_ACTIVATIONS = (torch.bfloat16, torch.float16)
+_ACTIVATIONS = (torch.bfloat16, torch.float16, torch.float32)
 
 
-class PackedExperts(OnMoegemm):
+def is_packed_parameter(name: str, parameter: Tensor) -> bool:
+    """Whether a parameter of a module with packed weights is values or scales of them."""
+    return parameter.element_size() == 1 or name.endswith(("_scale_inv", "_scales"))
+
+
+class KeepsPacked(Changed):
+    """A change of dtype (`.half()`, `.to(torch.bfloat16)`) leaves packed values and their scales alone: it would make
+    weights of the values without their scales."""
+
+    def _apply(self: Any, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        own = [p for name, p in self._parameters.items() if p is not None and is_packed_parameter(name, p)]
+
+        def of_dtype(tensor: Tensor) -> Tensor:
+            made = fn(tensor)
+            if made.dtype == tensor.dtype or not any(tensor is parameter for parameter in own):
+                return made
+            return tensor.to(made.device)
+
+        return super()._apply(of_dtype, recurse)  # type: ignore[misc]
+
+
+class PackedExperts(KeepsPacked, OnMoegemm):
     """The forward of a module that moegemm packed: its own code cannot read the weights any more."""
 
     def forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -31,7 +55,19 @@ class PackedExperts(OnMoegemm):
         return experts_forward(self, hidden_states, top_k_index, top_k_weights)
 
 
-def keep_packed(module: Any, weights: dict[str, tuple[Tensor, Tensor, str]]) -> None:
+class QuantisedHere(PackedExperts):
+    """One that quantize_experts packed: no checkpoint has it so, and transformers cannot save it."""
+
+    def __setstate__(self: Any, state: dict[str, Any]) -> None:
+        from moegemm.integrations.saving import follow_saving  # which looks for this class
+
+        follow_saving()
+        super().__setstate__(state)  # type: ignore[misc]
+
+
+def keep_packed(
+    module: Any, weights: dict[str, tuple[Tensor, Tensor, str]], forward_class: type[PackedExperts] = PackedExperts
+) -> None:
     """Puts packed values, scales and words in the places of an experts module's weights [E, N, K]."""
     for name, (values, scales, _) in weights.items():
         delattr(module, name)
@@ -39,7 +75,7 @@ def keep_packed(module: Any, weights: dict[str, tuple[Tensor, Tensor, str]]) -> 
         module.register_parameter(f"{name}_scales", nn.Parameter(scales, requires_grad=False))
     setattr(module, _WORDS, {name: word for name, (_, _, word) in weights.items()})
     module.is_transposed = False
-    give_forward(module, PackedExperts)
+    give_forward(module, forward_class)
 
 
 def expect_mxfp4(module: Any) -> None:
@@ -82,8 +118,34 @@ def _dtype_of(module: Any) -> torch.dtype:
     return dtype if dtype in _ACTIVATIONS else torch.bfloat16
 
 
+def require_packed(module: Any, name: str, values: Tensor, scales: Tensor) -> None:
+    """Refuses weights that were cast without their scales, and a gradient of them."""
+    if values.is_floating_point() and values.element_size() > 1:
+        raise TypeError(
+            f"{name} of {type(module).__name__} has dtype {values.dtype} beside scales; values of 8 bits are accepted: "
+            "a cast leaves the scales out. Load the checkpoint again"
+        )
+    if torch.is_grad_enabled() and (values.requires_grad or scales.requires_grad):
+        raise TypeError(f"{name} of {type(module).__name__} or its scales require a gradient; {REFUSED_GRADIENT}")
+
+
+def require_packed_experts(module: Any) -> None:
+    """The same of each weight that has scales beside it."""
+    for name in WEIGHT_NAMES:
+        values = module._parameters.get(name)
+        if values is None:
+            continue
+        for suffix in ("_scales", "_scale_inv"):
+            scales = module._parameters.get(name + suffix)
+            if scales is not None:
+                require_packed(module, name, values, scales)
+
+
 def packed_weight(module: Any, name: str) -> Packed | None:
     """The quantised weight of this name, None for one that is not quantised; ValueError says why one cannot be read."""
+    parametrized = in_four_bits(module, name)
+    if parametrized is not None:  # asking the module for the weight would dequantise it
+        return packed_nf4(*parametrized) if why_dequantised(module, name) is None else None
     values = getattr(module, name, None)
     if not isinstance(values, Tensor):
         return None
@@ -93,9 +155,10 @@ def packed_weight(module: Any, name: str) -> Packed | None:
         values = values.flatten(2) if values.dim() == 4 else values  # mxfp4 as checkpoints have it
         return Packed(values, scales, word, _dtype_of(module))
     scales = getattr(module, f"{name}_scale_inv", None)
-    if not isinstance(scales, Tensor) or values.element_size() > 1 or values.dim() != 3:
+    if not isinstance(scales, Tensor) or values.dim() != 3:
         return None
-    values, scales = values.detach(), scales.detach()
+    if values.element_size() > 1:
+        raise ValueError(f"{name} has dtype {values.dtype} beside scales; values of 8 bits are accepted")
     as_bytes = scales.view(torch.uint8) if scales.dtype == torch.float8_e8m0fnu else scales
     if values.dtype == torch.int8:  # e2m1 with a scale for each 32 columns
         if as_bytes.dtype != torch.uint8:
@@ -121,16 +184,21 @@ def quantize_experts(model: nn.Module, format: str, **options: Any) -> nn.Module
 
     format and options are those of moegemm.quantize. The weights become frozen, run on moegemm whatever the config
     says, and keep their names: PEFT's adapters find them. Layer by layer: no second copy of the model is needed.
+    transformers' save_pretrained refuses the model from then on.
     """
-    from moegemm.integrations.peft_adapters import follow_peft  # which reads weights through this file
+    from moegemm.integrations.peft_adapters import follow_peft  # both read weights through this file
+    from moegemm.integrations.saving import follow_saving
 
     follow_peft()
+    follow_saving()
     found = [(name, module) for name, module in model.named_modules() if is_dispatched(module)]
     if not found:
         raise ValueError(f"{type(model).__name__} has no expert layer of transformers' experts interface")
     for name, module in found:
-        if any(packed_weight(module, weight) is not None for weight in WEIGHT_NAMES):
+        if any(in_four_bits(module, w) or packed_weight(module, w) is not None for w in WEIGHT_NAMES):
             raise ValueError(f"{name} is quantised already; its weights are packed")
+        if parametrize.is_parametrized(module):
+            raise ValueError(f"{name} has parametrized weights, which cannot be replaced; quantise it before that")
     for _, module in found:
         transposed, packed = getattr(module, "is_transposed", False), {}
         for name in WEIGHT_NAMES:
@@ -140,7 +208,7 @@ def quantize_experts(model: nn.Module, format: str, **options: Any) -> nn.Module
                     w.detach().transpose(1, 2).contiguous() if transposed else w.detach(), format, **options
                 )
                 packed[name] = made.values.data, made.scales.data, made.word
-        keep_packed(module, packed)
+        keep_packed(module, packed, QuantisedHere)
     return model
 
 
