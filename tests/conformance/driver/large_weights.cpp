@@ -42,7 +42,7 @@ LargeWeights::LargeWeights(const Quantization& quantization, std::int64_t expert
           packed_value(quantization.format, static_cast<std::uint8_t>(byte), second);
     }
   }
-  const auto largest = static_cast<float>(largest_value(quantization.format));
+  const auto largest = static_cast<float>(made_format(quantization.format).largest);
   for (std::size_t i = 0; i < decoded_scales_.size(); ++i) {
     const float scale = (0.5f + 0.25f * random.symmetric()) / largest;
     const auto index = static_cast<std::int64_t>(i);
