@@ -35,8 +35,7 @@ def program(path: Path, text: str) -> Path:
 
 def test_long_step_shows_where_it_is_on_a_terminal(tmp_path):
     shown = on_terminal(SCRIPTS / "step", "Compile", tmp_path / "log", "bash", "-c", SLOW_NINJA)
-    assert "77 of 240" in shown
-    assert "1 s" in shown
+    assert re.search(r"[1-9] s  77 of 240", shown)
     assert re.search(r"ok +\d+ s\s*$", shown)
 
 
