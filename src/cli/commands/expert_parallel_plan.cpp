@@ -20,11 +20,11 @@ constexpr double kNetworkLinkGb = 45;
 /// How many of `groups` equal parts of the experts a token's topk different experts are in, on
 /// average.
 double parts_per_token(const LayerSpec& spec, std::int64_t groups) {
-  const double missing = static_cast<double>(spec.experts - spec.experts / groups);
+  const std::int64_t elsewhere = spec.experts - spec.experts / groups;
   double none = 1;  // the chance that no expert of one part is chosen
   for (std::int64_t i = 0; i < spec.topk; ++i) {
     const double left = static_cast<double>(spec.experts - i);
-    none *= std::max(0.0, missing - static_cast<double>(i)) / left;
+    none *= static_cast<double>(std::max<std::int64_t>(0, elsewhere - i)) / left;
   }
   return static_cast<double>(groups) * (1 - none);
 }

@@ -104,9 +104,10 @@ struct LogAxis {
   std::vector<double> ticks() const {
     const bool many = high / low > 500;
     std::vector<double> found;
-    for (double tick = low; tick < high * 1.001; tick = round_above(tick)) {
-      const double power = power_below(tick);
-      if (!many || tick < 1.5 * power) found.push_back(tick);
+    double tick = low;
+    while (tick < high * 1.001) {
+      if (!many || tick < 1.5 * power_below(tick)) found.push_back(tick);
+      tick = round_above(tick);
     }
     return found;
   }

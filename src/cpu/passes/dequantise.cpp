@@ -16,7 +16,7 @@ void CpuPasses::dequantise(const TensorView& packed, const void* scales,
                            std::int64_t first_column, const TensorView& out,
                            const ExecutionContext& context) const {
   const std::int64_t n = packed.shape[1], k = packed.shape[2];
-  const auto [experts, out_rows, columns] = out.shape;
+  const std::int64_t experts = out.shape[0], out_rows = out.shape[1], columns = out.shape[2];
   constexpr std::int64_t kGrainElements = 32 * 1024;
   const std::int64_t grain = (kGrainElements + k - 1) / k;
   const std::int64_t element = size_bytes(out.dtype);

@@ -40,7 +40,7 @@ std::string TuningStore::put(const TunedRecords& records) {
     known_.insert_or_assign(key, record);
     unsaved_.insert_or_assign(key, record);
   }
-  const std::string failure = save();
+  std::string failure = save();
   if (!failure.empty()) warn_once(join("measurements are kept in this process only: ", failure));
   return failure;
 }
