@@ -67,7 +67,7 @@ def test_every_source_counts_for_the_namespace(hub):
 def test_kernels_loads_the_layout(hub, tmp_path):
     if not (HUB / "kernels").is_dir() and importlib.util.find_spec("kernels") is None:
         pytest.skip("the library `kernels` is not installed")
-    library = next(path for path in loading.candidates() if path.is_file())
+    library = loading.found_library()
     variant = hub.lay_out("cpu", "moegemm", library.resolve(), tmp_path)
     described = variant / "metadata.json"
     described.write_text(described.read_text().replace('"id": "moegemm"', '"id": "_moegemm_test"'))
