@@ -250,13 +250,9 @@ def tokens_gradient_of_pair(
     return rows if out is None else out.copy_(rows)
 
 
-def _as_stored(
-    name: str, w: AnyWeight, transposed: bool, words: str, accumulated: MainGrad | None
-) -> tuple[AnyWeight, Weights]:
+def _as_stored(w: AnyWeight, transposed: bool, words: str, accumulated: MainGrad | None) -> tuple[AnyWeight, Weights]:
     """The same W as its memory lies: a transposed view is the other layout, not a reason to copy."""
     if isinstance(w, Packed):
-        if transposed:
-            raise ValueError(f"transposed is True with {name} in {w.word}; quantised weights are [E, N, K] only")
         return w, Weights(words, None, w.word)
     if w.dim() == 3 and w.stride(-1) != 1 and w.stride(-2) == 1:
         w, transposed = w.transpose(-1, -2), not transposed
@@ -294,11 +290,11 @@ def stored_weights(
         names = ("w_gate_up" if of_up is None else "w_gate_up[0]", "w_gate_up[1]", "w_down")
         for at, (w, name) in enumerate(zip((of_gate, of_up, down_given), names, strict=True)):
             goals[at] = main_grad_of(w, name) if w is not None and w.requires_grad else None
-    w_gate_up, first = _as_stored("w_gate_up", w_gate_up, transposed, words, goals[0])
+    w_gate_up, first = _as_stored(w_gate_up, transposed, words, goals[0])
     up = None
     if w_up is not None:
-        w_up, up = _as_stored("w_gate_up[1]", w_up, transposed, words, goals[1])
-    w_down, second = _as_stored("w_down", w_down, transposed, words, goals[2])
+        w_up, up = _as_stored(w_up, transposed, words, goals[1])
+    w_down, second = _as_stored(w_down, transposed, words, goals[2])
     return StoredWeights(w_gate_up, w_up, w_down, first, up, second)
 
 
