@@ -150,11 +150,8 @@ def expert_arguments(
     _require_layout_of(options.get("transposed", False), {"w_gate_up": gate, "w_gate_up[1]": up, "w_down": down})
     layout = options.get("layout", "concatenated")
     chosen = activation_named(activation, layout, options.get("alpha"), options.get("limit"), options.get("up_offset"))
-    first_bias, second_bias = (
-        _one_bias(options.get("gate_up_bias")),
-        local_weight("down_bias", options.get("down_bias")),
-    )
-    tensors = ExpertTensors(gate, up, down, first_bias, second_bias)
+    first_bias = _one_bias(options.get("gate_up_bias"))
+    tensors = ExpertTensors(gate, up, down, first_bias, local_weight("down_bias", options.get("down_bias")))
     dtype = autocast_dtype(device)
     if dtype is None:
         return chosen, tensors
@@ -217,5 +214,6 @@ def layer_arguments(
 ) -> tuple[Activation, TokenTensors]:
     """The same for a layer whose w_gate_up is one tensor."""
     require_tensors({"x": x}, {})
-    _weight("w_gate_up", w_gate_up)  # no pair
+    if isinstance(w_gate_up, (tuple, list)):
+        raise no_tensor("w_gate_up", w_gate_up)
     return token_arguments(x, w_gate_up, w_down, expert_ids, router_weights, activation, options)[:2]
