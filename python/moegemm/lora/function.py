@@ -307,11 +307,10 @@ class _Backward:
             d_a = _dw(thin, t.x, *routed[:2], None, routed.topk, PERMUTE_X + more)
             d_b = _dw(d_pre, self.first_thin, routed.m_sizes, None, None, 1, more)
         if self.need.x:
-            compact = routed.positions is not None
-            words = weights.options if compact else PERMUTE_X + weights.options
-            indices, topk = (None, 1) if compact else (routed.gather_indices, routed.topk)
+            indices, topk, order = routed.unsummed()
+            words = weights.options + order
             d_x = _dx_low_rank(d_pre, t.w_gate_up, routed.m_sizes, indices, thin, pair.a, topk, words)
-            if compact or topk > 1:
+            if routed.sums_tokens():
                 d_x = routed.summed(d_x, None, None, d_pre.is_cuda and nothing_between(t.w_gate_up))
         return d_x, split_gradients(self.first, d_a, d_b)
 
