@@ -93,6 +93,12 @@ def _checked(name: str, buffer: object, x: Tensor, dtype: torch.dtype, others: M
     return rows
 
 
+def returned(result: Tensor, memory: Tensor | None, out: Tensor | None, shape: torch.Size) -> Tensor:
+    """What a caller gets: the result in the shape of the input, in `out` where `memory`, its rows, were written. Never
+    `out` itself: reentrant checkpointing makes what it is given a part of its graph."""
+    return result.view(shape) if out is None or result is not memory else out.detach()
+
+
 def checked_buffers(
     buffers: LayerBuffers, x: Tensor, dtype: torch.dtype, inputs: Mapping[str, object]
 ) -> tuple[Tensor | None, Tensor | None]:

@@ -16,7 +16,7 @@ from moegemm.expert_layer.arguments import (
     require_tensors,
     row_weights_like,
 )
-from moegemm.expert_layer.buffers import LayerBuffers, checked_buffers
+from moegemm.expert_layer.buffers import LayerBuffers, checked_buffers, returned
 from moegemm.expert_layer.function import LayerCall, LayerTensors, run_layer
 from moegemm.expert_layer.weights import Routed, stored_weights
 from moegemm.operators.errors import explain
@@ -169,5 +169,4 @@ def experts_mlp(
         result = run_layer(call, routed, tensors)
     except RuntimeError as error:
         raise explain(error, inputs) from None
-    # Never `out` itself: reentrant checkpointing makes what it is given a part of its graph.
-    return result.view(rows.shape) if out is None or result is not memory[0] else out.detach()
+    return returned(result, memory[0], out, rows.shape)
