@@ -12,7 +12,7 @@ from moegemm.operators.errors import explain, no_tensor
 from moegemm.operators.loading import ops
 from moegemm.operators.packed import Packed
 from moegemm.operators.raw import autocast_dtype
-from moegemm.operators.rules import require_bool, require_weight_of_each_slot
+from moegemm.operators.rules import require_bool, require_tensor, require_weight_of_each_slot
 from moegemm.quantized.checking import checked_weight
 from moegemm.quantized.weight import QuantizedWeight
 from moegemm.sharded import local_weight
@@ -82,19 +82,10 @@ def plain_shapes(weights: Sequence[AnyWeight | None], like: Tensor) -> tuple[Ten
     return tuple(w.stand_in(like) if isinstance(w, Packed) else w for w in weights)
 
 
-def require_tensors(required: dict[str, object], optional: dict[str, object]) -> None:
-    for name, value in required.items():
-        if not isinstance(value, Tensor):
-            raise no_tensor(name, value)
-    for name, value in optional.items():
-        if value is not None and not isinstance(value, Tensor):
-            raise no_tensor(name, value)
-
-
 def _weight(name: str, value: object) -> AnyWeight:
     """One weight as the products take it."""
     if not isinstance(value, QuantizedWeight | Packed):
-        require_tensors({name: value}, {})
+        require_tensor(name, value)
     return checked_weight(name, value)  # type: ignore[no-any-return]
 
 
@@ -146,7 +137,7 @@ def expert_arguments(
     """The experts' part of a layer's arguments, cast as autocast asks."""
     gate, up = _split("w_gate_up", w_gate_up)
     down = _weight("w_down", w_down)
-    require_tensors({}, {"down_bias": options.get("down_bias")})
+    require_tensor("down_bias", options.get("down_bias"), optional=True)
     _require_layout_of(options.get("transposed", False), {"w_gate_up": gate, "w_gate_up[1]": up, "w_down": down})
     layout = options.get("layout", "concatenated")
     chosen = activation_named(activation, layout, options.get("alpha"), options.get("limit"), options.get("up_offset"))
@@ -181,9 +172,10 @@ def token_arguments(
 ) -> tuple[Activation, TokenTensors, AnyWeight | None]:
     """The checked arguments of a layer of tokens, and the ups where w_gate_up is a pair. Raises TypeError or ValueError
     with the name of the first argument that does not fit the others."""
-    require_tensors({"x": x}, {})
+    require_tensor("x", x)
     chosen, experts = expert_arguments(w_gate_up, w_down, activation, options, x.device)
-    require_tensors({"expert_ids": expert_ids}, {"router_weights": router_weights})
+    require_tensor("expert_ids", expert_ids)
+    require_tensor("router_weights", router_weights, optional=True)
     _require_leading_dimensions(x, expert_ids, router_weights)
     dtype = autocast_dtype(x.device)
     if dtype is not None:
@@ -213,7 +205,7 @@ def layer_arguments(
     options: LayerOptions,
 ) -> tuple[Activation, TokenTensors]:
     """The same for a layer whose w_gate_up is one tensor."""
-    require_tensors({"x": x}, {})
+    require_tensor("x", x)
     if isinstance(w_gate_up, (tuple, list)):
         raise no_tensor("w_gate_up", w_gate_up)
     return token_arguments(x, w_gate_up, w_down, expert_ids, router_weights, activation, options)[:2]

@@ -6,9 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from moegemm.operators.errors import no_tensor
 from moegemm.operators.packed import Packed
-from moegemm.operators.rules import require_same_device
+from moegemm.operators.rules import require_same_device, require_tensor
 
 
 class LayerBuffers(NamedTuple):
@@ -76,9 +75,8 @@ def _as_rows(name: str, buffer: Tensor, like: Tensor) -> Tensor:
     return rows if rows.dim() == 2 else rows.view(-1, rows.size(-1))
 
 
-def _checked(name: str, buffer: object, x: Tensor, dtype: torch.dtype, others: Mapping[str, object]) -> Tensor:
-    if not isinstance(buffer, Tensor):
-        raise no_tensor(name, buffer)
+def _checked(name: str, buffer: Tensor, x: Tensor, dtype: torch.dtype, others: Mapping[str, object]) -> Tensor:
+    require_tensor(name, buffer)
     require_same_device(name, buffer, "the input", x)
     if buffer.dtype != dtype:
         raise TypeError(f"{name} has dtype {buffer.dtype}; it must have {dtype}, the dtype of the layer")

@@ -15,6 +15,7 @@ import torch
 from moegemm.operators.errors import explain, shown
 from moegemm.operators.loading import ops
 from moegemm.operators.options import MULTIPLY, PERMUTE_X, PERMUTE_Y
+from moegemm.operators.rules import is_integer
 
 DEFAULT_BLOCK = 32
 DEFAULT_WARPS = 4
@@ -52,7 +53,7 @@ class KernelConfig:
                     raise TypeError(f"{name} is {shown(value)}; True or False is accepted")
             elif value is None:
                 continue
-            elif isinstance(value, bool) or not isinstance(value, int):
+            elif not is_integer(value):
                 raise TypeError(f"{name} is {shown(value)}; an int is accepted, or None for any")
             elif not 1 <= value <= 65536:
                 raise ValueError(f"{name} is {value}; it must be between 1 and 65536")
