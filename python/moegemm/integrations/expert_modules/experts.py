@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from moegemm.activations import Activation
+from moegemm.expert_layer.arguments import row_weights_like
 from moegemm.expert_layer.layer import Routed, moe_mlp
 from moegemm.formats import FORMATS, NAMES
 from moegemm.integrations.expert_modules.gates import activation_of
@@ -84,8 +85,8 @@ def run_with_own_activation(
         y = norm(y)
     # Rows without an expert of ours were zero; a bias or a norm may have changed them.
     y = y.masked_fill(~mine, 0.0)
-    if router_weights is not None and router_weights.dtype not in (torch.float32, y.dtype):
-        router_weights = router_weights.float()
+    if router_weights is not None:
+        router_weights = row_weights_like("router_weights", router_weights, y)
     return combine(y, router_weights, topk)
 
 
