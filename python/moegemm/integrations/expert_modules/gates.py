@@ -110,6 +110,11 @@ def _candidates(numbers: list[float], gated: bool) -> Iterator[Activation]:
             yield Activation(function, layout, alpha, limit, offset)
 
 
+def spread_numbers(count: int) -> Tensor:
+    """Of [0, 1), the same ones each time: multiples of an irrational number fill it evenly."""
+    return torch.arange(count, dtype=torch.float64).mul(0.7548776662466927).remainder(1.0)
+
+
 def _arguments(numbers: list[float]) -> tuple[Tensor, Tensor]:
     """Rows of 2 * 8 numbers, the same ones each time, and the error allowed in each.
 
@@ -119,8 +124,7 @@ def _arguments(numbers: list[float]) -> tuple[Tensor, Tensor]:
     near = [20.0] * 24
     far = [scale for number in numbers if 0 < number < 1e18 for scale in (2.0 * number, 8.0 * number)]
     scales = torch.tensor([*near, *far, *_WIDE_SCALES], dtype=torch.float64).unsqueeze(1)
-    golden = torch.arange(scales.size(0) * 16, dtype=torch.float64).mul(0.7548776662466927).remainder(1.0)
-    h = (golden.view(-1, 16) * 2 - 1) * scales
+    h = (spread_numbers(scales.size(0) * 16).view(-1, 16) * 2 - 1) * scales
     # fp32 loses what a small activation is made of; the other factor has the row's scale.
     allowed = torch.where(torch.arange(scales.size(0)).unsqueeze(1) < len(near), 1.0, scales.clamp(min=1.0))
     return h.float(), allowed * _TOLERANCE
