@@ -18,7 +18,7 @@ from torch import Tensor
 from moegemm.bench import contenders
 from moegemm.bench.cases import OPS, ROUTINGS, Case, Model
 from moegemm.bench.operands import Operands, SharedWeights, bytes_needed, make_operands
-from moegemm.bench.pages.report import describe, geometric_mean, table
+from moegemm.bench.pages.report import describe, table
 from moegemm.bench.timing import Clock
 from moegemm.operators.loading import ops
 from moegemm.operators.options import AUTOTUNE, MULTIPLY, PERMUTE_X, PERMUTE_Y
@@ -178,8 +178,8 @@ def quality_lines(entries: Sequence[Entry]) -> list[str]:
     chosen = [e for e in entries if not e["only_kernel"]]
     if not chosen:
         return ["No problem had more than one kernel."]
-    mean = geometric_mean(e["reached"] for e in chosen)
-    over_all = geometric_mean(e["reached"] for e in entries)
+    mean = statistics.geometric_mean(e["reached"] for e in chosen)
+    over_all = statistics.geometric_mean(e["reached"] for e in entries)
     least = min(chosen, key=lambda e: float(e["reached"]))
     below = sum(e["reached"] < WANTED_MOSTLY for e in chosen)
     right = sum(e["best"] == e["heuristic"] for e in chosen)

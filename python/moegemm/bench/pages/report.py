@@ -1,7 +1,7 @@
 """The record as Markdown. Works from the JSON alone, on any machine."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
+from statistics import geometric_mean
 from typing import Any
 
 from moegemm.bench.cases import DECODE_TOKENS, HEADLINE_TOKENS, OPS
@@ -258,11 +258,6 @@ def pass_lines(record: Record) -> list[str]:
         note = f"`combine`, bytes read and written (target {COMBINE_OF_COPY:.2f} of a copy in the same round robin):"
         lines += ["", note, "", *table(head, rows, 3)]
     return lines
-
-
-def geometric_mean(ratios: Iterable[float]) -> float:
-    logs = [math.log(ratio) for ratio in ratios]
-    return math.exp(sum(logs) / len(logs))
 
 
 def summary_lines(cases: list[Entry]) -> list[str]:
