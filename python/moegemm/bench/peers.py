@@ -205,6 +205,12 @@ class Peers:
     missing: dict[str, str]  # the others, and what importing them said
 
 
+def first_line(error: Exception) -> str:
+    """What a library raised, in a line; a failed assert may say nothing."""
+    lines = str(error).strip().splitlines() or ["no reason given"]
+    return f"{type(error).__name__}: {lines[0]}"[:300]
+
+
 def importable_peers(tuned: bool = True) -> Peers:
     """Those that are installed and load; without `tuned` they take what their heuristics say instead of tuning, which
     takes some of them minutes for each product."""
@@ -218,7 +224,7 @@ def importable_peers(tuned: bool = True) -> Peers:
             peers.versions[name] = _version(modules[0].partition(".")[0])
             peers.missing.pop(name, None)
         except Exception as error:  # whatever importing a foreign package raises
-            peers.missing.setdefault(name, f"{type(error).__name__}: {error}".splitlines()[0][:200])
+            peers.missing.setdefault(name, first_line(error))
     return peers
 
 
