@@ -27,6 +27,7 @@ MODELS = ("qwen3-30b-a3b", "deepseek-v3", "gpt-oss-120b")
 RANKS = 8
 CAPACITY = 8
 ALIGNMENT = 128
+MULTIPROCESSORS = 112  # of 132: what a product gets beside an exchange
 HALF = torch.bfloat16
 Calls = dict[str, Callable[[], object]]
 
@@ -50,8 +51,8 @@ class Layer:
     def weights(self, rows: int, columns: int) -> Tensor:
         return (torch.randn(self.experts, rows, columns, device="cuda") * columns**-0.5).to(HALF).requires_grad_()
 
-    def rows(self, count: int, grad: bool = True) -> Tensor:
-        return torch.randn(count, self.hidden, device="cuda", dtype=HALF).requires_grad_(grad)
+    def rows(self, count: int) -> Tensor:
+        return torch.randn(count, self.hidden, device="cuda", dtype=HALF).requires_grad_()
 
     def layouts(self) -> dict[str, tuple[Tensor, dict[str, Any]]]:
         """Rows and arguments of each layout, all with the same counts."""
@@ -173,7 +174,7 @@ def measure(model: Model, tokens: int, rounds: int, clock: Clock) -> dict[str, A
     return entry
 
 
-def measure_budget(clock: Clock, rounds: int, most: int = 112) -> dict[str, Any]:
+def measure_budget(clock: Clock, rounds: int) -> dict[str, Any]:
     """A product on all multiprocessors and on some of them, alone and beside a kernel that holds the others."""
     model = read_catalogue()[MODELS[0]]
     x = torch.randn(8192 * model.topk, model.hidden, device="cuda", dtype=HALF)
@@ -181,13 +182,13 @@ def measure_budget(clock: Clock, rounds: int, most: int = 112) -> dict[str, Any]
     sizes = torch.full((model.experts,), len(x) // model.experts, dtype=torch.int32, device="cuda")
 
     def limited() -> Tensor:
-        with moegemm.max_multiprocessors(most):
+        with moegemm.max_multiprocessors(MULTIPROCESSORS):
             return moegemm.grouped_gemm(x, w, sizes, 1)
 
     calls: Calls = {"all": lambda: moegemm.grouped_gemm(x, w, sizes, 1), "some": limited}
     times = medians(clock, calls, rounds, 2.0 * len(x) * w.shape[1] * w.shape[2])
     everything = torch.cuda.get_device_properties(0).multi_processor_count
-    return {"most": most, "of": everything, **times}
+    return {"most": MULTIPROCESSORS, "of": everything, **times}
 
 
 Times = dict[str, dict[str, float]]

@@ -33,9 +33,9 @@ def tflops(case: Entry, name: str) -> float | None:
     return None if ms is None else case["flops"] / ms * 1e-9
 
 
-def speedup(case: Entry, over: str, name: str = "ours") -> float | None:
-    """How many times faster `name` is than `over`."""
-    mine, theirs = milliseconds(case, name), milliseconds(case, over)
+def speedup(case: Entry, over: str) -> float | None:
+    """How many times faster ours is than `over`."""
+    mine, theirs = milliseconds(case, "ours"), milliseconds(case, over)
     return None if mine is None or theirs is None else theirs / mine
 
 
