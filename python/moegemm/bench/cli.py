@@ -84,10 +84,13 @@ def module_of(kind: str) -> Any:
     return importlib.import_module(f"moegemm.bench.kinds.{kind}")
 
 
+def kind_of_products(device: str, backend: str | None) -> str:
+    return f"{device}-{backend}" if backend else device
+
+
 def kind_of(record: report.Record) -> str:
     run = record["run"]
-    backend = run.get("backend")
-    return str(record.get("kind") or run.get("device", "cuda") + (f"-{backend}" if backend else ""))
+    return str(record.get("kind") or kind_of_products(run.get("device", "cuda"), run.get("backend")))
 
 
 def read_options(arguments: Sequence[str] | None, records: Path | None) -> argparse.Namespace:
@@ -140,7 +143,7 @@ def complete(options: argparse.Namespace, catalogue: dict[str, Any], records: Pa
     if options.render:
         kind = kind_of(json.loads(options.render.read_text()))
     else:
-        products = options.device + (f"-{options.backend}" if options.backend else "")
+        products = kind_of_products(options.device, options.backend)
         kind = next((kind for kind in KINDS if getattr(options, kind)), products)
     folder, stem = place_of(kind, records)
     options.out = options.out or folder

@@ -18,7 +18,7 @@ from torch import Tensor
 from moegemm.bench import contenders
 from moegemm.bench.cases import OPS, ROUTINGS, Case, Model
 from moegemm.bench.operands import Operands, SharedWeights, bytes_needed, make_operands
-from moegemm.bench.pages.report import describe, table
+from moegemm.bench.pages.report import Entry, describe, table
 from moegemm.bench.timing import Clock
 from moegemm.operators.loading import ops
 from moegemm.operators.options import AUTOTUNE, MULTIPLY, PERMUTE_X, PERMUTE_Y
@@ -33,8 +33,6 @@ SHOWN = 15  # problems of a table: a page that shows all of them is read by nobo
 # Large problems get the time for about six launches of each of five kernels, whatever the budget is.
 LAUNCHES, SLOW_FLOPS_PER_S = 30, 5e14
 TORCH_ROUNDS = 11
-
-Entry = dict[str, Any]
 
 
 @dataclass(frozen=True)
