@@ -5,7 +5,6 @@ against torch's grouped_mm, and writes the record.
 PYTHONPATH=python python benchmarks/row_layouts.py
 """
 
-import argparse
 import statistics
 import sys
 from collections.abc import Callable
@@ -17,7 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from moegemm.bench.cases import Model, read_catalogue
 from moegemm.bench.machine import commit_of, describe
-from moegemm.bench.record import add_record_options, read_to_render, write_json
+from moegemm.bench.record import layer_parser, read_to_render, write_json
 from moegemm.bench.timing import Clock
 from torch import Tensor
 
@@ -279,11 +278,8 @@ def page(record: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = layer_parser(__doc__, MODELS, 20, ROOT / "build" / "bench" / "rows")
     parser.add_argument("--tokens", type=int, default=8192)
-    parser.add_argument("--models", nargs="+", default=list(MODELS), metavar="NAME")
-    parser.add_argument("--rounds", type=int, default=20)
-    add_record_options(parser, ROOT / "build" / "bench" / "rows")
     options = parser.parse_args()
     if options.render:
         (options.out / f"{STEM}.md").write_text(page(read_to_render(options.render, options.out, STEM)))
