@@ -28,17 +28,17 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 class Counting(torch.utils.data.Dataset):
     """Sequences that go up by a fixed step: the next token follows from the last two."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, length: int = LENGTH) -> None:
         generator = torch.Generator().manual_seed(0)
         start = torch.randint(VOCABULARY, (count, 1), generator=generator)
         step = torch.randint(1, 8, (count, 1), generator=generator)
-        self._ids = (start + step * torch.arange(LENGTH)) % VOCABULARY
+        self.ids = (start + step * torch.arange(length)) % VOCABULARY
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self.ids)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return {"input_ids": self._ids[index], "labels": self._ids[index]}
+        return {"input_ids": self.ids[index], "labels": self.ids[index]}
 
 
 def toy_model(dtype: torch.dtype) -> torch.nn.Module:
