@@ -22,12 +22,13 @@ _scaled_like: Callable[..., list[Tensor]] = ops.scaled_like.default
 
 
 class LowRank(NamedTuple):
-    """What an adapter adds to a product: scaling * (dropout(x) A^T) B^T."""
+    """What an adapter adds to a product: scaling * (dropout(x) A^T) B^T, with A [E, r, K] and B [E, N, r] in x's dtype
+    or fp32. `dropout` is the probability that an element of x does not count; 0 after training."""
 
-    A: Tensor  # [E, r, K]
-    B: Tensor  # [E, N, r]
+    A: Tensor
+    B: Tensor
     scaling: float
-    dropout: float = 0.0  # the probability that an element of x does not count; 0 after training
+    dropout: float = 0.0
 
 
 class Pair(NamedTuple):

@@ -62,8 +62,8 @@ def plan(
 
     The arguments are those of the program: `model` is one of its presets, and sizes that are given are put over it.
     `gpu` names a GPU that need not be here ("h200", "a100", ...), `device` one that is ("cpu", "cuda", "cuda:1"). dtype
-    is "bf16", "fp16" or "fp32", or torch's. `autotune` plans as calls with autotune=True do. `weights` is the name of
-    a format of quantised weights, as "mxfp4".
+    is "bf16", "fp16" or "fp32", or torch's. `backend` forces one ("sm90", "sm80", "simd" or "reference"). `autotune`
+    plans as calls with autotune=True do. `weights` is the name of a format of quantised weights, as "mxfp4".
 
     >>> import moegemm
     >>> found = moegemm.plan(experts=8, topk=2, hidden=64, intermediate=32, tokens=16)

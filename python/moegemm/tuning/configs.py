@@ -114,6 +114,11 @@ class KernelConfig:
 class KernelConfigForward(KernelConfig):
     """A kernel for Y = X W^T.
 
+    BLOCK_SIZE_M, _N and _K are the extents of its tile along M, N and K, num_stages how deep its loads run ahead; ints
+    from 1 to 65536, or None for any. All at their defaults leave the kernel to the planner. A use_tma_* of True asks
+    for loads or stores by TMA. permute_x, permute_y and fuse_mul_post must be those of the call where they are True.
+    num_warps and flatten are kept and mean nothing here.
+
     >>> KernelConfigForward(BLOCK_SIZE_M=64, BLOCK_SIZE_N=128, BLOCK_SIZE_K=64).num_stages
     2
     """
@@ -126,7 +131,7 @@ class KernelConfigForward(KernelConfig):
 
 @dataclass
 class KernelConfigBackward_dX(KernelConfig):  # noqa: N801 - Unsloth's name
-    """A kernel for dX = dY W.
+    """A kernel for dX = dY W; its fields are those of KernelConfigForward.
 
     >>> KernelConfigBackward_dX(use_tma_load_w=True).use_tma_load_dy
     False
@@ -140,7 +145,7 @@ class KernelConfigBackward_dX(KernelConfig):  # noqa: N801 - Unsloth's name
 
 @dataclass
 class KernelConfigBackward_dW(KernelConfig):  # noqa: N801 - Unsloth's name
-    """A kernel for dW = dY^T X.
+    """A kernel for dW = dY^T X; its fields are those of KernelConfigForward.
 
     >>> KernelConfigBackward_dW(BLOCK_SIZE_M=128).BLOCK_SIZE_M
     128
