@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from moegemm.operators import loading
+from programs import load_program
 
 ROOT = Path(__file__).parents[3]
 HUB = ROOT / ".venv" / "hub"  # where the library is, apart from transformers
@@ -32,10 +33,7 @@ print(kernel.info()["version"])
 
 @pytest.fixture(scope="module")
 def hub():
-    spec = importlib.util.spec_from_file_location("hub_kernel", ROOT / "scripts" / "package" / "hub_kernel.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_program("scripts/package/hub_kernel.py")
 
 
 def test_modules_import_each_other_relatively(hub):
