@@ -50,8 +50,8 @@ def _unsloth(module: Any, tuned: bool) -> Peer:
     def make(o: Operands) -> Contender:
         r, topk = o.routing, o.case.model.topk
         more: dict[str, Any] = {"permute_x": o.case.first, "permute_y": not o.case.first} | config_of(o)
-        if o.topk_weights is not None:
-            more |= {"topk_weights": o.topk_weights, "fuse_mul_post": True}
+        if o.router_weights is not None:
+            more |= {"topk_weights": o.router_weights, "fuse_mul_post": True}
         routing = {"m_sizes": r.m_sizes, "gather_indices": r.gather_indices, "topk": topk}
         run: Callable[[], Tensor]
         if o.case.product == "forward":
@@ -109,8 +109,8 @@ def _triton_kernels(module: Any, tuned: bool) -> Peer:
             known["gather_indx"] = r.token_of_row.int() if o.case.op == "fwd1" else r.gather_indices
         else:
             known["scatter_indx"] = r.gather_indices
-        if o.topk_weights is not None:
-            known["gammas"] = o.topk_weights[r.gather]
+        if o.router_weights is not None:
+            known["gammas"] = o.router_weights[r.gather]
         return _contender(o, lambda: module.matmul(rows, w, None, **known))
 
     return Peer(("fwd1", "fwd2", "dx1", "dx2"), make)

@@ -128,12 +128,12 @@ def _measure_case(case: Case, weights: Tensor | None, settings: Settings) -> Ent
 def _tune(o: Operands, budget: float) -> Entry:
     case = o.case
     options = AUTOTUNE + (PERMUTE_X if case.first else PERMUTE_Y)
-    if o.topk_weights is not None:
+    if o.router_weights is not None:
         options += MULTIPLY
     first = o.X if case.product == "forward" else o.dY
     second = o.X if case.product == "dW" else o.W
     found = ops.tune.default(
-        case.product.lower(), first, second, o.routing.m_sizes, o.routing.gather_indices, o.topk_weights,
+        case.product.lower(), first, second, o.routing.m_sizes, o.routing.gather_indices, o.router_weights,
         case.model.topk, options, budget, True,
     )  # fmt: skip
     report = json.loads(found)
