@@ -94,7 +94,7 @@ def show(record: dict, folder: Path) -> None:
 def main() -> None:
     parser = layer_parser(__doc__, MODELS, 20, ROOT / "build" / "bench" / "layer")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--tokens", nargs="+", type=int, default=[64, 512, 2048, 8192])
+    parser.add_argument("--tokens", nargs="+", type=int, default=[64, 512, 2048, 8192], help="default: %(default)s")
     options = parser.parse_args()
     if options.render:
         show(read_to_render(options.render, options.out, STEM), options.out)

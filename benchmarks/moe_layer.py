@@ -31,7 +31,7 @@ def arguments() -> argparse.Namespace:
     parser = layer_parser(__doc__, list(TARGETS), 20, ROOT / "build" / "bench" / "layer")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
     parser.add_argument("--dtype", default="bf16", choices=list(DTYPES))
-    parser.add_argument("--tokens", nargs="+", type=int, default=[8192])
+    parser.add_argument("--tokens", nargs="+", type=int, default=[8192], help="default: %(default)s")
     parser.add_argument("--variants", action="store_true", help="also fp32 router weights, and gpt-oss without biases")
     return parser.parse_args()
 

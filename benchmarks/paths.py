@@ -102,7 +102,7 @@ def show(record: dict, folder: Path) -> None:
 
 def main() -> None:
     parser = layer_parser(__doc__, MODELS, 7, ROOT / "build" / "bench" / "paths")
-    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--tokens", type=int, default=8192, help="default: %(default)s")
     options = parser.parse_args()
     if options.render:
         show(read_to_render(options.render, options.out, STEM), options.out)

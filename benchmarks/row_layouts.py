@@ -279,7 +279,7 @@ def page(record: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = layer_parser(__doc__, MODELS, 20, ROOT / "build" / "bench" / "rows")
-    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--tokens", type=int, default=8192, help="default: %(default)s")
     options = parser.parse_args()
     if options.render:
         (options.out / f"{STEM}.md").write_text(page(read_to_render(options.render, options.out, STEM)))
