@@ -167,11 +167,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--sizes", choices=list(read_catalogue()), help="layer sizes of the random model; default: small"
     )
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--dtype", default="fp32", choices=list(DTYPES))
-    parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=80)
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--layers", type=int, default=2, help="default: %(default)s")
+    parser.add_argument("--dtype", default="fp32", choices=list(DTYPES), help="default: %(default)s")
+    parser.add_argument("--rank", type=int, default=16, help="default: %(default)s")
+    parser.add_argument("--steps", type=int, default=80, help="default: %(default)s")
+    parser.add_argument("--batch", type=int, default=16, help="default: %(default)s")
     parser.add_argument("--length", type=int, default=32, help="tokens of a sequence")
     parser.add_argument("--checkpointing", action="store_true", help="recompute layers in the backward pass")
     parser.add_argument("--ours-only", action="store_true", help="leave out PEFT's own path")

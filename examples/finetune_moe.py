@@ -54,9 +54,9 @@ def toy_model(dtype: torch.dtype) -> torch.nn.Module:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a model of the Hugging Face hub or a folder; default: a toy")
-    parser.add_argument("--dtype", default="fp32", choices=list(DTYPES))
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--dtype", default="fp32", choices=list(DTYPES), help="default: %(default)s")
+    parser.add_argument("--steps", type=int, default=60, help="default: %(default)s")
+    parser.add_argument("--batch", type=int, default=16, help="default: %(default)s")
     parser.add_argument("--freeze-experts", action="store_true")
     parser.add_argument("--checkpointing", action="store_true", help="recompute layers in the backward pass")
     return parser.parse_args()
