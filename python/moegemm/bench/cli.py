@@ -104,7 +104,7 @@ def read_options(arguments: Sequence[str] | None, records: Path | None) -> argpa
     add("--models", type=choice_of(tuple(catalogue)), help=f"default: {','.join(DEFAULT_MODELS)}; on a CPU fewer")
     add("--tokens", type=numbers, help="comma-separated; default: " + ",".join(map(str, DEFAULT_TOKENS)))
     add("--routing", type=choice_of(ROUTINGS), help=f"default: {','.join(ROUTINGS)}; on a CPU random")
-    add("--ops", type=choice_of(OPS), help=f"default: {','.join(OPS)}; gradients not beside fewer than 64 tokens")
+    add("--ops", type=choice_of(OPS), help=f"default: {','.join(OPS)}; gradients from {LEAST_GRADIENT_TOKENS} tokens")
     add("--dtype", choices=[known.name for known in FORMATS.values()], default="bf16")
     add("--rounds", type=int, help="timed rounds per case (default: 30, on a CPU 5; at least 20 for a GPU record)")
     add("--heat", type=float, default=2.0, metavar="SECONDS", help="dense products before the first case")
