@@ -8,7 +8,7 @@ from torch import Tensor
 
 from moegemm.activations import Activation, activation_named
 from moegemm.expert_layer.weights import AnyWeight
-from moegemm.operators.errors import explain, no_tensor
+from moegemm.operators.errors import explain
 from moegemm.operators.loading import ops
 from moegemm.operators.packed import Packed
 from moegemm.operators.raw import autocast_dtype
@@ -193,19 +193,3 @@ def token_arguments(
     except RuntimeError as error:
         raise explain(error, tensors._asdict()) from None
     return chosen, tensors, w_up
-
-
-def layer_arguments(
-    x: Tensor,
-    w_gate_up: Given,
-    w_down: Given,
-    expert_ids: Tensor,
-    router_weights: Tensor | None,
-    activation: str | Activation,
-    options: LayerOptions,
-) -> tuple[Activation, TokenTensors]:
-    """The same for a layer whose w_gate_up is one tensor."""
-    require_tensor("x", x)
-    if isinstance(w_gate_up, (tuple, list)):
-        raise no_tensor("w_gate_up", w_gate_up)
-    return token_arguments(x, w_gate_up, w_down, expert_ids, router_weights, activation, options)[:2]
