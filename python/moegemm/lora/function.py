@@ -33,6 +33,8 @@ _activate: Callable[..., Tensor] = ops.activate.default
 _expert_sums: Callable[..., Tensor] = ops.expert_sums.default
 _factor_rows: Callable[..., Tensor] = ops.factor_rows.default
 
+_torch_c: Any = torch._C
+
 MOST_ROWS_PER_EXPERT = 8  # on average, for thin products that read factors in place: more rows want tiles of more
 
 
@@ -96,7 +98,7 @@ def _inference_pairs(
     products = [one._replace(copies_a=not in_place) for one, in_place in zip(products, reads, strict=True)]
     pairs = pairs_of(products, x, routed.m_sizes)
     copied = not torch.compiler.is_compiling() and any(  # compiled, nobody asks: nothing_between
-        pair is not None and not torch._C._is_alias_of(pair.b, one.lows[0].B)
+        pair is not None and not _torch_c._is_alias_of(pair.b, one.lows[0].B)
         for one, pair in zip(products, pairs, strict=True)
     )
     return pairs, reads, copied
