@@ -31,7 +31,6 @@ from moegemm.bench import contenders  # noqa: E402
 from moegemm.bench.cases import Case, Model  # noqa: E402
 from moegemm.bench.measure import DTYPES  # noqa: E402
 from moegemm.bench.operands import Operands, has_nan, make_operands, make_weights  # noqa: E402
-from moegemm.bench.pages.report import geometric_mean  # noqa: E402
 from moegemm.bench.record import add_render_option, read_to_render, write_json  # noqa: E402
 from moegemm.bench.timing import Clock  # noqa: E402
 
@@ -126,11 +125,11 @@ def measure(case: Case, dtype: str, operands: Operands, clock: Clock, seconds: f
 
 
 def summary(results: list[Result]) -> dict[str, float]:
-    means = {"all": geometric_mean([r.ratio for r in results]), "least": min(r.ratio for r in results)}
+    means = {"all": statistics.geometric_mean([r.ratio for r in results]), "least": min(r.ratio for r in results)}
     for op in OPS:
         ratios = [r.ratio for r in results if r.op == op]
         if ratios:
-            means[op] = geometric_mean(ratios)
+            means[op] = statistics.geometric_mean(ratios)
     return means
 
 

@@ -6,7 +6,6 @@ PYTHONPATH=python python benchmarks/fused_activation.py
 PYTHONPATH=python python benchmarks/fused_activation.py --models demo --tokens 64 --device cpu --out /tmp
 """
 
-import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 from moegemm.activations import activation_named
 from moegemm.bench.cases import Model, read_catalogue
 from moegemm.bench.machine import commit_of, describe
-from moegemm.bench.record import add_record_options, read_to_render, write_json
+from moegemm.bench.record import layer_parser, read_to_render, write_json
 from moegemm.bench.timing import Clock, spread
 from moegemm.operators.options import PERMUTE_X
 
@@ -93,22 +92,16 @@ def show(record: dict, folder: Path) -> None:
 
 
 def main() -> None:
-    catalogue = read_catalogue()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = layer_parser(__doc__, MODELS, 20, ROOT / "build" / "bench" / "layer")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(catalogue), metavar="NAME")
-    parser.add_argument("--tokens", nargs="+", type=int, default=[64, 512, 2048, 8192])
-    parser.add_argument("--rounds", type=int, default=20)
-    add_record_options(parser, ROOT / "build" / "bench" / "layer")
+    parser.add_argument("--tokens", nargs="+", type=int, default=[64, 512, 2048, 8192], help="default: %(default)s")
     options = parser.parse_args()
     if options.render:
         show(read_to_render(options.render, options.out, STEM), options.out)
         return
-    clock = Clock(options.device)
-    record = {
-        "run": describe(options.device, "bf16", options.rounds, options.commit or commit_of(ROOT)),
-        "cases": [],
-    }
+    clock, catalogue = Clock(options.device), read_catalogue()
+    run = describe(options.device, "bf16", options.rounds, options.commit or commit_of(ROOT))
+    record = {"run": run, "cases": []}
     clock.heat(options.heat)
     cases = [(catalogue[name], tokens) for name in options.models for tokens in options.tokens]
     for done, (model, tokens) in enumerate(cases, start=1):

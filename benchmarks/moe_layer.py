@@ -18,24 +18,21 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from layer.contenders import FP32_WEIGHTS, GPT_OSS, HEADLINE, NO_BIASES  # noqa: E402
 from layer.measure import measure  # noqa: E402 - found through the line above
 from layer.report import TARGETS, draw, page, speedup  # noqa: E402
-from moegemm.bench.cases import Model, read_catalogue  # noqa: E402
+from moegemm.bench.cases import read_catalogue  # noqa: E402
 from moegemm.bench.machine import commit_of, describe  # noqa: E402
 from moegemm.bench.measure import DTYPES  # noqa: E402
-from moegemm.bench.record import add_record_options, read_to_render, write_json  # noqa: E402
+from moegemm.bench.record import layer_parser, read_to_render, write_json  # noqa: E402
 from moegemm.bench.timing import Clock  # noqa: E402
 
 STEM = "moe_layer"
 
 
-def arguments(catalogue: dict[str, Model]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments() -> argparse.Namespace:
+    parser = layer_parser(__doc__, list(TARGETS), 20, ROOT / "build" / "bench" / "layer")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
     parser.add_argument("--dtype", default="bf16", choices=list(DTYPES))
-    parser.add_argument("--models", nargs="+", default=list(TARGETS), choices=list(catalogue), metavar="NAME")
-    parser.add_argument("--tokens", nargs="+", type=int, default=[8192])
+    parser.add_argument("--tokens", nargs="+", type=int, default=[8192], help="default: %(default)s")
     parser.add_argument("--variants", action="store_true", help="also fp32 router weights, and gpt-oss without biases")
-    parser.add_argument("--rounds", type=int, default=20)
-    add_record_options(parser, ROOT / "build" / "bench" / "layer")
     return parser.parse_args()
 
 
@@ -46,7 +43,7 @@ def show(record: dict, folder: Path) -> None:
 
 def main() -> None:
     catalogue = read_catalogue()
-    options = arguments(catalogue)
+    options = arguments()
     if options.render:
         show(read_to_render(options.render, options.out, STEM), options.out)
         return

@@ -5,7 +5,6 @@ dense product of the same shape and a loop of them over the experts, and writes 
 PYTHONPATH=python python benchmarks/paths.py
 """
 
-import argparse
 import statistics
 import sys
 from dataclasses import replace
@@ -16,7 +15,7 @@ from moegemm.bench.cases import OPS, Case, Model, read_catalogue
 from moegemm.bench.contenders import Contender, dense, expert_loop, ours
 from moegemm.bench.machine import commit_of, describe
 from moegemm.bench.operands import make_operands, make_weights
-from moegemm.bench.record import add_record_options, read_to_render, write_json
+from moegemm.bench.record import layer_parser, read_to_render, write_json
 from moegemm.bench.timing import Clock, spread
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -102,17 +101,13 @@ def show(record: dict, folder: Path) -> None:
 
 
 def main() -> None:
-    catalogue = read_catalogue()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(catalogue), metavar="NAME")
-    parser.add_argument("--tokens", type=int, default=8192)
-    parser.add_argument("--rounds", type=int, default=7)
-    add_record_options(parser, ROOT / "build" / "bench" / "paths")
+    parser = layer_parser(__doc__, MODELS, 7, ROOT / "build" / "bench" / "paths")
+    parser.add_argument("--tokens", type=int, default=8192, help="default: %(default)s")
     options = parser.parse_args()
     if options.render:
         show(read_to_render(options.render, options.out, STEM), options.out)
         return
-    clock = Clock("cuda")
+    clock, catalogue = Clock("cuda"), read_catalogue()
     run = describe("cuda", ", ".join(PATHS), options.rounds, options.commit or commit_of(ROOT))
     record: dict = {"run": run, "cases": []}
     clock.heat(options.heat)

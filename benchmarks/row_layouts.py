@@ -5,7 +5,6 @@ against torch's grouped_mm, and writes the record.
 PYTHONPATH=python python benchmarks/row_layouts.py
 """
 
-import argparse
 import statistics
 import sys
 from collections.abc import Callable
@@ -17,7 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from moegemm.bench.cases import Model, read_catalogue
 from moegemm.bench.machine import commit_of, describe
-from moegemm.bench.record import add_record_options, read_to_render, write_json
+from moegemm.bench.record import layer_parser, read_to_render, write_json
 from moegemm.bench.timing import Clock
 from torch import Tensor
 
@@ -27,6 +26,7 @@ MODELS = ("qwen3-30b-a3b", "deepseek-v3", "gpt-oss-120b")
 RANKS = 8
 CAPACITY = 8
 ALIGNMENT = 128
+MULTIPROCESSORS = 112  # of 132: what a product gets beside an exchange
 HALF = torch.bfloat16
 Calls = dict[str, Callable[[], object]]
 
@@ -50,8 +50,8 @@ class Layer:
     def weights(self, rows: int, columns: int) -> Tensor:
         return (torch.randn(self.experts, rows, columns, device="cuda") * columns**-0.5).to(HALF).requires_grad_()
 
-    def rows(self, count: int, grad: bool = True) -> Tensor:
-        return torch.randn(count, self.hidden, device="cuda", dtype=HALF).requires_grad_(grad)
+    def rows(self, count: int) -> Tensor:
+        return torch.randn(count, self.hidden, device="cuda", dtype=HALF).requires_grad_()
 
     def layouts(self) -> dict[str, tuple[Tensor, dict[str, Any]]]:
         """Rows and arguments of each layout, all with the same counts."""
@@ -173,7 +173,7 @@ def measure(model: Model, tokens: int, rounds: int, clock: Clock) -> dict[str, A
     return entry
 
 
-def measure_budget(clock: Clock, rounds: int, most: int = 112) -> dict[str, Any]:
+def measure_budget(clock: Clock, rounds: int) -> dict[str, Any]:
     """A product on all multiprocessors and on some of them, alone and beside a kernel that holds the others."""
     model = read_catalogue()[MODELS[0]]
     x = torch.randn(8192 * model.topk, model.hidden, device="cuda", dtype=HALF)
@@ -181,13 +181,13 @@ def measure_budget(clock: Clock, rounds: int, most: int = 112) -> dict[str, Any]
     sizes = torch.full((model.experts,), len(x) // model.experts, dtype=torch.int32, device="cuda")
 
     def limited() -> Tensor:
-        with moegemm.max_multiprocessors(most):
+        with moegemm.max_multiprocessors(MULTIPROCESSORS):
             return moegemm.grouped_gemm(x, w, sizes, 1)
 
     calls: Calls = {"all": lambda: moegemm.grouped_gemm(x, w, sizes, 1), "some": limited}
     times = medians(clock, calls, rounds, 2.0 * len(x) * w.shape[1] * w.shape[2])
     everything = torch.cuda.get_device_properties(0).multi_processor_count
-    return {"most": most, "of": everything, **times}
+    return {"most": MULTIPROCESSORS, "of": everything, **times}
 
 
 Times = dict[str, dict[str, float]]
@@ -278,11 +278,8 @@ def page(record: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=8192)
-    parser.add_argument("--models", nargs="+", default=list(MODELS), metavar="NAME")
-    parser.add_argument("--rounds", type=int, default=20)
-    add_record_options(parser, ROOT / "build" / "bench" / "rows")
+    parser = layer_parser(__doc__, MODELS, 20, ROOT / "build" / "bench" / "rows")
+    parser.add_argument("--tokens", type=int, default=8192, help="default: %(default)s")
     options = parser.parse_args()
     if options.render:
         (options.out / f"{STEM}.md").write_text(page(read_to_render(options.render, options.out, STEM)))

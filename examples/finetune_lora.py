@@ -14,7 +14,6 @@ import statistics
 import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,34 +25,12 @@ except ImportError as error:
     sys.exit(
         f"this example needs transformers, accelerate and peft: pip install 'moegemm[transformers,lora]' ({error})"
     )
-try:
-    import moegemm.transformers
-except ModuleNotFoundError:
-    sys.path.insert(0, str(Path(__file__).parent.parent / "python"))
-    import moegemm.transformers  # noqa: F401
+from finetune_moe import DTYPES, VOCABULARY, Counting  # finds moegemm, too
 from moegemm.bench.cases import read_catalogue
 from moegemm.integrations.peft_adapters import left_to_peft
 
-VOCABULARY = 64
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 WAYS = ("moegemm", "PEFT's own path")
 HEIGHT = 8  # lines of the loss curve
-
-
-class Counting(torch.utils.data.Dataset):
-    """Sequences that go up by a fixed step: the next token follows from the last two."""
-
-    def __init__(self, count: int, length: int) -> None:
-        generator = torch.Generator().manual_seed(0)
-        start = torch.randint(VOCABULARY, (count, 1), generator=generator)
-        step = torch.randint(1, 8, (count, 1), generator=generator)
-        self._ids = (start + step * torch.arange(length)) % VOCABULARY
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return {"input_ids": self._ids[index], "labels": self._ids[index]}
 
 
 class StepClock(transformers.TrainerCallback):
@@ -113,9 +90,7 @@ def adapted_model(options: argparse.Namespace) -> torch.nn.Module:
         lora_alpha=2 * options.rank,
         target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
         target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
-        modules_to_save=["lm_head", "embed_tokens"]
-        if not options.model
-        else None,  # of a random model: it knows nothing
+        modules_to_save=None if options.model else ["lm_head", "embed_tokens"],  # a random model knows nothing
     )
     torch.manual_seed(1)
     return peft.get_peft_model(model, config)
@@ -156,7 +131,7 @@ def kept_mib(model: torch.nn.Module, options: argparse.Namespace, ours: bool) ->
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    batch = Counting(options.batch, options.length)._ids.to(next(model.parameters()).device)
+    batch = Counting(options.batch, options.length).ids.to(next(model.parameters()).device)
     with (
         torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t),
         contextlib.nullcontext() if ours else left_to_peft(),
@@ -192,11 +167,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--sizes", choices=list(read_catalogue()), help="layer sizes of the random model; default: small"
     )
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--dtype", default="fp32", choices=list(DTYPES))
-    parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=80)
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--layers", type=int, default=2, help="default: %(default)s")
+    parser.add_argument("--dtype", default="fp32", choices=list(DTYPES), help="default: %(default)s")
+    parser.add_argument("--rank", type=int, default=16, help="default: %(default)s")
+    parser.add_argument("--steps", type=int, default=80, help="default: %(default)s")
+    parser.add_argument("--batch", type=int, default=16, help="default: %(default)s")
     parser.add_argument("--length", type=int, default=32, help="tokens of a sequence")
     parser.add_argument("--checkpointing", action="store_true", help="recompute layers in the backward pass")
     parser.add_argument("--ours-only", action="store_true", help="leave out PEFT's own path")

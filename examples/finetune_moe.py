@@ -28,17 +28,17 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 class Counting(torch.utils.data.Dataset):
     """Sequences that go up by a fixed step: the next token follows from the last two."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, length: int = LENGTH) -> None:
         generator = torch.Generator().manual_seed(0)
         start = torch.randint(VOCABULARY, (count, 1), generator=generator)
         step = torch.randint(1, 8, (count, 1), generator=generator)
-        self._ids = (start + step * torch.arange(LENGTH)) % VOCABULARY
+        self.ids = (start + step * torch.arange(length)) % VOCABULARY
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self.ids)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return {"input_ids": self._ids[index], "labels": self._ids[index]}
+        return {"input_ids": self.ids[index], "labels": self.ids[index]}
 
 
 def toy_model(dtype: torch.dtype) -> torch.nn.Module:
@@ -54,9 +54,9 @@ def toy_model(dtype: torch.dtype) -> torch.nn.Module:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a model of the Hugging Face hub or a folder; default: a toy")
-    parser.add_argument("--dtype", default="fp32", choices=list(DTYPES))
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--dtype", default="fp32", choices=list(DTYPES), help="default: %(default)s")
+    parser.add_argument("--steps", type=int, default=60, help="default: %(default)s")
+    parser.add_argument("--batch", type=int, default=16, help="default: %(default)s")
     parser.add_argument("--freeze-experts", action="store_true")
     parser.add_argument("--checkpointing", action="store_true", help="recompute layers in the backward pass")
     return parser.parse_args()

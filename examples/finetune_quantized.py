@@ -149,7 +149,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--sizes", choices=list(SIZES), default="tiny", help="of the random model")
     parser.add_argument("--tokens", type=int, help="of a step; default 4096, tiny 512")
     parser.add_argument("--length", type=int, help="tokens of a sequence; default 256, tiny 32")
-    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--rank", type=int, default=16, help="default: %(default)s")
     parser.add_argument("--steps", type=int, help="default 6, tiny 40")
     parser.add_argument("--rate", type=float, default=2e-3, help="the learning rate")
     options = parser.parse_args(given)

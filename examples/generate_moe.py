@@ -104,10 +104,10 @@ def generate(
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a model of the Hugging Face hub or a folder; default: a toy")
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="default: %(default)s")
     parser.add_argument("--dtype", default=None, choices=list(DTYPES), help="default: fp32 on the CPU, else bf16")
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--batch", type=int, default=4, help="default: %(default)s")
+    parser.add_argument("--tokens", type=int, default=48, help="default: %(default)s")
     parser.add_argument("--eager", action="store_true", help="neither torch.compile nor a CUDA graph")
     return parser.parse_args()
 

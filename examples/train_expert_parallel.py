@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import os
 import sys
-from pathlib import Path
 
 import moegemm
 import torch
@@ -20,7 +19,17 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from tqdm import tqdm
-from train_moe import BALANCE_WEIGHT, TOLERANCE, Batches, Experts, MoeLayer, Size, Transformer, draw, made_up_text
+from train_moe import (
+    BALANCE_WEIGHT,
+    Batches,
+    Experts,
+    MoeLayer,
+    Size,
+    Transformer,
+    comparison_options,
+    draw,
+    made_up_text,
+)
 
 QUICK_STEPS = 40
 PARAMETERS = ("gate_up", "down")  # what train_moe.py calls its stacks of experts
@@ -120,33 +129,16 @@ def start_group(wanted: str | None) -> tuple[DeviceMesh, torch.device]:
     return init_device_mesh(kind, (dist.get_world_size(),), mesh_dim_names=("ep",)), device
 
 
-def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200, help="training steps (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help=f"at most {QUICK_STEPS} steps")
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda where every rank has a GPU of its own")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: %(default)s)")
-    parser.add_argument("--plot", type=Path, default=Path("train_expert_parallel.png"), help="where the PNG goes")
-    parser.add_argument(
-        "--tolerance", type=float, default=TOLERANCE,
-        help="largest mean difference of the loss curves that counts as the same (default: %(default)s)",
-    )  # fmt: skip
-    options = parser.parse_args()
-    if options.steps < 1:
-        parser.error(f"--steps is {options.steps}; it must be at least 1")
-    return options
-
-
 def train(options: argparse.Namespace, mesh: DeviceMesh, device: torch.device) -> bool:
     """Both models in turns; whether their curves are the same. Every rank returns the same."""
     ranks, first = mesh.size(), mesh.get_local_rank() == 0
-    steps = min(options.steps, QUICK_STEPS) if options.quick else options.steps
     text, size = made_up_text(200_000, options.seed), Size()
     if size.batch % ranks or size.experts % ranks:
         raise SystemExit(f"{ranks} ranks do not divide {size.experts} experts and a batch of {size.batch}")
     spread = Training(text, size, device, options.seed, mesh)
     alone = Training(text, size, device, options.seed, None) if first else None
-    progress = tqdm(range(steps), desc="training", unit="step", mininterval=0.5, disable=None if first else True)
+    silent = None if first else True
+    progress = tqdm(range(options.steps), desc="training", unit="step", mininterval=0.5, disable=silent)
     for _ in progress:
         spread.step()
         if alone is not None:
@@ -170,7 +162,7 @@ def train(options: argparse.Namespace, mesh: DeviceMesh, device: torch.device) -
 
 
 def main() -> int:
-    options = parse_options()
+    options = comparison_options(__doc__, 200, QUICK_STEPS, "train_expert_parallel.png")
     mesh, device = start_group(options.device)
     try:
         return 0 if train(options, mesh, device) else 1

@@ -102,7 +102,7 @@ class Experts(nn.Module):
 
 
 class GroupedExperts(Experts):
-    """One product per matrix for all experts, with the permutation and the routing weights inside."""
+    """One product per matrix for all experts, with the permutation and the router weights inside."""
 
     def forward(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
         topk = self.size.topk
@@ -260,16 +260,18 @@ def draw(curves: dict[str, list[float]], title: str, path: Path) -> str:
     return f"loss curves: {path}"
 
 
-def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    default_device = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--steps", type=int, default=300, help="training steps of each run (default: %(default)s)")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default=default_device, help="default: %(default)s")
+def comparison_options(
+    description: str | None, steps: int, quick_steps: int, plot: str, device: str | None = None
+) -> argparse.Namespace:
+    """Of a program that trains two models and compares them. `device`: the default, None where it depends."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=steps, help="training steps of each model (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help=f"at most {quick_steps} steps")
     parser.add_argument(
-        "--quick", action="store_true", help=f"at most {QUICK_STEPS} steps: less than a minute on two cores"
+        "--device", choices=["cpu", "cuda"], default=device, help="default: cuda where each process has a GPU"
     )
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: %(default)s)")
-    parser.add_argument("--plot", type=Path, default=Path("train_moe.png"), help="where the PNG goes")
+    parser.add_argument("--plot", type=Path, default=Path(plot), help="where the PNG goes (default: %(default)s)")
     parser.add_argument(
         "--tolerance", type=float, default=TOLERANCE,
         help="largest mean difference of the loss curves that counts as the same (default: %(default)s)",
@@ -279,6 +281,7 @@ def parse_options() -> argparse.Namespace:
         parser.error(f"--steps is {options.steps}; it must be at least 1")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device is cuda, but torch sees no CUDA device")
+    options.steps = min(options.steps, quick_steps) if options.quick else options.steps
     return options
 
 
@@ -307,9 +310,9 @@ def compare(steps: int, device: str, seed: int, tolerance: float, plot: Path) ->
 
 
 def main() -> int:
-    options = parse_options()
-    steps = min(options.steps, QUICK_STEPS) if options.quick else options.steps
-    return 0 if compare(steps, options.device, options.seed, options.tolerance, options.plot) else 1
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    options = comparison_options(__doc__, 300, QUICK_STEPS, "train_moe.png", device)
+    return 0 if compare(options.steps, options.device, options.seed, options.tolerance, options.plot) else 1
 
 
 if __name__ == "__main__":

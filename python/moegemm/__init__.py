@@ -6,6 +6,9 @@
 >>> m_sizes, gather_indices = moegemm.route(ids, 4)
 >>> moegemm.grouped_gemm(tokens, experts, m_sizes, 2, gather_indices, permute_x=True).shape
 torch.Size([12, 32])
+
+A call that breaks a rule raises ValueError, TypeError or NotImplementedError before anything is run. The message names
+the argument, its value and what is accepted.
 """
 
 from typing import TYPE_CHECKING
@@ -39,28 +42,40 @@ __version__ = "0.1.0"
 
 
 def patch(model: _Module) -> _Module:
-    """Makes every expert layer of a model run on moegemm; see moegemm.integrations.patching.patch."""
+    """Makes every expert layer of a model run on moegemm, in place, and returns the model.
+
+    A layer is recognised by its parts: one of transformers' experts interface, a Llama 4 block, or a module with
+    three-dimensional gate_up_proj and down_proj. A layer that cannot run on moegemm keeps its own code, with a warning
+    that says why; ValueError where none can. `report` lists every layer, `unpatch` undoes it.
+    """
     from moegemm.integrations.patching import patch as patch_model  # imported only by those who use it
 
     return patch_model(model)
 
 
 def unpatch(model: _Module) -> _Module:
-    """Undoes `patch`, or experts_implementation="moegemm"; see moegemm.integrations.patching.unpatch."""
+    """Undoes `patch`, or experts_implementation="moegemm", in place, and returns the model: its expert layers run what
+    they ran before, or transformers' default."""
     from moegemm.integrations.patching import unpatch as unpatch_model
 
     return unpatch_model(model)
 
 
 def quantize_experts(model: _Module, format: str, **options: object) -> _Module:
-    """Quantises a model's experts in place; see moegemm.integrations.expert_modules.packed_experts.quantize_experts."""
+    """Quantises the experts of every layer of transformers' experts interface in place, and returns the model.
+
+    format and options are those of `quantize`. The weights become frozen and keep their names, so that PEFT's adapters
+    find them; no second copy of the model is needed. ValueError for a model without such layers or with experts that
+    are quantised already. transformers' save_pretrained refuses the model from then on.
+    """
     from moegemm.integrations.expert_modules.packed_experts import quantize_experts as quantize_in_place
 
     return quantize_in_place(model, format, **options)
 
 
 def report(model: _Module) -> "_Report":
-    """Which expert layers of a model run on moegemm, which do not, and why. Print it, or read its `layers`."""
+    """Which expert layers of a model run on moegemm, which do not, and why. Print it, or read its `layers`: each has
+    name, kind, on_moegemm and reason. No layer is run, and none is changed."""
     from moegemm.integrations.reporting import report as report_on
 
     return report_on(model)

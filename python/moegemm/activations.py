@@ -9,6 +9,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own abbreviation
 from torch import Tensor
 
 from moegemm.operators.errors import shown
+from moegemm.operators.rules import is_number
 
 
 class Function(NamedTuple):
@@ -97,7 +98,7 @@ def activation_named(
     if layout not in GATED_LAYOUTS:
         raise ValueError(f"layout is {shown(layout)}; accepted are 'concatenated' and 'interleaved'")
     for argument, value in (("alpha", alpha), ("limit", limit), ("up_offset", up_offset)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        if value is not None and not is_number(value):
             raise TypeError(
                 f"{argument} is {shown(value)} of type {type(value).__name__}; a number or None is accepted"
             )

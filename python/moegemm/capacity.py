@@ -6,10 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from moegemm.operators.errors import no_tensor, shown
+from moegemm.operators.errors import shown
 from moegemm.operators.gradients.main_grad import count_write
 from moegemm.operators.loading import ops
-from moegemm.operators.rules import require_same_device
+from moegemm.operators.rules import is_integer, require_same_device, require_tensor
 
 _route_compact: Callable[..., tuple[Tensor, Tensor, Tensor]] = ops.route_compact.default
 
@@ -29,8 +29,7 @@ def _one_integer(name: str, value: Tensor | None, expert_ids: Tensor) -> Tensor 
     """A scalar as a vector of one, which shares its memory."""
     if value is None:
         return None
-    if not isinstance(value, Tensor):
-        raise no_tensor(name, value)
+    require_tensor(name, value)
     require_same_device(name, value, "expert_ids", expert_ids)
     return value.view(1) if value.dim() == 0 else value
 
@@ -41,11 +40,10 @@ def capacity_of(
     """What a call says of its rows, or None for one that says nothing: its rows are T * topk. expert_ids: [T, topk]."""
     if max_rows is None and num_tokens is None and overflow is None:
         return None
-    if not isinstance(expert_ids, Tensor):
-        raise no_tensor("expert_ids", expert_ids)
+    require_tensor("expert_ids", expert_ids)
     if max_rows is None:
         max_rows = expert_ids.numel()
-    elif isinstance(max_rows, bool) or not isinstance(max_rows, (int, torch.SymInt)):
+    elif not is_integer(max_rows):
         raise TypeError(f"max_rows is {shown(max_rows)} of type {type(max_rows).__name__}; an int or None is accepted")
     elif max_rows < 0:
         raise ValueError(f"max_rows is {max_rows}; it must not be negative")

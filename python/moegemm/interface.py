@@ -122,7 +122,10 @@ def grouped_gemm(
         arguments = RawArguments(X, weight, m_sizes, gather_indices, topk_weights, topk)
         raise explain(error, arguments.tensors(), topk) from None
     if (by_hand or autotune) and not transformed:
-        _warn(settings, autotune, stacklevel=3)
+        if settings.config_forward is not None:
+            warn_of_replaced_kernels(stacklevel=2)
+        if autotune:
+            after_autotune(stacklevel=2)
     return Y
 
 
@@ -328,14 +331,6 @@ def _settings(configs: _Configs, asked: _Asked, options: str, given: Any, W: Any
         None if later is None else W,
     )
     return settings, W if later is None else apart(W)
-
-
-def _warn(settings: Settings, autotune: bool, stacklevel: int) -> None:
-    """Of what the product just noted about its kernel."""
-    if settings.config_forward is not None:
-        warn_of_replaced_kernels(stacklevel)
-    if autotune:
-        after_autotune(stacklevel)
 
 
 def _numbers(

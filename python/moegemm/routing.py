@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from moegemm.capacity import capacity_of, route_within
-from moegemm.operators.errors import explain, no_tensor, shown
+from moegemm.operators.errors import explain, shown
 from moegemm.operators.gradients.combine import TransformedCombine
 from moegemm.operators.gradients.derivatives import refuse_forward_mode, refuse_traced_forward_mode, transforms_active
 from moegemm.operators.loading import ops
+from moegemm.operators.rules import require_tensor
 
 _combine: Callable[..., Tensor] = ops.combine.default
 _combine_rows: Callable[..., Tensor] = ops.combine_rows.default
@@ -71,8 +72,7 @@ def route(
 def _combine_by_position(
     rows: Tensor, weights: Tensor | None, positions: Tensor, topk: int | None, float32_output: bool
 ) -> Tensor:
-    if not isinstance(positions, Tensor):
-        raise no_tensor("positions", positions)
+    require_tensor("positions", positions)
     if positions.dim() != 2 or topk not in (None, positions.size(1)):
         raise ValueError(
             f"positions is {list(positions.shape)}, topk is {topk}; positions must be [T, topk], topk its width or None"

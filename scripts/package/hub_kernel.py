@@ -108,9 +108,9 @@ def lay_out(backend: str, namespace: str, library: Path, out: Path) -> Path:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("backend", choices=["cpu", "cuda"])
-    backend = parser.parse_known_args()[0].backend
-    namespace = f"_moegemm_{backend}_{digest()}"
-    library = build(backend, namespace, parser.parse_known_args()[1])
+    options, of_cmake = parser.parse_known_args()
+    backend, namespace = options.backend, f"_moegemm_{options.backend}_{digest()}"
+    library = build(backend, namespace, of_cmake)
     print(lay_out(backend, namespace, library, OUT).relative_to(ROOT))
     return 0
 

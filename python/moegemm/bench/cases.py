@@ -92,9 +92,9 @@ class Case:
         return f"{self.model.name} T={self.tokens} {self.routing} {self.op}"
 
 
-def read_catalogue(path: Path | None = None) -> dict[str, Model]:
+def read_catalogue() -> dict[str, Model]:
     """The models by name, in the file's order."""
-    path = path or next((place for place in _PLACES if place.is_file()), _PLACES[0])
+    path = next((place for place in _PLACES if place.is_file()), _PLACES[0])
     listed = json.loads(path.read_text())["models"]
     return {m["name"]: Model(m["name"], m["experts"], m["topk"], m["hidden"], m["intermediate"]) for m in listed}
 

@@ -84,10 +84,13 @@ def module_of(kind: str) -> Any:
     return importlib.import_module(f"moegemm.bench.kinds.{kind}")
 
 
+def kind_of_products(device: str, backend: str | None) -> str:
+    return f"{device}-{backend}" if backend else device
+
+
 def kind_of(record: report.Record) -> str:
     run = record["run"]
-    backend = run.get("backend")
-    return str(record.get("kind") or run.get("device", "cuda") + (f"-{backend}" if backend else ""))
+    return str(record.get("kind") or kind_of_products(run.get("device", "cuda"), run.get("backend")))
 
 
 def read_options(arguments: Sequence[str] | None, records: Path | None) -> argparse.Namespace:
@@ -101,7 +104,7 @@ def read_options(arguments: Sequence[str] | None, records: Path | None) -> argpa
     add("--models", type=choice_of(tuple(catalogue)), help=f"default: {','.join(DEFAULT_MODELS)}; on a CPU fewer")
     add("--tokens", type=numbers, help="comma-separated; default: " + ",".join(map(str, DEFAULT_TOKENS)))
     add("--routing", type=choice_of(ROUTINGS), help=f"default: {','.join(ROUTINGS)}; on a CPU random")
-    add("--ops", type=choice_of(OPS), help=f"default: {','.join(OPS)}; gradients not beside fewer than 64 tokens")
+    add("--ops", type=choice_of(OPS), help=f"default: {','.join(OPS)}; gradients from {LEAST_GRADIENT_TOKENS} tokens")
     add("--dtype", choices=[known.name for known in FORMATS.values()], default="bf16")
     add("--rounds", type=int, help="timed rounds per case (default: 30, on a CPU 5; at least 20 for a GPU record)")
     add("--heat", type=float, default=2.0, metavar="SECONDS", help="dense products before the first case")
@@ -140,7 +143,7 @@ def complete(options: argparse.Namespace, catalogue: dict[str, Any], records: Pa
     if options.render:
         kind = kind_of(json.loads(options.render.read_text()))
     else:
-        products = options.device + (f"-{options.backend}" if options.backend else "")
+        products = kind_of_products(options.device, options.backend)
         kind = next((kind for kind in KINDS if getattr(options, kind)), products)
     folder, stem = place_of(kind, records)
     options.out = options.out or folder

@@ -121,13 +121,13 @@ def ours(o: Operands, kernel: KernelNumbers | None = None, *, fresh: bool = Fals
         axes = {"forward": "MNK", "dX": "MKN", "dW": "NKM"}[o.case.product]
         flags |= {f"BLOCK_SIZE_{axis}": extent for axis, extent in zip(axes, kernel[:3], strict=True)}
         flags["num_stages"] = kernel[3]
-    if o.topk_weights is not None:
+    if o.router_weights is not None:
         flags["fuse_mul_post"] = True
     X, dY, W = o.X, o.dY, o.W
 
     def run() -> Tensor:
         if o.case.product == "forward":
-            return moegemm.grouped_gemm_forward(X, W, topk, r.m_sizes, r.gather_indices, o.topk_weights, **flags)
+            return moegemm.grouped_gemm_forward(X, W, topk, r.m_sizes, r.gather_indices, o.router_weights, **flags)
         if o.case.product == "dX":
             return moegemm.grouped_gemm_dX(dY, W, r.gather_indices, r.m_sizes, topk, **flags)
         return moegemm.grouped_gemm_dW(X, dY, r.m_sizes, r.gather_indices, topk, **flags)

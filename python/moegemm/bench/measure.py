@@ -13,7 +13,7 @@ from moegemm.bench import contenders
 from moegemm.bench.cases import Case
 from moegemm.bench.contenders import Contender, KernelList, KernelReplacedError
 from moegemm.bench.operands import Operands, SharedWeights, bytes_needed, make_operands
-from moegemm.bench.peers import Peers
+from moegemm.bench.peers import Peers, first_line
 from moegemm.bench.progress import Progress
 from moegemm.bench.timing import Clock, spread
 from moegemm.formats import FORMATS
@@ -153,10 +153,6 @@ class Measurement:
         except RuntimeError:
             return True
         return False
-
-
-def first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"[:300]
 
 
 def outcome(entry: dict[str, Any]) -> str:

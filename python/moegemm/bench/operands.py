@@ -83,7 +83,7 @@ class Operands:
     dY: Any  # [M, N], flat order for the second GEMM
     rows_k: Tensor | None
     rows_n: Tensor | None
-    topk_weights: Tensor | None  # [M] fp32, for fwd2
+    router_weights: Tensor | None  # [M] fp32, for fwd2
     out: Tensor  # what ours writes
 
     # What a user of torch or of another library does around their products.
@@ -110,7 +110,7 @@ class Operands:
     @cached_property
     def row_weights(self) -> Tensor | None:
         """[M, 1] in the dtype of the result."""
-        return None if self.topk_weights is None else self.topk_weights.to(self.out.dtype)[:, None]
+        return None if self.router_weights is None else self.router_weights.to(self.out.dtype)[:, None]
 
     def delivered(self, rows: Tensor) -> Tensor:
         """Rows of a result in expert order, as the layer wants them: fwd2 and dx1 in flat order (by the inverse
@@ -184,16 +184,16 @@ def available_host_bytes() -> int:
 def make_operands(case: Case, W: Tensor | None, device: str, dtype: torch.dtype, seed: int) -> Operands:
     experts, n, k = case.model.weight_shape(case.op)
     routing = Routing.of(draw_experts(case, device, seed), experts)
-    X = dY = topk_weights = None
+    X = dY = router_weights = None
     if case.product != "dX":
         X = randn(case.tokens if case.first else case.rows, k, device=device, dtype=dtype)
     if case.product != "forward":
         dY = randn(case.rows, n, device=device, dtype=dtype)
     if case.op == "fwd2":
-        topk_weights = torch.rand(case.rows, device=device) + 0.1
+        router_weights = torch.rand(case.rows, device=device) + 0.1
     shape = {"forward": (case.rows, n), "dX": (case.rows, k), "dW": (experts, n, k)}[case.product]
     out = torch.empty(shape, device=device, dtype=dtype)
-    operands = Operands(case, routing, W, X, dY, None, None, topk_weights, out)
+    operands = Operands(case, routing, W, X, dY, None, None, router_weights, out)
     operands.rows_k = None if X is None else operands.sorted_x()
     operands.rows_n = None if dY is None else operands.sorted_dy()
     return operands
@@ -246,8 +246,8 @@ def _samples(operands: Operands, result: Tensor, expert: int, begin: int, end: i
     else:
         assert operands.rows_n is not None
         expected = operands.rows_n[rows].to(wide) @ w
-    if operands.topk_weights is not None:
-        expected *= operands.topk_weights[flat, None]
+    if operands.router_weights is not None:
+        expected *= operands.router_weights[flat, None]
     return result[flat if operands.case.scatters else rows], expected
 
 

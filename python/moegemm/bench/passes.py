@@ -10,11 +10,11 @@ from moegemm.bench.cases import Case, Model
 from moegemm.bench.operands import Routing, draw_experts, randn
 from moegemm.bench.timing import Clock, spread
 
-ROUTE_TOKENS, ROUTE_TOPK, ROUTE_EXPERTS = 8192, 8, 128
+ROUTE_TOPK, ROUTE_EXPERTS = 8, 128
 ROUTES_PER_GRAPH = 20
 
 
-def measure_route(clock: Clock, device: str, rounds: int, tokens: int = ROUTE_TOKENS) -> dict[str, Any]:
+def measure_route(clock: Clock, device: str, rounds: int, tokens: int) -> dict[str, Any]:
     case = Case(Model("route", ROUTE_EXPERTS, ROUTE_TOPK, 0, 0), tokens, "random", "fwd1")
     expected = Routing.of(draw_experts(case, device, seed=1), ROUTE_EXPERTS)
     ids = expected.expert_ids.int()

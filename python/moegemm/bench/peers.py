@@ -50,8 +50,8 @@ def _unsloth(module: Any, tuned: bool) -> Peer:
     def make(o: Operands) -> Contender:
         r, topk = o.routing, o.case.model.topk
         more: dict[str, Any] = {"permute_x": o.case.first, "permute_y": not o.case.first} | config_of(o)
-        if o.topk_weights is not None:
-            more |= {"topk_weights": o.topk_weights, "fuse_mul_post": True}
+        if o.router_weights is not None:
+            more |= {"topk_weights": o.router_weights, "fuse_mul_post": True}
         routing = {"m_sizes": r.m_sizes, "gather_indices": r.gather_indices, "topk": topk}
         run: Callable[[], Tensor]
         if o.case.product == "forward":
@@ -109,8 +109,8 @@ def _triton_kernels(module: Any, tuned: bool) -> Peer:
             known["gather_indx"] = r.token_of_row.int() if o.case.op == "fwd1" else r.gather_indices
         else:
             known["scatter_indx"] = r.gather_indices
-        if o.topk_weights is not None:
-            known["gammas"] = o.topk_weights[r.gather]
+        if o.router_weights is not None:
+            known["gammas"] = o.router_weights[r.gather]
         return _contender(o, lambda: module.matmul(rows, w, None, **known))
 
     return Peer(("fwd1", "fwd2", "dx1", "dx2"), make)
@@ -205,6 +205,12 @@ class Peers:
     missing: dict[str, str]  # the others, and what importing them said
 
 
+def first_line(error: Exception) -> str:
+    """What a library raised, in a line; a failed assert may say nothing."""
+    lines = str(error).strip().splitlines() or ["no reason given"]
+    return f"{type(error).__name__}: {lines[0]}"[:300]
+
+
 def importable_peers(tuned: bool = True) -> Peers:
     """Those that are installed and load; without `tuned` they take what their heuristics say instead of tuning, which
     takes some of them minutes for each product."""
@@ -218,7 +224,7 @@ def importable_peers(tuned: bool = True) -> Peers:
             peers.versions[name] = _version(modules[0].partition(".")[0])
             peers.missing.pop(name, None)
         except Exception as error:  # whatever importing a foreign package raises
-            peers.missing.setdefault(name, f"{type(error).__name__}: {error}".splitlines()[0][:200])
+            peers.missing.setdefault(name, first_line(error))
     return peers
 
 

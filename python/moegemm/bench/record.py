@@ -2,10 +2,11 @@
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from moegemm.bench.cases import Case, Model
+from moegemm.bench.cases import Case, Model, read_catalogue
 
 # Read by no page: spreads, limits and what follows from the model.
 UNREAD = {
@@ -14,6 +15,18 @@ UNREAD = {
 }  # fmt: skip
 DERIVED = {"rows", "flops", "weight_bytes"}  # of a case of products; `with_derived` has them again
 SIGNIFICANT_DIGITS = 6  # a table shows four at most, and rounding twice must not move its last one
+
+
+def layer_parser(description: str | None, models: Sequence[str], rounds: int, folder: Path) -> argparse.ArgumentParser:
+    """Of a program that measures layers of published models; the options that all of them have."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--models", nargs="+", default=list(models), choices=list(read_catalogue()), metavar="NAME",
+        help=f"default: {' '.join(models)}",
+    )  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=rounds, help="timed rounds (default: %(default)s)")
+    add_record_options(parser, folder)
+    return parser
 
 
 def add_record_options(parser: argparse.ArgumentParser, folder: Path) -> None:

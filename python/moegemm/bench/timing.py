@@ -106,18 +106,24 @@ class Clock:
         """Milliseconds of one call out of `repeats` in a CUDA graph: launch gaps hardly count."""
         if not self.cuda:
             return self.round_robin({"call": call}, rounds)["call"]
-        side = _cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                call()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(repeats):
-                call()
-        times = self.round_robin({"graph": graph.replay}, rounds)["graph"]
+        times = self.round_robin({"graph": captured(call, repeats)}, rounds)["graph"]
         return [t / repeats for t in times]
+
+
+def captured(call: Callable[[], object], repeats: int = 1) -> Callable[[], object]:
+    """A replay of so many calls as one CUDA graph: what the host takes for them does not count."""
+    side = _cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(repeats):
+            call()
+    replay: Callable[[], object] = graph.replay
+    return replay
 
 
 def copy_bytes_per_s(clock: Clock, device: str) -> float:

@@ -19,8 +19,8 @@ from moegemm.distributed.agreement import (
 from moegemm.distributed.dispatcher import Dispatched
 from moegemm.distributed.exchange import Combined, Order, Returned, Sent, Splits, equal_splits, is_fake
 from moegemm.distributed.sending import Sending, ids_at_target, once_per_rank, once_per_slot, order_of, with_room
-from moegemm.operators.errors import no_tensor, shown
-from moegemm.operators.rules import require_weight_of_each_slot
+from moegemm.operators.errors import shown
+from moegemm.operators.rules import is_integer, require_tensor, require_weight_of_each_slot
 from moegemm.routing import combine
 
 
@@ -85,14 +85,14 @@ class AllToAll:
         self._compared = False
 
     def _require_valid(self) -> None:
-        if isinstance(self.num_experts, bool) or not isinstance(self.num_experts, int) or self.num_experts < 1:
+        if not is_integer(self.num_experts) or self.num_experts < 1:
             raise ValueError(f"num_experts is {shown(self.num_experts)}; an int of at least 1 is accepted")
         if self.num_experts % self.ranks:
             raise ValueError(
                 f"num_experts is {self.num_experts}; it must be a multiple of the {self.ranks} ranks of the group"
             )
         room = self.rows_per_peer
-        if room is not None and (isinstance(room, bool) or not isinstance(room, int) or room < 1):
+        if room is not None and (not is_integer(room) or room < 1):
             raise ValueError(f"rows_per_peer is {shown(room)}; None or an int of at least 1 is accepted")
 
     def __repr__(self) -> str:
@@ -138,9 +138,8 @@ class AllToAll:
         return state
 
     def _require_tokens(self, x: Tensor, expert_ids: Tensor, router_weights: Tensor | None) -> None:
-        for name, value in (("x", x), ("expert_ids", expert_ids)):
-            if not isinstance(value, Tensor):
-                raise no_tensor(name, value)
+        require_tensor("x", x)
+        require_tensor("expert_ids", expert_ids)
         if x.dim() != 2 or expert_ids.dim() != 2 or expert_ids.size(0) != x.size(0):
             raise ValueError(
                 f"x is {list(x.shape)}, expert_ids is {list(expert_ids.shape)}; they must be [T, H] and [T, topk]"

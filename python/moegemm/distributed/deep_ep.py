@@ -31,7 +31,7 @@ class _Dispatch(torch.autograd.Function):
 
 
 class _Combine(torch.autograd.Function):
-    """The way back, whose gradient goes the way there with the same plan."""
+    """The way back, whose gradient goes the way there by the same handle."""
 
     @staticmethod
     def forward(ctx: Any, transport: Any, handle: Any, rows: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ class DeepEP:
         self.handle: Any = None
 
     def there(self, x: Tensor, ids: Tensor, weights: Tensor) -> tuple[Any, ...]:
-        """Rows, their ids and weights, how many of them are real (None: all), and the plan."""
+        """Rows, their ids and weights, how many of them are real (None: all), and DeepEP's handle."""
         weights = weights.float()
         if self.elastic:
             rows, row_ids, row_weights, handle, *_ = self.buffer.dispatch(
@@ -80,7 +80,7 @@ class DeepEP:
         return rows, row_ids, row_weights, None, handle
 
     def again(self, x: Tensor, handle: Any) -> Tensor:
-        """Rows of other tokens by the plan of an earlier call."""
+        """Other rows, the way that those of an earlier call went."""
         rows: Tensor = self.buffer.dispatch(x, handle=handle)[0]
         return rows
 

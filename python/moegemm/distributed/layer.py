@@ -142,27 +142,21 @@ def _without_garbage(sent: Dispatched) -> Tensor:
 def _by_parts(dispatcher: Dispatcher, given: _Given) -> Tensor:
     """Dispatch, the layer of one GPU, combine: for any dispatcher."""
     x, gate_up, down, ids, router_weights, first_bias, second_bias = given.tensors
-    options = given.options
     sent = dispatcher.dispatch(x, ids, router_weights)
-    described: LayerOptions = {
-        "transposed": options.get("transposed", False), "gate_up_bias": first_bias, "down_bias": second_bias,
+    sent_ids, capacity = sent.expert_ids, (sent.max_rows, sent.num_tokens, sent.overflow)
+    if given.drops:  # their layer knows no capacity
+        sent_ids, capacity = _without_garbage(sent), (None, None, None)
+    options: Any = {
+        "activation": given.chosen, "transposed": given.options.get("transposed", False), "gate_up_bias": first_bias,
+        "down_bias": second_bias, "allow_tf32": given.options.get("allow_tf32"),
+        **dict(zip(("max_rows", "num_tokens", "overflow"), capacity, strict=True)),
     }  # fmt: skip
     if given.adapted:
-        sent_ids, capacity = sent.expert_ids, (sent.max_rows, sent.num_tokens, sent.overflow)
-        if given.drops:  # their layer knows no capacity
-            sent_ids, capacity = _without_garbage(sent), (None, None, None)
-        max_rows, num_tokens, overflow = capacity
-        rows = lora_moe_mlp(
-            sent.rows, gate_up, down, sent_ids, sent.row_weights, given.first, given.second, given.chosen,
-            **described, allow_tf32=options.get("allow_tf32"), max_rows=max_rows, num_tokens=num_tokens,
-            overflow=overflow,
-        )  # fmt: skip
+        adapters = given.first, given.second
+        rows = lora_moe_mlp(sent.rows, gate_up, down, sent_ids, sent.row_weights, *adapters, **options)
     else:
-        rows = moe_mlp(
-            sent.rows, gate_up if given.w_up is None else (gate_up, given.w_up), down, sent.expert_ids,
-            sent.row_weights, given.chosen, **described, allow_tf32=options.get("allow_tf32"), max_rows=sent.max_rows,
-            num_tokens=sent.num_tokens, overflow=sent.overflow,
-        )  # fmt: skip
+        first = gate_up if given.w_up is None else (gate_up, given.w_up)
+        rows = moe_mlp(sent.rows, first, down, sent_ids, sent.row_weights, **options)
     return dispatcher.combine(rows, sent)
 
 

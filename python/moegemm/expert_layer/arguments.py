@@ -8,11 +8,11 @@ from torch import Tensor
 
 from moegemm.activations import Activation, activation_named
 from moegemm.expert_layer.weights import AnyWeight
-from moegemm.operators.errors import explain, no_tensor
+from moegemm.operators.errors import explain
 from moegemm.operators.loading import ops
 from moegemm.operators.packed import Packed
 from moegemm.operators.raw import autocast_dtype
-from moegemm.operators.rules import require_bool, require_weight_of_each_slot
+from moegemm.operators.rules import require_bool, require_tensor, require_weight_of_each_slot
 from moegemm.quantized.checking import checked_weight
 from moegemm.quantized.weight import QuantizedWeight
 from moegemm.sharded import local_weight
@@ -82,19 +82,10 @@ def plain_shapes(weights: Sequence[AnyWeight | None], like: Tensor) -> tuple[Ten
     return tuple(w.stand_in(like) if isinstance(w, Packed) else w for w in weights)
 
 
-def require_tensors(required: dict[str, object], optional: dict[str, object]) -> None:
-    for name, value in required.items():
-        if not isinstance(value, Tensor):
-            raise no_tensor(name, value)
-    for name, value in optional.items():
-        if value is not None and not isinstance(value, Tensor):
-            raise no_tensor(name, value)
-
-
 def _weight(name: str, value: object) -> AnyWeight:
     """One weight as the products take it."""
     if not isinstance(value, QuantizedWeight | Packed):
-        require_tensors({name: value}, {})
+        require_tensor(name, value)
     return checked_weight(name, value)  # type: ignore[no-any-return]
 
 
@@ -146,15 +137,12 @@ def expert_arguments(
     """The experts' part of a layer's arguments, cast as autocast asks."""
     gate, up = _split("w_gate_up", w_gate_up)
     down = _weight("w_down", w_down)
-    require_tensors({}, {"down_bias": options.get("down_bias")})
+    require_tensor("down_bias", options.get("down_bias"), optional=True)
     _require_layout_of(options.get("transposed", False), {"w_gate_up": gate, "w_gate_up[1]": up, "w_down": down})
     layout = options.get("layout", "concatenated")
     chosen = activation_named(activation, layout, options.get("alpha"), options.get("limit"), options.get("up_offset"))
-    first_bias, second_bias = (
-        _one_bias(options.get("gate_up_bias")),
-        local_weight("down_bias", options.get("down_bias")),
-    )
-    tensors = ExpertTensors(gate, up, down, first_bias, second_bias)
+    first_bias = _one_bias(options.get("gate_up_bias"))
+    tensors = ExpertTensors(gate, up, down, first_bias, local_weight("down_bias", options.get("down_bias")))
     dtype = autocast_dtype(device)
     if dtype is None:
         return chosen, tensors
@@ -184,9 +172,10 @@ def token_arguments(
 ) -> tuple[Activation, TokenTensors, AnyWeight | None]:
     """The checked arguments of a layer of tokens, and the ups where w_gate_up is a pair. Raises TypeError or ValueError
     with the name of the first argument that does not fit the others."""
-    require_tensors({"x": x}, {})
+    require_tensor("x", x)
     chosen, experts = expert_arguments(w_gate_up, w_down, activation, options, x.device)
-    require_tensors({"expert_ids": expert_ids}, {"router_weights": router_weights})
+    require_tensor("expert_ids", expert_ids)
+    require_tensor("router_weights", router_weights, optional=True)
     _require_leading_dimensions(x, expert_ids, router_weights)
     dtype = autocast_dtype(x.device)
     if dtype is not None:
@@ -204,18 +193,3 @@ def token_arguments(
     except RuntimeError as error:
         raise explain(error, tensors._asdict()) from None
     return chosen, tensors, w_up
-
-
-def layer_arguments(
-    x: Tensor,
-    w_gate_up: Given,
-    w_down: Given,
-    expert_ids: Tensor,
-    router_weights: Tensor | None,
-    activation: str | Activation,
-    options: LayerOptions,
-) -> tuple[Activation, TokenTensors]:
-    """The same for a layer whose w_gate_up is one tensor."""
-    require_tensors({"x": x}, {})
-    _weight("w_gate_up", w_gate_up)  # no pair
-    return token_arguments(x, w_gate_up, w_down, expert_ids, router_weights, activation, options)[:2]

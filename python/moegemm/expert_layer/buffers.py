@@ -6,9 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from moegemm.operators.errors import no_tensor
 from moegemm.operators.packed import Packed
-from moegemm.operators.rules import require_same_device
+from moegemm.operators.rules import require_same_device, require_tensor
 
 
 class LayerBuffers(NamedTuple):
@@ -76,9 +75,8 @@ def _as_rows(name: str, buffer: Tensor, like: Tensor) -> Tensor:
     return rows if rows.dim() == 2 else rows.view(-1, rows.size(-1))
 
 
-def _checked(name: str, buffer: object, x: Tensor, dtype: torch.dtype, others: Mapping[str, object]) -> Tensor:
-    if not isinstance(buffer, Tensor):
-        raise no_tensor(name, buffer)
+def _checked(name: str, buffer: Tensor, x: Tensor, dtype: torch.dtype, others: Mapping[str, object]) -> Tensor:
+    require_tensor(name, buffer)
     require_same_device(name, buffer, "the input", x)
     if buffer.dtype != dtype:
         raise TypeError(f"{name} has dtype {buffer.dtype}; it must have {dtype}, the dtype of the layer")
@@ -91,6 +89,12 @@ def _checked(name: str, buffer: object, x: Tensor, dtype: torch.dtype, others: M
             if any(isinstance(part, Tensor) and _overlap(rows, part) for part in parts):
                 raise ValueError(f"{name} shares memory with {other}; it must have its own")
     return rows
+
+
+def returned(result: Tensor, memory: Tensor | None, out: Tensor | None, shape: torch.Size) -> Tensor:
+    """What a caller gets: the result in the shape of the input, in `out` where `memory`, its rows, were written. Never
+    `out` itself: reentrant checkpointing makes what it is given a part of its graph."""
+    return result.view(shape) if out is None or result is not memory else out.detach()
 
 
 def checked_buffers(

@@ -13,10 +13,9 @@ from moegemm.expert_layer.arguments import (
     Pair,
     expert_arguments,
     plain_shapes,
-    require_tensors,
     row_weights_like,
 )
-from moegemm.expert_layer.buffers import LayerBuffers, checked_buffers
+from moegemm.expert_layer.buffers import LayerBuffers, checked_buffers, returned
 from moegemm.expert_layer.function import LayerCall, LayerTensors, run_layer
 from moegemm.expert_layer.weights import Routed, stored_weights
 from moegemm.operators.errors import explain
@@ -24,6 +23,7 @@ from moegemm.operators.gradients.derivatives import refuse_forward_mode
 from moegemm.operators.gradients.weight_gradients import WeightGradients, require_queue
 from moegemm.operators.loading import ops
 from moegemm.operators.raw import autocast_dtype, torch_allows_tf32
+from moegemm.operators.rules import require_tensor
 from moegemm.operators.segments import ZERO, masked, placed, tail_options
 
 _check_expert_rows: Callable[..., None] = ops.check_expert_rows.default
@@ -63,7 +63,10 @@ def _masked(rows: Tensor, sizes: Tensor, starts: Tensor | None, row_weights: Ten
 
 
 def _laid_out(rows: Tensor, sizes: Tensor, starts: Tensor | None, row_weights: Tensor | None) -> _Rows:
-    require_tensors({"rows": rows, "sizes": sizes}, {"starts": starts, "row_weights": row_weights})
+    require_tensor("rows", rows)
+    require_tensor("sizes", sizes)
+    require_tensor("starts", starts, optional=True)
+    require_tensor("row_weights", row_weights, optional=True)
     if rows.dim() == 3:
         return _masked(rows, sizes, starts, row_weights)
     if sizes.dim() != 2:
@@ -169,5 +172,4 @@ def experts_mlp(
         result = run_layer(call, routed, tensors)
     except RuntimeError as error:
         raise explain(error, inputs) from None
-    # Never `out` itself: reentrant checkpointing makes what it is given a part of its graph.
-    return result.view(rows.shape) if out is None or result is not memory[0] else out.detach()
+    return returned(result, memory[0], out, rows.shape)

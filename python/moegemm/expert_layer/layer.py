@@ -7,7 +7,7 @@ from torch import Tensor
 from moegemm.activations import Activation
 from moegemm.capacity import Capacity, capacity_of, route_within
 from moegemm.expert_layer.arguments import Given, LayerOptions, Pair, token_arguments
-from moegemm.expert_layer.buffers import LayerBuffers, checked_buffers
+from moegemm.expert_layer.buffers import LayerBuffers, checked_buffers, returned
 from moegemm.expert_layer.function import LayerCall, LayerTensors, run_layer
 from moegemm.expert_layer.weights import Routed, stored_weights
 from moegemm.operators.errors import explain
@@ -105,5 +105,4 @@ def moe_mlp(
         result = run_layer(call, route_rows(ids, down.size(0), capacity), tensors)
     except RuntimeError as error:
         raise explain(error, given._asdict()) from None
-    # Never `out` itself: reentrant checkpointing makes what it is given a part of its graph.
-    return result.view(x.shape) if out is None or result is not buffers[0] else out.detach()
+    return returned(result, buffers[0], out, x.shape)

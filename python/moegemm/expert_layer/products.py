@@ -152,8 +152,6 @@ def second_product(
     return _product(SECOND, rows, w, routed, transposed, allow_tf32, bias, low)
 
 
-def expert_product(
-    rows: Tensor, w: Tensor, routed: Routed, transposed: bool = False, allow_tf32: bool = False
-) -> Tensor:
-    """rows [M, K] in expert order -> [M, N] in expert order."""
-    return _product(WITHIN, rows, w, routed, transposed, allow_tf32)
+def expert_product(rows: Tensor, w: Tensor, routed: Routed, allow_tf32: bool = False) -> Tensor:
+    """rows [M, K] in expert order, W [E, N, K] -> [M, N] in expert order."""
+    return _product(WITHIN, rows, w, routed, False, allow_tf32)

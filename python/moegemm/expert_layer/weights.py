@@ -69,6 +69,17 @@ class Routed(NamedTuple):
         """The words for a product whose dY is the gradient of the layer's output."""
         return "" if self.gather_indices is None else PERMUTE_Y + DY_PER_TOKEN
 
+    def unsummed(self) -> tuple[Tensor | None, int, str]:
+        """Indices, topk and words of a dX with the gradient of each row that a first product read: in flat order, or
+        where rows have positions or no indices in expert order."""
+        if self.gather_indices is None or self.positions is not None:
+            return None, 1, ""
+        return self.gather_indices, self.topk, PERMUTE_X
+
+    def sums_tokens(self) -> bool:
+        """Whether the gradient of a token is a sum over its rows."""
+        return self.gather_indices is not None and (self.positions is not None or self.topk > 1)
+
     def summed(
         self, rows: Tensor, weights: Tensor | None, out: Tensor | None, rows_pending: bool = False
     ) -> Tensor:  # fmt: skip
@@ -177,12 +188,9 @@ class Weights(NamedTuple):
     def unsummed_tokens_gradient(
         self, d_rows: Tensor, w: AnyWeight, routed: Routed, words: str = "", out: Tensor | None = None
     ) -> Tensor:
-        """The gradient of each row that from_tokens read: in flat order, or where rows have positions or no indices in
-        expert order."""
-        order: tuple[Tensor | None, None, int] = (None, None, 1)
-        if routed.gather_indices is not None and routed.positions is None:
-            order, words = (routed.gather_indices, None, routed.topk), PERMUTE_X + words
-        arguments = (d_rows, w, routed.m_sizes, *order, self.options + words)
+        """The gradient of each row that from_tokens read, in the order of Routed.unsummed."""
+        indices, topk, order = routed.unsummed()
+        arguments = (d_rows, w, routed.m_sizes, indices, None, topk, self.options + order + words)
         if out is None:
             return _dx(*arguments)
         _dx_out(*arguments, None, out)
@@ -196,9 +204,8 @@ class Weights(NamedTuple):
         of which the operators know as a low-rank part."""
         middle = self.columns(w)
         d_gate, d_up = d_pre[:, :middle], d_pre[:, middle:]
-        indices, topk, words = None, 1, self.options
-        if routed.gather_indices is not None and routed.positions is None:
-            indices, topk, words = routed.gather_indices, routed.topk, PERMUTE_X + words
+        indices, topk, order = routed.unsummed()
+        words = self.options + order
         if out is None:
             return _dx_low_rank(d_gate, w, routed.m_sizes, indices, d_up, w_up, topk, words)
         _dx_out(d_gate, w, routed.m_sizes, indices, None, topk, words, None, out, None, "", d_up, w_up)
@@ -207,7 +214,7 @@ class Weights(NamedTuple):
 
     def tokens_gradient(self, d_rows: Tensor, w: AnyWeight, routed: Routed, out: Tensor | None = None) -> Tensor:
         """The gradient [T, K] of from_tokens' tokens."""
-        if not _is_summed(routed):
+        if not routed.sums_tokens():
             return self.unsummed_tokens_gradient(d_rows, w, routed, out=out)
         pending = d_rows.is_cuda and nothing_between(w)
         return routed.summed(self.unsummed_tokens_gradient(d_rows, w, routed), None, out, pending)
@@ -221,18 +228,13 @@ def are_a_pair(pair: tuple[Weights, Weights | None], w: AnyWeight, w_up: AnyWeig
     return alike and TRANSPOSED not in pair[0].options
 
 
-def _is_summed(routed: Routed) -> bool:
-    """Whether a token's gradient is a sum over its rows."""
-    return routed.gather_indices is not None and (routed.positions is not None or routed.topk > 1)
-
-
 def tokens_gradient_of_pair(
     pair: tuple[Weights, Weights], d_pre: Tensor, w_gate: AnyWeight, w_up: AnyWeight, routed: Routed, out: Tensor | None
 ) -> Tensor:
     """The gradient of tokens that two products read: of each row the sum of both in fp32, rounded once. The sum over a
     token's rows takes them rounded, as where one product makes them: rows may come back from other ranks."""
     if isinstance(w_gate, Tensor) and isinstance(w_up, Tensor) and pair[0].options == pair[1].options:
-        summed = _is_summed(routed)
+        summed = routed.sums_tokens()
         rows = pair[0].unsummed_gradient_of_both(d_pre, w_gate, w_up, routed, None if summed else out)
         return routed.summed(rows, None, out) if summed else rows
     middle = pair[0].columns(w_gate)
@@ -245,18 +247,14 @@ def tokens_gradient_of_pair(
             count_write(out)
         return result
     rows = gate.add_(up).to(d_pre.dtype)
-    if _is_summed(routed):
+    if routed.sums_tokens():
         return routed.summed(rows, None, out)
     return rows if out is None else out.copy_(rows)
 
 
-def _as_stored(
-    name: str, w: AnyWeight, transposed: bool, words: str, accumulated: MainGrad | None
-) -> tuple[AnyWeight, Weights]:
+def _as_stored(w: AnyWeight, transposed: bool, words: str, accumulated: MainGrad | None) -> tuple[AnyWeight, Weights]:
     """The same W as its memory lies: a transposed view is the other layout, not a reason to copy."""
     if isinstance(w, Packed):
-        if transposed:
-            raise ValueError(f"transposed is True with {name} in {w.word}; quantised weights are [E, N, K] only")
         return w, Weights(words, None, w.word)
     if w.dim() == 3 and w.stride(-1) != 1 and w.stride(-2) == 1:
         w, transposed = w.transpose(-1, -2), not transposed
@@ -294,11 +292,11 @@ def stored_weights(
         names = ("w_gate_up" if of_up is None else "w_gate_up[0]", "w_gate_up[1]", "w_down")
         for at, (w, name) in enumerate(zip((of_gate, of_up, down_given), names, strict=True)):
             goals[at] = main_grad_of(w, name) if w is not None and w.requires_grad else None
-    w_gate_up, first = _as_stored("w_gate_up", w_gate_up, transposed, words, goals[0])
+    w_gate_up, first = _as_stored(w_gate_up, transposed, words, goals[0])
     up = None
     if w_up is not None:
-        w_up, up = _as_stored("w_gate_up[1]", w_up, transposed, words, goals[1])
-    w_down, second = _as_stored("w_down", w_down, transposed, words, goals[2])
+        w_up, up = _as_stored(w_up, transposed, words, goals[1])
+    w_down, second = _as_stored(w_down, transposed, words, goals[2])
     return StoredWeights(w_gate_up, w_up, w_down, first, up, second)
 
 

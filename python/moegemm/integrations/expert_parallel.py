@@ -2,8 +2,8 @@
 
 transformers' expert parallelism runs the whole batch on every rank and gives slots of other ranks' experts an id that
 no expert has, or it exchanges tokens first, after which every slot has an expert. From 5.23 on the user names which of
-the two, or leaves it to each call. In the former case, with 8 ranks one
-slot in eight is local on average: the compact layer computes and keeps no rows for the others.
+the two, or leaves it to each call. In the former case, with 8 ranks one slot in eight is local on average: the compact
+layer computes and keeps no rows for the others.
 """
 
 import inspect
@@ -22,7 +22,7 @@ def _leaves_ids(forward: Callable[..., Any], records: bool) -> bool:
     if not getattr(forward, "__qualname__", "").startswith("EpDispatch"):
         return True
     # What exchanges tokens, from 5.23 on.
-    way = inspect.getclosurevars(inspect.unwrap(forward)).nonlocals.get("implementation")
+    way: Any = inspect.getclosurevars(inspect.unwrap(forward)).nonlocals.get("implementation")
     if hasattr(way, "all_reduce"):  # decides in each call: with gradients, or without a batch in common, it exchanges
         return way.all_reduce is not None and not records
     return bool(getattr(way, "needs_shared_batch", False))

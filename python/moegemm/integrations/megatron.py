@@ -87,8 +87,6 @@ class MoegemmExperts(SequentialMLP):
             stacked(stack, self._parameters_of(layer))
             for stack, layer in zip(self._stacks, ("linear_fc1", "linear_fc2"), strict=True)
         )
-        if probabilities.dtype not in (torch.float32, rows.dtype):
-            probabilities = probabilities.float()
         out = experts_mlp(
             rows, first, second, tokens_per_expert.to(rows.device, non_blocking=True), activation=self._activation,
             row_weights=probabilities, gate_up_bias=self._bias("linear_fc1"), down_bias=self._bias("linear_fc2"),

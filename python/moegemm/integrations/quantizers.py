@@ -16,13 +16,14 @@ from moegemm.integrations.expert_modules.forwards import OnMoegemm, give_forward
 from moegemm.integrations.expert_modules.packed_experts import (
     KeepsPacked,
     expect_mxfp4,
+    is_packed_parameter,
     require_packed,
 )
 from moegemm.integrations.late_imports import when_imported
 from moegemm.integrations.peft_adapters import NAME
 from moegemm.interface import grouped_gemm
 from moegemm.operators.packed import Packed
-from moegemm.quantized.weight import FP8_BLOCK
+from moegemm.quantized.weight import FP8_BLOCK, e8m0_as_bytes
 
 _TABLE = "transformers.quantizers.auto"
 _FP8 = "transformers.integrations.finegrained_fp8"
@@ -100,11 +101,9 @@ class PackedLinear(KeepsPacked, OnMoegemm):
 
     def forward(self: Any, input: Tensor) -> Tensor:
         require_packed(self, "weight", self.weight, self.weight_scale_inv)
-        values, scales = self.weight.detach(), self.weight_scale_inv.detach()
+        values, scales = self.weight.detach(), e8m0_as_bytes(self.weight_scale_inv.detach())
         dtype = input.dtype
         x = input.flatten(0, -2) if dtype in FORMATS else input.flatten(0, -2).float()
-        if scales.dtype == torch.float8_e8m0fnu:
-            scales = scales.view(torch.uint8)
         if self.block_size is None:
             w = Packed(values.unsqueeze(0), scales.reshape(1), "fp8/tensor")
         else:
@@ -132,7 +131,7 @@ class _Fp8(_KeepsPacked):
         if self._packed:
             for module in model.modules():
                 for name, parameter in module.named_parameters(recurse=False):
-                    if parameter.element_size() == 1 or name.endswith("scale_inv"):
+                    if is_packed_parameter(name, parameter):
                         parameter.requires_grad_(False)
         return model
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from moegemm.lora.low_rank import LowRank
-from moegemm.operators.errors import no_tensor
-from moegemm.operators.rules import require_integer, require_number, require_probability
+from moegemm.operators.rules import require_integer, require_number, require_probability, require_tensor
 from moegemm.quantized.weight import QuantizedWeight
 from moegemm.sharded import local_weight
 
@@ -62,8 +61,7 @@ class LoraAdapter(nn.Module):
         """W plus scaling * B A in fp32, rounded once."""
         if isinstance(w, QuantizedWeight):
             raise TypeError(f"w is in {w.word}; nothing can be added to a quantised weight: w.dequantize() is accepted")
-        if not isinstance(w, Tensor):
-            raise no_tensor("w", w)
+        require_tensor("w", w)
         if not w.dtype.is_floating_point:
             raise TypeError(f"w has dtype {w.dtype}; a floating dtype is accepted")
         a, b = self.A.float(), self.B.float()

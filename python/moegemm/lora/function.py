@@ -33,6 +33,8 @@ _activate: Callable[..., Tensor] = ops.activate.default
 _expert_sums: Callable[..., Tensor] = ops.expert_sums.default
 _factor_rows: Callable[..., Tensor] = ops.factor_rows.default
 
+_torch_c: Any = torch._C
+
 MOST_ROWS_PER_EXPERT = 8  # on average, for thin products that read factors in place: more rows want tiles of more
 
 
@@ -96,7 +98,7 @@ def _inference_pairs(
     products = [one._replace(copies_a=not in_place) for one, in_place in zip(products, reads, strict=True)]
     pairs = pairs_of(products, x, routed.m_sizes)
     copied = not torch.compiler.is_compiling() and any(  # compiled, nobody asks: nothing_between
-        pair is not None and not torch._C._is_alias_of(pair.b, one.lows[0].B)
+        pair is not None and not _torch_c._is_alias_of(pair.b, one.lows[0].B)
         for one, pair in zip(products, pairs, strict=True)
     )
     return pairs, reads, copied
@@ -307,11 +309,10 @@ class _Backward:
             d_a = _dw(thin, t.x, *routed[:2], None, routed.topk, PERMUTE_X + more)
             d_b = _dw(d_pre, self.first_thin, routed.m_sizes, None, None, 1, more)
         if self.need.x:
-            compact = routed.positions is not None
-            words = weights.options if compact else PERMUTE_X + weights.options
-            indices, topk = (None, 1) if compact else (routed.gather_indices, routed.topk)
+            indices, topk, order = routed.unsummed()
+            words = weights.options + order
             d_x = _dx_low_rank(d_pre, t.w_gate_up, routed.m_sizes, indices, thin, pair.a, topk, words)
-            if compact or topk > 1:
+            if routed.sums_tokens():
                 d_x = routed.summed(d_x, None, None, d_pre.is_cuda and nothing_between(t.w_gate_up))
         return d_x, split_gradients(self.first, d_a, d_b)
 

@@ -14,8 +14,8 @@ from moegemm.expert_layer.arguments import (
     Given,
     LayerOptions,
     TokenTensors,
-    layer_arguments,
     require_known,
+    token_arguments,
 )
 from moegemm.expert_layer.function import LayerCall, LayerTensors
 from moegemm.expert_layer.layer import route_rows
@@ -24,7 +24,7 @@ from moegemm.lora.adapter import LoraAdapter
 from moegemm.lora.function import run_lora_layer
 from moegemm.lora.low_rank import LowRank, require_fitting
 from moegemm.lora.products import adapted_first, adapted_second
-from moegemm.operators.errors import explain, shown
+from moegemm.operators.errors import explain, no_tensor, shown
 from moegemm.operators.gradients.derivatives import differentiated_once, refuse_forward_mode, vmap_refusal
 from moegemm.operators.loading import ops
 from moegemm.operators.raw import torch_allows_tf32
@@ -132,7 +132,9 @@ def lora_moe_mlp(
     True
     """
     require_known("lora_moe_mlp", options, _KEYWORDS)
-    chosen, tensors = layer_arguments(x, w_gate_up, w_down, expert_ids, router_weights, activation, options)
+    if isinstance(w_gate_up, (tuple, list)):
+        raise no_tensor("w_gate_up", w_gate_up)
+    chosen, tensors, _ = token_arguments(x, w_gate_up, w_down, expert_ids, router_weights, activation, options)
     tokens, first_w, second_w, ids, router_weights, gate_up_bias, down_bias = tensors
     transposed = options.get("transposed", False)
     experts, topk = first_w.size(0), ids.size(1)

@@ -6,23 +6,29 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from moegemm.operators.errors import no_tensor
 from moegemm.operators.loading import ops
 from moegemm.operators.raw import autocast_dtype
 from moegemm.operators.registered.factors import RANK_STEP
-from moegemm.operators.rules import require_number, require_probability, require_same_device, require_same_dtype
+from moegemm.operators.rules import (
+    require_number,
+    require_probability,
+    require_same_device,
+    require_same_dtype,
+    require_tensor,
+)
 
 _joined_factors: Callable[..., list[Tensor]] = ops.joined_factors.default
 _scaled_like: Callable[..., list[Tensor]] = ops.scaled_like.default
 
 
 class LowRank(NamedTuple):
-    """What an adapter adds to a product: scaling * (dropout(x) A^T) B^T."""
+    """What an adapter adds to a product: scaling * (dropout(x) A^T) B^T, with A [E, r, K] and B [E, N, r] in x's dtype
+    or fp32. `dropout` is the probability that an element of x does not count; 0 after training."""
 
-    A: Tensor  # [E, r, K]
-    B: Tensor  # [E, N, r]
+    A: Tensor
+    B: Tensor
     scaling: float
-    dropout: float = 0.0  # the probability that an element of x does not count; 0 after training
+    dropout: float = 0.0
 
 
 class Pair(NamedTuple):
@@ -35,9 +41,8 @@ class Pair(NamedTuple):
 def require_fitting(name: str, low: LowRank, x: Tensor, experts: int, k: int, n: int) -> None:
     """Refuses a pair that is not one for these experts."""
     a, b = low.A, low.B
-    for factor, tensor in (("A", a), ("B", b)):
-        if not isinstance(tensor, Tensor):
-            raise no_tensor(f"{name}.{factor}", tensor)
+    require_tensor(f"{name}.A", a)
+    require_tensor(f"{name}.B", b)
     require_number(f"{name}.scaling", low.scaling)
     require_probability(f"{name}.dropout", low.dropout)
     rank = a.size(1) if a.dim() == 3 else -1

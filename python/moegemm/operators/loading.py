@@ -23,6 +23,11 @@ def candidates() -> list[Path]:
     return [package / LIBRARY_NAME, package / "lib" / LIBRARY_NAME]
 
 
+def found_library() -> Path | None:
+    """The first of them that is there."""
+    return next((path for path in candidates() if path.is_file()), None)
+
+
 def torch_release(version: str) -> tuple[int, int]:
     """The first two numbers of a version like "2.11.0+cu130"."""
     found = re.match(r"(\d+)\.(\d+)", version)
@@ -35,10 +40,9 @@ def load() -> Any:
     if torch_release(torch.__version__) < OLDEST_TORCH:
         found = f"moegemm found torch {torch.__version__}"
         raise ImportError(f"{found}; torch {needed} or newer is needed: pip install --upgrade torch")
-    paths = candidates()
-    library = next((path for path in paths if path.is_file()), None)
+    library = found_library()
     if library is None:
-        looked = " nor ".join(map(str, paths))
+        looked = " nor ".join(map(str, candidates()))
         raise ImportError(
             f"moegemm found no compiled operators (neither {looked}); install the wheel, or in a checkout "
             f"build with -DMOEGEMM_BUILD_TORCH=ON, or set {PATH_VARIABLE} to the path of {LIBRARY_NAME}"

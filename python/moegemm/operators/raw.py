@@ -28,12 +28,12 @@ from moegemm.operators.shortcuts import cuda_matmul_uses_tf32
 from moegemm.tuning import KernelConfig
 from moegemm.tuning.autotune import after_autotune, autotune_word
 
-_OPERATORS: dict[str, tuple[Callable[..., Tensor], Callable[..., None]]] = {
-    "forward": (row_products.forward, row_products.forward_out),
-    "dx": (row_products.dx, row_products.dx_out),
-    "dw": (ops.dw.default, ops.dw_out.default),
+# Of each product the raw function, the operator that makes its result, and the one that writes to `out`.
+_OPERATORS: dict[str, tuple[str, Callable[..., Tensor], Callable[..., None]]] = {
+    "forward": ("grouped_gemm_forward", row_products.forward, row_products.forward_out),
+    "dx": ("grouped_gemm_dX", row_products.dx, row_products.dx_out),
+    "dw": ("grouped_gemm_dW", ops.dw.default, ops.dw_out.default),
 }
-_NAMES = {"forward": "grouped_gemm_forward", "dx": "grouped_gemm_dX", "dw": "grouped_gemm_dW"}
 
 
 class RawArguments(NamedTuple):
@@ -107,9 +107,9 @@ def run_raw(
     numbers = None if config.all_defaults() else config.numbers(type(config).__name__, options)
     if numbers is not None and torch.compiler.is_compiling():
         options += WARN_AT_ONCE
-    functional, into_out = _OPERATORS[name]
+    function, functional, into_out = _OPERATORS[name]
     try:
-        refuse_forward_mode(_NAMES[name], arguments.first, arguments.second, arguments.router_weights)
+        refuse_forward_mode(function, arguments.first, arguments.second, arguments.router_weights)
         if out is not None:
             if out_dtype not in (None, out.dtype):
                 raise TypeError(f"out_dtype is {out_dtype}, but out has dtype {out.dtype}; give one of them")

@@ -2,11 +2,26 @@
 memory, which never reach it, can get wrong is refused here, in its words."""
 
 import math
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
-from moegemm.operators.errors import shown
+from moegemm.operators.errors import no_tensor, shown
+
+
+def is_integer(value: object) -> TypeGuard[int]:
+    """Whether it is one, known or traced. Python takes True and False for some."""
+    return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def require_tensor(name: str, value: object, optional: bool = False) -> None:
+    if not isinstance(value, Tensor) and not (optional and value is None):
+        raise no_tensor(name, value)
 
 
 def require_bool(name: str, value: object) -> None:
@@ -15,7 +30,7 @@ def require_bool(name: str, value: object) -> None:
 
 
 def require_integer(name: str, value: object, least: int, most: int | None = None, meaning: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+    if not is_integer(value):
         raise TypeError(f"{name} is {shown(value)} of type {type(value).__name__}; an int is accepted")
     if value < least and most is None:
         raise ValueError(f"{name} is {value}; it must be at least {least}")
@@ -25,14 +40,14 @@ def require_integer(name: str, value: object, least: int, most: int | None = Non
 
 def require_number(name: str, value: object) -> None:
     """A finite one. What tracing knows by a symbol only stays unseen."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not is_number(value):
         raise TypeError(f"{name} is {shown(value)} of type {type(value).__name__}; a number is accepted")
     if not torch.compiler.is_compiling() and not math.isfinite(value):
         raise ValueError(f"{name} is {value}; a finite number is accepted")
 
 
 def require_probability(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not is_number(value):
         raise TypeError(f"{name} is {shown(value)} of type {type(value).__name__}; a number is accepted")
     if not 0.0 <= value < 1.0:
         raise ValueError(f"{name} is {value}; it must be in [0, 1)")

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from moegemm.operators.errors import shown
 from moegemm.operators.options import EXPECTED_ROWS, TAILS_UNDEFINED
+from moegemm.operators.rules import is_integer
 
 ZERO, UNDEFINED = "zero", "undefined"
 
@@ -77,7 +78,7 @@ def tail_options(tails: str, expected_rows: int | None) -> str:
     words = TAILS_UNDEFINED if tails == UNDEFINED else ""
     if expected_rows is None:
         return words
-    if isinstance(expected_rows, bool) or not isinstance(expected_rows, (int, torch.SymInt)):
+    if not is_integer(expected_rows):
         raise TypeError(f"expected_rows is {shown(expected_rows)}; an int is accepted, or None for all rows")
     if not _is_number(expected_rows):
         return words

@@ -4,24 +4,38 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
+from typing import Any
 
-from moegemm.operators.loading import candidates
+from moegemm.operators.loading import found_library
 
 CANNOT_RUN = 3  # the program's own exit code for it
 
 
-def main() -> None:
-    """Runs the program with this process's arguments and exits with its code."""
-    library = next(path for path in candidates() if path.is_file())  # loaded when moegemm was imported
+def entry(name: str) -> Any:
+    """A function of the program; NotImplementedError where the library was built without it."""
+    library = found_library()
     try:
-        program = ctypes.CDLL(str(library)).moegemm_program
+        return getattr(ctypes.CDLL(str(library)), name)
     except AttributeError:
         reason = "MOEGEMM_BUILD_CLI was OFF, or CLI11 or fmt was missing"
-        print(f"moegemm: {library} was built without the program: {reason}", file=sys.stderr)
+        raise NotImplementedError(f"{library} was built without the program: {reason}") from None
+
+
+def c_strings(words: Sequence[str]) -> Any:
+    """As main() gets them in C."""
+    return (ctypes.c_char_p * (len(words) + 1))(*map(os.fsencode, words), None)
+
+
+def main() -> None:
+    """Runs the program with this process's arguments and exits with its code."""
+    try:
+        program = entry("moegemm_program")
+    except NotImplementedError as error:
+        print(f"moegemm: {error}", file=sys.stderr)
         sys.exit(CANNOT_RUN)
     # Python's own handlers would wait for the program to return.
     for number in (signal.SIGINT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
-    words = [b"moegemm", *map(os.fsencode, sys.argv[1:])]
-    arguments = (ctypes.c_char_p * (len(words) + 1))(*words, None)
-    sys.exit(program(len(words), arguments))
+    words = ["moegemm", *sys.argv[1:]]
+    sys.exit(program(len(words), c_strings(words)))

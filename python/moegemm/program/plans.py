@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from moegemm.formats import FORMATS
-from moegemm.operators.loading import candidates
+from moegemm.program import c_strings, entry
 from moegemm.program.tables import html_table
 
 _ERRORS = (ValueError, TypeError, NotImplementedError, RuntimeError)  # moegemm::ErrorKind, in its order
@@ -62,8 +62,8 @@ def plan(
 
     The arguments are those of the program: `model` is one of its presets, and sizes that are given are put over it.
     `gpu` names a GPU that need not be here ("h200", "a100", ...), `device` one that is ("cpu", "cuda", "cuda:1"). dtype
-    is "bf16", "fp16" or "fp32", or torch's. `autotune` plans as calls with autotune=True do. `weights` is the name of
-    a format of quantised weights, as "mxfp4".
+    is "bf16", "fp16" or "fp32", or torch's. `backend` forces one ("sm90", "sm80", "simd" or "reference"). `autotune`
+    plans as calls with autotune=True do. `weights` is the name of a format of quantised weights, as "mxfp4".
 
     >>> import moegemm
     >>> found = moegemm.plan(experts=8, topk=2, hidden=64, intermediate=32, tokens=16)
@@ -75,8 +75,7 @@ def plan(
     word = FORMATS[dtype].name if isinstance(dtype, torch.dtype) and dtype in FORMATS else dtype
     given = {
         "tokens": tokens, "experts": experts, "topk": topk, "hidden": hidden, "intermediate": intermediate,
-        "dtype": word, "device": device, "gpu": gpu, "backend": backend,
-        "weights": weights,
+        "dtype": word, "device": device, "gpu": gpu, "backend": backend, "weights": weights,
     }  # fmt: skip
     if model is not None and (not isinstance(model, str) or model.startswith("-")):
         raise ValueError(f"model is {model!r}; a name of the catalogue is accepted")
@@ -87,15 +86,8 @@ def plan(
 
 def _answer(words: list[str]) -> str:
     """What the program's `plan` says to these arguments; raises what it refuses."""
-    library = next(path for path in candidates() if path.is_file())  # loaded when moegemm was imported
-    try:
-        ask = ctypes.CDLL(str(library)).moegemm_plan
-    except AttributeError:
-        reason = "MOEGEMM_BUILD_CLI was OFF, or CLI11 or fmt was missing"
-        raise NotImplementedError(f"{library} was built without the program, which makes plans: {reason}") from None
     taken: list[bytes] = []
-    arguments = (ctypes.c_char_p * (len(words) + 1))(*map(os.fsencode, words), None)
-    kind = ask(len(words), arguments, _TAKE(taken.append))
+    kind = entry("moegemm_plan")(len(words), c_strings(words), _TAKE(taken.append))
     text = taken[0].decode(errors="replace")
     if kind >= 0:
         # A flag of the program is an argument here.

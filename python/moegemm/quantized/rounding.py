@@ -14,15 +14,20 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from moegemm.operators.errors import no_tensor, shown
+from moegemm.formats import FORMATS
+from moegemm.operators.errors import shown
+from moegemm.operators.rules import require_tensor
 from moegemm.quantized.weight import (
     FLOAT_SCALES,
     FP8_BLOCK,
+    FP8_SCALES,
     INT4_GROUPS,
+    INT4_SCALES,
     MX_GROUP,
     NF4_BLOCKS,
     QuantizedWeight,
     is_fp8_block,
+    require_dtype,
     require_one_of,
 )
 
@@ -218,12 +223,10 @@ def quantize(
     >>> moegemm.quantize(w, "int4", group=64).nbytes, w.nbytes
     (1088, 4096)
     """
-    if not isinstance(w, Tensor):
-        raise no_tensor("w", w)
+    require_tensor("w", w)
     if w.dim() != 3:
         raise ValueError(f"w is {list(w.shape)}; its shape must be [E, N, K]")
-    if w.dtype not in FLOAT_SCALES:
-        raise TypeError(f"w has dtype {w.dtype}; accepted are {', '.join(map(str, FLOAT_SCALES))}")
+    require_dtype("w", w, tuple(FORMATS))
     _require_own_options(format, scale_dtype, block=block, group=group, blocksize=blocksize, rounding=rounding)
     with torch.no_grad():
         return _quantized(w, format, block, group, blocksize, rounding, scale_dtype)
@@ -245,12 +248,12 @@ def _quantized(
     if format == "fp8":
         if not is_fp8_block(block):
             raise ValueError(f"block is {shown(block)}; (128, 128), 'channel' and 'tensor' are accepted")
-        wide = _default_scale(w, scale_dtype or torch.float32, (*FLOAT_SCALES, torch.float8_e8m0fnu))
+        wide = _default_scale(w, scale_dtype or torch.float32, FP8_SCALES)
         return QuantizedWeight.from_fp8(*_in_chunks(w, lambda part: _fp8_blocks(part, FP8_BLOCK, wide)))
     if format == "int4":
         require_one_of("group", group, INT4_GROUPS)
         _require_multiple(w, group, "the group")
-        dtype = _default_scale(w, scale_dtype, (torch.bfloat16, torch.float16))
+        dtype = _default_scale(w, scale_dtype, INT4_SCALES)
         return QuantizedWeight.from_int4(*_in_chunks(w, lambda part: _int4(part, group, dtype)), group=group)
     if format == "nf4":
         require_one_of("blocksize", blocksize, NF4_BLOCKS)

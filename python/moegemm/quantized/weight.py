@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from moegemm.formats import FORMATS
-from moegemm.operators.errors import no_tensor, shown
+from moegemm.operators.errors import shown
 from moegemm.operators.loading import ops
 from moegemm.operators.packed import REFUSED_GRADIENT, Packed, format_of
+from moegemm.operators.rules import require_tensor
 from moegemm.sharded import PLAIN_TENSORS, local_weight
 
 _dequantize: Callable[..., Tensor] = ops.dequantize.default
@@ -19,6 +20,8 @@ FP8_BLOCK = (128, 128)
 INT4_GROUPS = (32, 64, 128)
 NF4_BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 FLOAT_SCALES = (torch.float32, torch.bfloat16, torch.float16)
+FP8_SCALES = (*FLOAT_SCALES, torch.float8_e8m0fnu)
+INT4_SCALES = (torch.bfloat16, torch.float16)
 
 
 def _require(condition: bool, message: str) -> None:
@@ -28,15 +31,14 @@ def _require(condition: bool, message: str) -> None:
 
 def _require_tensors(**given: object) -> None:
     for name, value in given.items():
-        if not isinstance(value, Tensor):
-            raise no_tensor(name, value)
+        require_tensor(name, value)
 
 
-def _require_dtype(name: str, tensor: Tensor, accepted: Sequence[torch.dtype]) -> None:
+def require_dtype(name: str, tensor: Tensor, accepted: Sequence[torch.dtype]) -> None:
     if tensor.dtype not in accepted:
         names = ", ".join(map(str, accepted))
-        raise TypeError(f"{name} has dtype {tensor.dtype}; accepted are {names}" if len(accepted) > 1 else
-                        f"{name} has dtype {tensor.dtype}; {names} is accepted")  # fmt: skip
+        rule = f"{names} is accepted" if len(accepted) == 1 else f"accepted are {names}"
+        raise TypeError(f"{name} has dtype {tensor.dtype}; {rule}")
 
 
 def _require_shape(name: str, tensor: Tensor, shape: Sequence[int], meaning: str) -> None:
@@ -54,7 +56,8 @@ def require_one_of(name: str, value: object, accepted: Sequence[int]) -> None:
     _require(value in accepted, f"{name} is {shown(value)}; accepted are {', '.join(map(str, accepted))}")
 
 
-def _e8m0_as_bytes(scales: Tensor) -> Tensor:
+def e8m0_as_bytes(scales: Tensor) -> Tensor:
+    """As the operators take scales that are powers of two; others as they are."""
     return scales.view(torch.uint8) if scales.dtype == torch.float8_e8m0fnu else scales
 
 
@@ -100,8 +103,8 @@ class QuantizedWeight(nn.Module):
         _require_tensors(blocks=blocks, scales=scales)
         if blocks.dtype == torch.int8:  # DeepSeek-V4
             blocks = blocks.view(torch.uint8)
-        _require_dtype("blocks", blocks, (torch.uint8,))
-        _require_dtype("scales", scales, (torch.uint8, torch.float8_e8m0fnu))
+        require_dtype("blocks", blocks, (torch.uint8,))
+        require_dtype("scales", scales, (torch.uint8, torch.float8_e8m0fnu))
         if blocks.dim() == 4 and blocks.size(3) == MX_GROUP // 2:
             blocks = blocks.flatten(2)
         _require(
@@ -113,7 +116,7 @@ class QuantizedWeight(nn.Module):
             f"blocks is {list(blocks.shape)}, so that K is {2 * half}; it must be a multiple of {MX_GROUP}",
         )
         _require_shape("scales", scales, (experts, n, half * 2 // MX_GROUP), "[E, N, K / 32]")
-        return cls(blocks, _e8m0_as_bytes(scales), "mxfp4")
+        return cls(blocks, e8m0_as_bytes(scales), "mxfp4")
 
     @classmethod
     def from_fp8(cls, values: Tensor, scales: Tensor, block: tuple[int, int] | None = FP8_BLOCK) -> "QuantizedWeight":
@@ -123,11 +126,11 @@ class QuantizedWeight(nn.Module):
         block=None one for each output channel, [E, N] or [E, N, 1], or one for each expert, [E], or a single one.
         """
         _require_tensors(values=values, scales=scales)
-        _require_dtype("values", values, (torch.float8_e4m3fn,))
-        _require_dtype("scales", scales, (*FLOAT_SCALES, torch.float8_e8m0fnu))
+        require_dtype("values", values, (torch.float8_e4m3fn,))
+        require_dtype("scales", scales, FP8_SCALES)
         _require(values.dim() == 3, f"values is {list(values.shape)}; its shape must be [E, N, K]")
         experts, n, k = values.shape
-        scales = _e8m0_as_bytes(scales)
+        scales = e8m0_as_bytes(scales)
         if block is not None:
             _require(is_fp8_block(block), f"block is {shown(block)}; (128, 128) and None (per channel) are accepted")
             expected = (experts, -(-n // FP8_BLOCK[0]), -(-k // FP8_BLOCK[1]))
@@ -149,8 +152,8 @@ class QuantizedWeight(nn.Module):
         """compressed-tensors' pack-quantized int4, symmetric: packed int32 [E, N, K / 8], scales bf16 or fp16
         [E, N, K / group] with groups of 32, 64 or 128 columns."""
         _require_tensors(packed=packed, scales=scales)
-        _require_dtype("packed", packed, (torch.int32,))
-        _require_dtype("scales", scales, (torch.bfloat16, torch.float16))
+        require_dtype("packed", packed, (torch.int32,))
+        require_dtype("scales", scales, INT4_SCALES)
         require_one_of("group", group, INT4_GROUPS)
         _require(packed.dim() == 3, f"packed is {list(packed.shape)}; its shape must be [E, N, K / 8]")
         experts, n, words = packed.shape
@@ -184,7 +187,7 @@ class QuantizedWeight(nn.Module):
         one offset. The number of state2.absmax tells which, its two dimensions, or `across_experts`.
         """
         _require_tensors(packed=packed, absmax=absmax)
-        _require_dtype("packed", packed, (torch.uint8,))
+        require_dtype("packed", packed, (torch.uint8,))
         experts, n, k = _three_sizes(shape)
         require_one_of("blocksize", blocksize, NF4_BLOCKS)
         each = -(-n * k // 2)
@@ -201,7 +204,7 @@ class QuantizedWeight(nn.Module):
         absmax = absmax.reshape(experts, blocks)
         if nested is not None:
             absmax = _expanded_absmax(absmax, nested, across_experts)
-        _require_dtype("absmax", absmax, (torch.float32,))
+        require_dtype("absmax", absmax, (torch.float32,))
         if k % 2:  # rows do not begin with a byte
             return cls(packed.reshape(experts, each), absmax, f"nf4/{blocksize}/{n}x{k}")
         return cls(packed.reshape(experts, n, k // 2), absmax, f"nf4/{blocksize}")
@@ -332,7 +335,7 @@ def _expanded_absmax(codes: Tensor, nested: Any, across_experts: bool | None) ->
     )
     absmax, code, offset, blocksize = (*nested, 256)[:4]
     _require_tensors(**{"nested[0]": absmax, "nested[1]": code})
-    _require_dtype("absmax", codes, (torch.uint8,))
+    require_dtype("absmax", codes, (torch.uint8,))
     _require(code.numel() == 256, f"nested[1] is {list(code.shape)}; a code of 256 numbers is accepted")
     _require(
         isinstance(blocksize, int) and blocksize > 0, f"nested[3] is {shown(blocksize)}; a positive number is accepted"

@@ -15,6 +15,7 @@ import torch
 from moegemm.operators.errors import explain, shown
 from moegemm.operators.loading import ops
 from moegemm.operators.options import MULTIPLY, PERMUTE_X, PERMUTE_Y
+from moegemm.operators.rules import is_integer
 
 DEFAULT_BLOCK = 32
 DEFAULT_WARPS = 4
@@ -52,7 +53,7 @@ class KernelConfig:
                     raise TypeError(f"{name} is {shown(value)}; True or False is accepted")
             elif value is None:
                 continue
-            elif isinstance(value, bool) or not isinstance(value, int):
+            elif not is_integer(value):
                 raise TypeError(f"{name} is {shown(value)}; an int is accepted, or None for any")
             elif not 1 <= value <= 65536:
                 raise ValueError(f"{name} is {value}; it must be between 1 and 65536")
@@ -113,6 +114,11 @@ class KernelConfig:
 class KernelConfigForward(KernelConfig):
     """A kernel for Y = X W^T.
 
+    BLOCK_SIZE_M, _N and _K are the extents of its tile along M, N and K, num_stages how deep its loads run ahead; ints
+    from 1 to 65536, or None for any. All at their defaults leave the kernel to the planner. A use_tma_* of True asks
+    for loads or stores by TMA. permute_x, permute_y and fuse_mul_post must be those of the call where they are True.
+    num_warps and flatten are kept and mean nothing here.
+
     >>> KernelConfigForward(BLOCK_SIZE_M=64, BLOCK_SIZE_N=128, BLOCK_SIZE_K=64).num_stages
     2
     """
@@ -125,7 +131,7 @@ class KernelConfigForward(KernelConfig):
 
 @dataclass
 class KernelConfigBackward_dX(KernelConfig):  # noqa: N801 - Unsloth's name
-    """A kernel for dX = dY W.
+    """A kernel for dX = dY W; its fields are those of KernelConfigForward.
 
     >>> KernelConfigBackward_dX(use_tma_load_w=True).use_tma_load_dy
     False
@@ -139,7 +145,7 @@ class KernelConfigBackward_dX(KernelConfig):  # noqa: N801 - Unsloth's name
 
 @dataclass
 class KernelConfigBackward_dW(KernelConfig):  # noqa: N801 - Unsloth's name
-    """A kernel for dW = dY^T X.
+    """A kernel for dW = dY^T X; its fields are those of KernelConfigForward.
 
     >>> KernelConfigBackward_dW(BLOCK_SIZE_M=128).BLOCK_SIZE_M
     128

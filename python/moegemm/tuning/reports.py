@@ -11,9 +11,7 @@ class TuneReports(list[dict[str, Any]]):
     """One report per product, as moegemm.tune describes them."""
 
     def _rows(self) -> list[tuple[str, ...]]:
-        return [
-            (report["problem"], report["kernel"], _microseconds(report), _status(report)) for report in self
-        ]  # fmt: skip
+        return [(report["problem"], report["kernel"], _microseconds(report), _status(report)) for report in self]
 
     def __repr__(self) -> str:
         return text_table(_HEAD, self._rows(), right=(2,))

@@ -7,6 +7,7 @@ import moegemm
 import numpy
 import pytest
 import torch
+from counted import Counted
 from layer_reference import GATED, UNGATED, Layer, make_layer, reference_gradients, reference_layer, relative_error
 
 # The first product, the activation, the second product, the gradients of both activations and the result are each
@@ -79,7 +80,7 @@ def test_a_layer_like_gpt_oss(device, tokens, transposed):
 def test_the_second_product_adds_its_bias(device):
     """Before it rounds: not the sum over a token's experts, nor a pass of its own."""
     layer = make_layer(device, bias=True)
-    with CountOperators() as counted:
+    with Counted() as counted:
         run(layer)
     assert counted.names == ["check_layer", "route", "forward", "forward", "combine"]
 
@@ -167,24 +168,11 @@ def test_a_tokens_bits_do_not_depend_on_the_batch(device):
     assert torch.equal(run(alone)[0], run(layer)[5])
 
 
-class CountOperators(torch.utils._python_dispatch.TorchDispatchMode):
-    """Names of moegemm's operators, as they run."""
-
-    def __init__(self):
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.namespace == "moegemm":
-            self.names.append(function._schema.name.removeprefix("moegemm::"))
-        return function(*args, **(kwargs or {}))
-
-
 def backward_operators(layer: Layer, trained: set[str]) -> list[str]:
     for name, tensor in layer.given().items():
         tensor.requires_grad_(name in trained)
     out = run(layer)
-    with CountOperators() as counted:
+    with Counted() as counted:
         out.sum().backward()
     return counted.names
 

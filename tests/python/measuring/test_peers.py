@@ -10,8 +10,10 @@ import pytest
 import torch
 from moegemm.bench import contenders, peers
 from moegemm.bench.cases import OPS, Case, Model
+from moegemm.bench.measure import Measurement, Settings
 from moegemm.bench.operands import Operands, make_operands, make_weights
 from moegemm.bench.pages import report
+from moegemm.bench.timing import Clock
 
 MODEL = Model("tiny", experts=5, topk=2, hidden=48, intermediate=40)
 
@@ -203,3 +205,17 @@ def test_what_cannot_be_imported_is_named_with_its_reason(monkeypatch: pytest.Mo
     assert "deep_gemm 2.8.0, with their heuristics' configs, not tuned" in text
     assert "not run: unsloth, scattermoe, triton_kernels, sonicmoe" in text
     assert report.peer_lines({}) == []
+
+
+def test_a_library_that_fails_without_a_word_ends_no_measurement() -> None:
+    def fail() -> torch.Tensor:
+        raise AssertionError
+
+    def make(o: Operands) -> contenders.Contender:
+        return contenders.Contender(fail, lambda y: 0.0)
+
+    found = peers.Peers({"mute": peers.Peer(OPS, make)}, {}, {})
+    settings = Settings("cpu", torch.bfloat16, 1, False, found, deadline=float("inf"))
+    entry = Measurement(settings, Clock("cpu", flush=False)).measure(Case(MODEL, 21, "random", "fwd1"))
+    assert entry["contenders"]["mute"]["failure"] == "AssertionError: no reason given"
+    assert entry["contenders"]["ours"]["correct"]

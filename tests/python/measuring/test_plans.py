@@ -10,7 +10,6 @@ from pathlib import Path
 import moegemm
 import pytest
 import torch
-from moegemm.program import plans
 
 SIZES = {"experts": 8, "topk": 2, "hidden": 64, "intermediate": 32, "tokens": 16}
 FLAGS = [f"--{name}={value}" for name, value in SIZES.items()]
@@ -67,8 +66,8 @@ def test_what_the_program_refuses_is_raised(arguments, error, message):
 def test_a_library_without_the_program_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     library = tmp_path / "libempty.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-o", library, "/dev/null"], check=True)
-    monkeypatch.setattr(plans, "candidates", lambda: [library])
-    with pytest.raises(NotImplementedError, match="was built without the program, which makes plans"):
+    monkeypatch.setattr("moegemm.program.found_library", lambda: library)
+    with pytest.raises(NotImplementedError, match=r"libempty\.so was built without the program: "):
         moegemm.plan()
 
 

@@ -1,23 +1,19 @@
 """The demo that `make demo` runs, at toy size."""
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from programs import load_program
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 OPERATIONS = ("route", "first product", "second product", "its dX", "its dW", "combine", "whole layer, forward")
 
 
 def load(name: str):
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
+    return load_program(f"examples/{name}.py")
 
 
 def test_demo_shows_operations_curves_and_what_to_try_next(tmp_path):

@@ -1,17 +1,15 @@
 """What turns builds into a release: readable descriptions, variants, checks of version and changelog."""
 
-import importlib.util
 import io
 import shutil
 import struct
 import subprocess
-import sys
 import tarfile
 import zipfile
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 import pytest
+from programs import load_program
 
 SCRIPTS = Path(__file__).parents[3] / "scripts"
 METADATA = """Metadata-Version: 2.4
@@ -28,17 +26,9 @@ h[0](y)
 """
 
 
-def load(path: Path):
-    loader = SourceFileLoader(path.stem, str(path))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(path.stem, loader))
-    sys.modules[path.stem] = module
-    loader.exec_module(module)
-    return module
-
-
-finish = load(SCRIPTS / "package" / "finish_distribution.py")
-gpu_code = load(SCRIPTS / "package" / "gpu_code.py")
-release = load(SCRIPTS / "release")
+finish = load_program("scripts/package/finish_distribution.py")
+gpu_code = load_program("scripts/package/gpu_code.py")
+release = load_program("scripts/release")
 
 
 def metadata(urls: str = "") -> str:

@@ -32,6 +32,7 @@ def test_finetuning_lowers_the_loss(options, monkeypatch, capsys):
 def test_lora_lowers_the_loss_and_compares_itself_with_peft(monkeypatch, capsys):
     pytest.importorskip("accelerate")
     pytest.importorskip("peft")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.setattr(sys, "argv", ["finetune_lora.py", "--steps", "30"])
     runpy.run_path(str(EXAMPLES / "finetune_lora.py"), run_name="__main__")
     shown = capsys.readouterr().out

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from moegemm.operators import loading
+from programs import load_program
 
 ROOT = Path(__file__).parents[3]
 HUB = ROOT / ".venv" / "hub"  # where the library is, apart from transformers
@@ -32,10 +33,7 @@ print(kernel.info()["version"])
 
 @pytest.fixture(scope="module")
 def hub():
-    spec = importlib.util.spec_from_file_location("hub_kernel", ROOT / "scripts" / "package" / "hub_kernel.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_program("scripts/package/hub_kernel.py")
 
 
 def test_modules_import_each_other_relatively(hub):
@@ -67,7 +65,7 @@ def test_every_source_counts_for_the_namespace(hub):
 def test_kernels_loads_the_layout(hub, tmp_path):
     if not (HUB / "kernels").is_dir() and importlib.util.find_spec("kernels") is None:
         pytest.skip("the library `kernels` is not installed")
-    library = next(path for path in loading.candidates() if path.is_file())
+    library = loading.found_library()
     variant = hub.lay_out("cpu", "moegemm", library.resolve(), tmp_path)
     described = variant / "metadata.json"
     described.write_text(described.read_text().replace('"id": "moegemm"', '"id": "_moegemm_test"'))

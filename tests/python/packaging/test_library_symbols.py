@@ -5,7 +5,7 @@ import shutil
 import subprocess
 
 import pytest
-from moegemm.operators.loading import candidates
+from moegemm.operators.loading import found_library
 
 STANDARD_LIBRARY = re.compile(r"_ZN?K?[RO]?S[tsod]|__cxa_|__gxx_|_Unwind_")  # std, and the runtime of exceptions
 COMPILED_ONCE = set("TDBR")  # not templates, which every library has
@@ -13,7 +13,7 @@ COMPILED_ONCE = set("TDBR")  # not templates, which every library has
 
 def symbols(which: str) -> list[tuple[str, str]]:
     """Type and name, with @ and a version if it has one."""
-    library = next(path for path in candidates() if path.exists())
+    library = found_library()
     listed = subprocess.run(["nm", "-D", which, library], capture_output=True, text=True, check=True).stdout
     pairs = [line.split()[-2:] for line in listed.splitlines()]
     return [(kind, name) for kind, name in pairs if STANDARD_LIBRARY.match(name)]

@@ -80,7 +80,7 @@ def test_gpu_with_an_old_driver_says_what_to_do(tmp_path):
 def test_library_without_the_program_says_so(tmp_path, monkeypatch, capsys):
     library = tmp_path / "libempty.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-o", library, "/dev/null"], check=True)
-    monkeypatch.setattr(program, "candidates", lambda: [library])
+    monkeypatch.setattr(program, "found_library", lambda: library)
     with pytest.raises(SystemExit) as stop:
         program.main()
     assert stop.value.code == 3

@@ -1,6 +1,5 @@
 """The site that `make docs` builds: its references leave nothing out, and where MkDocs is installed it builds."""
 
-import importlib.util
 import re
 import subprocess
 from pathlib import Path
@@ -13,16 +12,14 @@ from moegemm.bench.notebook import read_record
 from moegemm.integrations.reporting import Report
 from moegemm.program.plans import LayerPlan
 from moegemm.tuning.reports import TuneReports
+from programs import load_program
 
 ROOT = Path(__file__).resolve().parents[3]
 HEADERS = sorted((ROOT / "include" / "moegemm").glob("*.h"))
 
 
 def part_of_the_site(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / "site" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_program(f"scripts/site/{name}.py")
 
 
 def test_python_reference_has_every_public_name_once():

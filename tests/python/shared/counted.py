@@ -6,13 +6,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Counted(TorchDispatchMode):
-    """Counts moegemm's operators by name."""
+    """Notes moegemm's operators as they run."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.counts: Counter[str] = Counter()
+        self.names: list[str] = []
+
+    @property
+    def counts(self) -> Counter[str]:
+        return Counter(self.names)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function.namespace == "moegemm":
-            self.counts[function._schema.name.removeprefix("moegemm::")] += 1
+            self.names.append(function._schema.name.removeprefix("moegemm::"))
         return function(*args, **(kwargs or {}))

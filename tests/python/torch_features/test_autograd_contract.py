@@ -4,23 +4,10 @@ import moegemm
 import pytest
 import torch
 from conftest import FLAGS, make_case
+from counted import Counted
 from moegemm.autograd import DEFAULTS
 from moegemm.operators import shortcuts
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
-
-
-class Launches(TorchDispatchMode):
-    """Records which of our operators run."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace == "moegemm":
-            self.names.append(func._schema.name.removeprefix("moegemm::"))
-        return func(*args, **(kwargs or {}))
 
 
 def leaves(case, need=("X", "W", "topk_weights")) -> dict:
@@ -39,7 +26,7 @@ def plain_leaves(device) -> dict:
 
 def launches_of_backward(arguments: dict) -> list[str]:
     Y = moegemm.grouped_gemm(**arguments)
-    with Launches() as launches:
+    with Counted() as launches:
         Y.sum().backward()
     return sorted(launches.names)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from moegemm.bench.cases import DECODE_TOKENS, Model
-from moegemm.bench.timing import Clock, spread
+from moegemm.bench.timing import Clock, captured, spread
 from moegemm.integrations.expert_modules.experts import experts_forward
 from moegemm.integrations.peft_adapters import follow_peft, left_to_peft
 from moegemm.lora.kept import keep_factors
@@ -174,20 +174,6 @@ def _runnable(layer: Layer, decode: bool) -> dict[str, Callable[[], object]]:
     return calls
 
 
-def _replayed(call: Callable[[], object]) -> Callable[[], object]:
-    """The same call as a CUDA graph: what the host takes for it does not count."""
-    side = _cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    replay: Callable[[], object] = graph.replay
-    return replay
-
-
 def _difference(layer: Layer, rank: int) -> float:
     """||ours - PEFT's|| / ||PEFT's||."""
     with torch.no_grad():
@@ -205,7 +191,7 @@ def measure_case(layer: Layer, clock: Clock, device: str, rounds: int) -> dict[s
         if not decode:
             found[name]["kept_mib"] = _kept_mib(layer, name, device)
     if decode and device == "cuda":
-        graphs = {name: _replayed(call) for name, call in calls.items() if not name.startswith("peft")}
+        graphs = {name: captured(call) for name, call in calls.items() if not name.startswith("peft")}
         for name, replays in clock.round_robin(graphs, rounds, layer.flops()).items():
             found[name]["graph_ms"] = statistics.median(replays)
     entry = {"model": layer.model.name, "tokens": layer.tokens, "what": "forward" if decode else "forward + backward"}

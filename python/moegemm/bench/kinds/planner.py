@@ -18,7 +18,7 @@ from torch import Tensor
 from moegemm.bench import contenders
 from moegemm.bench.cases import OPS, ROUTINGS, Case, Model
 from moegemm.bench.operands import Operands, SharedWeights, bytes_needed, make_operands
-from moegemm.bench.pages.report import describe, geometric_mean, table
+from moegemm.bench.pages.report import Entry, describe, table
 from moegemm.bench.timing import Clock
 from moegemm.operators.loading import ops
 from moegemm.operators.options import AUTOTUNE, MULTIPLY, PERMUTE_X, PERMUTE_Y
@@ -33,8 +33,6 @@ SHOWN = 15  # problems of a table: a page that shows all of them is read by nobo
 # Large problems get the time for about six launches of each of five kernels, whatever the budget is.
 LAUNCHES, SLOW_FLOPS_PER_S = 30, 5e14
 TORCH_ROUNDS = 11
-
-Entry = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -130,12 +128,12 @@ def _measure_case(case: Case, weights: Tensor | None, settings: Settings) -> Ent
 def _tune(o: Operands, budget: float) -> Entry:
     case = o.case
     options = AUTOTUNE + (PERMUTE_X if case.first else PERMUTE_Y)
-    if o.topk_weights is not None:
+    if o.router_weights is not None:
         options += MULTIPLY
     first = o.X if case.product == "forward" else o.dY
     second = o.X if case.product == "dW" else o.W
     found = ops.tune.default(
-        case.product.lower(), first, second, o.routing.m_sizes, o.routing.gather_indices, o.topk_weights,
+        case.product.lower(), first, second, o.routing.m_sizes, o.routing.gather_indices, o.router_weights,
         case.model.topk, options, budget, True,
     )  # fmt: skip
     report = json.loads(found)
@@ -178,8 +176,8 @@ def quality_lines(entries: Sequence[Entry]) -> list[str]:
     chosen = [e for e in entries if not e["only_kernel"]]
     if not chosen:
         return ["No problem had more than one kernel."]
-    mean = geometric_mean(e["reached"] for e in chosen)
-    over_all = geometric_mean(e["reached"] for e in entries)
+    mean = statistics.geometric_mean(e["reached"] for e in chosen)
+    over_all = statistics.geometric_mean(e["reached"] for e in entries)
     least = min(chosen, key=lambda e: float(e["reached"]))
     below = sum(e["reached"] < WANTED_MOSTLY for e in chosen)
     right = sum(e["best"] == e["heuristic"] for e in chosen)

@@ -78,6 +78,11 @@ def log_axes(axis: Any) -> None:
     axis.grid(which="major", linewidth=0.4, color="#d0d7de")
 
 
+def bytes_per_s_of(record: Record) -> float:
+    """What memory gave while the record was measured."""
+    return float(record["run"].get("memory_bytes_per_s", READ_BYTES_PER_S))
+
+
 def random_cases(record: Record) -> list[Entry]:
     return [c for c in record["cases"] if c["routing"] == "random" and c["contenders"] and not c.get("skipped")]
 
@@ -140,7 +145,7 @@ def _over_rows(pyplot: Any, record: Record) -> Any:
     if len({c["tokens"] for c in cases}) < 3:  # two points are no curve
         return None
     models = list(dict.fromkeys(c["model"] for c in cases))
-    bytes_per_s = record["run"].get("memory_bytes_per_s", READ_BYTES_PER_S)
+    bytes_per_s = bytes_per_s_of(record)
     peak = max(rate for c in cases if (rate := tflops(c, "dense") or tflops(c, "ours")))
     element_bytes = element_bytes_of(record["run"])
     size = (WIDTH_INCHES, 3.6)
@@ -189,7 +194,7 @@ def _decode(pyplot: Any, record: Record) -> Any:
     if not models:
         return None
     counts = sorted({count for _, _, count in cases})
-    bytes_per_s = record["run"].get("memory_bytes_per_s", READ_BYTES_PER_S)
+    bytes_per_s = bytes_per_s_of(record)
     unit, name = (1e-12, "TB/s") if bytes_per_s > 1e12 else (1e-9, "GB/s")
     size = (WIDTH_INCHES, 4.2)
     figure, axes = pyplot.subplots(2, 1, figsize=size, sharex=True, sharey=True, layout="constrained")

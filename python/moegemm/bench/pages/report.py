@@ -1,7 +1,7 @@
 """The record as Markdown. Works from the JSON alone, on any machine."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
+from statistics import geometric_mean
 from typing import Any
 
 from moegemm.bench.cases import DECODE_TOKENS, HEADLINE_TOKENS, OPS
@@ -33,9 +33,9 @@ def tflops(case: Entry, name: str) -> float | None:
     return None if ms is None else case["flops"] / ms * 1e-9
 
 
-def speedup(case: Entry, over: str, name: str = "ours") -> float | None:
-    """How many times faster `name` is than `over`."""
-    mine, theirs = milliseconds(case, name), milliseconds(case, over)
+def speedup(case: Entry, over: str) -> float | None:
+    """How many times faster ours is than `over`."""
+    mine, theirs = milliseconds(case, "ours"), milliseconds(case, over)
     return None if mine is None or theirs is None else theirs / mine
 
 
@@ -258,11 +258,6 @@ def pass_lines(record: Record) -> list[str]:
         note = f"`combine`, bytes read and written (target {COMBINE_OF_COPY:.2f} of a copy in the same round robin):"
         lines += ["", note, "", *table(head, rows, 3)]
     return lines
-
-
-def geometric_mean(ratios: Iterable[float]) -> float:
-    logs = [math.log(ratio) for ratio in ratios]
-    return math.exp(sum(logs) / len(logs))
 
 
 def summary_lines(cases: list[Entry]) -> list[str]:

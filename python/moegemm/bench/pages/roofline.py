@@ -5,7 +5,6 @@ from typing import Any
 from moegemm.bench.cases import Model
 from moegemm.bench.pages import plots
 from moegemm.bench.pages.report import LABELS, Entry, Record, tflops
-from moegemm.bench.pages.targets import READ_BYTES_PER_S
 from moegemm.bench.record import element_bytes_of
 
 OPS_SHOWN = {"forward": ("fwd1", "fwd2"), "dX": ("dx1", "dx2"), "dW": ("dw1", "dw2")}
@@ -39,7 +38,7 @@ def draw_roofline(pyplot: Any, record: Record) -> Any:
         return None
     models = {name: Model(**sizes) for name, sizes in record["models"].items()}
     element_bytes = element_bytes_of(record["run"])
-    bytes_per_s = record["run"].get("memory_bytes_per_s", READ_BYTES_PER_S)
+    bytes_per_s = plots.bytes_per_s_of(record)
     peak = max(rate for c in cases for who in ("dense", "ours") if (rate := tflops(c, who)))
     places = [intensity(c, models[c["model"]], element_bytes) for c in cases]
     ends = min(places), max(*places, 2 * peak * 1e12 / bytes_per_s)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from moegemm.activations import Activation
+from moegemm.expert_layer.arguments import row_weights_like
 from moegemm.expert_layer.layer import Routed, moe_mlp
 from moegemm.formats import FORMATS, NAMES
 from moegemm.integrations.expert_modules.gates import activation_of
@@ -51,14 +52,11 @@ def why_not(stored: Stored, placed_later: bool = False) -> str | None:
     for name, w in (("first", stored.first), ("second", stored.second)):
         if isinstance(w, str):
             return w
-        if isinstance(w, Packed):
-            if w.device.type not in ("cpu", "cuda") and not placed_later:
-                return f"the {name} product's weights are on {w.device.type}, not on cpu or cuda"
-            continue
-        if not isinstance(w, Tensor) or w.dim() != 3:
-            return f"the {name} product's weights are not one [E, ...] tensor"
-        if w.dtype not in FORMATS:
-            return f"the {name} product's weights are {w.dtype}; accepted are {NAMES}"
+        if not isinstance(w, Packed):
+            if not isinstance(w, Tensor) or w.dim() != 3:
+                return f"the {name} product's weights are not one [E, ...] tensor"
+            if w.dtype not in FORMATS:
+                return f"the {name} product's weights are {w.dtype}; accepted are {NAMES}"
         if w.device.type not in ("cpu", "cuda") and not placed_later:
             return f"the {name} product's weights are on {w.device.type}, not on cpu or cuda"
     return None
@@ -87,8 +85,8 @@ def run_with_own_activation(
         y = norm(y)
     # Rows without an expert of ours were zero; a bias or a norm may have changed them.
     y = y.masked_fill(~mine, 0.0)
-    if router_weights is not None and router_weights.dtype not in (torch.float32, y.dtype):
-        router_weights = router_weights.float()
+    if router_weights is not None:
+        router_weights = row_weights_like("router_weights", router_weights, y)
     return combine(y, router_weights, topk)
 
 
@@ -98,18 +96,15 @@ def run_experts(
 ) -> Tensor:  # fmt: skip
     """The layer [T, H] -> [T, H] of the module called `name`; `gate` is its own code for an activation of None. With
     `split` most ids are those of other ranks' experts."""
-    if activation is not None and norm is None and (stored.first_adapters or stored.second_adapters):
-        return lora_moe_mlp(
-            x, stored.first, stored.second, ids, router_weights, stored.first_adapters, stored.second_adapters,
-            activation, transposed=stored.transposed, gate_up_bias=stored.first_bias, down_bias=stored.second_bias,
-            max_rows=rows_needed(ids, stored.first.size(0)) if split else None,
-        )  # fmt: skip
     if activation is not None and norm is None:
-        return moe_mlp(
-            x, stored.first, stored.second, ids, router_weights, activation, transposed=stored.transposed,
-            gate_up_bias=stored.first_bias, down_bias=stored.second_bias,
-            max_rows=rows_needed(ids, stored.first.size(0)) if split else None,
-        )  # fmt: skip
+        tensors = x, stored.first, stored.second, ids, router_weights
+        options: Any = {
+            "activation": activation, "transposed": stored.transposed, "gate_up_bias": stored.first_bias,
+            "down_bias": stored.second_bias, "max_rows": rows_needed(ids, stored.first.size(0)) if split else None,
+        }  # fmt: skip
+        if stored.first_adapters or stored.second_adapters:
+            return lora_moe_mlp(*tensors, stored.first_adapters, stored.second_adapters, **options)
+        return moe_mlp(*tensors, **options)
     what = "its norm" if activation is not None else "its activation"
     say_once(f"{name} runs {what} in torch, between moegemm's products: no kernel has it")
     return run_with_own_activation(x, stored, ids, router_weights, gate, norm)

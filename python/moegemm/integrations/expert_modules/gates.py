@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from moegemm.activations import FUNCTIONS, GATED_LAYOUTS, Activation
+from moegemm.operators.rules import is_number
 
 # Where modules keep their numbers. Any other number that a module reads while it is asked is found as well.
 NUMBER_NAMES = ("alpha", "swiglu_alpha", "limit", "swiglu_limit", "gate_softcap", "up_softcap")
@@ -41,10 +42,6 @@ def evaluate(activation: Activation, h: Tensor) -> Tensor:
     gate, up = split_gate(h, activation.layout)
     gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
     return FUNCTIONS[activation.function].formula(gate, activation.alpha) * (up + activation.up_offset)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _constants(value: Any) -> dict[str, Any]:
@@ -88,7 +85,7 @@ class _Asked:
             return False
         for name, (value, constants) in self.noted.items():
             now = getattr(module, name, None)
-            if now is not value and not (_is_number(now) and _is_number(value) and now == value):
+            if now is not value and not (is_number(now) and is_number(value) and now == value):
                 return False
             if constants:  # only those that were there: a scan of all would take longer than the rest
                 kept = now.__dict__
@@ -113,6 +110,11 @@ def _candidates(numbers: list[float], gated: bool) -> Iterator[Activation]:
             yield Activation(function, layout, alpha, limit, offset)
 
 
+def spread_numbers(count: int) -> Tensor:
+    """Of [0, 1), the same ones each time: multiples of an irrational number fill it evenly."""
+    return torch.arange(count, dtype=torch.float64).mul(0.7548776662466927).remainder(1.0)
+
+
 def _arguments(numbers: list[float]) -> tuple[Tensor, Tensor]:
     """Rows of 2 * 8 numbers, the same ones each time, and the error allowed in each.
 
@@ -122,8 +124,7 @@ def _arguments(numbers: list[float]) -> tuple[Tensor, Tensor]:
     near = [20.0] * 24
     far = [scale for number in numbers if 0 < number < 1e18 for scale in (2.0 * number, 8.0 * number)]
     scales = torch.tensor([*near, *far, *_WIDE_SCALES], dtype=torch.float64).unsqueeze(1)
-    golden = torch.arange(scales.size(0) * 16, dtype=torch.float64).mul(0.7548776662466927).remainder(1.0)
-    h = (golden.view(-1, 16) * 2 - 1) * scales
+    h = (spread_numbers(scales.size(0) * 16).view(-1, 16) * 2 - 1) * scales
     # fp32 loses what a small activation is made of; the other factor has the row's scale.
     allowed = torch.where(torch.arange(scales.size(0)).unsqueeze(1) < len(near), 1.0, scales.clamp(min=1.0))
     return h.float(), allowed * _TOLERANCE
@@ -159,7 +160,7 @@ def _probe(own: Any, module: Any, gated: bool) -> tuple[Activation | None, dict[
             function(torch.ones(1, 16))  # for what it reads
             held = [number for value, constants in reader._noted.values() for number in (value, *constants.values())]
             held += [getattr(module, name, None) for name in NUMBER_NAMES]
-            numbers = list(dict.fromkeys(float(number) for number in held if _is_number(number)))
+            numbers = list(dict.fromkeys(float(number) for number in held if is_number(number)))
             found = _match(function, numbers, gated)
         except Exception:  # not our code: one that raises is not a plain activation
             found = None
@@ -207,7 +208,7 @@ _text_of_activation_of_class._dynamo_marked_constant = True  # type: ignore[attr
 
 def _traced(value: Any) -> Any:
     """A constant of the graph. Dynamo would make a number that changed once a variable, except to write it as text."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if is_number(value):
         return "n" + float(value).hex()
     return "s" + value if isinstance(value, str) else value
 

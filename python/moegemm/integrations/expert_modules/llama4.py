@@ -63,18 +63,19 @@ def innermost(module: Any) -> Any:
     return module
 
 
+def _is_a(class_name: str, module: Any) -> bool:
+    """By name: a release of transformers may have no such class, or nobody has imported it."""
+    return any(base.__name__ == class_name for base in type(module).__mro__)
+
+
 def is_block(module: Any) -> bool:
-    return any(base.__name__ == "Llama4TextMoe" for base in type(module).__mro__)
-
-
-def _is_experts(module: Any) -> bool:
-    return any(base.__name__ == "Llama4TextExperts" for base in type(module).__mro__)
+    return _is_a("Llama4TextMoe", module)
 
 
 def adopt(block: Any) -> str | None:
     """Makes a block and its experts run on moegemm, or says why not."""
     experts = innermost(block.experts)
-    if not _is_experts(experts):
+    if not _is_a("Llama4TextExperts", experts):
         return f"its experts are a {type(experts).__name__}, not Llama 4's own"
     for module in (block, experts):
         reason = why_not_replaceable(module)

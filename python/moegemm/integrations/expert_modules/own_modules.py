@@ -18,10 +18,11 @@ from moegemm.activations import GATED_LAYOUTS, Activation
 from moegemm.formats import FORMATS, NAMES
 from moegemm.integrations.expert_modules.experts import Stored, run_experts, why_not
 from moegemm.integrations.expert_modules.forwards import OnMoegemm, give_forward, take_forward_back, why_not_replaceable
-from moegemm.integrations.expert_modules.gates import NUMBER_NAMES, activation_of, split_gate
+from moegemm.integrations.expert_modules.gates import NUMBER_NAMES, activation_of, split_gate, spread_numbers
 from moegemm.integrations.notices import say_once, unsaid
 from moegemm.integrations.peft_adapters import added_by_peft
 from moegemm.operators.raw import torch_allows_tf32
+from moegemm.sharded import is_distributed
 
 _BIAS_NAMES = (("gate_up_proj_bias", "down_proj_bias"), ("gate_up_bias", "down_bias"))
 _TF32_TOLERANCE = 1e-2
@@ -144,7 +145,7 @@ def _tokens(module: Any) -> tuple[Tensor, Tensor, Tensor]:
     device = torch.device("cpu") if down.device.type == "meta" else down.device
     experts, hidden = module.gate_up_proj.size(0), down.size(2 if _infer_transposed(module) else 1)
     tokens, topk = len(_SCALES) * _TOKENS_PER_SCALE, min(2, experts)
-    numbers = torch.arange(tokens * (hidden + 1), dtype=torch.float64).mul(0.7548776662466927).remainder(1.0)
+    numbers = spread_numbers(tokens * (hidden + 1))
     x = (numbers[: tokens * hidden].view(tokens, hidden) - 0.5) * 3.5  # of variance 1
     x = x * torch.tensor(_SCALES, dtype=torch.float64).repeat(_TOKENS_PER_SCALE).unsqueeze(1)
     ids = (torch.arange(tokens).unsqueeze(1) * 3 + torch.arange(topk)) % experts
@@ -198,7 +199,7 @@ def _why_not_comparable(expected: Any) -> str | None:
 
 def _settle(module: Any, first: Form) -> str | None:
     """Gives the module our forward in the form that computes what its own forward does, or says why not."""
-    if type(module.gate_up_proj).__name__ == "DTensor":
+    if is_distributed(module.gate_up_proj):
         return "its weights are sharded, so that nothing can be compared; patch it before"
     if module.gate_up_proj.device.type == "meta" and "_old_forward" not in vars(module):
         return "its weights are on meta, so that nothing can be compared; patch it after loading"

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from moegemm.formats import FORMATS
 from moegemm.integrations.expert_modules.bitsandbytes import in_four_bits, packed_nf4, why_dequantised
 from moegemm.integrations.expert_modules.forwards import Changed, OnMoegemm, give_forward
 from moegemm.operators.packed import REFUSED_GRADIENT, Packed
 from moegemm.quantized.rounding import quantize
-from moegemm.quantized.weight import FP8_BLOCK, MX_GROUP
+from moegemm.quantized.weight import FP8_BLOCK, MX_GROUP, e8m0_as_bytes
 
 WEIGHT_NAMES = ("gate_up_proj", "up_proj", "down_proj")
 _WORDS = "_moegemm_words"  # on a module that moegemm packed: how each of its weights is to be read
-_ACTIVATIONS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def is_packed_parameter(name: str, parameter: Tensor) -> bool:
@@ -48,9 +48,7 @@ class PackedExperts(KeepsPacked, OnMoegemm):
     """The forward of a module that moegemm packed: its own code cannot read the weights any more."""
 
     def forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        from moegemm.integrations.expert_modules.experts import (
-            experts_forward,  # which reads its weights through this file
-        )
+        from moegemm.integrations.expert_modules.experts import experts_forward  # it reads weights through this file
 
         return experts_forward(self, hidden_states, top_k_index, top_k_weights)
 
@@ -112,10 +110,10 @@ def _dtype_of(module: Any) -> torch.dtype:
     """That of the activations, as far as a module tells before it has seen any."""
     for name in ("gate_up_proj_bias", "up_proj_bias", "down_proj_bias"):
         bias = getattr(module, name, None)
-        if isinstance(bias, Tensor) and bias.dtype in _ACTIVATIONS:
+        if isinstance(bias, Tensor) and bias.dtype in FORMATS:
             return bias.dtype
     dtype = getattr(getattr(module, "config", None), "dtype", None)
-    return dtype if dtype in _ACTIVATIONS else torch.bfloat16
+    return dtype if dtype in FORMATS else torch.bfloat16
 
 
 def require_packed(module: Any, name: str, values: Tensor, scales: Tensor) -> None:
@@ -159,7 +157,7 @@ def packed_weight(module: Any, name: str) -> Packed | None:
         return None
     if values.element_size() > 1:
         raise ValueError(f"{name} has dtype {values.dtype} beside scales; values of 8 bits are accepted")
-    as_bytes = scales.view(torch.uint8) if scales.dtype == torch.float8_e8m0fnu else scales
+    as_bytes = e8m0_as_bytes(scales)
     if values.dtype == torch.int8:  # e2m1 with a scale for each 32 columns
         if as_bytes.dtype != torch.uint8:
             raise ValueError(

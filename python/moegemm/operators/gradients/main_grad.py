@@ -1,5 +1,5 @@
-"""Tensors that an operator writes: the `main_grad` of a parameter that its gradient is added to instead of becoming its
-`grad`, and what autograd has to know of any of them, which torch's own operators tell it themselves."""
+"""Tensors of the caller that operators write: `main_grad`, to which the gradient of a parameter is added instead of
+becoming its `grad`, and `out=`. Autograd is told of these writes, as torch's own operators tell it."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

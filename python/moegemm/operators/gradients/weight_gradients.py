@@ -12,6 +12,7 @@ from moegemm.operators.gradients.derivatives import inside_torch_func
 from moegemm.operators.gradients.main_grad import MainGrad, count_write, gradient_after_adding
 from moegemm.operators.loading import ops
 from moegemm.operators.options import ACCUMULATE, FLOAT32_OUTPUT, TRANSPOSED, without
+from moegemm.operators.rules import is_integer
 
 _dw: Callable[..., Tensor] = ops.dw.default
 _dw_out: Callable[..., None] = ops.dw_out.default
@@ -205,7 +206,7 @@ class WeightGradients:
     def run(self, calls: int | None = None) -> None:
         """Computes what the first `calls` backward passes left, by default all of them. After an error what was not
         computed still waits: another run() goes on with it."""
-        if calls is not None and (isinstance(calls, bool) or not isinstance(calls, int)):
+        if calls is not None and not is_integer(calls):
             raise TypeError(f"calls is {shown(calls)} of type {type(calls).__name__}; an int or None is accepted")
         waiting = len(self._waiting)
         if waiting == 0:

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
-from moegemm.operators.errors import explain, shown
+from moegemm.operators.errors import explain
 from moegemm.operators.loading import ops
-from moegemm.operators.rules import require_integer
+from moegemm.operators.rules import require_bool, require_integer
 
 _MOST_MULTIPROCESSORS = 2**31 - 1  # an int of the library
 _Value = TypeVar("_Value", bool, int)
@@ -41,8 +41,7 @@ def set_batch_invariant(on: bool) -> bool:
     >>> moegemm.set_batch_invariant(True)
     False
     """
-    if not isinstance(on, bool):
-        raise TypeError(f"on is {shown(on)}; True and False are accepted")
+    require_bool("on", on)
     return _ask(ops.set_batch_invariant, on)
 
 

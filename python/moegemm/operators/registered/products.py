@@ -41,15 +41,17 @@ def _require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
-def _rows(first: Tensor, gather_indices: Tensor | None, options: str, per_token: str) -> int:
+def _counted_rows(first: Shape, gather_indices: Shape | None, options: str, per_token: str) -> int:
     """M. Where the first operand has one row per token, with the word `per_token`, the indices count: T * topk of
     them, or a capacity."""
+    return gather_indices[0] if per_token in options and gather_indices is not None else first[0]
+
+
+def _rows(first: Tensor, gather_indices: Tensor | None, options: str, per_token: str) -> int:
     for word in (PERMUTE_X, PERMUTE_Y):
         if word in options and gather_indices is None:
             raise ValueError(f"gather_indices is None;{word}=True needs it")
-    if per_token not in options or gather_indices is None:
-        return first.size(0)
-    return gather_indices.size(0)
+    return _counted_rows(first.shape, None if gather_indices is None else gather_indices.shape, options, per_token)
 
 
 def _forward(
@@ -118,11 +120,6 @@ def _dw(
     n, k = dy.size(1), x.size(1)
     shape = (m_sizes.size(-1), k, n) if TRANSPOSED in options else (m_sizes.size(-1), n, k)
     return dy.new_empty(shape, dtype=_dtype(dy, options))
-
-
-def _counted_rows(first: Shape, gather_indices: Shape | None, options: str, per_token: str) -> int:
-    """M: where the first operand has one row per token, the indices say how many rows there are."""
-    return gather_indices[0] if per_token in options and gather_indices is not None else first[0]
 
 
 def _elements(w: Shape, *rest: Any, **named: Any) -> int:
