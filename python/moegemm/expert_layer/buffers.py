@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from moegemm.operators.packed import Packed
 from moegemm.operators.rules import require_same_device, require_tensor
@@ -20,9 +21,11 @@ class LayerBuffers(NamedTuple):
 
 def _span(tensor: Tensor) -> tuple[int, int] | None:
     """Its first byte and the one after its last; None for a tensor without memory."""
+    if isinstance(tensor, FakeTensor):  # asking it for an address is a warning
+        return None
     try:
         begin = tensor.data_ptr()
-    except RuntimeError:  # a fake tensor
+    except RuntimeError:  # a transform's
         return None
     if begin == 0 or tensor.numel() == 0:
         return None
@@ -37,6 +40,8 @@ def _overlap(a: Tensor, b: Tensor) -> bool:
         return False
     pitch = a.stride(0) * a.element_size()
     if a.dim() != 2 or b.dim() != 2 or pitch == 0 or pitch != b.stride(0) * b.element_size():
+        return True
+    if b.stride(1) != 1 and b.size(1) > 1:
         return True
     distance = (second[0] - first[0]) % pitch
     widths = a.size(1) * a.element_size(), b.size(1) * b.element_size()

@@ -12,37 +12,46 @@ namespace {
 
 std::int64_t columns(const TensorView& view) { return view.shape[view.rank - 1]; }
 
-/// Where a tensor lies, in bytes. Rows of equal length, `pitch` apart; a dense tensor is one row.
+/// Where a tensor lies, in bytes: `rows` of equal length, `pitch` apart; a dense tensor is one row.
 struct Extent {
-  std::uintptr_t begin;
-  std::int64_t span;   // from the first byte to one past the last
+  std::int64_t begin;
+  std::int64_t rows;
   std::int64_t row;    // bytes of one row
   std::int64_t pitch;  // bytes from row to row
+
+  std::int64_t end() const { return begin + (rows - 1) * pitch + row; }
 };
 
 Extent extent_of(const TensorView& view) {
   const std::int64_t element = size_bytes(view.dtype);
   const std::int64_t length = columns(view);
-  const auto begin = reinterpret_cast<std::uintptr_t>(view.data);
+  const auto begin = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(view.data));
   if (view.rank == 1 || view.row_stride == length) {
     const std::int64_t bytes = view.numel() * element;
-    return {begin, bytes, bytes, bytes};
+    return {begin, 1, bytes, bytes};
   }
-  const std::int64_t rows = view.numel() / length;
-  return {begin, ((rows - 1) * view.row_stride + length) * element, length * element,
-          view.row_stride * element};
+  return {begin, view.numel() / length, length * element, view.row_stride * element};
+}
+
+/// Whether a row of `rows` has a byte in [begin, end).
+bool meets(const Extent& rows, std::int64_t begin, std::int64_t end) {
+  const std::int64_t from = begin - rows.begin - rows.row;  // rows that end before it do not count
+  const std::int64_t first = from < 0 ? 0 : from / rows.pitch + 1;
+  return first < rows.rows && rows.begin + first * rows.pitch < end;
 }
 
 bool overlap(const Extent& a, const Extent& b) {
-  if (a.begin > b.begin) return overlap(b, a);
-  const auto distance = static_cast<std::int64_t>(b.begin - a.begin);
-  if (distance >= a.span) return false;
-  const bool a_dense = a.row == a.pitch;
-  const bool b_dense = b.row == b.pitch;
-  if (a_dense && b_dense) return true;
-  if (a.pitch != b.pitch) return false;  // not looked into
-  const std::int64_t column = distance % a.pitch;
-  return column < a.row || column + b.row > a.pitch;
+  if (a.rows > b.rows) return overlap(b, a);
+  if (a.end() <= b.begin || b.end() <= a.begin) return false;
+  // Of one pitch the first rows that come near each other speak for all.
+  const bool alike = a.pitch == b.pitch;
+  const std::int64_t skipped = alike && b.begin > a.begin ? (b.begin - a.begin) / a.pitch : 0;
+  const std::int64_t last = alike ? std::min(a.rows, skipped + 2) : a.rows;
+  for (std::int64_t i = skipped; i < last; ++i) {
+    const std::int64_t begin = a.begin + i * a.pitch;
+    if (meets(b, begin, begin + a.row)) return true;
+  }
+  return false;
 }
 
 bool same_memory(const TensorView& a, const TensorView& b) {
@@ -151,8 +160,9 @@ void require_shape(const Argument& argument, std::initializer_list<std::int64_t>
   for (const std::int64_t size : shape) {
     expected += join(expected.empty() ? "[" : ", ", size);
   }
-  refuse_value(argument.name, " is ", to_string(view), "; its shape must be ", letters, " = ",
-               expected, "]");
+  expected += "]";
+  refuse_value(argument.name, " is ", to_string(view), "; its shape must be ", letters,
+               expected == letters ? "" : " = " + expected);
 }
 
 void require_like(const Argument& argument, const Argument& like,

@@ -82,8 +82,7 @@ void require_router_weights(const Argument& weights, const Argument& like, std::
 /// That they can be read as one vector.
 void require_dense(const Argument& weights);
 
-/// No byte of `output` is a byte of `input`, as far as their pitches tell: two dense tensors, or
-/// two column ranges of one buffer. Other strided pairs are not looked into.
+/// No byte of `output` is a byte of `input`; two column ranges of one buffer share none.
 void require_disjoint(const Argument& output, const Argument& input);
 
 /// An output that may be an input, element for element: each is read before it is written.

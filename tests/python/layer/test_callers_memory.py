@@ -1,11 +1,13 @@
 """Memory of the caller's for a layer's result and its gradient: which is taken, and what becomes of it."""
 
 import re
+import warnings
 
 import moegemm
 import pytest
 import torch
 from expert_rows import make_rows
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 
@@ -87,3 +89,20 @@ def test_memory_of_a_quantised_weight_is_refused(which, part, name):
     with pytest.raises(ValueError, match=f"{name} shares memory with {re.escape(argument)}; it must have its own"):
         moegemm.experts_mlp(rows, *weights, torch.tensor([1, 1, 1]), **{name: buffer})
     assert torch.equal(memory, before)
+
+
+def test_memory_among_the_columns_of_an_input_is_refused(device):
+    wide, w_gate_up, w_down = (torch.randn(shape, device=device) for shape in ((6, 32), (3, 12, 8), (3, 8, 6)))
+    sizes = torch.tensor([3, 0, 3], device=device)
+    with pytest.raises(ValueError, match="out shares memory with rows; it must have its own"):
+        moegemm.experts_mlp(wide[:, :16:2], w_gate_up, w_down, sizes, out=wide[:, 8:16])
+    moegemm.experts_mlp(wide[:, :8], w_gate_up, w_down, sizes, out=wide[:, 8:16])
+
+
+def test_memory_of_fake_tensors_is_asked_for_no_address():
+    with FakeTensorMode(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rows, out = torch.empty(6, 8, requires_grad=True), torch.empty(6, 8)
+        weights, sizes = (torch.empty(3, 12, 8), torch.empty(3, 8, 6)), torch.empty(3, dtype=torch.int64)
+        moegemm.experts_mlp(rows, *weights, sizes, out=out, grad_rows_out=torch.empty(6, 8)).sum().backward()
+        assert rows.grad.shape == rows.shape

@@ -266,5 +266,26 @@ TEST_F(ValidateTensors, ColumnRangesOfOneBufferAreAcceptedWhenTheyAreDisjoint) {
   expect_forward_refused(ErrorKind::kInvalidValue, {"y overlaps x"});
 }
 
+TEST_F(ValidateTensors, RowsOfDifferentPitchesAreComparedOneByOne) {
+  std::vector<float> buffer(12 * 40);
+  x = TensorView::matrix(buffer.data(), kType, 12, 5, 20);
+  y = TensorView::matrix(buffer.data() + 5, kType, 12, 4, 40);  // beside every second row of X
+  EXPECT_NO_THROW(forward());
+  y.data = buffer.data() + 24;
+  expect_forward_refused(ErrorKind::kInvalidValue, {"y overlaps x"});
+  y = TensorView::matrix(buffer.data() + 220, kType, 12, 4, 9);  // over the last row of X alone
+  expect_forward_refused(ErrorKind::kInvalidValue, {"y overlaps x"});
+  y.data = buffer.data() + 225;
+  EXPECT_NO_THROW(forward());
+  y = TensorView::matrix(buffer.data() + 6, kType, 12, 4);  // dense, over gaps and rows
+  expect_forward_refused(ErrorKind::kInvalidValue, {"y overlaps x"});
+  x.shape[0] = y.shape[0] = 3;
+  y.data = buffer.data() + 25;  // dense, in one gap
+  EXPECT_NO_THROW(forward());
+  x = TensorView::matrix(buffer.data() + 12, kType, 3, 5);
+  y = TensorView::matrix(buffer.data(), kType, 3, 4, 13);
+  expect_forward_refused(ErrorKind::kInvalidValue, {"y overlaps x"});
+}
+
 }  // namespace
 }  // namespace moegemm
