@@ -66,11 +66,14 @@ def is_gated(text: str) -> bool:
 
 
 class _Named(NamedTuple):
+    """Numbers as texts, empty for those of Activation: of floats Dynamo may make symbols, and compile again once it
+    finds them to be constants."""
+
     function: str
     gated: bool
-    alpha: float = 1.0
-    limit: float = math.inf
-    up_offset: float = 0.0
+    alpha: str = ""
+    limit: str = ""
+    up_offset: str = ""
 
 
 _NAMED: Final = {
@@ -78,7 +81,7 @@ _NAMED: Final = {
     "geglu": _Named("gelu", gated=True),
     "geglu_tanh": _Named("gelu_tanh", gated=True),
     "reglu": _Named("relu", gated=True),
-    "clamped_swiglu": _Named("silu", gated=True, alpha=1.702, limit=7.0, up_offset=1.0),
+    "clamped_swiglu": _Named("silu", gated=True, alpha="1.702", limit="7", up_offset="1"),
     "silu": _Named("silu", gated=False),
     "gelu": _Named("gelu", gated=False),
     "gelu_tanh": _Named("gelu_tanh", gated=False),
@@ -109,7 +112,7 @@ def activation_named(
     return Activation(
         named.function,
         layout if named.gated else "none",
-        named.alpha if alpha is None else float(alpha),
-        named.limit if limit is None else float(limit),
-        named.up_offset if up_offset is None else float(up_offset),
+        float(alpha) if alpha is not None else float(named.alpha) if named.alpha else 1.0,
+        float(limit) if limit is not None else float(named.limit) if named.limit else math.inf,
+        float(up_offset) if up_offset is not None else float(named.up_offset) if named.up_offset else 0.0,
     )

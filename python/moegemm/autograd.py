@@ -73,7 +73,7 @@ class GroupedGemm(torch.autograd.Function):
         ctx.call = call
         ctx.word = word
         ctx.flat_weights = W.dim() == 2
-        ctx.slots = slots_of(X, gather_indices, call)
+        ctx.slots = slots_of(X, gather_indices, call, traced=True)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:

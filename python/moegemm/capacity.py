@@ -9,7 +9,7 @@ from torch import Tensor
 from moegemm.operators.errors import shown
 from moegemm.operators.gradients.main_grad import count_write
 from moegemm.operators.loading import ops
-from moegemm.operators.rules import is_integer, require_same_device, require_tensor
+from moegemm.operators.rules import is_integer, is_surely, require_same_device, require_tensor
 
 _route_compact: Callable[..., tuple[Tensor, Tensor, Tensor]] = ops.route_compact.default
 
@@ -45,7 +45,7 @@ def capacity_of(
         max_rows = expert_ids.numel()
     elif not is_integer(max_rows):
         raise TypeError(f"max_rows is {shown(max_rows)} of type {type(max_rows).__name__}; an int or None is accepted")
-    elif max_rows < 0:
+    elif is_surely(max_rows < 0):
         raise ValueError(f"max_rows is {max_rows}; it must not be negative")
     return Capacity(
         max_rows,

@@ -217,7 +217,8 @@ def grouped_gemm_dX(
 
     Shapes:
         dY: [M, N], flat order with permute_y, else expert order. W: [E, N, K] or [E * N, K].
-        Returns dX [M, K]: flat order with permute_x (not yet summed over a token's slots), else expert order.
+        Returns dX [M, K]: flat order with permute_x (not yet summed over a token's slots), else expert order. Where
+        gather_indices are a capacity permute_x needs `out` [T * topk, K], which says how many flat rows there are.
 
     fuse_mul_post multiplies row r by topk_weights[gather_indices[r]]. fuse_mul_pre is not offered: no product of an
     MoE layer multiplies before its GEMM.

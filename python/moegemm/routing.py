@@ -11,6 +11,7 @@ from moegemm.operators.errors import explain, shown
 from moegemm.operators.gradients.combine import TransformedCombine
 from moegemm.operators.gradients.derivatives import refuse_forward_mode, refuse_traced_forward_mode, transforms_active
 from moegemm.operators.loading import ops
+from moegemm.operators.registered.compact import TransformedCombineRows
 from moegemm.operators.rules import require_tensor
 
 _combine: Callable[..., Tensor] = ops.combine.default
@@ -79,9 +80,11 @@ def _combine_by_position(
         )
     refuse_forward_mode("combine by position", rows, weights)
     try:
-        return _combine_rows(rows, weights, positions, float32_output)
+        run = TransformedCombineRows.apply if transforms_active() else _combine_rows
+        result: Tensor = run(rows, weights, positions, float32_output)
     except RuntimeError as error:
         raise explain(error, {"rows": rows, "weights": weights, "positions": positions}) from None
+    return result
 
 
 def combine(
@@ -107,7 +110,8 @@ def combine(
     tensor([[1., 1.],
             [3., 3.]])
     """
-    if out_dtype not in (None, torch.float32, getattr(rows, "dtype", None)):
+    require_tensor("rows", rows)
+    if out_dtype not in (None, torch.float32, rows.dtype):
         raise TypeError(f"out_dtype is {out_dtype}; torch.float32 and {rows.dtype}, the dtype of rows, are accepted")
     if positions is not None:
         return _combine_by_position(rows, weights, positions, topk, out_dtype == torch.float32)

@@ -2,10 +2,12 @@
 memory, which never reach it, can get wrong is refused here, in its words."""
 
 import math
+import os
 from typing import TypeGuard
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from moegemm.operators.errors import no_tensor, shown
 
@@ -22,6 +24,23 @@ def is_number(value: object) -> TypeGuard[float]:
 def require_tensor(name: str, value: object, optional: bool = False) -> None:
     if not isinstance(value, Tensor) and not (optional and value is None):
         raise no_tensor(name, value)
+
+
+def reads_values(tensor: Tensor, asked: bool = False) -> bool:
+    """Whether check mode looks at what is in it, which waits for its device: where the call or MOEGEMM_CHECK=1 asks for
+    that. Traced code and tensors without memory are not checked."""
+    if torch.compiler.is_compiling() or not (asked or os.environ.get("MOEGEMM_CHECK") == "1"):
+        return False
+    return not (tensor.is_meta or isinstance(tensor, FakeTensor))
+
+
+def is_surely(comparison: bool) -> bool:
+    """Whether sizes compare so. Of what tracing knows by symbols only, only the data would say."""
+    if not torch.compiler.is_compiling():
+        return bool(comparison)
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    return guard_or_false(comparison)
 
 
 def require_bool(name: str, value: object) -> None:

@@ -88,6 +88,16 @@ def test_combine_by_position_has_second_derivatives():
     assert torch.autograd.gradgradcheck(call, (rows, weights), eps=1e-2, atol=5e-2, rtol=5e-2)
 
 
+def test_functional_gradients_of_combine_by_position():
+    rows, weights, positions = rows_and_positions("cpu")
+    call = lambda r, w: moegemm.combine(r, w, positions=positions).square().sum()  # noqa: E731
+    expected = torch.autograd.grad(call(rows.requires_grad_(), weights.requires_grad_()), (rows, weights))
+    got = torch.func.grad(call, (0, 1))(rows.detach(), weights.detach())
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(got, expected, strict=True))
+    with pytest.raises(NotImplementedError, match=r"moegemm\.combine cannot be vmapped"):
+        torch.func.vmap(lambda r: call(r, weights))(rows.expand(3, -1, -1))
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
@@ -95,6 +105,7 @@ def test_combine_by_position_has_second_derivatives():
         ({"positions": torch.zeros(4, 2)}, TypeError, r"positions has dtype fp32; accepted are int32 and int64"),
         ({"positions": [[1, 2]]}, TypeError, r"positions is .* of type list; a torch\.Tensor is accepted"),
         ({"topk": 3}, ValueError, r"positions is \[4, 2\], topk is 3"),
+        ({"rows": None, "out_dtype": torch.bfloat16}, TypeError, r"rows is None; a torch\.Tensor is accepted"),
         ({"weights": torch.ones(4, 3)}, ValueError, r"weights is fp32\[4, 3\].*\[T, topk\] with M = 8 and topk = 2"),
     ],
     ids=str,

@@ -92,6 +92,53 @@ def test_token_counts_become_dynamic_by_themselves(device):
     assert counter.frame_count == 2
 
 
+@pytest.mark.parametrize("activation", ["swiglu", "clamped_swiglu"])
+def test_one_graph_serves_the_token_counts_of_a_layer(device, activation):
+    w_gate_up, w_down = torch.randn(4, 24, 16, device=device), torch.randn(4, 16, 12, device=device)
+
+    def layer(x, ids, sizes):
+        rows = moegemm.experts_mlp(x, w_gate_up, w_down, sizes, activation=activation)
+        return moegemm.moe_mlp(rows, w_gate_up, w_down, ids, None, activation, max_rows=x.size(0))
+
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(layer, fullgraph=True, backend=counter, dynamic=True)
+    for tokens in (13, 17, 5):
+        x, ids = torch.randn(tokens, 16, device=device), torch.randint(-1, 5, (tokens, 2), device=device)
+        sizes = torch.tensor([2, 0, 3, 0], device=device)
+        assert torch.equal(compiled(x, ids, sizes), layer(x, ids, sizes))
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["moe_mlp", "its parts"])
+def test_one_graph_serves_tokens_and_capacities_that_only_the_device_knows(device, whole):
+    E, K, N, topk = 4, 16, 12, 2
+
+    def layer(x, w1, w2, weights, ids, kept):
+        x, weights, ids = x[kept], weights[kept], ids[kept]
+        rows = ((ids >= 0) & (ids < E)).sum().item()
+        if whole:
+            return moegemm.moe_mlp(x, w1, w2, ids, weights, "relu", max_rows=rows)
+        m_sizes, indices, positions = moegemm.route(ids, E, max_rows=rows, return_inverse=True)
+        h = moegemm.grouped_gemm(x, w1, m_sizes, topk, indices, permute_x=True).relu()
+        return moegemm.combine(moegemm.grouped_gemm(h, w2, m_sizes, 1), weights, positions=positions)
+
+    def results(call, ids, kept):
+        torch.manual_seed(1)
+        shapes = (9, K), (E, N, K), (E, K, N), (9, topk)
+        leaves = [torch.randn(shape, device=device).requires_grad_() for shape in shapes]
+        out = call(*leaves, ids, kept)
+        return [out, *torch.autograd.grad(out.square().sum(), leaves)]
+
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    with torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(layer, fullgraph=True, backend=counter)
+        for share, low in ((0.7, -1), (0.3, -3), (1.0, -9), (0.0, 0)):
+            ids, kept = torch.randint(low, E + 1, (9, topk), device=device), torch.rand(9, device=device) < share
+            for got, expected in zip(results(compiled, ids, kept), results(layer, ids, kept), strict=True):
+                assert torch.equal(got, expected)
+    assert counter.frame_count == 1
+
+
 def test_compiled_inference(device):
     case = make_case(device, "permute_x", torch.bfloat16)
     with torch.no_grad():

@@ -24,6 +24,7 @@ from moegemm.operators.packed import Packed
 from moegemm.operators.process.notes import warn_of_replaced_kernels
 from moegemm.operators.row_products import dx as _dx
 from moegemm.operators.row_products import dx_out as _dx_out
+from moegemm.operators.rules import is_surely
 from moegemm.tuning.autotune import after_autotune
 
 _dw: Callable[..., Tensor] = ops.dw.default
@@ -60,13 +61,15 @@ def needed(wanted: tuple[bool, bool, bool], call: Call) -> tuple[bool, bool, boo
     return wanted[0], wanted[1] and not settings.dx_only, wanted[2] and MULTIPLY in options
 
 
-def slots_of(X: Tensor, gather_indices: Tensor | None, call: Call) -> int | None:
-    """T * topk where X is gathered and the indices are not as many but a capacity; None otherwise."""
+def slots_of(X: Tensor, gather_indices: Tensor | None, call: Call, traced: bool = False) -> int | None:
+    """T * topk where X is gathered and the indices are not as many, or may not be, but a capacity; None otherwise.
+    traced: numbers may be symbols, which eager calls need not ask."""
     topk, options, _ = call
     if PERMUTE_X not in options or gather_indices is None:
         return None
     slots = X.size(0) * topk
-    return None if gather_indices.size(0) == slots else slots
+    same = gather_indices.size(0) == slots
+    return None if (is_surely(same) if traced else same) else slots
 
 
 def _joined(saved: tuple[Any, ...], word: str) -> tuple[Any, ...]:

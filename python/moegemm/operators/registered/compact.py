@@ -5,7 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own abbreviation
 from torch import Tensor
+
+from moegemm.operators.gradients.derivatives import vmap_refusal
+from moegemm.operators.loading import ops
 
 
 def _route_compact(
@@ -78,22 +82,48 @@ def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.count = rows.size(0)
 
 
+def _may_be_zero(size: Any) -> bool:
+    """Whether it is, or tracing cannot know."""
+    if not isinstance(size, torch.SymInt):
+        return bool(size == 0)
+    from torch.fx.experimental.symbolic_shapes import guard_or_true
+
+    return guard_or_true(size == 0)
+
+
 def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     rows, weights, positions = ctx.saved_tensors
     need_rows, count = ctx.needs_input_grad[0], ctx.count
-    if count == 0 or positions.numel() == 0:  # nobody names a row, and there is nothing to gather from
-        d_rows = gradient.new_zeros((count, gradient.size(1)), dtype=ctx.rows_dtype) if need_rows else None
-        return d_rows, None if rows is None else torch.zeros_like(weights), None, None
+    factors = None if weights is None else weights.reshape(-1)
+    if _may_be_zero(positions.size(0)):  # something to gather from, which nobody names
+        gradient = F.pad(gradient, (0, 0, 0, 1))
+        factors = None if factors is None else F.pad(factors, (0, 1))
     slots = _slots_of_rows(positions, count)
     named = (slots >= 0).unsqueeze(1)
     slots = slots.clamp(min=0)
     of_rows = gradient[slots // positions.size(1)]
     d_rows = d_weights = None
     if need_rows:
-        d_rows = of_rows if weights is None else of_rows.float() * weights.reshape(-1, 1)[slots].float()
+        d_rows = of_rows if factors is None else of_rows.float() * factors[slots].float().unsqueeze(1)
         d_rows = torch.where(named, d_rows.to(ctx.rows_dtype), 0)
     if rows is not None:
-        dots = (rows.float() * of_rows.float()).sum(-1)
-        found = dots[positions.long().clamp(0, count - 1)]
-        d_weights = torch.where(_inside(positions, count), found, 0).to(weights.dtype).reshape(weights.shape)
+        dots = F.pad((rows.float() * of_rows.float()).sum(-1), (0, 1))  # and zero for a slot that has no row
+        at = torch.where(_inside(positions, count), positions.long(), count)
+        d_weights = dots[at].to(weights.dtype).reshape(weights.shape)
     return d_rows, d_weights, None, None
+
+
+class TransformedCombineRows(torch.autograd.Function):
+    """The operator inside torch.func's transforms, which take no gradient that is registered."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> Tensor:
+        result: Tensor = ops.combine_rows.default(*arguments)
+        return result
+
+    setup_context = staticmethod(setup_context)
+    backward = staticmethod(backward)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        raise vmap_refusal("moegemm.combine")

@@ -128,9 +128,12 @@ def _on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
+_CHECKED_BY = {"check_layer": "an expert layer", "check_expert_rows": "experts_mlp"}  # the first operators of a layer
+
+
 def _refusing_vmap(name: str) -> Callable[..., Any]:
     def refuse(info: Any, in_dims: Any, *args: Any, **kwargs: Any) -> Any:
-        raise vmap_refusal(add_op_namespace_prefix(name))
+        raise vmap_refusal(_CHECKED_BY.get(name) or add_op_namespace_prefix(name))
 
     return refuse
 
