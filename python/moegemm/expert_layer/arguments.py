@@ -12,7 +12,7 @@ from moegemm.operators.errors import explain
 from moegemm.operators.loading import ops
 from moegemm.operators.packed import Packed
 from moegemm.operators.raw import autocast_dtype
-from moegemm.operators.rules import require_bool, require_tensor, require_weight_of_each_slot
+from moegemm.operators.rules import require_bool, require_halves, require_tensor, require_weight_of_each_slot
 from moegemm.quantized.checking import checked_weight
 from moegemm.quantized.weight import QuantizedWeight
 from moegemm.sharded import local_weight
@@ -98,7 +98,7 @@ def _split(name: str, value: object) -> tuple[Any, Any]:
     return _weight(f"{name}[0]", value[0]), _weight(f"{name}[1]", value[1])
 
 
-def _one_bias(value: object) -> Tensor | None:
+def _one_bias(value: object, activation: str) -> Tensor | None:
     """The first product's bias; a pair is put side by side, [E, 2 I]."""
     if value is None:
         return None
@@ -106,6 +106,7 @@ def _one_bias(value: object) -> Tensor | None:
     gate, up = parts
     if up is None:
         return gate
+    require_halves("gate_up_bias[1]", activation)
     if gate.dim() != 2 or gate.shape != up.shape or gate.dtype != up.dtype or gate.device != up.device:
         raise ValueError(
             f"gate_up_bias is a pair of {list(gate.shape)} {gate.dtype} on {gate.device} and {list(up.shape)} "
@@ -141,7 +142,7 @@ def expert_arguments(
     _require_layout_of(options.get("transposed", False), {"w_gate_up": gate, "w_gate_up[1]": up, "w_down": down})
     layout = options.get("layout", "concatenated")
     chosen = activation_named(activation, layout, options.get("alpha"), options.get("limit"), options.get("up_offset"))
-    first_bias = _one_bias(options.get("gate_up_bias"))
+    first_bias = _one_bias(options.get("gate_up_bias"), chosen.text())
     tensors = ExpertTensors(gate, up, down, first_bias, local_weight("down_bias", options.get("down_bias")))
     dtype = autocast_dtype(device)
     if dtype is None:

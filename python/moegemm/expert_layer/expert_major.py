@@ -23,7 +23,7 @@ from moegemm.operators.gradients.derivatives import refuse_forward_mode
 from moegemm.operators.gradients.weight_gradients import WeightGradients, require_queue
 from moegemm.operators.loading import ops
 from moegemm.operators.raw import autocast_dtype, torch_allows_tf32
-from moegemm.operators.rules import require_tensor
+from moegemm.operators.rules import reads_values, require_tensor
 from moegemm.operators.segments import ZERO, masked, placed, tail_options
 
 _check_expert_rows: Callable[..., None] = ops.check_expert_rows.default
@@ -37,10 +37,24 @@ class _Rows(NamedTuple):
     starts: Tensor | None
     both: Tensor | None  # ends [1, E], or sizes and starts [2, E]: what the operators take
     row_weights: Tensor | None  # [R]
+    capacity: int | None = None  # rows that each expert has room for, from e * capacity on
 
     def segments(self) -> Tensor:
         """In the operators' one argument."""
+        if self.capacity is not None:
+            _check_capacity(self.sizes, self.capacity)
+            return masked(self.sizes, self.capacity)
         return placed(self.sizes, self.starts, "sizes") if self.both is None else self.both
+
+
+def _check_capacity(sizes: Tensor, capacity: int) -> None:
+    """In check mode, as `masked` clips what the operators would name."""
+    if reads_values(sizes) and bool((sizes > capacity).any()):
+        expert = int((sizes > capacity).nonzero()[0])
+        raise ValueError(
+            f"sizes[{expert}] is {int(sizes[expert])}; with rows [E, capacity, H] it must be at most {capacity}, the "
+            "capacity"
+        )
 
 
 def _masked(rows: Tensor, sizes: Tensor, starts: Tensor | None, row_weights: Tensor | None) -> _Rows:
@@ -59,7 +73,7 @@ def _masked(rows: Tensor, sizes: Tensor, starts: Tensor | None, row_weights: Ten
                 f"{list(rows.shape[:2])}"
             )
         row_weights = row_weights.flatten()
-    return _Rows(rows.flatten(0, 1), sizes, None, masked(sizes, capacity), row_weights)
+    return _Rows(rows.flatten(0, 1), sizes, None, None, row_weights, capacity)
 
 
 def _laid_out(rows: Tensor, sizes: Tensor, starts: Tensor | None, row_weights: Tensor | None) -> _Rows:
@@ -82,7 +96,7 @@ def _laid_out(rows: Tensor, sizes: Tensor, starts: Tensor | None, row_weights: T
 
 def _checked(laid_out: _Rows, experts: ExpertTensors, activation: str, transposed: bool) -> _Rows:
     """Cast as autocast asks and checked against the experts."""
-    rows, sizes, _, _, row_weights = laid_out
+    rows, sizes, row_weights = laid_out.rows, laid_out.sizes, laid_out.row_weights
     dtype = autocast_dtype(rows.device)
     if dtype is not None:
         rows = rows.to(dtype)
@@ -171,5 +185,5 @@ def experts_mlp(
     try:
         result = run_layer(call, routed, tensors)
     except RuntimeError as error:
-        raise explain(error, inputs) from None
+        raise explain(error, inputs, sizes_name="sizes") from None
     return returned(result, memory[0], out, rows.shape)

@@ -41,13 +41,16 @@ def _distributed(name: str) -> TypeError:
     )
 
 
-def explain(error: Exception, tensors: Mapping[str, object], topk: object = 1) -> Exception:
-    """The exception to raise for `error`, met while running an operator on these arguments."""
+def explain(
+    error: Exception, tensors: Mapping[str, object], topk: object = 1, sizes_name: str = "m_sizes"
+) -> Exception:
+    """The exception to raise for `error`, met while running an operator on these arguments. `sizes_name`: what the
+    caller knows m_sizes as."""
     if isinstance(error, NotImplementedError) and torch.compiler.is_compiling():  # ours; Dynamo traces no more of this
         return error
     tagged = _TAGGED.match(str(error))
     if tagged and tagged[1] in _TYPES:
-        return _TYPES[tagged[1]](tagged[2])
+        return _TYPES[tagged[1]](tagged[2].replace("m_sizes", sizes_name))
     for name, value in tensors.items():
         if value is not None and not isinstance(value, torch.Tensor | Packed):
             return no_tensor(name, value)

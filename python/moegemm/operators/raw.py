@@ -23,6 +23,7 @@ from moegemm.operators.options import (
 )
 from moegemm.operators.packed import Packed
 from moegemm.operators.process.notes import warn_of_replaced_kernels
+from moegemm.operators.rules import require_tensor
 from moegemm.operators.segments import ZERO, tail_options
 from moegemm.operators.shortcuts import cuda_matmul_uses_tf32
 from moegemm.tuning import KernelConfig
@@ -111,6 +112,7 @@ def run_raw(
     try:
         refuse_forward_mode(function, arguments.first, arguments.second, arguments.router_weights)
         if out is not None:
+            require_tensor("out", out)
             if out_dtype not in (None, out.dtype):
                 raise TypeError(f"out_dtype is {out_dtype}, but out has dtype {out.dtype}; give one of them")
             if torch.is_grad_enabled() and _any_requires_grad(out, *arguments[:5]):

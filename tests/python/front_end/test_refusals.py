@@ -137,6 +137,8 @@ def test_raw_functions_refuse_what_they_cannot_do():
         moegemm.grouped_gemm_dW(X, dY, m_sizes, None, 2, out=torch.empty(5, 24, 40, dtype=torch.bfloat16))
     with pytest.raises(TypeError, match="out_dtype is"):
         moegemm.grouped_gemm_forward(X, W, 2, m_sizes, out_dtype=torch.float16)
+    with pytest.raises(TypeError, match=r"out is \[1.0\] of type list; a torch.Tensor is accepted"):
+        moegemm.grouped_gemm_forward(X, W, 2, m_sizes, out=[1.0])
     with pytest.raises(ValueError, match=r"out is fp32\[26, 23\].*must be \[M, N\] = \[26, 24\]"):
         moegemm.grouped_gemm_forward(X, W, 2, m_sizes, out=torch.empty(26, 23))
     with pytest.raises(ValueError, match=r"out is .* strides that overlap"):
@@ -149,6 +151,11 @@ def test_out_must_not_be_an_input():
     case = make_case(n=40)
     with pytest.raises(ValueError, match="overlap"):
         moegemm.grouped_gemm_forward(case.X, case.W, 2, case.m_sizes, out=case.X)
+    wide = torch.zeros(26, 90)
+    dense = wide.view(-1)[20 : 20 + 26 * 40].view(26, 40)
+    for X, out in ((wide[:, :40], dense), (dense, wide[:, :40])):
+        with pytest.raises(ValueError, match="out overlaps X in memory"):
+            moegemm.grouped_gemm_forward(X, case.W, 2, case.m_sizes, out=out)
 
 
 @pytest.mark.parametrize(

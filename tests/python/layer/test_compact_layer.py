@@ -215,7 +215,7 @@ def test_compiled_capacities_follow_the_number_of_tokens(device):
         ({"max_rows": 2**40}, ValueError, r"max_rows is 1099511627776; .*int32, so that at most 2147483647 rows are"),
         ({"num_tokens": 3}, TypeError, r"num_tokens is 3 of type int; a torch\.Tensor is accepted"),
         ({"num_tokens": torch.tensor(3.0)}, TypeError, r"num_tokens has dtype fp32; accepted are int32 and int64"),
-        ({"num_tokens": torch.tensor([3, 4])}, ValueError, r"num_tokens is int64\[2\] on cpu; its shape must be \[1\]"),
+        ({"num_tokens": torch.tensor([3, 4])}, ValueError, r"num_tokens is int64\[2\] .*its shape must be \[1\]$"),
         ({"num_tokens": torch.tensor([[3]])}, ValueError, r"num_tokens is int64\[1, 1\] on cpu; its shape"),
         ({"num_tokens": torch.tensor(3, device="meta")}, TypeError, r"num_tokens is on meta; it must be on cpu"),
         ({"overflow": torch.tensor(False)}, TypeError, r"overflow has dtype Bool; accepted are"),

@@ -320,6 +320,14 @@ def test_overwriting_a_result_that_is_still_needed_is_noticed(device):
             ValueError,
             r"gate_up_bias is a pair of \[5, 40\] .* and \[5, 41\]",
         ),
+        *(
+            (
+                lambda t, o=o: {"gate_up_bias": (torch.ones(5, 40),) * 2, **o},
+                ValueError,
+                r"gate_up_bias\[1\] is given with activation .*; .*of a gated activation, concatenated",
+            )
+            for o in ({"layout": "interleaved"}, {"activation": "relu"})
+        ),
         (lambda t: {"w_down": t["w_down"].half()}, TypeError, "w_down has dtype"),
         (
             lambda t: {"w_gate_up": ((w := t["w_gate_up"].chunk(2, 1))[0], w[1].to("meta"))},

@@ -254,6 +254,11 @@ INT = torch.int64
             r"sizes is \[5\]; with rows \[4, 8, 24\] its shape must be \[4\]",
         ),
         (
+            {"rows": torch.zeros(5, 8, 24), "sizes": torch.ones(5, dtype=torch.bool), "row_weights": None},
+            TypeError,
+            "sizes has dtype Bool",
+        ),
+        (
             {"rows": torch.zeros(5, 8, 24), "starts": torch.zeros(5, dtype=INT)},
             ValueError,
             r"starts is given with rows \[5, 8, 24\]",
@@ -277,4 +282,20 @@ def test_overlapping_starts_are_named_when_asked(monkeypatch):
     options["starts"][0] = 10
     monkeypatch.setenv("MOEGEMM_CHECK", "1")
     with pytest.raises(ValueError, match="the rows of expert 0 begin at 10, inside those of expert 2"):
+        moegemm.experts_mlp(**tensors, **options)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ([3, 9, 0, 1, 8], r"^sizes\[1\] is 9; with rows \[E, capacity, H\] it must be at most 8, the capacity"),
+        ([3, 0, 0, 1, -4], r"^sizes\[4\] is -4; sizes must not be negative"),
+    ],
+)
+def test_bad_masked_sizes_are_named_when_asked(device, monkeypatch, sizes, message):
+    tensors, options = make_rows(device, weighted=False)
+    tensors["rows"], options["sizes"] = torch.ones(5, 8, 24, device=device), torch.tensor(sizes, device=device)
+    moegemm.experts_mlp(**tensors, **options)
+    monkeypatch.setenv("MOEGEMM_CHECK", "1")
+    with pytest.raises(ValueError, match=message):
         moegemm.experts_mlp(**tensors, **options)
