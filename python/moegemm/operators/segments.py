@@ -9,7 +9,7 @@ from torch import Tensor
 
 from moegemm.operators.errors import shown
 from moegemm.operators.options import EXPECTED_ROWS, TAILS_UNDEFINED
-from moegemm.operators.rules import is_integer
+from moegemm.operators.rules import is_integer, is_surely
 
 ZERO, UNDEFINED = "zero", "undefined"
 
@@ -49,6 +49,8 @@ def _may_be_kept(sizes: Tensor) -> bool:
 def masked(sizes: Tensor, capacity: int) -> Tensor:
     """Sizes, at most `capacity`, and starts of segments that begin at e * capacity. One launch, no synchronisation: the
     starts are bounds that leave nothing else."""
+    if sizes.dtype == torch.int32 and is_surely(sizes.size(0) * capacity > torch.iinfo(torch.int32).max):
+        sizes = sizes.long()
     if sizes.dtype not in (torch.int32, torch.int64) or not _may_be_kept(sizes):
         begins = torch.arange(sizes.size(0), device=sizes.device, dtype=sizes.dtype) * capacity
         return torch.stack((sizes.clamp(max=capacity), begins))

@@ -166,6 +166,14 @@ def test_masked_segments_begin_at_multiples_of_the_capacity(device, capacity, dt
         assert found.tolist() == [[min(n, capacity) for n in sizes.tolist()], [e * capacity for e in range(5)]]
 
 
+def test_masked_segments_begin_beyond_what_int32_counts(device):
+    sizes = torch.tensor([3, 2**30], device=device, dtype=torch.int32)
+    for capacity in (2**30 - 1, 2**31 - 5):
+        assert masked(sizes, capacity).tolist() == [[3, min(2**30, capacity)], [0, capacity]]
+    sizes = sizes.repeat(2)
+    assert masked(sizes, 2**30)[1].tolist() == [0, 2**30, 2**31, 3 * 2**30]
+
+
 def test_a_frozen_half_of_a_pair_costs_no_gradient(device):
     tensors, options = make_rows(device)
     pairs = as_pairs(tensors, options)
