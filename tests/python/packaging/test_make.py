@@ -164,6 +164,17 @@ def test_cmake_leaves_kernels_out_where_nvcc_is_too_old_unless_they_are_asked_fo
     assert (done.returncode != 0) == (cuda == "ON")
 
 
+@pytest.mark.parametrize(("archs", "expected"), [("86", False), ("80;90", True), ("all", True)])
+def test_hopper_kernels_are_compiled_where_9_0_is_listed(archs, expected, tmp_path):
+    if not run(SCRIPTS / "gpu" / "usable_nvcc").stdout:
+        pytest.skip("no nvcc 13.0 or newer")
+    options = ["-DMOEGEMM_CUDA=ON", f"-DMOEGEMM_CUDA_ARCHS={archs}", "-DMOEGEMM_BUILD_CLI=OFF"]
+    done = run("cmake", "--preset", "release", "-S", ROOT, "-B", tmp_path, "-DMOEGEMM_BUILD_TESTS=OFF", *options)
+    assert done.returncode == 0, done.stderr
+    sources = {path.name.split("_")[0] for path in (tmp_path / "src" / "cuda" / "instances").iterdir()}
+    assert sources == ({"sm80", "sm90"} if expected else {"sm80"})
+
+
 def test_cmake_names_the_package_that_a_source_build_needs(tmp_path):
     without = ["-DCMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON", "-DMOEGEMM_CUDA=OFF"]
     done = run("cmake", "--preset", "release", "-S", ROOT, "-B", tmp_path, *without)
