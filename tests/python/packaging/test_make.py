@@ -111,7 +111,7 @@ class Machine:
 
     def options(self, purpose: str, cuda: str = "", archs: str = "", asked: str = "options") -> str:
         path = f"{self.bin}:/usr/bin:/bin"
-        done = run(self.root / "scripts" / "release_options", purpose, cuda, archs, asked, PATH=path)
+        done = run(self.root / "scripts" / "release_options", purpose, cuda, archs, asked, PATH=path, CUDACXX="")
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
@@ -124,6 +124,7 @@ def machine(tmp_path: Path) -> Machine:
 def test_demo_without_a_gpu_compiles_no_kernels_and_no_tests(machine):
     program(machine.bin / "nvcc", "true")
     assert machine.options("demo") == "-DMOEGEMM_BUILD_TESTS=OFF -DMOEGEMM_CUDA=OFF"
+    assert machine.options("demo", cuda="AUTO") == machine.options("demo")
 
 
 def test_demo_compiles_kernels_for_the_gpus_that_are_here(machine):
@@ -147,10 +148,17 @@ def test_nvcc_that_is_too_old_is_as_none(machine):
     assert machine.options("demo").endswith("-DMOEGEMM_CUDA=OFF")
     assert machine.options("demo", asked="folder") == "build/release"
     assert machine.options("demo", cuda="ON").endswith("-DMOEGEMM_CUDA=ON")
-    usable = [run(SCRIPTS / "gpu" / "usable_nvcc", PATH=f"{machine.bin}:/usr/bin:/bin").stdout]
+    here = {"PATH": f"{machine.bin}:/usr/bin:/bin", "CUDACXX": ""}
+    usable = [run(SCRIPTS / "gpu" / "usable_nvcc", **here).stdout]
     program(machine.bin / "nvcc", OLD_NVCC.replace("12.4", "13.1"))
-    usable.append(run(SCRIPTS / "gpu" / "usable_nvcc", PATH=f"{machine.bin}:/usr/bin:/bin").stdout.strip())
+    usable.append(run(SCRIPTS / "gpu" / "usable_nvcc", **here).stdout.strip())
     assert usable == ["", str(machine.bin / "nvcc")]
+
+
+def test_nvcc_may_be_named_by_cudacxx(tmp_path):
+    elsewhere = program(tmp_path / "elsewhere" / "nvcc", OLD_NVCC.replace("12.4", "13.1"))
+    found = run(SCRIPTS / "gpu" / "usable_nvcc", PATH="/usr/bin:/bin", CUDACXX=str(elsewhere))
+    assert found.stdout.strip() == str(elsewhere)
 
 
 @pytest.mark.parametrize("cuda", ["AUTO", "ON"])
@@ -183,17 +191,28 @@ def test_cmake_names_the_package_that_a_source_build_needs(tmp_path):
 
 
 def test_tests_are_complete(machine):
-    assert machine.options("all") == "-DMOEGEMM_BUILD_TESTS=ON -DMOEGEMM_CUDA=AUTO"
+    assert machine.options("all") == "-DMOEGEMM_BUILD_TESTS=ON -DMOEGEMM_CUDA=AUTO '-DMOEGEMM_CUDA_ARCHS=80;90'"
+    assert machine.options("all", cuda="OFF") == "-DMOEGEMM_BUILD_TESTS=ON -DMOEGEMM_CUDA=OFF"
+
+
+def test_tests_are_complete_after_a_demo_for_one_gpu(machine):
+    machine.built("CUDA 13.0", MOEGEMM_CUDA="ON", MOEGEMM_CUDA_ARCHS="86", MOEGEMM_BUILD_TESTS="OFF")
+    assert machine.options("all").endswith("'-DMOEGEMM_CUDA_ARCHS=80;90'")
+
+
+def test_tests_stay_with_the_gpus_that_they_were_built_for(machine):
+    machine.built("CUDA 13.0", MOEGEMM_CUDA="ON", MOEGEMM_CUDA_ARCHS="90", MOEGEMM_BUILD_TESTS="ON")
+    assert machine.options("all").endswith("'-DMOEGEMM_CUDA_ARCHS=90'")
 
 
 def test_demo_takes_nothing_from_what_the_tests_built(machine):
     machine.with_gpus("9.0")
-    machine.built("CUDA 13.0 for sm_90a", MOEGEMM_CUDA="AUTO", MOEGEMM_BUILD_TESTS="ON")
+    machine.built("CUDA 13.0", MOEGEMM_CUDA="AUTO", MOEGEMM_CUDA_ARCHS="80;90", MOEGEMM_BUILD_TESTS="ON")
     assert machine.options("demo") == machine.options("all")
     assert machine.options("demo", asked="folder") == "build/release"
 
 
-@pytest.mark.parametrize("built", ["CUDA 13.0 for sm_90a", "without CUDA"], ids=["whole", "interrupted"])
+@pytest.mark.parametrize("built", ["CUDA 13.0", "without CUDA"], ids=["whole", "interrupted"])
 def test_demo_without_a_gpu_stays_apart_from_kernels_that_tests_compile(machine, built):
     program(machine.bin / "nvcc", "true")
     machine.built(built, MOEGEMM_CUDA="AUTO", MOEGEMM_BUILD_TESTS="ON")
