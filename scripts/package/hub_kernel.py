@@ -24,6 +24,7 @@ KERNEL_VERSION = 1  # of the interface, as the Hub counts
 GLIBC = "2.28"
 # Programs, which the Hub has no use for. Plans and reports need the package `program`.
 LEFT_OUT = ("bench", "lib", "__main__.py", "__pycache__")
+LICENCES = ("LICENSE", "THIRD_PARTY_LICENSES")
 ARCHS = ["8.0+PTX", "8.6", "8.9", "9.0", "10.0", "12.0"]
 IMPORT = re.compile(r"^(\s*)from moegemm(?:\.([\w.]+))? import ", re.MULTILINE)
 PLAIN_IMPORT = re.compile(r"^\s*import moegemm\b", re.MULTILINE)
@@ -93,7 +94,7 @@ def metadata_of(backend: str, identity: str) -> dict[str, object]:
 
 
 def lay_out(backend: str, namespace: str, library: Path, out: Path) -> Path:
-    """Writes the variant's folder and returns it."""
+    """Writes the variant's folder, and the licences beside it; returns the folder."""
     machine = "cu130" if backend == "cuda" else "cpu"
     variant = out / "build" / f"torch-stable-abi{OLDEST_TORCH}-{machine}-x86_64-linux"
     shutil.rmtree(variant, ignore_errors=True)
@@ -102,6 +103,8 @@ def lay_out(backend: str, namespace: str, library: Path, out: Path) -> Path:
     copy_package(package, namespace)
     subprocess.run(["strip", "--strip-unneeded", library, "-o", package / library.name], check=True)
     (variant / "metadata.json").write_text(json.dumps(metadata_of(backend, namespace), indent=2) + "\n")
+    for name in LICENCES:
+        shutil.copy(ROOT / name, out)
     return variant
 
 

@@ -46,6 +46,12 @@ else()
 endif()
 file(RENAME ${work}/first ${work}/prefix)
 
+foreach(licence IN ITEMS LICENSE THIRD_PARTY_LICENSES)
+  if(NOT EXISTS ${work}/prefix/share/doc/moegemm/${licence})
+    message(FATAL_ERROR "${FROM} has no ${licence} in share/doc/moegemm")
+  endif()
+endforeach()
+
 file(GLOB_RECURSE package_files ${work}/prefix/*.cmake)
 foreach(file IN LISTS package_files)
   file(READ ${file} text)

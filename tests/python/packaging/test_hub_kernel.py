@@ -62,6 +62,12 @@ def test_every_source_counts_for_the_namespace(hub):
     assert hub.digest() == hub.digest()
 
 
+def test_licences_lie_beside_the_variants(hub, tmp_path):
+    variant = hub.lay_out("cpu", "moegemm", loading.found_library().resolve(), tmp_path)
+    assert variant.is_relative_to(tmp_path / "build")
+    assert {path.name for path in tmp_path.iterdir()} == {"build", "LICENSE", "THIRD_PARTY_LICENSES"}
+
+
 def test_kernels_loads_the_layout(hub, tmp_path):
     if not (HUB / "kernels").is_dir() and importlib.util.find_spec("kernels") is None:
         pytest.skip("the library `kernels` is not installed")

@@ -67,6 +67,7 @@ def test_the_wheel_is_for_every_python_3_and_holds_one_library(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert [n for n in names if n.endswith(".so") or ".so." in n] == ["moegemm/libmoegemm_torch.so"]
     assert "moegemm/py.typed" in names
+    assert {n.split("/licenses/")[1] for n in names if "/licenses/" in n} == {"LICENSE", "THIRD_PARTY_LICENSES"}
     assert "moegemm/bench/models.json" in names
     assert all(n.startswith(("moegemm/", "moegemm-")) for n in names)
 
