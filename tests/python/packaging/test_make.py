@@ -247,6 +247,12 @@ def test_missing_packages_without_root_are_named(tmp_path):
     assert "sudo apt-get install --no-install-recommends libnothing-dev no-compiler" in done.stderr
 
 
+def test_modules_are_looked_for_in_the_python_that_is_named(tmp_path):
+    (tmp_path / "list.txt").write_text("python3-venv  module no_such_module\n")
+    has_it = program(tmp_path / "python", "exit 0")
+    assert run(SCRIPTS / "install_system_packages", tmp_path / "list.txt", PYTHON=str(has_it)).returncode == 0
+
+
 def test_packages_that_apt_cannot_fetch_are_named(tmp_path):
     (tmp_path / "list.txt").write_text("libnothing-dev  header nothing/at/all.h\n")
     program(tmp_path / "bin" / "id", "echo 0")
