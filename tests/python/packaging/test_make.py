@@ -286,6 +286,7 @@ def test_no_network_says_how_to_do_without(tmp_path):
     done = run(SCRIPTS / "make_venv", tmp_path / "venv", "requirements/demo.txt", PYTHON=str(bare))
     assert done.returncode == 1
     assert "pip could not install torch" in done.stderr
+    assert "'pip download -r requirements/torch.txt -r requirements/demo.txt'" in done.stderr
     assert "PYTHON=/path/to/python" in done.stderr
     assert "PIP_FIND_LINKS=/path" in done.stderr
 
