@@ -5,6 +5,7 @@ import os
 import shutil
 import struct
 import subprocess
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -148,6 +149,8 @@ def test_packages_whose_kernels_lack_a_gpu_are_not_made(tmp_path):
 def checkout(tmp_path, monkeypatch) -> Path:
     (tmp_path / "pyproject.toml").write_text('[project]\nversion = "1.2.3"\n')
     (tmp_path / "CMakeLists.txt").write_text("project(moegemm VERSION 1.2.3 LANGUAGES CXX)\n")
+    (tmp_path / "python" / "moegemm").mkdir(parents=True)
+    (tmp_path / "python" / "moegemm" / "__init__.py").write_text('__version__ = "1.2.3"\n')
     (tmp_path / "CHANGELOG.md").write_text("## [Unreleased]\n\n## [1.2.3] - 2026-01-31\n\n### Added\n- A thing.\n")
     monkeypatch.setattr(release, "ROOT", tmp_path)
     monkeypatch.setattr(release, "DIST", tmp_path)
@@ -160,10 +163,19 @@ def test_release_that_is_in_order_passes(checkout):
     release.check_changelog("1.2.3")
 
 
-def test_release_refuses_versions_that_differ(checkout):
-    (checkout / "CMakeLists.txt").write_text("project(moegemm VERSION 1.2.2 LANGUAGES CXX)\n")
-    with pytest.raises(release.ReleaseError, match=r"CMakeLists.txt has version 1.2.2, not 1.2.3"):
+@pytest.mark.parametrize("name", ["pyproject.toml", "CMakeLists.txt", "python/moegemm/__init__.py"])
+def test_release_refuses_versions_that_differ(name, checkout):
+    (checkout / name).write_text((checkout / name).read_text().replace("1.2.3", "1.2.2"))
+    with pytest.raises(release.ReleaseError, match=rf"{name} has version 1.2.2, not 1.2.3"):
         release.check_version("1.2.3")
+
+
+def test_check_of_an_installed_package_passes_with_this_one():
+    code = release.CHECK.replace('"site-packages"', '"moegemm"')
+    found = {**os.environ, "PYTHONPATH": str(SCRIPTS.parent / "python")}
+    done = subprocess.run([sys.executable, "-c", code], env=found, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("on c")
 
 
 def test_release_refuses_a_changelog_without_its_section_or_with_leftovers(checkout):
