@@ -106,7 +106,7 @@ sdist: $(STAMPS)/wheel-tools ## Build the source package into dist/
 
 .PHONY: hub
 hub: $(STAMPS)/venv-demo ## Build a kernel for the Hugging Face Hub into dist/hub/
-	@$(VENV_PYTHON) scripts/package/hub_kernel.py $(WHEEL_VARIANT) $(LAUNCHER) -DPython3_EXECUTABLE=$(VENV_PYTHON)
+	@CUDA_ARCHS="$(CUDA_ARCHS)" $(VENV_PYTHON) scripts/package/hub_kernel.py $(WHEEL_VARIANT) $(LAUNCHER) -DPython3_EXECUTABLE=$(VENV_PYTHON)
 
 .PHONY: package
 package: $(STAMPS)/system ## Build the C++ tarball and Debian package into dist/
