@@ -56,6 +56,10 @@ def test_long_step_is_one_line_in_a_log(tmp_path):
         ("Installing collected packages: mpmath, sympy, torch", "installing 3 packages"),
         ("  12/300 Test #12: cpu_test ... Passed", "12 of 300"),
         ("tests/python/a.py ......      [ 45%]", "45%"),
+        ("Get:12 http://deb.debian.org/debian stable/main amd64 libfmt-dev amd64 9.1 [9 kB]", "fetching libfmt-dev"),
+        ("Get:1 http://deb.debian.org/debian bookworm InRelease [151 kB]", "fetching bookworm"),
+        ("Unpacking libfmt9:amd64 (9.1.0+ds1-2) ...", "unpacking libfmt9"),
+        ("Setting up libfmt9:amd64 (9.1.0+ds1-2) ...", "setting up libfmt9"),
     ],
 )
 def test_progress_of_every_kind_of_step_is_read(printed, shown, tmp_path):
