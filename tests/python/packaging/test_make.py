@@ -66,6 +66,24 @@ def test_progress_of_every_kind_of_step_is_read(printed, shown, tmp_path):
     assert shown in on_terminal(SCRIPTS / "step", "x", tmp_path / "log", "bash", "-c", f"echo '{printed}'; sleep 1.5")
 
 
+def test_lint_counts_the_files_that_clang_tidy_reads(tmp_path):
+    for name in ("step", "lint"):
+        program(tmp_path / "scripts" / name, (SCRIPTS / name).read_text().partition("\n")[2])
+    for name in (".venv/bin/clang-format", ".venv/bin/ruff"):
+        program(tmp_path / name, "true")
+    program(tmp_path / "bin" / "clang-tidy", "echo found; [[ ${!#} != */bad.cpp ]]")
+    program(tmp_path / "bin" / "git", "echo src/a.cpp; echo src/bad.cpp")
+    commands = [f'"file": "{tmp_path}/src/{name}.cpp"' for name in ("a", "bad")]
+    for folder, text in ((commands, "LINT FOUND PROBLEMS."), (commands[:1], "Lint is clean."), ([], "Lint is clean.")):
+        (tmp_path / "build" / "lint").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "build" / "lint" / "compile_commands.json").write_text("\n".join(folder))
+        done = run(tmp_path / "scripts" / "lint", PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+        assert done.stdout.endswith(f"{text}\n")
+        counted = re.findall(r"^\[.*", (tmp_path / "build" / "logs" / "lint-tidy.log").read_text(), re.MULTILINE)
+        expected = [f"[{at}/{len(folder)}] src/{name}.cpp" for at, name in enumerate(("a", "bad"), start=1)]
+        assert sorted(counted) == expected[: len(folder)]
+
+
 @pytest.mark.parametrize(("columns", "most"), [(0, 79), (60, 59)])
 def test_progress_fits_into_one_line_of_the_terminal(columns, most, tmp_path):
     slow = f"echo 'Downloading {'a-long-name-' * 9}'; sleep 1.5"
