@@ -7,7 +7,7 @@ MAKEFLAGS += --no-print-directory
 
 JOBS ?= $(shell nproc)
 PYTHON ?= python3
-# Empty: `make demo` compiles CUDA kernels for the GPUs that are here, all others every kernel if nvcc is found (AUTO). ON
+# Empty or AUTO: `make demo` compiles CUDA kernels for the GPUs that are here, all others every kernel if nvcc is found. ON
 # insists, OFF leaves them out. CUDA_ARCHS names compute capabilities, for instance "80;90", and insists too.
 CUDA ?=
 CUDA_ARCHS ?=
@@ -106,11 +106,11 @@ sdist: $(STAMPS)/wheel-tools ## Build the source package into dist/
 
 .PHONY: hub
 hub: $(STAMPS)/venv-demo ## Build a kernel for the Hugging Face Hub into dist/hub/
-	@$(VENV_PYTHON) scripts/package/hub_kernel.py $(WHEEL_VARIANT) $(LAUNCHER) -DPython3_EXECUTABLE=$(VENV_PYTHON)
+	@CUDA_ARCHS="$(CUDA_ARCHS)" $(VENV_PYTHON) scripts/package/hub_kernel.py $(WHEEL_VARIANT) $(LAUNCHER) -DPython3_EXECUTABLE=$(VENV_PYTHON)
 
 .PHONY: package
 package: $(STAMPS)/system ## Build the C++ tarball and Debian package into dist/
-	@scripts/package/cpp $(LAUNCHER) -DMOEGEMM_CUDA=$(or $(CUDA),AUTO) '-DMOEGEMM_CUDA_ARCHS=$(or $(CUDA_ARCHS),all)'
+	@CUDA="$(CUDA)" CUDA_ARCHS="$(CUDA_ARCHS)" scripts/package/cpp $(LAUNCHER)
 
 .PHONY: build
 build: $(BUILD)/build.ninja ## Set up and compile, release

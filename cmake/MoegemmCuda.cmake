@@ -23,6 +23,12 @@ if(MOEGEMM_CUDA_ARCHS STREQUAL "all")
   set(compress --compress-mode=size)
 endif()
 
+# Hopper's own kernels run on 9.0 alone. The tests look inside them whatever is listed.
+set(MOEGEMM_HAS_SM90 ${MOEGEMM_BUILD_TESTS})
+if("${MOEGEMM_CUDA_ARCHS}" MATCHES "(^|;)90a?(;|$)")
+  set(MOEGEMM_HAS_SM90 ON)
+endif()
+
 # Passes are plain CUDA: machine code for the listed architectures, and PTX of compute capability 9.0, or of the newest
 # before it, for every later GPU that is not listed (11.0 comes after 10.0 and runs no PTX of 12.0).
 set(MOEGEMM_PASS_GENCODE "")

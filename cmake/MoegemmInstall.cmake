@@ -9,6 +9,8 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/moegemm DESTINATION ${CMAKE_INST
   COMPONENT development FILES_MATCHING PATTERN "*.h")
 install(EXPORT moegemm-targets NAMESPACE moegemm:: DESTINATION ${package_dir}
   COMPONENT development)
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/THIRD_PARTY_LICENSES
+  DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT library)
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/moegemm-config.cmake.in
   ${PROJECT_BINARY_DIR}/moegemm-config.cmake INSTALL_DESTINATION ${package_dir})
 # Before 1.0 a new minor version may change the interface.

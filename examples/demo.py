@@ -7,7 +7,10 @@ trained with moegemm and without. Everything is timed in turns and compared by m
 
 import argparse
 import random
+import re
+import shutil
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -263,11 +266,30 @@ def show(lines: list[Line]) -> None:
         print(f"{line.name:<34} {times} {line.faster:>8}  {line.theirs_by:<24} {line.check}".rstrip())
 
 
+def capabilities_here() -> list[str]:
+    """Compute capabilities of the GPUs, as nvidia-smi says."""
+    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return re.findall(r"^\d+\.\d+$", said, re.MULTILINE)
+
+
+def why_it_was_built_without_cuda() -> str:
+    """Where `make demo` saw /dev/nvidiactl and compiled no kernels all the same, and what to do."""
+    if not shutil.which("nvidia-smi"):
+        return "nvidia-smi is not on the path to say which GPU it is: `make demo CUDA=ON` compiles kernels all the same"
+    found = capabilities_here()
+    if not found:
+        return "nvidia-smi lists no GPU: run it to see why"
+    if max(map(float, found)) < 8.0:
+        return f"compute capability 8.0 or newer is needed, it has {max(found, key=float)}"
+    return "put nvcc 13.0 or newer on the path and run `make demo` again"
+
+
 def why_not_the_gpu(info: dict[str, Any]) -> str:
     """What keeps it from being used, and what to do."""
     why = info["why_no_gpu"] or "this torch was built without CUDA"
     if "library was built without CUDA" in why:
-        return f"{why}: put nvcc 13.0 or newer on the path and run `make demo` again"
+        return f"{why}: {why_it_was_built_without_cuda()}"
     if "torch was built without CUDA" in why:
         return f"{why}: install one with it into .venv and run the demo again"
     return f"{why}; docs/errors.md says what to do"

@@ -3,9 +3,9 @@
 
     scripts/package/gpu_code.py libmoegemm_torch.so --archs 80,86,89,90,100,120
 
-A fat binary has an image for each architecture: machine code, or PTX, which the driver compiles. Where machine code
-begins at an architecture, all newer ones of --archs must have it too, and PTX must be there for what is newer than they
-are. Code of one architecture alone (sm_90a: wgmma has no PTX that others could run) needs no other image.
+A fat binary has an image for each architecture: machine code, or PTX, which the driver compiles. Those of --archs that
+are not older than the oldest image must have machine code, and PTX must be there for what is newer than they are. Code
+of one architecture alone (sm_90a: wgmma has no PTX that others could run) needs no other image.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def missing_code(images: list[Image], archs: list[int]) -> list[str]:
     machine = {image.arch for image in images if not image.ptx}
     if machine and all(image.exact for image in images):
         return []
-    wanted = [arch for arch in archs if arch >= min(machine, default=0)]
+    wanted = [arch for arch in archs if arch >= min(image.arch for image in images)]
     missing = [f"sm_{arch}" for arch in wanted if arch not in machine]
     return missing if any(image.ptx for image in images) else [*missing, "PTX"]
 

@@ -2,6 +2,7 @@
 """Makes dist/hub, a repository that Hugging Face's library `kernels` loads: build/<variant>/moegemm and metadata.json.
 
     scripts/package/hub_kernel.py cpu [OPTIONS OF CMAKE]     # or cuda; variants add up in dist/hub
+    CUDA_ARCHS=80,90 scripts/package/hub_kernel.py cuda      # kernels for these GPUs alone
     python -c 'import kernels, pathlib; kernels.get_local_kernel(pathlib.Path("dist/hub"))'
 
 Such a kernel may be loaded beside an installed moegemm or another version of itself. So its operators have a namespace
@@ -11,6 +12,7 @@ of their own, and its modules import each other relatively.
 import argparse
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -24,7 +26,10 @@ KERNEL_VERSION = 1  # of the interface, as the Hub counts
 GLIBC = "2.28"
 # Programs, which the Hub has no use for. Plans and reports need the package `program`.
 LEFT_OUT = ("bench", "lib", "__main__.py", "__pycache__")
-ARCHS = ["8.0+PTX", "8.6", "8.9", "9.0", "10.0", "12.0"]
+# `testing` and the catalogue of models are in the program that the operators hold.
+SOURCES = ("CMakeLists.txt", "bindings", "cmake", "data/models.json", "include", "python", "src", "testing")
+LICENCES = ("LICENSE", "THIRD_PARTY_LICENSES")
+EVERY_ARCH = "80;86;89;90;100;120"  # what CMake makes of `all`
 IMPORT = re.compile(r"^(\s*)from moegemm(?:\.([\w.]+))? import ", re.MULTILINE)
 PLAIN_IMPORT = re.compile(r"^\s*import moegemm\b", re.MULTILINE)
 OPS = '''"""The operators' namespace, which no other version has."""
@@ -40,11 +45,17 @@ def add_op_namespace_prefix(name: str) -> str:
 def digest() -> str:
     """Of everything that is compiled or imported."""
     whole = hashlib.sha256()
-    for folder in ("include", "src", "bindings", "python"):
-        for path in sorted((ROOT / folder).rglob("*")):
-            if path.is_file() and not {"lib", "__pycache__"} & set(path.parts):
-                whole.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
+    for name in SOURCES:
+        for path in sorted((ROOT / name).rglob("*")) or [ROOT / name]:
+            place = path.relative_to(ROOT)
+            if path.is_file() and not {"lib", "__pycache__"} & set(place.parts):
+                whole.update(place.as_posix().encode() + path.read_bytes())
     return whole.hexdigest()[:8]
+
+
+def named_archs() -> str:
+    """As CMake wants them; empty: every GPU."""
+    return ";".join(re.findall(r"\w+", os.environ.get("CUDA_ARCHS", "").replace("all", "")))
 
 
 def made_relative(text: str, depth: int, name: str) -> str:
@@ -68,7 +79,8 @@ def copy_package(target: Path, namespace: str) -> None:
 def build(backend: str, namespace: str, options: list[str]) -> Path:
     """The operators in their namespace; all objects but one are those of the wheel."""
     folder = f"build/hub-{backend}"
-    cuda = ["-DMOEGEMM_CUDA=ON", "-DMOEGEMM_CUDA_ARCHS=all"] if backend == "cuda" else ["-DMOEGEMM_CUDA=OFF"]
+    kernels = ["-DMOEGEMM_CUDA=ON", f"-DMOEGEMM_CUDA_ARCHS={named_archs() or 'all'}"]
+    cuda = kernels if backend == "cuda" else ["-DMOEGEMM_CUDA=OFF"]
     configure = ["cmake", "--preset", "release", "-B", folder, "-DMOEGEMM_BUILD_TORCH=ON", "-DMOEGEMM_BUILD_TESTS=OFF"]
     configure += [f"-DMOEGEMM_GLIBC={GLIBC}", f"-DMOEGEMM_TORCH_NAMESPACE={namespace}", *cuda, *options]
     compile_it = ["cmake", "--build", folder, "-t", "moegemm_torch"]
@@ -81,7 +93,8 @@ def build(backend: str, namespace: str, options: list[str]) -> Path:
 def metadata_of(backend: str, identity: str) -> dict[str, object]:
     kind: dict[str, object] = {"type": backend}
     if backend == "cuda":
-        kind["archs"] = ARCHS
+        first, *others = (f"{n[:-1]}.{n[-1]}" for n in re.findall(r"\d+", named_archs() or EVERY_ARCH))
+        kind["archs"] = [f"{first}+PTX", *others]
     return {
         "id": identity,
         "name": "moegemm",
@@ -93,7 +106,7 @@ def metadata_of(backend: str, identity: str) -> dict[str, object]:
 
 
 def lay_out(backend: str, namespace: str, library: Path, out: Path) -> Path:
-    """Writes the variant's folder and returns it."""
+    """Writes the variant's folder, and the licences beside it; returns the folder."""
     machine = "cu130" if backend == "cuda" else "cpu"
     variant = out / "build" / f"torch-stable-abi{OLDEST_TORCH}-{machine}-x86_64-linux"
     shutil.rmtree(variant, ignore_errors=True)
@@ -102,6 +115,8 @@ def lay_out(backend: str, namespace: str, library: Path, out: Path) -> Path:
     copy_package(package, namespace)
     subprocess.run(["strip", "--strip-unneeded", library, "-o", package / library.name], check=True)
     (variant / "metadata.json").write_text(json.dumps(metadata_of(backend, namespace), indent=2) + "\n")
+    for name in LICENCES:
+        shutil.copy(ROOT / name, out)
     return variant
 
 

@@ -1,5 +1,5 @@
-#include <array>
 #include <utility>
+#include <vector>
 
 #include "core/registry.h"
 #include "cuda/sm80/kernels.h"
@@ -8,10 +8,14 @@
 namespace moegemm {
 namespace {
 
-const std::array<const cuda::CudaBackend*, 2>& generations() {
-  static const cuda::CudaBackend sm90(cuda::sm90::kGeneration, cuda::sm90::kernels());
+const std::vector<const cuda::CudaBackend*>& generations() {
   static const cuda::CudaBackend sm80(cuda::sm80::kGeneration, cuda::sm80::kernels());
-  static const std::array all = {&sm90, &sm80};
+#if MOEGEMM_HAS_SM90
+  static const cuda::CudaBackend sm90(cuda::sm90::kGeneration, cuda::sm90::kernels());
+  static const std::vector all = {&sm90, &sm80};
+#else
+  static const std::vector all = {&sm80};
+#endif
   return all;
 }
 

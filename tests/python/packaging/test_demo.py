@@ -101,10 +101,26 @@ def test_layer_of_transformers_is_compared_too():
     assert [operation.check for operation in lines] == ["ok", "ok"]
 
 
-def test_demo_says_what_a_gpu_that_is_not_used_lacks():
-    demo = load("demo")
-    assert "put nvcc" in demo.why_not_the_gpu({"why_no_gpu": "this library was built without CUDA"})
-    assert "install one" in demo.why_not_the_gpu({"why_no_gpu": ""})
+@pytest.mark.parametrize(
+    ("nvidia_smi", "advice"),
+    [
+        ("echo 7.5; echo 9.0", "put nvcc 13.0 or newer on the path"),
+        ("echo 7.5; echo 6.1", "compute capability 8.0 or newer is needed, it has 7.5"),
+        ("echo NVIDIA-SMI has failed; exit 9", "nvidia-smi lists no GPU"),
+        (None, "nvidia-smi is not on the path to say which GPU it is: `make demo CUDA=ON`"),
+    ],
+)
+def test_demo_says_what_a_gpu_that_is_not_used_lacks(nvidia_smi, advice, tmp_path, monkeypatch):
+    if nvidia_smi:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{nvidia_smi}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    why = load("demo").why_not_the_gpu({"why_no_gpu": "this library was built without CUDA"})
+    assert why.startswith(f"this library was built without CUDA: {advice}")
+
+
+def test_demo_says_what_a_torch_without_cuda_lacks():
+    assert "install one" in load("demo").why_not_the_gpu({"why_no_gpu": ""})
 
 
 def test_one_slow_step_decides_no_speed():

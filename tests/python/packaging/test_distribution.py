@@ -1,9 +1,11 @@
 """What turns builds into a release: readable descriptions, variants, checks of version and changelog."""
 
 import io
+import os
 import shutil
 import struct
 import subprocess
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -99,10 +101,56 @@ mkdir -p "$2" && cp built.whl "$2/moegemm-0.1.0-py3-none-manylinux_2_28_x86_64.w
     assert zipfile.is_zipfile(with_kernels.with_name("moegemm-0.1.0+cpu-py3-none-manylinux_2_28_x86_64.whl"))
 
 
+def pack_cpp(root: Path, information: str, **environment: str) -> tuple[subprocess.CompletedProcess[str], str]:
+    """`scripts/package/cpp` in a checkout whose tools are stand-ins; how it ended, and what CMake was told."""
+    shutil.copytree(SCRIPTS, root / "scripts", dirs_exist_ok=True)
+    library = fat_binary((80, False, False), (90, False, False), (80, True, False))
+    (root / "library").write_bytes(library)
+    stand_ins = {
+        "cmake": f"""echo "$*" >>told
+if [ "$1" = --build ]; then
+  mkdir -p build/package/src/cli && cp library build/package/src/libmoegemm.so
+  echo 'echo "build    gcc, {information}"' >build/package/src/cli/moegemm && chmod +x build/package/src/cli/moegemm
+fi""",
+        "cpack": 'mkdir -p "$4" && touch "$4/moegemm.tar.gz" && echo "CPack: - package: $4/moegemm.tar.gz generated."',
+        "objdump": "echo '(GLIBC_2.4) x'; echo '(GLIBC_2.34) y'; echo '(GLIBCXX_3.4.9) z'",
+    }
+    for name, text in stand_ins.items():
+        program = root / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/usr/bin/env bash\n{text}\n")
+        program.chmod(0o755)
+    where = {**os.environ, "PATH": f"{root / 'bin'}:{os.environ['PATH']}", **environment}
+    command = [root / "scripts" / "package" / "cpp"]
+    done = subprocess.run(command, env=where, capture_output=True, text=True, check=False)
+    return done, (root / "told").read_text()
+
+
+def test_packages_are_for_the_gpus_that_are_named(tmp_path):
+    done, told = pack_cpp(tmp_path, "CUDA 13.0", CUDA="", CUDA_ARCHS="80,90")
+    assert done.returncode == 0, done.stderr
+    assert "-DMOEGEMM_CUDA=ON -DMOEGEMM_CUDA_ARCHS=80;90" in told
+    assert (tmp_path / "dist" / "moegemm.tar.gz").is_file()
+    assert "needs GLIBC_2.34 and GLIBCXX_3.4.9\n" in done.stdout
+    makefile = (SCRIPTS.parent / "Makefile").read_text()
+    assert '@CUDA="$(CUDA)" CUDA_ARCHS="$(CUDA_ARCHS)" scripts/package/cpp' in makefile
+
+
+def test_packages_whose_kernels_lack_a_gpu_are_not_made(tmp_path):
+    done, told = pack_cpp(tmp_path, "CUDA 13.0", CUDA="AUTO", CUDA_ARCHS="")
+    assert done.returncode == 1
+    assert "a fat binary lacks sm_86, sm_89, sm_100, sm_120" in done.stderr
+    assert "-DMOEGEMM_CUDA=AUTO -DMOEGEMM_CUDA_ARCHS=all" in told
+    assert list((tmp_path / "dist").iterdir()) == []
+    assert pack_cpp(tmp_path, "without CUDA", CUDA="OFF", CUDA_ARCHS="")[0].returncode == 0
+
+
 @pytest.fixture
 def checkout(tmp_path, monkeypatch) -> Path:
     (tmp_path / "pyproject.toml").write_text('[project]\nversion = "1.2.3"\n')
     (tmp_path / "CMakeLists.txt").write_text("project(moegemm VERSION 1.2.3 LANGUAGES CXX)\n")
+    (tmp_path / "python" / "moegemm").mkdir(parents=True)
+    (tmp_path / "python" / "moegemm" / "__init__.py").write_text('__version__ = "1.2.3"\n')
     (tmp_path / "CHANGELOG.md").write_text("## [Unreleased]\n\n## [1.2.3] - 2026-01-31\n\n### Added\n- A thing.\n")
     monkeypatch.setattr(release, "ROOT", tmp_path)
     monkeypatch.setattr(release, "DIST", tmp_path)
@@ -115,10 +163,19 @@ def test_release_that_is_in_order_passes(checkout):
     release.check_changelog("1.2.3")
 
 
-def test_release_refuses_versions_that_differ(checkout):
-    (checkout / "CMakeLists.txt").write_text("project(moegemm VERSION 1.2.2 LANGUAGES CXX)\n")
-    with pytest.raises(release.ReleaseError, match=r"CMakeLists.txt has version 1.2.2, not 1.2.3"):
+@pytest.mark.parametrize("name", ["pyproject.toml", "CMakeLists.txt", "python/moegemm/__init__.py"])
+def test_release_refuses_versions_that_differ(name, checkout):
+    (checkout / name).write_text((checkout / name).read_text().replace("1.2.3", "1.2.2"))
+    with pytest.raises(release.ReleaseError, match=rf"{name} has version 1.2.2, not 1.2.3"):
         release.check_version("1.2.3")
+
+
+def test_check_of_an_installed_package_passes_with_this_one():
+    code = release.CHECK.replace('"site-packages"', '"moegemm"')
+    found = {**os.environ, "PYTHONPATH": str(SCRIPTS.parent / "python")}
+    done = subprocess.run([sys.executable, "-c", code], env=found, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("on c")
 
 
 def test_release_refuses_a_changelog_without_its_section_or_with_leftovers(checkout):
@@ -297,6 +354,7 @@ def test_gpu_code_of_a_library_is_found():
         ([(80, False, False), (120, False, False), (80, True, False)], ["sm_90"]),
         ([(80, False, False), (90, False, False), (120, False, False)], ["PTX"]),
         ([(80, True, False)], ["sm_80", "sm_90", "sm_120"]),
+        ([(121, True, False)], []),  # for newer ones than are wanted
     ],
 )
 def test_gpu_that_would_compile_at_its_first_call_is_named(images, missing):

@@ -140,3 +140,11 @@ def test_a_checklist_names_every_file_and_few(what: str):
     assert len(files) == len(set(files)) == number + len(said[1])
     assert len(files) <= MOST_FILES[what], files
     assert [file for file in files if not TO_BE_CHOSEN.search(file) and not (ROOT / file).exists()] == []
+
+
+def test_every_extra_of_the_package_is_in_a_page():
+    section = (ROOT / "pyproject.toml").read_text().split("[project.optional-dependencies]\n")[1].partition("\n\n")[0]
+    extras = {line.split(" = ")[0] for line in section.splitlines()} - {"test", "example"}  # for a checkout
+    pages = "".join(page.read_text() for page in PAGES)
+    assert extras
+    assert [name for name in sorted(extras) if f"moegemm[{name}]" not in pages] == []

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -57,9 +58,45 @@ def test_what_is_left_out_exists_and_nothing_else_needs_it(hub, tmp_path):
         assert not re.search(rf"^\s*from \.+({modules})\b", path.read_text(), re.MULTILINE), path
 
 
-def test_every_source_counts_for_the_namespace(hub):
-    assert len(hub.digest()) == 8
-    assert hub.digest() == hub.digest()
+@pytest.fixture
+def copied(hub, tmp_path, monkeypatch) -> Path:
+    """A checkout of the sources alone."""
+    for name in hub.SOURCES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("lib", "__pycache__"))
+        else:
+            shutil.copy(ROOT / name, tmp_path / name)
+    monkeypatch.setattr(hub, "ROOT", tmp_path)
+    return tmp_path
+
+
+def test_every_source_counts_for_the_namespace(hub, copied):
+    places = ["include", "src", "bindings", "python", "testing", "cmake", "data/models.json", "CMakeLists.txt"]
+    seen = {hub.digest()}
+    for count, name in enumerate(places, start=2):
+        path = next(p for p in [copied / name, *sorted((copied / name).rglob("*.*"))] if p.is_file())
+        path.write_text(path.read_text() + "\n")
+        seen.add(hub.digest())
+        assert len(seen) == count, name
+    (copied / "python" / "moegemm" / "lib").mkdir()
+    (copied / "python" / "moegemm" / "lib" / "made_by_a_build.so").write_text("x")
+    assert hub.digest() in seen
+
+
+def test_kernel_is_for_the_gpus_that_are_named(hub, monkeypatch):
+    every = ["8.0+PTX", "8.6", "8.9", "9.0", "10.0", "12.0"]
+    for named, archs, of_cmake in (("", every, ""), ("all", every, ""), ("86, 90", ["8.6+PTX", "9.0"], "86;90")):
+        monkeypatch.setenv("CUDA_ARCHS", named)
+        assert hub.metadata_of("cuda", "x")["backend"] == {"type": "cuda", "archs": archs}
+        assert hub.named_archs() == of_cmake
+    assert '@CUDA_ARCHS="$(CUDA_ARCHS)" $(VENV_PYTHON) scripts/package/hub' in (ROOT / "Makefile").read_text()
+
+
+def test_licences_lie_beside_the_variants(hub, tmp_path):
+    variant = hub.lay_out("cpu", "moegemm", loading.found_library().resolve(), tmp_path)
+    assert variant.is_relative_to(tmp_path / "build")
+    assert {path.name for path in tmp_path.iterdir()} == {"build", "LICENSE", "THIRD_PARTY_LICENSES"}
 
 
 def test_kernels_loads_the_layout(hub, tmp_path):

@@ -56,10 +56,32 @@ def test_long_step_is_one_line_in_a_log(tmp_path):
         ("Installing collected packages: mpmath, sympy, torch", "installing 3 packages"),
         ("  12/300 Test #12: cpu_test ... Passed", "12 of 300"),
         ("tests/python/a.py ......      [ 45%]", "45%"),
+        ("Get:12 http://deb.debian.org/debian stable/main amd64 libfmt-dev amd64 9.1 [9 kB]", "fetching libfmt-dev"),
+        ("Get:1 http://deb.debian.org/debian bookworm InRelease [151 kB]", "fetching bookworm"),
+        ("Unpacking libfmt9:amd64 (9.1.0+ds1-2) ...", "unpacking libfmt9"),
+        ("Setting up libfmt9:amd64 (9.1.0+ds1-2) ...", "setting up libfmt9"),
     ],
 )
 def test_progress_of_every_kind_of_step_is_read(printed, shown, tmp_path):
     assert shown in on_terminal(SCRIPTS / "step", "x", tmp_path / "log", "bash", "-c", f"echo '{printed}'; sleep 1.5")
+
+
+def test_lint_counts_the_files_that_clang_tidy_reads(tmp_path):
+    for name in ("step", "lint"):
+        program(tmp_path / "scripts" / name, (SCRIPTS / name).read_text().partition("\n")[2])
+    for name in (".venv/bin/clang-format", ".venv/bin/ruff"):
+        program(tmp_path / name, "true")
+    program(tmp_path / "bin" / "clang-tidy", "echo found; [[ ${!#} != */bad.cpp ]]")
+    program(tmp_path / "bin" / "git", "echo src/a.cpp; echo src/bad.cpp")
+    commands = [f'"file": "{tmp_path}/src/{name}.cpp"' for name in ("a", "bad")]
+    for folder, text in ((commands, "LINT FOUND PROBLEMS."), (commands[:1], "Lint is clean."), ([], "Lint is clean.")):
+        (tmp_path / "build" / "lint").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "build" / "lint" / "compile_commands.json").write_text("\n".join(folder))
+        done = run(tmp_path / "scripts" / "lint", PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+        assert done.stdout.endswith(f"{text}\n")
+        counted = re.findall(r"^\[.*", (tmp_path / "build" / "logs" / "lint-tidy.log").read_text(), re.MULTILINE)
+        expected = [f"[{at}/{len(folder)}] src/{name}.cpp" for at, name in enumerate(("a", "bad"), start=1)]
+        assert sorted(counted) == expected[: len(folder)]
 
 
 @pytest.mark.parametrize(("columns", "most"), [(0, 79), (60, 59)])
@@ -111,7 +133,7 @@ class Machine:
 
     def options(self, purpose: str, cuda: str = "", archs: str = "", asked: str = "options") -> str:
         path = f"{self.bin}:/usr/bin:/bin"
-        done = run(self.root / "scripts" / "release_options", purpose, cuda, archs, asked, PATH=path)
+        done = run(self.root / "scripts" / "release_options", purpose, cuda, archs, asked, PATH=path, CUDACXX="")
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
@@ -124,6 +146,7 @@ def machine(tmp_path: Path) -> Machine:
 def test_demo_without_a_gpu_compiles_no_kernels_and_no_tests(machine):
     program(machine.bin / "nvcc", "true")
     assert machine.options("demo") == "-DMOEGEMM_BUILD_TESTS=OFF -DMOEGEMM_CUDA=OFF"
+    assert machine.options("demo", cuda="AUTO") == machine.options("demo")
 
 
 def test_demo_compiles_kernels_for_the_gpus_that_are_here(machine):
@@ -147,10 +170,17 @@ def test_nvcc_that_is_too_old_is_as_none(machine):
     assert machine.options("demo").endswith("-DMOEGEMM_CUDA=OFF")
     assert machine.options("demo", asked="folder") == "build/release"
     assert machine.options("demo", cuda="ON").endswith("-DMOEGEMM_CUDA=ON")
-    usable = [run(SCRIPTS / "gpu" / "usable_nvcc", PATH=f"{machine.bin}:/usr/bin:/bin").stdout]
+    here = {"PATH": f"{machine.bin}:/usr/bin:/bin", "CUDACXX": ""}
+    usable = [run(SCRIPTS / "gpu" / "usable_nvcc", **here).stdout]
     program(machine.bin / "nvcc", OLD_NVCC.replace("12.4", "13.1"))
-    usable.append(run(SCRIPTS / "gpu" / "usable_nvcc", PATH=f"{machine.bin}:/usr/bin:/bin").stdout.strip())
+    usable.append(run(SCRIPTS / "gpu" / "usable_nvcc", **here).stdout.strip())
     assert usable == ["", str(machine.bin / "nvcc")]
+
+
+def test_nvcc_may_be_named_by_cudacxx(tmp_path):
+    elsewhere = program(tmp_path / "elsewhere" / "nvcc", OLD_NVCC.replace("12.4", "13.1"))
+    found = run(SCRIPTS / "gpu" / "usable_nvcc", PATH="/usr/bin:/bin", CUDACXX=str(elsewhere))
+    assert found.stdout.strip() == str(elsewhere)
 
 
 @pytest.mark.parametrize("cuda", ["AUTO", "ON"])
@@ -164,6 +194,17 @@ def test_cmake_leaves_kernels_out_where_nvcc_is_too_old_unless_they_are_asked_fo
     assert (done.returncode != 0) == (cuda == "ON")
 
 
+@pytest.mark.parametrize(("archs", "expected"), [("86", False), ("80;90", True), ("all", True)])
+def test_hopper_kernels_are_compiled_where_9_0_is_listed(archs, expected, tmp_path):
+    if not run(SCRIPTS / "gpu" / "usable_nvcc").stdout:
+        pytest.skip("no nvcc 13.0 or newer")
+    options = ["-DMOEGEMM_CUDA=ON", f"-DMOEGEMM_CUDA_ARCHS={archs}", "-DMOEGEMM_BUILD_CLI=OFF"]
+    done = run("cmake", "--preset", "release", "-S", ROOT, "-B", tmp_path, "-DMOEGEMM_BUILD_TESTS=OFF", *options)
+    assert done.returncode == 0, done.stderr
+    sources = {path.name.split("_")[0] for path in (tmp_path / "src" / "cuda" / "instances").iterdir()}
+    assert sources == ({"sm80", "sm90"} if expected else {"sm80"})
+
+
 def test_cmake_names_the_package_that_a_source_build_needs(tmp_path):
     without = ["-DCMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON", "-DMOEGEMM_CUDA=OFF"]
     done = run("cmake", "--preset", "release", "-S", ROOT, "-B", tmp_path, *without)
@@ -172,17 +213,28 @@ def test_cmake_names_the_package_that_a_source_build_needs(tmp_path):
 
 
 def test_tests_are_complete(machine):
-    assert machine.options("all") == "-DMOEGEMM_BUILD_TESTS=ON -DMOEGEMM_CUDA=AUTO"
+    assert machine.options("all") == "-DMOEGEMM_BUILD_TESTS=ON -DMOEGEMM_CUDA=AUTO '-DMOEGEMM_CUDA_ARCHS=80;90'"
+    assert machine.options("all", cuda="OFF") == "-DMOEGEMM_BUILD_TESTS=ON -DMOEGEMM_CUDA=OFF"
+
+
+def test_tests_are_complete_after_a_demo_for_one_gpu(machine):
+    machine.built("CUDA 13.0", MOEGEMM_CUDA="ON", MOEGEMM_CUDA_ARCHS="86", MOEGEMM_BUILD_TESTS="OFF")
+    assert machine.options("all").endswith("'-DMOEGEMM_CUDA_ARCHS=80;90'")
+
+
+def test_tests_stay_with_the_gpus_that_they_were_built_for(machine):
+    machine.built("CUDA 13.0", MOEGEMM_CUDA="ON", MOEGEMM_CUDA_ARCHS="90", MOEGEMM_BUILD_TESTS="ON")
+    assert machine.options("all").endswith("'-DMOEGEMM_CUDA_ARCHS=90'")
 
 
 def test_demo_takes_nothing_from_what_the_tests_built(machine):
     machine.with_gpus("9.0")
-    machine.built("CUDA 13.0 for sm_90a", MOEGEMM_CUDA="AUTO", MOEGEMM_BUILD_TESTS="ON")
+    machine.built("CUDA 13.0", MOEGEMM_CUDA="AUTO", MOEGEMM_CUDA_ARCHS="80;90", MOEGEMM_BUILD_TESTS="ON")
     assert machine.options("demo") == machine.options("all")
     assert machine.options("demo", asked="folder") == "build/release"
 
 
-@pytest.mark.parametrize("built", ["CUDA 13.0 for sm_90a", "without CUDA"], ids=["whole", "interrupted"])
+@pytest.mark.parametrize("built", ["CUDA 13.0", "without CUDA"], ids=["whole", "interrupted"])
 def test_demo_without_a_gpu_stays_apart_from_kernels_that_tests_compile(machine, built):
     program(machine.bin / "nvcc", "true")
     machine.built(built, MOEGEMM_CUDA="AUTO", MOEGEMM_BUILD_TESTS="ON")
@@ -215,6 +267,12 @@ def test_missing_packages_without_root_are_named(tmp_path):
     )
     assert done.returncode == 1
     assert "sudo apt-get install --no-install-recommends libnothing-dev no-compiler" in done.stderr
+
+
+def test_modules_are_looked_for_in_the_python_that_is_named(tmp_path):
+    (tmp_path / "list.txt").write_text("python3-venv  module no_such_module\n")
+    has_it = program(tmp_path / "python", "exit 0")
+    assert run(SCRIPTS / "install_system_packages", tmp_path / "list.txt", PYTHON=str(has_it)).returncode == 0
 
 
 def test_packages_that_apt_cannot_fetch_are_named(tmp_path):
@@ -250,6 +308,7 @@ def test_no_network_says_how_to_do_without(tmp_path):
     done = run(SCRIPTS / "make_venv", tmp_path / "venv", "requirements/demo.txt", PYTHON=str(bare))
     assert done.returncode == 1
     assert "pip could not install torch" in done.stderr
+    assert "'pip download -r requirements/torch.txt -r requirements/demo.txt'" in done.stderr
     assert "PYTHON=/path/to/python" in done.stderr
     assert "PIP_FIND_LINKS=/path" in done.stderr
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 REPOSITORY = Path(__file__).parents[3]
+VERSION = re.findall(r'^version = "(.*)"$', (REPOSITORY / "pyproject.toml").read_text(), re.MULTILINE)[0]
 # Not where `make wheel` builds: CMake forgets its settings when it meets another compiler in its folder.
 BUILD_FOLDER = REPOSITORY / "build" / "wheel-of-the-tests"
 EXAMPLE = """
@@ -67,6 +68,7 @@ def test_the_wheel_is_for_every_python_3_and_holds_one_library(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert [n for n in names if n.endswith(".so") or ".so." in n] == ["moegemm/libmoegemm_torch.so"]
     assert "moegemm/py.typed" in names
+    assert {n.split("/licenses/")[1] for n in names if "/licenses/" in n} == {"LICENSE", "THIRD_PARTY_LICENSES"}
     assert "moegemm/bench/models.json" in names
     assert all(n.startswith(("moegemm/", "moegemm-")) for n in names)
 
@@ -96,7 +98,7 @@ def test_the_wheel_works_in_a_clean_environment(wheel, tmp_path):
     subprocess.run([*install, str(wheel)], check=True, env=clean, cwd=tmp_path)
     done = subprocess.run([python, "-c", EXAMPLE], capture_output=True, text=True, env=clean, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n")[0] == "(12, 8) (4, 8, 16) 0.1.0"
+    assert done.stdout.split("\n")[0] == f"(12, 8) (4, 8, 16) {VERSION}"
     bench = [tmp_path / "env" / "bin" / "moegemm-bench", "--help"]
     done = subprocess.run(bench, capture_output=True, text=True, env=clean, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
@@ -104,4 +106,4 @@ def test_the_wheel_works_in_a_clean_environment(wheel, tmp_path):
     for program in ([tmp_path / "env" / "bin" / "moegemm"], [python, "-m", "moegemm"]):
         done = subprocess.run([*program, "info"], capture_output=True, text=True, env=clean, cwd=tmp_path, check=False)
         assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith("moegemm 0.1.0\n")
+        assert done.stdout.startswith(f"moegemm {VERSION}\n")

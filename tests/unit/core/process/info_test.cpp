@@ -11,7 +11,7 @@ namespace moegemm {
 namespace {
 
 TEST(Info, VersionAndBuildAreFilledIn) {
-  EXPECT_EQ(version(), "0.1.0");
+  EXPECT_EQ(version(), MOEGEMM_PROJECT_VERSION);
   EXPECT_NE(build_description().find("CUDA"), std::string::npos);
 }
 
