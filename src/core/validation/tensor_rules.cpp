@@ -6,53 +6,12 @@
 
 #include "core/refusal.h"
 #include "core/types/names.h"
+#include "core/validation/extents.h"
 
 namespace moegemm {
 namespace {
 
 std::int64_t columns(const TensorView& view) { return view.shape[view.rank - 1]; }
-
-/// Where a tensor lies, in bytes: `rows` of equal length, `pitch` apart; a dense tensor is one row.
-struct Extent {
-  std::int64_t begin;
-  std::int64_t rows;
-  std::int64_t row;    // bytes of one row
-  std::int64_t pitch;  // bytes from row to row
-
-  std::int64_t end() const { return begin + (rows - 1) * pitch + row; }
-};
-
-Extent extent_of(const TensorView& view) {
-  const std::int64_t element = size_bytes(view.dtype);
-  const std::int64_t length = columns(view);
-  const auto begin = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(view.data));
-  if (view.rank == 1 || view.row_stride == length) {
-    const std::int64_t bytes = view.numel() * element;
-    return {begin, 1, bytes, bytes};
-  }
-  return {begin, view.numel() / length, length * element, view.row_stride * element};
-}
-
-/// Whether a row of `rows` has a byte in [begin, end).
-bool meets(const Extent& rows, std::int64_t begin, std::int64_t end) {
-  const std::int64_t from = begin - rows.begin - rows.row;  // rows that end before it do not count
-  const std::int64_t first = from < 0 ? 0 : from / rows.pitch + 1;
-  return first < rows.rows && rows.begin + first * rows.pitch < end;
-}
-
-bool overlap(const Extent& a, const Extent& b) {
-  if (a.rows > b.rows) return overlap(b, a);
-  if (a.end() <= b.begin || b.end() <= a.begin) return false;
-  // Of one pitch the first rows that come near each other speak for all.
-  const bool alike = a.pitch == b.pitch;
-  const std::int64_t skipped = alike && b.begin > a.begin ? (b.begin - a.begin) / a.pitch : 0;
-  const std::int64_t last = alike ? std::min(a.rows, skipped + 2) : a.rows;
-  for (std::int64_t i = skipped; i < last; ++i) {
-    const std::int64_t begin = a.begin + i * a.pitch;
-    if (meets(b, begin, begin + a.row)) return true;
-  }
-  return false;
-}
 
 bool same_memory(const TensorView& a, const TensorView& b) {
   return a.data == b.data && a.dtype == b.dtype && a.row_stride == b.row_stride;
@@ -234,10 +193,12 @@ void require_dense(const Argument& weights) {
 
 void require_disjoint(const Argument& output, const Argument& input) {
   if (output.view.numel() == 0 || input.view.numel() == 0) return;
-  if (overlap(extent_of(output.view), extent_of(input.view))) {
-    refuse_value(output.name, " overlaps ", input.name,
-                 " in memory; the output must be separate from every input");
-  }
+  if (overlap(extent_of(output.view), extent_of(input.view))) refuse_overlap(output, input);
+}
+
+void refuse_overlap(const Argument& output, const Argument& input) {
+  refuse_value(output.name, " overlaps ", input.name,
+               " in memory; the output must be separate from every input");
 }
 
 void require_apart(std::initializer_list<const Argument*> outputs,

@@ -84,6 +84,7 @@ void require_dense(const Argument& weights);
 
 /// No byte of `output` is a byte of `input`; two column ranges of one buffer share none.
 void require_disjoint(const Argument& output, const Argument& input);
+[[noreturn]] void refuse_overlap(const Argument& output, const Argument& input);
 
 /// An output that may be an input, element for element: each is read before it is written.
 struct InPlace {
