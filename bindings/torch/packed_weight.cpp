@@ -144,14 +144,13 @@ const void* dense_data(AtenTensorHandle tensor, std::optional<Tensor>& copy) {
 PackedWeight::PackedWeight(const char* name, AtenTensorHandle w, const char* scales_name,
                            AtenTensorHandle scales, const std::string& format, DType dtype)
     : w_tensor_(w), scales_tensor_(scales) {
-  if (scales == nullptr) {
-    refuse_value(scales_name, " is None; w_format '", format, "' needs it");
+  if (scales != nullptr) {
+    const Extents extents(scales_name, scales);
+    scales_.rank = extents.rank;
+    scales_.shape = extents.shape;
+    scales_.device = extents.device;
+    scales_.type = scale_type_of(scales_name, scales);
   }
-  const Extents extents(scales_name, scales);
-  scales_.rank = extents.rank;
-  scales_.shape = extents.shape;
-  scales_.device = extents.device;
-  scales_.type = scale_type_of(scales_name, scales);
   std::string text = format;
   if (format_named(format) == WeightFormat::kPlain) parse_quantization(format, scales_.type, 1, 1);
   view_ = decoded_view(name, w, text, dtype);

@@ -65,16 +65,16 @@ void require_memory(const Argument& argument) {
   }
 }
 
-void require_floating(const Argument& argument) {
-  if (!is_floating(argument.view.dtype)) {
-    refuse_type(argument.name, " has dtype ", to_string(argument.view.dtype), "; accepted are ",
+void require_floating(const DTypeArgument& argument) {
+  if (!is_floating(argument.dtype)) {
+    refuse_type(argument.name, argument.verb, to_string(argument.dtype), "; accepted are ",
                 list_of_names(kFloatingFormats));
   }
 }
 
-void require_index(const Argument& argument) {
-  if (!is_index(argument.view.dtype)) {
-    refuse_type(argument.name, " has dtype ", to_string(argument.view.dtype), "; accepted are ",
+void require_index(const DTypeArgument& argument) {
+  if (!is_index(argument.dtype)) {
+    refuse_type(argument.name, argument.verb, to_string(argument.dtype), "; accepted are ",
                 list_of_names(kIndexFormats));
   }
 }
@@ -86,11 +86,10 @@ void require_same_dtype(const Argument& argument, const Argument& like) {
   }
 }
 
-void require_dtype_or_float32(const Argument& argument, const Argument& like) {
-  if (argument.view.dtype != like.view.dtype && argument.view.dtype != DType::kFloat32) {
-    refuse_type(argument.name, " has dtype ", to_string(argument.view.dtype),
-                "; accepted are fp32 and ", to_string(like.view.dtype), ", the dtype of ",
-                like.name);
+void require_dtype_or_float32(const DTypeArgument& argument, const DTypeArgument& like) {
+  if (argument.dtype != like.dtype && argument.dtype != DType::kFloat32) {
+    refuse_type(argument.name, argument.verb, to_string(argument.dtype), "; accepted are fp32 and ",
+                to_string(like.dtype), ", the dtype of ", like.name);
   }
 }
 
@@ -140,6 +139,12 @@ void require_like_or_float32(const Argument& argument, const Argument& like,
   require_shape(argument, shape, letters);
 }
 
+void require_expected_rows(std::int64_t expected_rows) {
+  if (expected_rows < -1) {
+    refuse_value("expected_rows is ", expected_rows, "; it must not be negative");
+  }
+}
+
 std::int64_t require_sizes(const Argument& m_sizes, const Argument& like) {
   require_form(m_sizes, {{1, "[E]"}});
   require_index(m_sizes);
@@ -151,9 +156,7 @@ std::int64_t require_sizes(const Argument& m_sizes, const Argument& like) {
 std::int64_t require_segments(const RoutingView& routing, const Argument& like) {
   const Argument m_sizes{"m_sizes", routing.m_sizes};
   const std::int64_t experts = require_sizes(m_sizes, like);
-  if (routing.expected_rows < -1) {
-    refuse_value("expected_rows is ", routing.expected_rows, "; it must not be negative");
-  }
+  require_expected_rows(routing.expected_rows);
   if (!routing.starts.given()) return experts;
   const Argument starts{"starts", routing.starts};
   require_form(starts, {{1, "[E]"}});
