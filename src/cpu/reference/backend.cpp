@@ -35,7 +35,11 @@ class ReferenceBackend final : public Backend {
     return kernel_step(kernels()[kernel], kernel, 1);
   }
 
-  int choose(const Problem& problem) const override { return static_cast<int>(problem.op); }
+  int choose(const Problem& problem) const override {
+    int kernel = 0;
+    while (kernels()[kernel].op != problem.op) ++kernel;  // each op has one
+    return kernel;
+  }
 
   void launch(const Step&, const Problem& problem, const Operands& operands,
               const ExecutionContext&) const override {
