@@ -118,7 +118,7 @@ struct Step {
   std::string kernel_name;  ///< as listed by kernels()
   TileShape tile;           ///< the kernel's, or fewer rows
   int stages = 0;
-  int grid = 0;                 ///< thread blocks, or CPU workers
+  int grid = 0;                 ///< thread blocks; 0 on the CPU, where the executor decides
   std::int64_t smem_bytes = 0;  ///< shared memory of a thread block
   TileOrder order = TileOrder::kByExpert;
   WeightCaching weights = WeightCaching::kKeep;

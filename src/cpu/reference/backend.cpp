@@ -32,7 +32,7 @@ class ReferenceBackend final : public Backend {
   }
 
   Step plan_with(const Problem&, int kernel) const override {
-    return kernel_step(kernels()[kernel], kernel, 1);
+    return kernel_step(kernels()[kernel], kernel);
   }
 
   int choose(const Problem& problem) const override {

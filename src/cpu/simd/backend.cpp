@@ -119,7 +119,7 @@ class CpuBackend final : public Backend {
   }
 
   Step plan_with(const Problem&, int kernel) const override {
-    return kernel_step(kernels()[kernel], kernel, default_executor().concurrency());
+    return kernel_step(kernels()[kernel], kernel);
   }
 
   int choose(const Problem& problem) const override {
