@@ -28,8 +28,6 @@ inline constexpr Named<BackendKind> kBackends[] = {
 };
 
 MOEGEMM_API const char* to_string(BackendKind kind);
-/// The inverse of to_string; empty for any other word.
-MOEGEMM_API std::optional<BackendKind> parse_backend(const std::string& name);
 
 /// A kernel asked for by hand. Kernels are compiled ahead of time: the exact one runs if it exists,
 /// else the nearest feasible one (`Plan::source` and `Plan::note` say so). Zero means "any".
