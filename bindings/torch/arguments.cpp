@@ -13,7 +13,9 @@ namespace {
 DType checked_dtype(const char* name, AtenTensorHandle tensor) {
   const std::optional<DType> dtype = library_dtype(dtype_number(tensor));
   if (!dtype) {
-    refuse_type(name, " has dtype ", dtype_name(tensor), "; accepted are ", kAcceptedDTypes);
+    refuse_type(name, " has dtype ", dtype_name(tensor), "; accepted are ",
+                names_of(kFloatingFormats), " for values, ", names_of(kIndexFormats),
+                " for sizes and indices");
   }
   return *dtype;
 }

@@ -3,21 +3,35 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <optional>
+#include <string>
+#include <tuple>
 
 #include "moegemm/kinds.h"
 
 /// The library's number formats as torch's, and back.
 namespace moegemm::torch_ops {
 
+struct TorchFormat {
+  DType value;
+  std::int32_t number;  ///< torch's
+};
+
 /// torch's numbers for what we know: asked for once, they are only fixed within one torch.
 struct TorchNumbers {
-  std::int32_t float32 = aoti_torch_dtype_float32();
-  std::int32_t float16 = aoti_torch_dtype_float16();
-  std::int32_t bfloat16 = aoti_torch_dtype_bfloat16();
+  std::array<TorchFormat, 5> formats = {{
+      {DType::kBFloat16, aoti_torch_dtype_bfloat16()},
+      {DType::kFloat16, aoti_torch_dtype_float16()},
+      {DType::kFloat32, aoti_torch_dtype_float32()},
+      {DType::kInt32, aoti_torch_dtype_int32()},
+      {DType::kInt64, aoti_torch_dtype_int64()},
+  }};
+  // Of quantised weights and their scales.
   std::int32_t int32 = aoti_torch_dtype_int32();
-  std::int32_t int64 = aoti_torch_dtype_int64();
   std::int32_t uint8 = aoti_torch_dtype_uint8();
   std::int32_t e4m3 = aoti_torch_dtype_float8_e4m3fn();
   // torch 2.12 is the first that can be asked; the number is the same in all.
@@ -25,38 +39,38 @@ struct TorchNumbers {
   std::int32_t cpu = aoti_torch_device_type_cpu();
   std::int32_t cuda = aoti_torch_device_type_cuda();
 };
+static_assert(std::tuple_size_v<decltype(TorchNumbers::formats)> ==
+              std::size(kFloatingFormats) + std::size(kIndexFormats));
 inline const TorchNumbers& numbers() {
   static const TorchNumbers known;
   return known;
 }
 
 inline std::int32_t torch_dtype(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return numbers().float32;
-    case DType::kFloat16:
-      return numbers().float16;
-    case DType::kBFloat16:
-      return numbers().bfloat16;
-    case DType::kInt32:
-      return numbers().int32;
-    case DType::kInt64:
-      return numbers().int64;
-  }
-  return numbers().float32;
+  const auto& formats = numbers().formats;
+  std::size_t at = 0;
+  while (formats[at].value != dtype) ++at;  // each is there
+  return formats[at].number;
 }
 
 /// None for one that no TensorView can have.
 inline std::optional<DType> library_dtype(std::int32_t number) {
-  const TorchNumbers& known = numbers();
-  if (number == known.float32) return DType::kFloat32;
-  if (number == known.bfloat16) return DType::kBFloat16;
-  if (number == known.float16) return DType::kFloat16;
-  if (number == known.int32) return DType::kInt32;
-  if (number == known.int64) return DType::kInt64;
+  for (const TorchFormat& format : numbers().formats) {
+    if (format.number == number) return format.value;
+  }
   return std::nullopt;
 }
-constexpr const char* kAcceptedDTypes =
-    "bfloat16, float16 and float32 for values, int32 and int64 for sizes and indices";
+
+/// "a, b and c", of a table of the library's.
+template <class Table>
+std::string names_of(const Table& table) {
+  std::string text;
+  std::size_t left = std::size(table);
+  for (const auto& entry : table) {
+    text.append(text.empty() ? "" : left == 1 ? " and " : ", ").append(entry.name);
+    --left;
+  }
+  return text;
+}
 
 }  // namespace moegemm::torch_ops

@@ -102,14 +102,17 @@ TensorView decoded_view(const char* name, AtenTensorHandle tensor, std::string& 
   return view;
 }
 
+/// Scales in a format of values have its name.
 ScaleType scale_type_of(const char* name, AtenTensorHandle tensor) {
   const std::int32_t number = dtype_number(tensor);
-  if (number == numbers().float32) return ScaleType::kFloat32;
-  if (number == numbers().bfloat16) return ScaleType::kBFloat16;
-  if (number == numbers().float16) return ScaleType::kFloat16;
   if (number == numbers().uint8 || number == numbers().e8m0) return ScaleType::kE8m0;
-  refuse_type(name, " has dtype ", dtype_name(tensor),
-              "; accepted are float32, bfloat16, float16, and float8_e8m0fnu or uint8 for e8m0");
+  if (const std::optional<DType> dtype = library_dtype(number)) {
+    for (const ScaleTypeInfo& info : kScaleTypes) {
+      if (std::string_view(info.name) == to_string(*dtype)) return info.value;
+    }
+  }
+  refuse_type(name, " has dtype ", dtype_name(tensor), "; accepted are ", names_of(kScaleTypes),
+              " (float8_e8m0fnu or uint8)");
 }
 
 bool is_contiguous(AtenTensorHandle tensor, int rank) {
@@ -141,14 +144,13 @@ const void* dense_data(AtenTensorHandle tensor, std::optional<Tensor>& copy) {
 PackedWeight::PackedWeight(const char* name, AtenTensorHandle w, const char* scales_name,
                            AtenTensorHandle scales, const std::string& format, DType dtype)
     : w_tensor_(w), scales_tensor_(scales) {
-  if (scales == nullptr) {
-    refuse_value(scales_name, " is None; w_format '", format, "' needs it");
+  if (scales != nullptr) {
+    const Extents extents(scales_name, scales);
+    scales_.rank = extents.rank;
+    scales_.shape = extents.shape;
+    scales_.device = extents.device;
+    scales_.type = scale_type_of(scales_name, scales);
   }
-  const Extents extents(scales_name, scales);
-  scales_.rank = extents.rank;
-  scales_.shape = extents.shape;
-  scales_.device = extents.device;
-  scales_.type = scale_type_of(scales_name, scales);
   std::string text = format;
   if (format_named(format) == WeightFormat::kPlain) parse_quantization(format, scales_.type, 1, 1);
   view_ = decoded_view(name, w, text, dtype);

@@ -137,13 +137,13 @@ MOEGEMM_API void activate(const TensorView& pre, const TensorView& bias, const R
 
 /// What the backward of an activation reads. With g = gather_indices[r] and w = router_weights[g]
 /// (1 if not given), the layer's output is out[t] = sum over slots of w * (act[r] W_down^T +
-/// b_down).
+/// down_bias).
 struct ActivationGradientInputs {
   TensorView d_act;      ///< [M, I]: d_out[g / topk] W_down, without w; pre's dtype or fp32
   TensorView pre;        ///< [M, C], as for `activate`
   TensorView bias;       ///< [E, C] or not given
   TensorView d_out;      ///< [T, H] of pre's dtype; given together with down_bias
-  TensorView down_bias;  ///< [E, H]: its share of the gradient of w is <d_out[g / topk], b_down[e]>
+  TensorView down_bias;  ///< [E, H]; adds <d_out[g / topk], down_bias[e]> to the gradient of w
 };
 
 struct ActivationGradientOutputs {

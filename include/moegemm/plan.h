@@ -28,8 +28,6 @@ inline constexpr Named<BackendKind> kBackends[] = {
 };
 
 MOEGEMM_API const char* to_string(BackendKind kind);
-/// The inverse of to_string; empty for any other word.
-MOEGEMM_API std::optional<BackendKind> parse_backend(const std::string& name);
 
 /// A kernel asked for by hand. Kernels are compiled ahead of time: the exact one runs if it exists,
 /// else the nearest feasible one (`Plan::source` and `Plan::note` say so). Zero means "any".
@@ -118,7 +116,7 @@ struct Step {
   std::string kernel_name;  ///< as listed by kernels()
   TileShape tile;           ///< the kernel's, or fewer rows
   int stages = 0;
-  int grid = 0;                 ///< thread blocks, or CPU workers
+  int grid = 0;                 ///< thread blocks; 0 on the CPU, where the executor decides
   std::int64_t smem_bytes = 0;  ///< shared memory of a thread block
   TileOrder order = TileOrder::kByExpert;
   WeightCaching weights = WeightCaching::kKeep;

@@ -6,7 +6,8 @@
 
 namespace moegemm {
 
-/// One or two dimensions of a copy as one: outer * inner_extent + inner.
+/// One or two dimensions of a copy as one: entry i of the inner and o of the outer is
+/// number o * inner + i.
 struct FactorSide {
   std::int64_t inner = 1;  ///< extents in `to`
   std::int64_t outer = 1;

@@ -4,6 +4,8 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 namespace moegemm::testing {
@@ -43,11 +45,29 @@ std::uint16_t float_to_bfloat(float value) {
   return static_cast<std::uint16_t>(bits >> 16);
 }
 
-int significand_bits(DType dtype) {
-  return dtype == DType::kFloat32 ? 24 : dtype == DType::kFloat16 ? 11 : 8;
+struct Precision {
+  DType value;
+  int significand_bits;   // with the leading one
+  int smallest_exponent;  // of a normal number
+};
+constexpr Precision kPrecisions[] = {
+    {DType::kBFloat16, 8, -126},
+    {DType::kFloat16, 11, -14},
+    {DType::kFloat32, 24, -126},
+};
+
+const Precision& precision_of(DType dtype) {
+  for (const Precision& precision : kPrecisions) {
+    if (precision.value == dtype) return precision;
+  }
+  refuse_format(dtype);
 }
 
 }  // namespace
+
+void refuse_format(DType dtype) {
+  throw std::invalid_argument(std::string("no arithmetic of the tests for ") + to_string(dtype));
+}
 
 float decode_half(std::uint16_t bits) {
   static const std::vector<float> table = [] {
@@ -64,8 +84,10 @@ void encode(DType dtype, void* data, std::int64_t index, float value) {
       return store(data, index, float_to_bfloat(value));
     case DType::kFloat16:
       return store(data, index, float_to_half(value));
-    default:
+    case DType::kFloat32:
       return store(data, index, value);
+    default:
+      refuse_format(dtype);
   }
 }
 
@@ -74,13 +96,13 @@ float round_to(DType dtype, float value) {
   return decode(dtype, &value, 0);
 }
 
-double unit_roundoff(DType dtype) { return std::ldexp(1.0, -significand_bits(dtype)); }
+double unit_roundoff(DType dtype) { return std::ldexp(1.0, -precision_of(dtype).significand_bits); }
 
 double half_ulp(DType dtype, double magnitude) {
-  const int smallest_exponent = dtype == DType::kFloat16 ? -14 : -126;
+  const Precision& precision = precision_of(dtype);
   const int exponent =
       static_cast<int>((std::bit_cast<std::uint64_t>(magnitude) >> 52) & 0x7FF) - 1023;
-  const int scale = std::max(exponent, smallest_exponent) - significand_bits(dtype);
+  const int scale = std::max(exponent, precision.smallest_exponent) - precision.significand_bits;
   return std::bit_cast<double>(static_cast<std::uint64_t>(scale + 1023) << 52);  // 2^scale
 }
 

@@ -39,7 +39,7 @@ TEST(ProgramRun, QuantisedWeightsOfEveryFormatPass) {
   }
   const ProgramResult result = run_program(kSmallLayer + "--weights mxfp4");
   EXPECT_NE(result.exit_code, 0);
-  EXPECT_THAT(result.err, HasSubstr("W has K = 48"));
+  EXPECT_THAT(result.err, HasSubstr("w has K = 48"));
 }
 
 struct Variant {

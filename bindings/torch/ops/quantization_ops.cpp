@@ -12,8 +12,8 @@ using torch::headeronly::ScalarType;
 DType decoded_dtype(ScalarType dtype) {
   const std::optional<DType> known = library_dtype(static_cast<std::int32_t>(dtype));
   if (!known || !is_floating(*known)) {
-    refuse_type("dtype is ", torch::headeronly::toString(dtype),
-                "; accepted are bfloat16, float16 and float32");
+    refuse_type("dtype is ", torch::headeronly::toString(dtype), "; accepted are ",
+                names_of(kFloatingFormats));
   }
   return *known;
 }
@@ -34,13 +34,23 @@ Tensor dequantize(const Tensor& w, const Tensor& scales, const std::string& w_fo
   });
 }
 
+/// Refuses what no product accepts: for those that only work out shapes.
+void check_format(const std::string& w_format) {
+  raising([&] { parse_quantization(w_format, ScaleType::kFloat32, 1, 1); });
+}
+
 constexpr Operator kOperators[] = {
     {"dequantize(Tensor w, Tensor scales, str w_format, ScalarType dtype) -> Tensor",
      TORCH_BOX(&dequantize)},
 };
 
+constexpr Operator kRules[] = {
+    {"check_format(str w_format) -> ()", TORCH_BOX(&check_format)},
+};
+
 }  // namespace
 
 MOEGEMM_REGISTER(kOperators)
+MOEGEMM_REGISTER_WITHOUT_TENSORS(kRules)
 
 }  // namespace moegemm::torch_ops

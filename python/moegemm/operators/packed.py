@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moegemm.operators.loading import ops
+
 REFUSED_GRADIENT = (
     "a quantised weight is frozen and has no gradient: train low-rank adapters beside it (moegemm.LoraAdapter, PEFT), "
     "or train weights that are not quantised"
@@ -33,19 +35,19 @@ def format_of(word: str) -> str:
     return word.partition("/")[0]
 
 
-def packed_shape(w: Tensor, scales: Tensor | None, w_format: str) -> tuple[int, int, int]:
+def packed_shape(w: Tensor, w_format: str) -> tuple[int, int, int]:
     """E, N and K."""
     name, *rest = w_format.split("/")
     if name not in VALUES_PER_ELEMENT:
-        raise ValueError(f"w_format is '{w_format}'; accepted begin with {', '.join(VALUES_PER_ELEMENT)}")
-    if scales is None:
-        raise ValueError(f"w_scales is None; w_format '{w_format}' needs it")
+        ops.check_format(w_format)
     if w.dim() == 2 and len(rest) == 2:  # flat nf4 with its shape
         n, k = map(int, rest[1].split("x"))
         return w.size(0), n, k
+    values = VALUES_PER_ELEMENT[name]
     if w.dim() != 3:
-        raise ValueError(f"W has {w.dim()} dimensions; a packed W has three: [E, N, packed K]")
-    return w.size(0), w.size(1), w.size(2) * VALUES_PER_ELEMENT[name]
+        letters = "[E, N, K]" if values == 1 else f"[E, N, K / {values}]"
+        raise ValueError(f"W has {w.dim()} dimensions; its shape must be {letters} with {w_format}")
+    return w.size(0), w.size(1), w.size(2) * values
 
 
 class Packed:
@@ -60,7 +62,7 @@ class Packed:
     @property
     def shape(self) -> torch.Size:
         """[E, N, K]."""
-        return torch.Size(packed_shape(self.values, self.scales, self.word))
+        return torch.Size(packed_shape(self.values, self.word))
 
     @property
     def device(self) -> torch.device:

@@ -62,7 +62,7 @@ def plan(
 
     The arguments are those of the program: `model` is one of its presets, and sizes that are given are put over it.
     `gpu` names a GPU that need not be here ("h200", "a100", ...), `device` one that is ("cpu", "cuda", "cuda:1"). dtype
-    is "bf16", "fp16" or "fp32", or torch's. `backend` forces one ("sm90", "sm80", "simd" or "reference"). `autotune`
+    is "bf16", "fp16" or "fp32", or torch's. `backend` forces one ("sm90", "sm80", "cpu" or "reference"). `autotune`
     plans as calls with autotune=True do. `weights` is the name of a format of quantised weights, as "mxfp4".
 
     >>> import moegemm

@@ -5,6 +5,7 @@
 #include "core/factor_tiles.h"
 #include "core/refusal.h"
 #include "core/registry.h"
+#include "core/validation/extents.h"
 #include "core/validation/tensor_rules.h"
 #include "moegemm/passes.h"
 
@@ -81,6 +82,27 @@ void require_copy(std::size_t at, const FactorCopy& copy, const Argument& lead) 
   }
 }
 
+/// No `to` is in the memory of another tensor.
+void require_apart(std::span<const FactorCopy> copies, const TensorView& m_sizes) {
+  std::vector<StackExtent> from, to;
+  for (const FactorCopy& copy : copies) {
+    from.push_back(extent_of(copy.from));
+    to.push_back(extent_of(copy.to));
+  }
+  const auto refuse = [](std::size_t at, const std::string& other) {
+    const std::string name = join("to ", at);
+    const TensorView none;
+    refuse_overlap({name.c_str(), none}, {other.c_str(), none});
+  };
+  for (std::size_t at = 0; at < copies.size(); ++at) {
+    for (std::size_t other = 0; other < copies.size(); ++other) {
+      if (overlap(to[at], from[other])) refuse(at, join("from ", other));
+      if (other < at && overlap(to[at], to[other])) refuse(at, join("to ", other));
+    }
+    if (m_sizes.given() && overlap(to[at], {extent_of(m_sizes), 1, 0})) refuse(at, "m_sizes");
+  }
+}
+
 }  // namespace
 
 FactorTiles factor_tiles(const FactorCopy& copy) {
@@ -115,6 +137,8 @@ void copy_factors(std::span<const FactorCopy> copies, const TensorView& m_sizes_
     }
     if (shape_of(copy.to).numel() > 0) full.push_back(copy);
   }
+  require_memory(m_sizes);
+  require_apart(copies, m_sizes_view);
   if (!full.empty()) passes_for(lead_view.device).copy_factors(full, m_sizes_view, context);
 }
 
@@ -140,7 +164,10 @@ void factor_rows(const TensorView& x_view, const StridedStack& stack, const Rout
     count = routing.gather_indices.shape[0];
   }
   require_like(rows, x, {count, padded_rank(rank)}, "[M, r rounded up]");
-  require_apart({&rows}, {&x, &indices});
+  require_apart({&rows}, {&x, &m_sizes, &starts, &indices});
+  if (rows_view.numel() > 0 && overlap({extent_of(rows_view), 1, 0}, extent_of(stack))) {
+    refuse_overlap(rows, factor);
+  }
   passes_for(x_view.device).factor_rows(x_view, stack, routing, rows_view, context);
 }
 

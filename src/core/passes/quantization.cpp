@@ -22,7 +22,8 @@ void dequantise_weights(const TensorView& packed_view, const ScalesView& scales_
   require_extent(packed, n, "N");
   require_extent(packed, k, "K");
   if (quantization.plain()) refuse_value("quantization is plain; there is nothing to decode");
-  require_blocks(quantization, packed.name, n, k);
+  require_given(scales, quantization, CallerWords{}.none);
+  require_blocks(quantization, packed.name, scales.name, n, k);
   require_scales(scales, quantization, experts, n, k, packed_view.device);
   require_memory(packed);
   require_memory(out);

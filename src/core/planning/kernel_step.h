@@ -5,8 +5,8 @@
 
 namespace moegemm {
 
-/// The product by a backend's kernel number `kernel` with `grid` blocks or workers.
-inline Step kernel_step(const KernelInfo& info, int kernel, int grid) {
+/// The product by a backend's kernel number `kernel`, with `grid` thread blocks on a GPU.
+inline Step kernel_step(const KernelInfo& info, int kernel, int grid = 0) {
   Step step;
   step.backend = info.backend;
   step.kernel = kernel;

@@ -6,10 +6,6 @@ namespace moegemm {
 
 const char* to_string(BackendKind kind) { return name_in(kBackends, kind); }
 
-std::optional<BackendKind> parse_backend(const std::string& name) {
-  return find_named(kBackends, name);
-}
-
 std::string to_string(const KernelConfig& config) {
   std::string text;
   const auto add = [&text](const auto&... parts) {

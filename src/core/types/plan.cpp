@@ -74,9 +74,9 @@ std::string to_string(const Step& step) {
                                              : join(" features ", step.first_feature, " to ",
                                                     step.first_feature + step.features - 1);
   if (step.kind != StepKind::kProduct) return to_string(step.kind) + cut;
-  std::string text =
-      join(to_string(step.backend), "/", step.kernel_name, " tile ", step.tile.rows, "x",
-           step.tile.columns, "x", step.tile.depth, " stages ", step.stages, " grid ", step.grid);
+  std::string text = join(to_string(step.backend), "/", step.kernel_name, " tile ", step.tile.rows,
+                          "x", step.tile.columns, "x", step.tile.depth, " stages ", step.stages);
+  if (step.grid > 0) text += join(" grid ", step.grid);
   if (step.order != TileOrder::kByExpert) text += join(" tiles ", to_string(step.order));
   if (step.columns == Columns::kFirstHalf) text += " first half";
   if (step.columns == Columns::kSecondHalf) text += " second half";

@@ -43,7 +43,7 @@ class Describer {
     problem_.op == Op::kDw ? measure_gradient() : measure_weights();
     check_router_weights();
     take_output_dtype();
-    validate(problem_);
+    validate(problem_, words_);
     if (problem_.bias) {
       require_like(bias_, lead_, {problem_.experts, problem_.features()}, "[E, columns]");
     }
@@ -79,7 +79,9 @@ class Describer {
     problem_.bias = options_.bias.given();
     problem_.activation = options_.activation;
     problem_.quantization = options_.quantization;
-    if (problem_.quantization.plain() && scales_.view.given()) {
+    if (!problem_.quantization.plain()) {
+      require_given(scales_, problem_.quantization, words_.none);
+    } else if (scales_.view.given()) {
       refuse_value(scales_.name, " is ", to_string(scales_.view),
                    "; only a quantised W has scales, and no format is given");
     }
@@ -116,11 +118,9 @@ class Describer {
     const TensorView& w = second_.view;
     require_same_dtype(up_, lead_);
     require_same_device(up_, lead_);
-    if (up_.view.rank != w.rank || up_.view.shape != w.shape ||
-        up_.view.row_stride != w.row_stride) {
-      refuse_value(up_.name, " is ", to_string(up_.view), " with rows ", up_.view.row_stride,
-                   " elements apart; it must be as ", second_.name, ", ", to_string(w), " with ",
-                   w.row_stride);
+    if (up_.view.rank != w.rank || up_.view.shape != w.shape) {
+      refuse_value(up_.name, " is ", to_string(up_.view), "; it must be as ", second_.name, ", ",
+                   to_string(w));
     }
   }
 
@@ -254,10 +254,7 @@ class Describer {
     require_dtype_or_float32(out_, lead_);
     require_same_device(out_, lead_);
     problem_.out_dtype = out_.view.dtype;
-    if (problem_.accumulate && problem_.out_dtype != DType::kFloat32) {
-      refuse_type(out_.name, " has dtype ", to_string(problem_.out_dtype),
-                  "; accumulate=", words_.yes, " needs fp32");
-    }
+    if (problem_.accumulate) require_accumulable(out_, words_);
   }
 
   void shape_output(Description& description) const {

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "core/refusal.h"
 #include "core/validation/quantization_rules.h"
 #include "core/validation/tensor_rules.h"
 #include "core/validation/validate.h"
@@ -42,9 +43,14 @@ void place_quantized(const Argument& w, const ScalesArgument& scales, const Argu
       scales_alignment(scales.view, problem.quantization, problem.n, problem.k);
 }
 
-void place_ups(const Argument& up, const Argument& out, Call& call) {
+/// Products walk both with the stride of W.
+void place_ups(const Argument& up, const Argument& w, const Argument& out, Call& call) {
   Problem& problem = call.problem;
   require_memory(up);
+  if (up.view.row_stride != w.view.row_stride) {
+    refuse_value(up.name, " has row_stride ", up.view.row_stride, "; it must be that of ", w.name,
+                 ", ", w.view.row_stride);
+  }
   require_disjoint(out, up);
   problem.input_alignment = std::min(problem.input_alignment, alignment_bytes(up.view));
   call.operands.w_up = up.view.data;
@@ -127,7 +133,7 @@ Call place(const Description& description, const TensorView& first_view,
     require_disjoint(out, bias);
     point_at(bias.view, operands.bias, operands.bias_stride);
   }
-  if (problem.ups_apart) place_ups({words.w_up, options.w_up}, out, call);
+  if (problem.ups_apart) place_ups({words.w_up, options.w_up}, second, out, call);
   if (problem.low_rank > 0) place_low_rank(options, out, call);
   problem.batch_invariant = is_batch_invariant();
   problem.far_rows = problem.gathers() && spans_beyond_64_gib(problem, operands);

@@ -10,7 +10,7 @@
 namespace moegemm {
 namespace {
 
-void require_scale_type(const Quantization& quantization,
+void require_scale_type(const Quantization& quantization, const char* scales_name,
                         std::initializer_list<ScaleType> accepted) {
   if (std::find(accepted.begin(), accepted.end(), quantization.scale_type) != accepted.end()) {
     return;
@@ -18,7 +18,7 @@ void require_scale_type(const Quantization& quantization,
   std::string names;
   for (const ScaleType type : accepted)
     names += join(names.empty() ? "" : " and ", to_string(type));
-  refuse_type("w_scales are ", to_string(quantization.scale_type), "; accepted are ", names,
+  refuse_type(scales_name, " are ", to_string(quantization.scale_type), "; accepted are ", names,
               " with ", to_string(quantization.format));
 }
 
@@ -80,8 +80,14 @@ void validate_quantized_op(const Problem& problem, const CallerWords& words) {
   }
 }
 
-void require_blocks(const Quantization& quantization, const char* name, std::int64_t n,
-                    std::int64_t k) {
+void require_given(const ScalesArgument& scales, const Quantization& quantization,
+                   const char* none) {
+  if (scales.view.given()) return;
+  refuse_value(scales.name, " is ", none, "; ", to_string(quantization.format), " needs it");
+}
+
+void require_blocks(const Quantization& quantization, const char* name, const char* scales_name,
+                    std::int64_t n, std::int64_t k) {
   const std::int64_t block_n = quantization.block_n;
   const std::int64_t block_k = quantization.block_k;
   switch (quantization.format) {
@@ -89,7 +95,7 @@ void require_blocks(const Quantization& quantization, const char* name, std::int
       return;
     case WeightFormat::kMxfp4:
       require_block(quantization, block_n == 1 && block_k == 32, "1 x 32");
-      require_scale_type(quantization, {ScaleType::kE8m0});
+      require_scale_type(quantization, scales_name, {ScaleType::kE8m0});
       return require_whole_groups(quantization, name, k);
     case WeightFormat::kFp8:
       return require_block(
@@ -100,14 +106,14 @@ void require_blocks(const Quantization& quantization, const char* name, std::int
       require_block(quantization,
                     block_n == 1 && (block_k == 32 || block_k == 64 || block_k == 128),
                     "1 x 32, 1 x 64 and 1 x 128");
-      require_scale_type(quantization, {ScaleType::kBFloat16, ScaleType::kFloat16});
+      require_scale_type(quantization, scales_name, {ScaleType::kBFloat16, ScaleType::kFloat16});
       return require_whole_groups(quantization, name, k);
     case WeightFormat::kNf4:
       require_block(quantization,
                     block_n == 1 && block_k >= 32 && block_k <= 4096 &&
                         std::has_single_bit(static_cast<std::uint64_t>(block_k)),
                     "1 x a power of two from 32 to 4096");
-      require_scale_type(quantization, {ScaleType::kFloat32});
+      require_scale_type(quantization, scales_name, {ScaleType::kFloat32});
       return;
   }
 }
@@ -115,8 +121,6 @@ void require_blocks(const Quantization& quantization, const char* name, std::int
 void require_scales(const ScalesArgument& scales, const Quantization& quantization,
                     std::int64_t experts, std::int64_t n, std::int64_t k, Device device) {
   const ScalesView& view = scales.view;
-  const char* const format = to_string(quantization.format);
-  if (!view.given()) refuse_value(scales.name, " is not given, but ", format, " needs it");
   if (view.type != quantization.scale_type) {
     refuse_type(scales.name, " has dtype ", to_string(view.type), "; the format says ",
                 to_string(quantization.scale_type));

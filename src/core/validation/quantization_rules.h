@@ -20,9 +20,14 @@ struct ScalesArgument {
 /// That the operation reads a quantised W at all: the rules that need no shape.
 void validate_quantized_op(const Problem& problem, const CallerWords& words);
 
-/// The blocks and scales of a format for a W_e of [n, k]. `name` is what has that shape.
-void require_blocks(const Quantization& quantization, const char* name, std::int64_t n,
-                    std::int64_t k);
+/// That they are given. `none`: what the caller calls those that are not.
+void require_given(const ScalesArgument& scales, const Quantization& quantization,
+                   const char* none);
+
+/// The blocks and scales of a format for a W_e of [n, k]. `name` is what has that shape,
+/// `scales_name` its scales.
+void require_blocks(const Quantization& quantization, const char* name, const char* scales_name,
+                    std::int64_t n, std::int64_t k);
 
 /// Scales that are those of the quantization, for `experts` matrices of [n, k] on `device`.
 void require_scales(const ScalesArgument& scales, const Quantization& quantization,

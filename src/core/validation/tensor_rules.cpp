@@ -6,53 +6,12 @@
 
 #include "core/refusal.h"
 #include "core/types/names.h"
+#include "core/validation/extents.h"
 
 namespace moegemm {
 namespace {
 
 std::int64_t columns(const TensorView& view) { return view.shape[view.rank - 1]; }
-
-/// Where a tensor lies, in bytes: `rows` of equal length, `pitch` apart; a dense tensor is one row.
-struct Extent {
-  std::int64_t begin;
-  std::int64_t rows;
-  std::int64_t row;    // bytes of one row
-  std::int64_t pitch;  // bytes from row to row
-
-  std::int64_t end() const { return begin + (rows - 1) * pitch + row; }
-};
-
-Extent extent_of(const TensorView& view) {
-  const std::int64_t element = size_bytes(view.dtype);
-  const std::int64_t length = columns(view);
-  const auto begin = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(view.data));
-  if (view.rank == 1 || view.row_stride == length) {
-    const std::int64_t bytes = view.numel() * element;
-    return {begin, 1, bytes, bytes};
-  }
-  return {begin, view.numel() / length, length * element, view.row_stride * element};
-}
-
-/// Whether a row of `rows` has a byte in [begin, end).
-bool meets(const Extent& rows, std::int64_t begin, std::int64_t end) {
-  const std::int64_t from = begin - rows.begin - rows.row;  // rows that end before it do not count
-  const std::int64_t first = from < 0 ? 0 : from / rows.pitch + 1;
-  return first < rows.rows && rows.begin + first * rows.pitch < end;
-}
-
-bool overlap(const Extent& a, const Extent& b) {
-  if (a.rows > b.rows) return overlap(b, a);
-  if (a.end() <= b.begin || b.end() <= a.begin) return false;
-  // Of one pitch the first rows that come near each other speak for all.
-  const bool alike = a.pitch == b.pitch;
-  const std::int64_t skipped = alike && b.begin > a.begin ? (b.begin - a.begin) / a.pitch : 0;
-  const std::int64_t last = alike ? std::min(a.rows, skipped + 2) : a.rows;
-  for (std::int64_t i = skipped; i < last; ++i) {
-    const std::int64_t begin = a.begin + i * a.pitch;
-    if (meets(b, begin, begin + a.row)) return true;
-  }
-  return false;
-}
 
 bool same_memory(const TensorView& a, const TensorView& b) {
   return a.data == b.data && a.dtype == b.dtype && a.row_stride == b.row_stride;
@@ -106,16 +65,16 @@ void require_memory(const Argument& argument) {
   }
 }
 
-void require_floating(const Argument& argument) {
-  if (!is_floating(argument.view.dtype)) {
-    refuse_type(argument.name, " has dtype ", to_string(argument.view.dtype), "; accepted are ",
+void require_floating(const DTypeArgument& argument) {
+  if (!is_floating(argument.dtype)) {
+    refuse_type(argument.name, argument.verb, to_string(argument.dtype), "; accepted are ",
                 list_of_names(kFloatingFormats));
   }
 }
 
-void require_index(const Argument& argument) {
-  if (!is_index(argument.view.dtype)) {
-    refuse_type(argument.name, " has dtype ", to_string(argument.view.dtype), "; accepted are ",
+void require_index(const DTypeArgument& argument) {
+  if (!is_index(argument.dtype)) {
+    refuse_type(argument.name, argument.verb, to_string(argument.dtype), "; accepted are ",
                 list_of_names(kIndexFormats));
   }
 }
@@ -127,11 +86,10 @@ void require_same_dtype(const Argument& argument, const Argument& like) {
   }
 }
 
-void require_dtype_or_float32(const Argument& argument, const Argument& like) {
-  if (argument.view.dtype != like.view.dtype && argument.view.dtype != DType::kFloat32) {
-    refuse_type(argument.name, " has dtype ", to_string(argument.view.dtype),
-                "; accepted are fp32 and ", to_string(like.view.dtype), ", the dtype of ",
-                like.name);
+void require_dtype_or_float32(const DTypeArgument& argument, const DTypeArgument& like) {
+  if (argument.dtype != like.dtype && argument.dtype != DType::kFloat32) {
+    refuse_type(argument.name, argument.verb, to_string(argument.dtype), "; accepted are fp32 and ",
+                to_string(like.dtype), ", the dtype of ", like.name);
   }
 }
 
@@ -181,6 +139,12 @@ void require_like_or_float32(const Argument& argument, const Argument& like,
   require_shape(argument, shape, letters);
 }
 
+void require_expected_rows(std::int64_t expected_rows) {
+  if (expected_rows < -1) {
+    refuse_value("expected_rows is ", expected_rows, "; it must not be negative");
+  }
+}
+
 std::int64_t require_sizes(const Argument& m_sizes, const Argument& like) {
   require_form(m_sizes, {{1, "[E]"}});
   require_index(m_sizes);
@@ -192,9 +156,7 @@ std::int64_t require_sizes(const Argument& m_sizes, const Argument& like) {
 std::int64_t require_segments(const RoutingView& routing, const Argument& like) {
   const Argument m_sizes{"m_sizes", routing.m_sizes};
   const std::int64_t experts = require_sizes(m_sizes, like);
-  if (routing.expected_rows < -1) {
-    refuse_value("expected_rows is ", routing.expected_rows, "; it must not be negative");
-  }
+  require_expected_rows(routing.expected_rows);
   if (!routing.starts.given()) return experts;
   const Argument starts{"starts", routing.starts};
   require_form(starts, {{1, "[E]"}});
@@ -234,10 +196,12 @@ void require_dense(const Argument& weights) {
 
 void require_disjoint(const Argument& output, const Argument& input) {
   if (output.view.numel() == 0 || input.view.numel() == 0) return;
-  if (overlap(extent_of(output.view), extent_of(input.view))) {
-    refuse_value(output.name, " overlaps ", input.name,
-                 " in memory; the output must be separate from every input");
-  }
+  if (overlap(extent_of(output.view), extent_of(input.view))) refuse_overlap(output, input);
+}
+
+void refuse_overlap(const Argument& output, const Argument& input) {
+  refuse_value(output.name, " overlaps ", input.name,
+               " in memory; the output must be separate from every input");
 }
 
 void require_apart(std::initializer_list<const Argument*> outputs,

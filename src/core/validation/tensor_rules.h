@@ -17,6 +17,19 @@ struct Argument {
   const TensorView& view;
 };
 
+/// A dtype, and the words before it in a refusal: "m_sizes has dtype int32" of a tensor,
+/// "sizes_dtype is int32" of a member of Problem.
+struct DTypeArgument {
+  DTypeArgument(const Argument& argument)
+      : name(argument.name), verb(" has dtype "), dtype(argument.view.dtype) {}
+  DTypeArgument(const char* member, DType member_dtype)
+      : name(member), verb(" is "), dtype(member_dtype) {}
+
+  const char* name;
+  const char* verb;
+  DType dtype;
+};
+
 /// What a call says of its rows.
 struct RoutingArguments {
   explicit RoutingArguments(const RoutingView& routing)
@@ -45,12 +58,12 @@ void require_form(const Argument& argument, std::initializer_list<Form> forms);
 void require_memory(const Argument& argument);
 
 /// One of kFloatingFormats.
-void require_floating(const Argument& argument);
-/// int32 or int64.
-void require_index(const Argument& argument);
+void require_floating(const DTypeArgument& argument);
+/// One of kIndexFormats.
+void require_index(const DTypeArgument& argument);
 void require_same_dtype(const Argument& argument, const Argument& like);
-/// `like`'s dtype or fp32.
-void require_dtype_or_float32(const Argument& argument, const Argument& like);
+/// `like`'s dtype or fp32. `like` may be a Problem.
+void require_dtype_or_float32(const DTypeArgument& argument, const DTypeArgument& like);
 void require_same_device(const Argument& argument, const Argument& like);
 /// At least 1. `letter` is its name: "K".
 void require_extent(const Argument& argument, std::int64_t extent, const char* letter);
@@ -69,6 +82,8 @@ void require_like_or_float32(const Argument& argument, const Argument& like,
 /// At least 1, and at most what kernels divide 32-bit indices by.
 void require_topk(std::int64_t topk);
 
+/// -1, no expectation, or a count.
+void require_expected_rows(std::int64_t expected_rows);
 /// [E] sizes on `like`'s device; returns E.
 std::int64_t require_sizes(const Argument& m_sizes, const Argument& like);
 /// The segments of a call: m_sizes, and what says where they are. Returns E.
@@ -84,6 +99,7 @@ void require_dense(const Argument& weights);
 
 /// No byte of `output` is a byte of `input`; two column ranges of one buffer share none.
 void require_disjoint(const Argument& output, const Argument& input);
+[[noreturn]] void refuse_overlap(const Argument& output, const Argument& input);
 
 /// An output that may be an input, element for element: each is read before it is written.
 struct InPlace {

@@ -14,20 +14,14 @@ void require_at_least(const char* name, std::int64_t value, std::int64_t least) 
   if (value < least) refuse_value(name, " is ", value, "; it must be at least ", least);
 }
 
-void require_index_dtype(const char* name, DType dtype) {
-  if (!is_index(dtype)) {
-    refuse_type(name, " is ", to_string(dtype), "; accepted are int32 and int64");
-  }
-}
-
-void require_like_or_float32(const char* name, DType dtype, const Problem& problem) {
-  if (dtype != problem.dtype && dtype != DType::kFloat32) {
-    refuse_type(name, " is ", to_string(dtype), "; it must be dtype, ", to_string(problem.dtype),
-                ", or fp32");
-  }
-}
-
 }  // namespace
+
+void require_accumulable(const DTypeArgument& out, const CallerWords& words) {
+  if (out.dtype != DType::kFloat32) {
+    refuse_type(out.name, out.verb, to_string(out.dtype), "; accumulate=", words.yes,
+                " needs fp32");
+  }
+}
 
 void validate_flags(const Problem& problem, const CallerWords& words) {
   require_topk(problem.topk);
@@ -82,13 +76,13 @@ void validate_flags(const Problem& problem, const CallerWords& words) {
   }
 }
 
-void validate(const Problem& problem) {
-  validate_flags(problem);
+void validate(const Problem& problem, const CallerWords& words) {
+  validate_flags(problem, words);
   require_at_least("E", problem.experts, 1);
   require_at_least("N", problem.n, 1);
   require_at_least("K", problem.k, 1);
   require_at_least("M", problem.rows, 0);
-  require_at_least("expected_rows", problem.expected_rows, -1);
+  require_expected_rows(problem.expected_rows);
   require_at_least("max_multiprocessors", problem.max_multiprocessors, 0);
   require_at_least("low_rank", problem.low_rank, 0);
   if (problem.slots >= 0 &&
@@ -99,22 +93,18 @@ void validate(const Problem& problem) {
   if (problem.activation) {
     require_activation(*problem.activation, "the product", problem.features());
   }
-  if (!is_floating(problem.dtype)) {
-    refuse_type("dtype is ", to_string(problem.dtype), "; accepted are ",
-                list_of_names(kFloatingFormats));
-  }
-  require_like_or_float32("out_dtype", problem.out_dtype, problem);
-  if (problem.accumulate && problem.out_dtype != DType::kFloat32) {
-    refuse_type("out_dtype is ", to_string(problem.out_dtype), "; accumulate needs an fp32 output");
-  }
-  require_index_dtype("sizes_dtype", problem.sizes_dtype);
-  require_index_dtype("index_dtype", problem.index_dtype);
-  require_like_or_float32("weights_dtype", problem.weights_dtype, problem);
+  const DTypeArgument own{"the problem", problem.dtype}, out_dtype{"out_dtype", problem.out_dtype};
+  require_floating({"dtype", problem.dtype});
+  require_dtype_or_float32(out_dtype, own);
+  if (problem.accumulate) require_accumulable(out_dtype, words);
+  require_index({"sizes_dtype", problem.sizes_dtype});
+  require_index({"index_dtype", problem.index_dtype});
+  require_dtype_or_float32({"weights_dtype", problem.weights_dtype}, own);
   checked_product(checked_product(problem.experts, problem.n, "E * N"), problem.k, "E * N * K");
   checked_product(std::max(problem.rows, problem.slots), std::max(problem.n, problem.k),
                   "M * max(N, K)");
   if (!problem.quantization.plain()) {
-    require_blocks(problem.quantization, "W", problem.n, problem.k);
+    require_blocks(problem.quantization, words.w, words.w_scales, problem.n, problem.k);
   }
 }
 

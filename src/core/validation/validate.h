@@ -1,6 +1,7 @@
 #pragma once
 
 #include "core/backend.h"
+#include "core/validation/tensor_rules.h"
 #include "moegemm/describe.h"
 #include "moegemm/ops.h"
 #include "moegemm/plan.h"
@@ -34,10 +35,13 @@ inline const char* output_name(Op op, const CallerWords& words) {
   return op == Op::kForward ? "y" : op == Op::kDx ? "dx" : "dw";
 }
 
+/// That sums in the dtype of an output may be added to.
+void require_accumulable(const DTypeArgument& out, const CallerWords& words);
+
 /// The rules that need no shape.
 void validate_flags(const Problem& problem, const CallerWords& words = {});
 /// A Problem that was written by hand instead of described from tensors.
-void validate(const Problem& problem);
+void validate(const Problem& problem, const CallerWords& words = {});
 /// A kernel asked for by hand: what the hardware's bulk copies cannot do is refused.
 void validate(const KernelConfig& config, const Problem& problem, const CallerWords& words = {});
 

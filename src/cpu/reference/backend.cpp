@@ -32,10 +32,14 @@ class ReferenceBackend final : public Backend {
   }
 
   Step plan_with(const Problem&, int kernel) const override {
-    return kernel_step(kernels()[kernel], kernel, 1);
+    return kernel_step(kernels()[kernel], kernel);
   }
 
-  int choose(const Problem& problem) const override { return static_cast<int>(problem.op); }
+  int choose(const Problem& problem) const override {
+    int kernel = 0;
+    while (kernels()[kernel].op != problem.op) ++kernel;  // each op has one
+    return kernel;
+  }
 
   void launch(const Step&, const Problem& problem, const Operands& operands,
               const ExecutionContext&) const override {

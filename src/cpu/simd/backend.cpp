@@ -1,4 +1,6 @@
-#include <array>
+#include <algorithm>
+#include <iterator>
+#include <string_view>
 #include <vector>
 
 #include "core/planning/kernel_step.h"
@@ -11,9 +13,6 @@
 namespace moegemm {
 namespace cpu::simd {
 namespace {
-
-/// Positions in the kernel list.
-enum Kernel { kForwardDot, kDxAdaptive, kDxPacked, kDxInPlace, kDwCached, kDwStreaming, kKernels };
 
 TileShape dot_tile(const KernelTable& t) { return {t.dot_rows, 4, 2 * t.lanes}; }
 TileShape packed_tile(const KernelTable& t) { return {t.tile_rows, t.tile_cols, 2}; }
@@ -38,22 +37,44 @@ struct CpuKernel {
   TileShape (*tile)(const KernelTable&);
   Run run;
 };
-constexpr std::array<CpuKernel, kKernels> kList = {{
+constexpr CpuKernel kList[] = {
     {"forward_dot", Op::kForward, dot_tile, run_forward},
     {"dX_adaptive", Op::kDx, packed_tile, run_dx_by<DxPath::kAdaptive>},
     {"dX_packed", Op::kDx, packed_tile, run_dx_by<DxPath::kPacked>},
     {"dX_in_place", Op::kDx, in_place_tile, run_dx_by<DxPath::kInPlace>},
     {"dW_cached", Op::kDw, outer_tile, run_dw_to<false>},
     {"dW_streaming", Op::kDw, outer_tile, run_dw_to<true>},
-}};
+};
 
-std::vector<KernelInfo> list_kernels(InstructionSet isa) {
-  std::vector<KernelInfo> list;
-  for (const CpuKernel& kernel : kList) {
-    list.push_back({BackendKind::kCpu, join(to_string(isa), "_", kernel.name), kernel.op,
-                    kernel.tile(kernels_of(isa)), 1});
+/// Of a name that is listed: another one does not compile.
+consteval int position_of(std::string_view name) {
+  int position = 0;
+  while (kList[position].name != name) ++position;
+  return position;
+}
+constexpr int kForwardDot = position_of("forward_dot");
+constexpr int kDxAdaptive = position_of("dX_adaptive");
+constexpr int kDwCached = position_of("dW_cached");
+constexpr int kDwStreaming = position_of("dW_streaming");
+
+struct KernelList {
+  explicit KernelList(InstructionSet set) : isa(set) {
+    for (const CpuKernel& kernel : kList) {
+      kernels.push_back({BackendKind::kCpu, join(to_string(isa), "_", kernel.name), kernel.op,
+                         kernel.tile(kernels_of(isa)), 1});
+    }
   }
-  return list;
+
+  InstructionSet isa;
+  std::vector<KernelInfo> kernels;
+};
+
+/// One `Entry` for each instruction set that can be used, made of it.
+template <class Entry>
+std::vector<Entry> for_each_set() {
+  std::vector<Entry> entries;
+  for (const InstructionSet isa : usable_instruction_sets()) entries.emplace_back(isa);
+  return entries;
 }
 
 /// dW is written past the caches up to this many rows per expert: the stores then dominate (+13% to
@@ -77,14 +98,11 @@ class CpuBackend final : public Backend {
   }
 
   std::span<const KernelInfo> kernels() const override {
-    static const std::array<std::vector<KernelInfo>, 4> lists = [] {
-      std::array<std::vector<KernelInfo>, 4> all;
-      for (InstructionSet isa : usable_instruction_sets()) {
-        all[static_cast<std::size_t>(isa)] = list_kernels(isa);
-      }
-      return all;
-    }();
-    return lists[static_cast<std::size_t>(instruction_set())];
+    static const std::vector<KernelList> lists = for_each_set<KernelList>();
+    const InstructionSet isa = instruction_set();
+    return std::find_if(lists.begin(), lists.end(),
+                        [isa](const KernelList& list) { return list.isa == isa; })
+        ->kernels;
   }
 
   std::string refuse(const Problem& problem, const KernelInfo& kernel) const override {
@@ -101,7 +119,7 @@ class CpuBackend final : public Backend {
   }
 
   Step plan_with(const Problem&, int kernel) const override {
-    return kernel_step(kernels()[kernel], kernel, default_executor().concurrency());
+    return kernel_step(kernels()[kernel], kernel);
   }
 
   int choose(const Problem& problem) const override {
@@ -133,28 +151,26 @@ class CpuBackend final : public Backend {
 
   void launch(const Step& step, const Problem& problem, const Operands& operands,
               const ExecutionContext& context) const override {
-    if (step.kernel < 0 || step.kernel >= kKernels) {
-      throw Error(ErrorKind::kRuntime,
-                  join("the plan asks for kernel ", step.kernel, " of the cpu backend, which has ",
-                       static_cast<int>(kKernels)));
+    if (step.kernel < 0 || step.kernel >= std::ssize(kList)) {
+      throw Error(ErrorKind::kRuntime, join("the plan asks for kernel ", step.kernel,
+                                            " of the cpu backend, which has ", std::size(kList)));
     }
-    kList[static_cast<std::size_t>(step.kernel)].run(kernels_of(instruction_set()), problem,
-                                                     operands, context);
+    kList[step.kernel].run(kernels_of(instruction_set()), problem, operands, context);
   }
 
- private:
   InstructionSet instruction_set() const { return isa_ ? *isa_ : active_instruction_set(); }
 
+ private:
   std::optional<InstructionSet> isa_;
 };
 
 }  // namespace
 
 const Backend& backend_for(InstructionSet isa) {
-  static const std::array<CpuBackend, 4> backends = {
-      CpuBackend(InstructionSet::kAvx512Bf16), CpuBackend(InstructionSet::kAvx512),
-      CpuBackend(InstructionSet::kAvx2), CpuBackend(InstructionSet::kPortable)};
-  return backends[static_cast<std::size_t>(isa)];
+  static const std::vector<CpuBackend> backends = for_each_set<CpuBackend>();
+  return *std::find_if(backends.begin(), backends.end(), [isa](const CpuBackend& backend) {
+    return backend.instruction_set() == isa;
+  });
 }
 
 }  // namespace cpu::simd

@@ -87,7 +87,7 @@ void run_dw(const KernelTable& kernels, bool stream, const Problem& problem,
   if (!problem.accumulate) prepare_output_pages(output_span(problem, operands), context);
   const RowLocator locator(problem, operands);
   const DTypeKernels& typed = kernels_for(kernels, problem.dtype);
-  const DwFn kernel = problem.multiply ? typed.dw_scaled : typed.dw;
+  const DwFn kernel = problem.multiply ? typed.dw_weighted : typed.dw;
   const int terms_per_step = problem.multiply ? 1 : typed.terms_per_step;
 
   const std::int64_t cost = locator.rows() + problem.experts * kStoreCost;
@@ -108,11 +108,11 @@ void run_dw(const KernelTable& kernels, bool stream, const Problem& problem,
     scratch.reserve(scratch_bytes);
     const void** dy = scratch.take<const void*>(kChunkRows);
     const void** x = scratch.take<const void*>(kChunkRows);
-    float* scales = scratch.take<float>(kChunkRows);
+    float* router_weights = scratch.take<float>(kChunkRows);
     DwTask task;
     task.dy = dy;
     task.x = x;
-    task.scales = problem.multiply ? scales : nullptr;
+    task.router_weights = problem.multiply ? router_weights : nullptr;
     task.n_rows = block.rows;
     if (turn.next.has_cols_of(block) && turn.next.first_row == block.first_row + block.rows) {
       task.dy_cols_after = turn.next.rows;
@@ -135,7 +135,7 @@ void run_dw(const KernelTable& kernels, bool stream, const Problem& problem,
         if (row.source == nullptr) continue;
         dy[task.rows] = row.dy + block.first_row * in_element;
         x[task.rows] = row.source + block.first_col * in_element;
-        scales[task.rows] = row.scale;
+        router_weights[task.rows] = row.router_weight;
         ++task.rows;
       }
       task.last = position == end;

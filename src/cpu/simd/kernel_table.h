@@ -15,8 +15,8 @@ namespace moegemm::cpu::simd {
 
 /// Where the rows of a task go. Columns [first_col, first_col + columns of the task) are written.
 struct OutputRows {
-  void* const* rows = nullptr;    ///< [rows] start of each output row; null: not stored
-  const float* scales = nullptr;  ///< [rows] factors of the fp32 result; null: none
+  void* const* rows = nullptr;            ///< [rows] start of each output row; null: not stored
+  const float* router_weights = nullptr;  ///< [rows] the fp32 result times these; null: none
   std::int64_t first_col = 0;
   DType dtype = DType::kFloat32;
   const float* bias = nullptr;  ///< [columns of the task] added before the factor, readable up to a
@@ -101,12 +101,13 @@ struct DxTask : WeightBlock {
   float* totals = nullptr;          ///< scratch: rows * padded cols floats, twice that in place
 };
 
-/// Part of dW_e[n_rows, cols] = sum over rows of scale * dY^T X: one chunk of the segment's rows.
+/// Part of dW_e[n_rows, cols] = sum over rows of router weight * dY^T X: one chunk of the segment's
+/// rows.
 struct DwTask {
-  const void* const* dy = nullptr;  ///< [rows] at the first column of the block of N
-  const void* const* x = nullptr;   ///< [rows] at the first column of the block of K
-  const float* scales = nullptr;    ///< [rows] factors of the contributions; null: none
-  std::int64_t rows = 0;            ///< of this chunk; even unless it is the last
+  const void* const* dy = nullptr;        ///< [rows] at the first column of the block of N
+  const void* const* x = nullptr;         ///< [rows] at the first column of the block of K
+  const float* router_weights = nullptr;  ///< [rows] of the contributions; null: none
+  std::int64_t rows = 0;                  ///< of this chunk; even unless it is the last
   std::int64_t n_rows = 0;
   std::int64_t dy_cols_after = 0;  ///< columns of dY after the block's that are packed next
   std::int64_t cols = 0;
@@ -178,10 +179,10 @@ struct DTypeKernels {
   DxFn dx_packed = nullptr;    ///< any number of rows
   DxFn dx_in_place = nullptr;  ///< at most kMaxRowsInPlace rows
   DwFn dw = nullptr;
-  DwFn dw_scaled = nullptr;  ///< with scales: sums of fp32 products
+  DwFn dw_weighted = nullptr;  ///< with router weights: sums of fp32 products
   DecodeFn decode = nullptr;
   RoundFn round = nullptr;
-  int terms_per_step = 1;  ///< of all but dw_scaled, which has 1
+  int terms_per_step = 1;  ///< of all but dw_weighted, which has 1
 };
 
 struct KernelTable {

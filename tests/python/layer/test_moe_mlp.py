@@ -371,7 +371,7 @@ def test_a_product_may_be_the_first_thing_that_a_backward_thread_runs():
         ),
         ({"expert_ids": torch.zeros(12, 3, dtype=torch.int64)}, ValueError, "expert_ids"),
         ({"expert_ids": torch.zeros(13, 3)}, TypeError, "expert_ids has dtype fp32"),
-        ({"x": torch.randn(13, 24).double()}, TypeError, "x has dtype Double; accepted are bfloat16"),
+        ({"x": torch.randn(13, 24).double()}, TypeError, "x has dtype Double; accepted are bf16"),
         ({"x": torch.tensor(1.0)}, ValueError, r"x has no dimensions; its shape must be \[..., H\]"),
         (
             {"x": torch.randn(13, 24).bfloat16()},

@@ -114,6 +114,16 @@ def test_weights_in_two_tensors_have_the_bits_of_one(device, activation, first):
     assert torch.equal(OPS.forward_pair(case.X, w, w_up, *arguments, *rest), whole)
 
 
+def test_weights_in_two_tensors_have_one_pitch(device):
+    case = make_case(device, "plain", torch.bfloat16)
+    columns = case.W.size(2)
+    w, w_up = (torch.nn.functional.pad(half, (0, 8))[..., :columns] for half in case.W.chunk(2, 1))
+    whole = OPS.forward(case.X, case.W, case.m_sizes)
+    assert torch.equal(OPS.forward_pair(case.X, w, w_up, case.m_sizes), whole)
+    with pytest.raises(RuntimeError, match=f"w_up has row_stride {columns + 8}; it must be that of W, {columns}"):
+        OPS.forward_pair(case.X, w.contiguous(), w_up, case.m_sizes)
+
+
 def test_weights_in_two_tensors_look_alike():
     case = make_case("cpu", "plain", torch.float32)
     with pytest.raises(RuntimeError, match=r"w_up is .*\[5, 7, 40\].*; it must be as W"):

@@ -109,3 +109,20 @@ def test_what_does_not_fit_is_refused(device, change, message):
     call = {"x": X, "w": w, "m_sizes": routing(device), "w_scales": scales, "w_format": "mxfp4"} | change(w, scales)
     with pytest.raises(RuntimeError, match=message):
         OPS.forward(**call)
+
+
+def test_without_memory_refusals_have_the_librarys_words():
+    w, scales = (tensor.to("meta") for tensor in packed("mxfp4", "cpu"))
+    X, sizes = torch.empty(M, K, device="meta", dtype=torch.bfloat16), routing("cpu").to("meta")
+    for values, w_format, message in (
+        (w, "mxfp3", "w_format is 'mxfp3'; accepted are mxfp4"),
+        (w[0], "mxfp4", r"W has 2 dimensions; its shape must be \[E, N, K / 2\] with mxfp4"),
+    ):
+        with pytest.raises((ValueError, RuntimeError), match=message):
+            OPS.forward(X, values, sizes, w_scales=scales, w_format=w_format)
+
+
+def test_dequantize_calls_its_scales_what_its_caller_does():
+    w, scales = packed("mxfp4", "cpu")
+    with pytest.raises(RuntimeError, match="] scales are fp32; accepted are e8m0 with mxfp4"):
+        OPS.dequantize(w, scales.float(), "mxfp4", torch.bfloat16)

@@ -17,7 +17,7 @@ from moegemm.operators.loading import ops
 from moegemm.operators.packed import packed_shape
 from moegemm.operators.registered import compact, factors
 from moegemm.operators.registered.products import PRODUCTS, nothing
-from moegemm.operators.rules import require_halves, require_same_device, require_same_dtype
+from moegemm.operators.rules import require_halves, require_integer, require_same_device, require_same_dtype
 
 
 def _route(expert_ids: Tensor, num_experts: int, wide: bool, with_inverse: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -31,8 +31,7 @@ def _route(expert_ids: Tensor, num_experts: int, wide: bool, with_inverse: bool)
 
 
 def _combine(rows: Tensor, weights: Tensor | None, topk: int, float32_output: bool) -> Tensor:
-    if topk < 1:
-        raise ValueError(f"topk is {topk}; it must be at least 1")
+    require_integer("topk", topk, 1)
     shape = (rows.size(0) // topk, rows.size(1))
     return rows.new_empty(shape, dtype=torch.float32 if float32_output else rows.dtype)
 
@@ -83,7 +82,7 @@ def _expert_sums(
 
 
 def _dequantize(w: Tensor, scales: Tensor, w_format: str, dtype: torch.dtype) -> Tensor:
-    return w.new_empty(packed_shape(w, scales, w_format), dtype=dtype)
+    return w.new_empty(packed_shape(w, w_format), dtype=dtype)
 
 
 _FAKES: dict[str, Callable[..., Any]] = {

@@ -3,7 +3,7 @@ results activation checkpointing may keep.
 
 What torch.utils.flop_counter counts is 2 M N K, whatever the rows' experts. M is the number of routed rows. m_sizes
 stays on the device. So rows without an expert count like any other, and the count is the most that a call may compute.
-Row operations (route, combine, activations) count nothing, like torch's own element-wise operators.
+Passes (route, combine, activations) count nothing, like torch's own element-wise operators.
 """
 
 from collections.abc import Callable
@@ -36,9 +36,9 @@ def _dtype(lead: Tensor, options: str) -> torch.dtype:
     return torch.float32 if FLOAT32_OUTPUT in options else lead.dtype
 
 
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ValueError(message)
+def _require_form(name: str, tensor: Tensor, ranks: tuple[int, ...], letters: str) -> None:
+    if tensor.dim() not in ranks:
+        raise ValueError(f"{name} is {list(tensor.shape)}; its shape must be {letters}")
 
 
 def _counted_rows(first: Shape, gather_indices: Shape | None, options: str, per_token: str) -> int:
@@ -50,7 +50,7 @@ def _counted_rows(first: Shape, gather_indices: Shape | None, options: str, per_
 def _rows(first: Tensor, gather_indices: Tensor | None, options: str, per_token: str) -> int:
     for word in (PERMUTE_X, PERMUTE_Y):
         if word in options and gather_indices is None:
-            raise ValueError(f"gather_indices is None;{word}=True needs it")
+            raise ValueError(f"gather_indices is None; {word.strip()}=True needs it")
     return _counted_rows(first.shape, None if gather_indices is None else gather_indices.shape, options, per_token)
 
 
@@ -59,11 +59,12 @@ def _forward(
     topk: int = 1, options: str = "", config: Config = None, bias: Tensor | None = None, activation: str = "",
     w_scales: Tensor | None = None, w_format: str = "",
 ) -> Tensor:  # fmt: skip
-    _require(x.dim() == 2, f"X has {x.dim()} dimensions; its shape must be [T, K] or [M, K]")
+    _require_form("X", x, (2,), "[T, K] or [M, K]")
     if w_format:
-        _, n, k = packed_shape(w, w_scales, w_format)
+        _, n, k = packed_shape(w, w_format)
     else:
-        _require(w.dim() in (2, 3), f"W has {w.dim()} dimensions; its shape must be [E, N, K] or [E * N, K]")
+        letters = "[E, K, N] or [E * K, N]" if TRANSPOSED in options else "[E, N, K] or [E * N, K]"
+        _require_form("W", w, (3, 2), letters)
         require_same_dtype("W", w, "X", x)
         rows_of_w = w.size(1) if w.dim() == 3 else w.size(0) // m_sizes.size(-1)
         n, k = (w.size(-1), rows_of_w) if TRANSPOSED in options else (rows_of_w, w.size(-1))
@@ -77,7 +78,7 @@ def _dx(
     topk: int = 1, options: str = "", config: Config = None, w_scales: Tensor | None = None, w_format: str = "",
 ) -> Tensor:  # fmt: skip
     if w_format:
-        k = packed_shape(w, w_scales, w_format)[2]
+        k = packed_shape(w, w_format)[2]
     else:
         rows_of_w = w.size(1) if w.dim() == 3 else w.size(0) // m_sizes.size(-1)
         k = rows_of_w if TRANSPOSED in options else w.size(-1)

@@ -1,27 +1,30 @@
 #include "cpu/simd/isa/instruction_set.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
 
 #include "core/refusal.h"
 #include "core/registry.h"
+#include "core/types/names.h"
 #include "moegemm/execution.h"
 
 namespace moegemm::cpu::simd {
 namespace {
 
-/// In the order of InstructionSet, which is that of preference.
 struct Variant {
+  InstructionSet value;
   const char* name;
   const KernelTable* (*kernels)();  ///< null where the compiler could not build them
 };
-constexpr std::array kVariants = {Variant{"avx512bf16", avx512bf16_kernels},
-                                  Variant{"avx512", avx512_kernels}, Variant{"avx2", avx2_kernels},
-                                  Variant{"portable", portable_kernels}};
-
-const Variant& variant_of(InstructionSet isa) { return kVariants[static_cast<std::size_t>(isa)]; }
+/// Best first.
+constexpr Variant kVariants[] = {
+    {InstructionSet::kAvx512Bf16, "avx512bf16", avx512bf16_kernels},
+    {InstructionSet::kAvx512, "avx512", avx512_kernels},
+    {InstructionSet::kAvx2, "avx2", avx2_kernels},
+    {InstructionSet::kPortable, "portable", portable_kernels},
+};
 
 /// What the processor has and the operating system saves.
 bool machine_runs(InstructionSet isa) {
@@ -66,13 +69,14 @@ std::string processor_name() {
 
 }  // namespace
 
-const char* to_string(InstructionSet isa) { return variant_of(isa).name; }
+const char* to_string(InstructionSet isa) { return name_in(kVariants, isa); }
 
 std::vector<InstructionSet> usable_instruction_sets() {
   std::vector<InstructionSet> usable;
-  for (std::size_t i = 0; i < kVariants.size(); ++i) {
-    const auto isa = static_cast<InstructionSet>(i);
-    if (kVariants[i].kernels() != nullptr && machine_runs(isa)) usable.push_back(isa);
+  for (const Variant& variant : kVariants) {
+    if (variant.kernels() != nullptr && machine_runs(variant.value)) {
+      usable.push_back(variant.value);
+    }
   }
   return usable;
 }
@@ -85,9 +89,7 @@ InstructionSet select_instruction_set(const char* requested) {
     if (requested == std::string(to_string(isa))) return isa;
     accepted += join(accepted.empty() ? "" : ", ", to_string(isa));
   }
-  const bool known = std::any_of(
-      kVariants.begin(), kVariants.end(),
-      [requested](const Variant& variant) { return requested == std::string(variant.name); });
+  const bool known = find_named(kVariants, requested).has_value();
   refuse_value("MOEGEMM_CPU_ISA is '", requested, "'",
                known ? ", which this machine or this build does not have" : "",
                "; accepted here: ", accepted);
@@ -99,7 +101,11 @@ InstructionSet active_instruction_set() {
   return isa;
 }
 
-const KernelTable& kernels_of(InstructionSet isa) { return *variant_of(isa).kernels(); }
+const KernelTable& kernels_of(InstructionSet isa) {
+  return *std::find_if(std::begin(kVariants), std::end(kVariants), [isa](const Variant& variant) {
+            return variant.value == isa;
+          })->kernels();
+}
 
 }  // namespace moegemm::cpu::simd
 

@@ -68,7 +68,8 @@ class LinePrefetch {
 template <class Isa>
 void fetch_output_lines(const ForwardTask& task, std::int64_t row, std::int64_t rows,
                         std::int64_t col) {
-  const std::int64_t element_bytes = task.out.dtype == DType::kFloat32 ? 4 : 2;
+  const std::int64_t element_bytes =
+      with_element_type(task.out.dtype, []<class T>(T*) { return std::int64_t{sizeof(T)}; });
   const std::int64_t at = (task.out.first_col + col) * element_bytes;
   for (std::int64_t i = row; i < row + rows; ++i) {
     if (task.out.rows[i] == nullptr) continue;

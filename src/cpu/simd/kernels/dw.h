@@ -131,7 +131,7 @@ void dw_chunk(const DwTask& task) {
     const ListedRows<T> dy{reinterpret_cast<const T* const*>(task.dy), panel};
     const std::int64_t left = task.n_rows - panel;
     const std::int64_t panel_rows = left < kDyPanelCols ? left : kDyPanelCols;
-    pack_panels<Math, T, kDyVecs>(dy, task.rows, panel_rows, task.scales, dy_panels, steps);
+    pack_panels<Math, T, kDyVecs>(dy, task.rows, panel_rows, task.router_weights, dy_panels, steps);
     DyPrefetch<Math, T> next_columns(task, panel + kDyPanelCols,
                                      (panel_rows + kRows - 1) / kRows * (padded_cols / kCols));
     for (std::int64_t in_panel = 0; in_panel < panel_rows; in_panel += kRows) {

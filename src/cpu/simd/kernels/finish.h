@@ -5,25 +5,26 @@
 #include "cpu/simd/kernel_table.h"
 #include "cpu/simd/kernels/element.h"
 
-/// The end of every kernel: fp32 sums get their bias, are scaled, rounded once and stored.
+/// The end of every kernel: fp32 sums get their bias and their router weight, are rounded once and
+/// stored.
 namespace moegemm::cpu::simd {
 namespace {
 
 template <class Isa, class T>
 void finish_row_as(const float* sums, T* out, std::int64_t cols, const float* bias,
-                   const float* scale) {
-  const typename Isa::Vec factor = Isa::broadcast(scale != nullptr ? *scale : 1.0f);
+                   const float* router_weight) {
+  const typename Isa::Vec factor = Isa::broadcast(router_weight != nullptr ? *router_weight : 1.0f);
   std::int64_t c = 0;
   for (; c + Isa::kLanes <= cols; c += Isa::kLanes) {
     typename Isa::Vec sum = Isa::load(sums + c);
     if (bias != nullptr) sum = Isa::add(sum, Isa::load(bias + c));
-    if (scale != nullptr) sum = Isa::mul(sum, factor);
+    if (router_weight != nullptr) sum = Isa::mul(sum, factor);
     Isa::store(out + c, sum);
   }
   if (c < cols) {
     typename Isa::Vec sum = Isa::load(sums + c);
     if (bias != nullptr) sum = Isa::add(sum, Isa::load(bias + c));
-    if (scale != nullptr) sum = Isa::mul(sum, factor);
+    if (router_weight != nullptr) sum = Isa::mul(sum, factor);
     Isa::store_partial(out + c, sum, cols - c);
   }
 }
@@ -31,9 +32,9 @@ void finish_row_as(const float* sums, T* out, std::int64_t cols, const float* bi
 /// Rounds sums and bias [cols, readable up to a whole vector] into one output row.
 template <class Isa>
 void finish_row(const float* sums, void* out, DType dtype, std::int64_t first_col,
-                std::int64_t cols, const float* bias, const float* scale) {
+                std::int64_t cols, const float* bias, const float* router_weight) {
   with_element_type(dtype, [&]<class T>(T*) {
-    finish_row_as<Isa>(sums, static_cast<T*>(out) + first_col, cols, bias, scale);
+    finish_row_as<Isa>(sums, static_cast<T*>(out) + first_col, cols, bias, router_weight);
   });
 }
 
@@ -46,7 +47,7 @@ void finish_rows(const OutputRows& out, std::int64_t first, std::int64_t rows, c
     if (out.rows[row] == nullptr) continue;
     finish_row<Isa>(sums, out.rows[row], out.dtype, out.first_col + col, cols,
                     out.bias != nullptr ? out.bias + col : nullptr,
-                    out.scales != nullptr ? out.scales + row : nullptr);
+                    out.router_weights != nullptr ? out.router_weights + row : nullptr);
   }
 }
 

@@ -25,14 +25,14 @@ struct FloatMath {
 
   template <class T, int Vecs>
   [[gnu::always_inline]] static void pack_step(const T* row, const T*, std::int64_t valid,
-                                               const float* scale, Word* words) {
+                                               const float* factor, Word* words) {
 #pragma GCC unroll 4
     for (int j = 0; j < Vecs; ++j) {
       const std::int64_t left = valid - j * Isa::kLanes;
       Vec values = left >= Isa::kLanes ? Isa::load(row + j * Isa::kLanes)
                    : left > 0          ? Isa::load_partial(row + j * Isa::kLanes, left)
                                        : Isa::zero();
-      if (scale != nullptr) values = Isa::mul(values, Isa::broadcast(*scale));
+      if (factor != nullptr) values = Isa::mul(values, Isa::broadcast(*factor));
       Isa::store(words + j * Isa::kLanes, values);
     }
   }

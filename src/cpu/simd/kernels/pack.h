@@ -29,10 +29,10 @@ struct ListedRows {
 /// rows before it are packed.
 constexpr std::int64_t kPackAheadRows = 16;
 
-/// Packs `rows` rows of `cols` columns into the first steps of panels of `panel_steps`. `scales`
-/// (fp32 words only) multiplies row r by scales[r].
+/// Packs `rows` rows of `cols` columns into the first steps of panels of `panel_steps`. `factors`
+/// (fp32 words only) multiplies row r by factors[r].
 template <class Math, class T, int PanelVecs, class Rows>
-void pack_panels(const Rows& source, std::int64_t rows, std::int64_t cols, const float* scales,
+void pack_panels(const Rows& source, std::int64_t rows, std::int64_t cols, const float* factors,
                  typename Math::Word* panels, std::int64_t panel_steps) {
   using Isa = typename Math::Isa;
   constexpr std::int64_t kPanelCols = PanelVecs * Isa::kLanes;
@@ -47,12 +47,12 @@ void pack_panels(const Rows& source, std::int64_t rows, std::int64_t cols, const
     }
     const T* first = source(row);
     const T* second = Math::kTerms == 2 && row + 1 < rows ? source(row + 1) : nullptr;
-    const float* scale = scales != nullptr ? scales + row : nullptr;
+    const float* factor = factors != nullptr ? factors + row : nullptr;
     for (std::int64_t c = 0; c < cols; c += kPanelCols) {
       typename Math::Word* words = panels + c * panel_steps + step * kPanelCols;
       const std::int64_t valid = cols - c < kPanelCols ? cols - c : kPanelCols;
       Math::template pack_step<T, PanelVecs>(first + c, second != nullptr ? second + c : nullptr,
-                                             valid, scale, words);
+                                             valid, factor, words);
     }
   }
 }

@@ -37,8 +37,8 @@ constexpr DTypeKernels dtype_kernels(DType dtype) {
   kernels.dx_packed = dx_packed<Math, T>;
   kernels.dx_in_place = dx_in_place<Math, T>;
   kernels.dw = dw_chunk<Math, T>;
-  // A scaled dY row is no longer a 16-bit number: products and sums in fp32.
-  kernels.dw_scaled = dw_chunk<FloatMath<Isa>, T>;
+  // A weighted dY row is no longer a 16-bit number: products and sums in fp32.
+  kernels.dw_weighted = dw_chunk<FloatMath<Isa>, T>;
   kernels.decode = decode_task<Isa, T>;
   kernels.round = round_run<Isa, T>;
   kernels.terms_per_step = Math::kTerms;

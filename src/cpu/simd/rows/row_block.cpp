@@ -18,7 +18,7 @@ RowBlock::RowBlock(const RowLocator& locator, const Problem& problem, const Oper
       sources_(scratch.take<const void*>(block.rows)),
       low_rows_(problem.low_rank > 0 ? scratch.take<const void*>(block.rows) : nullptr),
       destinations_(scratch.take<void*>(block.rows)),
-      scales_(problem.multiply ? scratch.take<float>(block.rows) : nullptr),
+      router_weights_(problem.multiply ? scratch.take<float>(block.rows) : nullptr),
       bias_(problem.bias ? scratch.take<float>(block.cols + kMaxLanes) : nullptr) {
   for (std::int64_t c = 0; bias_ != nullptr && c < block.cols + kMaxLanes; ++c) {
     bias_[c] = c < block.cols
@@ -30,7 +30,7 @@ RowBlock::RowBlock(const RowLocator& locator, const Problem& problem, const Oper
     const RowLocator::Row row = locator.locate(block.expert, first_position_ + i);
     sources_[i] = row.source != nullptr ? row.source : stand_in;
     destinations_[i] = row.destination;
-    if (scales_ != nullptr) scales_[i] = row.scale;
+    if (router_weights_ != nullptr) router_weights_[i] = row.router_weight;
     has_zero_rows_ |= row.source == nullptr && low_rows_ == nullptr;
   }
   const std::int64_t pitch = operands.low_rows_stride * size_bytes(problem.dtype);
@@ -57,7 +57,7 @@ std::vector<char> zero_source(const Problem& problem, std::int64_t depth) {
 }
 
 OutputRows RowBlock::output() const {
-  return {destinations_, scales_, block_.first_col, problem_.out_dtype, bias_};
+  return {destinations_, router_weights_, block_.first_col, problem_.out_dtype, bias_};
 }
 
 void RowBlock::clear_zero_rows() const {

@@ -46,7 +46,7 @@ class RowBlock {
   const void** sources_;
   const void** low_rows_;
   void** destinations_;
-  float* scales_;
+  float* router_weights_;
   float* bias_;  ///< of the block's columns
   bool has_zero_rows_ = false;
 };

@@ -82,7 +82,7 @@ RowLocator::Row RowLocator::locate(std::int64_t expert, std::int64_t position) c
     row.dy = row_of(operands_.dy, problem_.gathers_dy() ? read : position, operands_.dy_stride);
   }
   if (problem_.multiply) {
-    row.scale = read_float(operands_.router_weights, problem_.weights_dtype, flat);
+    row.router_weight = read_float(operands_.router_weights, problem_.weights_dtype, flat);
   }
   return row;
 }

@@ -26,7 +26,7 @@ class RowLocator {
     const char* source = nullptr;  ///< X (forward, dW) or dY (dX); null: zeros
     const char* dy = nullptr;      ///< dW only
     char* destination = nullptr;   ///< Y or dX; null: not stored
-    float scale = 1;
+    float router_weight = 1;
   };
   /// `position` is in the expert's segment.
   Row locate(std::int64_t expert, std::int64_t position) const;

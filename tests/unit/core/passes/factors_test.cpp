@@ -89,6 +89,84 @@ TEST(CopyFactors, RefusesSizesOfOtherExperts) {
   });
 }
 
+TEST(CopyFactors, RefusesSizesWithoutMemory) {
+  std::vector<float> from(24), to(24);
+  const FactorCopy one = {stack(from.data(), {2, 3, 4}, {12, 4, 1}),
+                          stack(to.data(), {2, 3, 4}, {12, 4, 1}), 1.0f};
+  expect_refusal(ErrorKind::kInvalidValue, {"m_sizes is int32[2]", "null data pointer"}, [&] {
+    copy_factors({&one, 1}, TensorView::vector(nullptr, DType::kInt32, 2));
+  });
+}
+
+/// Two copies in one buffer of [2, 3, 8] floats.
+class CopiesInOneBuffer : public ::testing::Test {
+ protected:
+  void copy(const StridedStack& second_to, const TensorView& sizes = {}) {
+    const FactorCopy both[] = {{stack(from.data(), {2, 3, 4}, {12, 4, 1}), left, 1.0f},
+                               {stack(from.data(), {2, 3, 4}, {12, 4, 1}), second_to, 2.0f}};
+    copy_factors(both, sizes);
+  }
+  StridedStack columns(std::int64_t first, std::int64_t count) {
+    return stack(to.data() + first, {2, 3, count}, {24, 8, 1});
+  }
+
+  std::vector<float> from = std::vector<float>(24, 1.0f), to = std::vector<float>(48);
+  const StridedStack left = columns(0, 4);
+};
+
+TEST_F(CopiesInOneBuffer, MayLieSideBySide) {
+  copy(columns(4, 4));
+  EXPECT_EQ(to[3], 1.0f);
+  EXPECT_EQ(to[4], 2.0f);
+}
+
+TEST_F(CopiesInOneBuffer, OfOneColumnEachToo) {
+  const StridedStack narrow = stack(from.data(), {2, 3, 1}, {3, 1, 1});
+  const FactorCopy both[] = {{narrow, columns(0, 1), 1.0f}, {narrow, columns(1, 7), 1.0f}};
+  copy_factors(both);
+  EXPECT_EQ(to[1], 1.0f);
+}
+
+TEST_F(CopiesInOneBuffer, OfTurnedStacksToo) {
+  const FactorCopy both[] = {
+      {stack(from.data(), {2, 3, 4}, {12, 4, 1}), stack(to.data(), {2, 3, 4}, {1, 16, 2}), 1.0f},
+      {stack(from.data(), {2, 3, 4}, {12, 4, 1}), stack(to.data() + 8, {2, 3, 4}, {1, 16, 2}),
+       2.0f}};
+  copy_factors(both);
+  EXPECT_EQ(to[7], 1.0f);
+  EXPECT_EQ(to[8], 2.0f);
+}
+
+TEST_F(CopiesInOneBuffer, ShareNoElement) {
+  using enum ErrorKind;
+  expect_refusal(kInvalidValue, {"to 1 overlaps to 0"}, [&] { copy(columns(3, 4)); });
+  expect_refusal(kInvalidValue, {"to 1 overlaps from 0"}, [&] {
+    copy(stack(from.data(), {2, 3, 4}, {12, 4, 1}));
+  });
+  expect_refusal(kInvalidValue, {"to 0 overlaps m_sizes"},
+                 [&] { copy(columns(4, 4), TensorView::vector(to.data() + 8, DType::kInt32, 2)); });
+}
+
+TEST(FactorRows, RefusesRowsInTheMemoryOfAnOperand) {
+  std::vector<float> x(2 * 8), memory(2 * 3 * 8);
+  const auto refused = [&](const char* name, const float* factor, const RoutingView& routing) {
+    expect_refusal(ErrorKind::kInvalidValue, {"rows overlaps ", name}, [&] {
+      factor_rows(TensorView::matrix(x.data(), DType::kFloat32, 2, 8),
+                  stack(const_cast<float*>(factor), {2, 3, 8}, {24, 8, 1}), routing,
+                  TensorView::matrix(memory.data(), DType::kFloat32, 2, padded_rank(3)));
+    });
+  };
+  const std::vector<float> factor(2 * 3 * 8);
+  const std::vector<std::int32_t> ones = {1, 1};
+  const TensorView sizes = TensorView::vector(ones.data(), DType::kInt32, 2);
+  const TensorView inside = TensorView::vector(memory.data(), DType::kInt32, 2);
+  refused("factor", memory.data(), {sizes, {}, {}, 1});
+  refused("m_sizes", factor.data(), {inside, {}, {}, 1});
+  RoutingView placed = {sizes, {}, {}, 1};
+  placed.starts = inside;
+  refused("starts", factor.data(), placed);
+}
+
 TEST(FactorRows, IsRefusedOnTheCpu) {
   std::vector<float> x(2 * 8), factor(2 * 3 * 8), rows(2 * 8);
   const std::vector<std::int32_t> sizes = {1, 1};

@@ -5,20 +5,6 @@
 namespace moegemm {
 namespace {
 
-TEST(BackendKind, EveryNameParsesToItself) {
-  for (const BackendKind kind :
-       {BackendKind::kReference, BackendKind::kCpu, BackendKind::kSm90, BackendKind::kSm80}) {
-    EXPECT_EQ(parse_backend(to_string(kind)), kind);
-  }
-}
-
-TEST(BackendKind, OtherWordsDoNotParse) {
-  EXPECT_FALSE(parse_backend(""));
-  EXPECT_FALSE(parse_backend("CPU"));
-  EXPECT_FALSE(parse_backend("cpu "));
-  EXPECT_FALSE(parse_backend("sm100"));
-}
-
 TEST(KernelConfig, PrintsOnlyWhatWasAskedFor) {
   KernelConfig config;
   EXPECT_EQ(to_string(config), "any kernel");

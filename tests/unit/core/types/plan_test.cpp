@@ -37,6 +37,12 @@ TEST(Plan, PrintsBackendKernelTileStagesGridAndSource) {
   EXPECT_EQ(to_string(example()), "sm90/dw tile 128x256x64 stages 4 grid 132 (heuristic)");
 }
 
+TEST(Plan, PrintsNoGridOfACpuStep) {
+  Step step = product();
+  step.grid = 0;
+  EXPECT_EQ(to_string(step), "sm90/dw tile 128x256x64 stages 4");
+}
+
 TEST(Plan, PrintsItsNote) {
   Plan plan = example();
   plan.source = PlanSource::kManual;

@@ -72,7 +72,7 @@ TEST_F(QuantisedCall, IsNeverWrittenTo) {
 TEST_F(QuantisedCall, NeedsWholeGroups) {
   x = TensorView::matrix(x_data.data(), kType, 8, 48);
   w = TensorView::stack(w_data.data(), kType, 2, 6, 48);
-  refused_value({"W has K = 48", "mxfp4", "a multiple of the group of 32"});
+  refused_value({"w has K = 48", "mxfp4", "a multiple of the group of 32"});
 }
 
 TEST_F(QuantisedCall, NeedsScalesOfItsShape) {

@@ -37,9 +37,17 @@ TEST_F(TwoWeights, ToldWhetherTheSecondLiesBehindTheFirst) {
 TEST_F(TwoWeights, LookAlike) {
   options.w_up.shape[1] = 3;
   expect_refused({"w_up is fp32[3, 3, 5]", "as w, fp32[3, 4, 5]"});
-  options.w_up.shape[1] = 4;
+}
+
+TEST_F(TwoWeights, HaveOnePitch) {
+  const Description described_dense = described(Op::kForward, x, gates, wide, routing, options);
   options.w_up.row_stride = 6;
-  expect_refused({"w_up is", "rows 6 elements apart"});
+  expect_refused({"w_up has row_stride 6", "that of w, 5"});
+  testing::expect_refusal(ErrorKind::kInvalidValue, {"w_up has row_stride 6", "that of w, 5"}, [&] {
+    run(described_dense, x, gates, wide, routing, options, ExecutionContext{});
+  });
+  gates.row_stride = 6;
+  EXPECT_EQ(described_call(Op::kForward, x, gates, wide).operands.w_stride, 6);
 }
 
 TEST_F(TwoWeights, AreForPlainForwardsOnly) {

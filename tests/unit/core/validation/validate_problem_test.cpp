@@ -64,13 +64,15 @@ TEST_F(ValidateProblem, OnlyForwardAndDxMayHavePendingRows) {
 
 TEST_F(ValidateProblem, DtypesAreChecked) {
   problem.weights_dtype = DType::kFloat16;
-  expect_refused(ErrorKind::kInvalidType, {"weights_dtype is fp16", "bf16, or fp32"});
+  expect_refused(ErrorKind::kInvalidType,
+                 {"weights_dtype is fp16", "fp32 and bf16, the dtype of the problem"});
   problem.index_dtype = DType::kFloat32;
   expect_refused(ErrorKind::kInvalidType, {"index_dtype is fp32", "int32 and int64"});
   problem.sizes_dtype = DType::kFloat16;
   expect_refused(ErrorKind::kInvalidType, {"sizes_dtype is fp16", "int32 and int64"});
   problem.out_dtype = DType::kFloat16;
-  expect_refused(ErrorKind::kInvalidType, {"out_dtype is fp16", "bf16, or fp32"});
+  expect_refused(ErrorKind::kInvalidType,
+                 {"out_dtype is fp16", "fp32 and bf16, the dtype of the problem"});
   problem.dtype = DType::kInt32;
   expect_refused(ErrorKind::kInvalidType, {"dtype is int32", "bf16, fp16 and fp32"});
 }
