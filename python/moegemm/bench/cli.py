@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import moegemm
 from moegemm.bench.cases import (
     CPU_HEADLINE_TOKENS,
     CPU_MODELS,
@@ -66,6 +67,13 @@ def choice_of(accepted: tuple[str, ...]) -> Any:
     return read
 
 
+def gpu_backend(text: str) -> str:
+    known = [backend["name"] for backend in moegemm.info()["backends"] if backend["name"] not in ("cpu", "reference")]
+    if text not in known:
+        raise argparse.ArgumentTypeError(f"{text!r}; accepted are {','.join(known) or 'none: built without CUDA'}")
+    return text
+
+
 def place_of(kind: str, records: Path | None) -> tuple[Path, str]:
     """Folder and file name of a record: "planner", "lora", "quantised", or device and forced backend as in "cuda-sm80".
     A checkout puts each record in a folder of `records`."""
@@ -100,7 +108,7 @@ def read_options(arguments: Sequence[str] | None, records: Path | None) -> argpa
     )
     add = parser.add_argument
     add("--device", choices=("cuda", "cpu"), help="default: cuda where torch sees a GPU")
-    add("--backend", choices=("sm90", "sm80"), help="force one, in a record of its own (default: the planner chooses)")
+    add("--backend", type=gpu_backend, help="force one, in a record of its own (default: the planner chooses)")
     add("--models", type=choice_of(tuple(catalogue)), help=f"default: {','.join(DEFAULT_MODELS)}; on a CPU fewer")
     add("--tokens", type=numbers, help="comma-separated; default: " + ",".join(map(str, DEFAULT_TOKENS)))
     add("--routing", type=choice_of(ROUTINGS), help=f"default: {','.join(ROUTINGS)}; on a CPU random")

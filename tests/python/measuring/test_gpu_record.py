@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import moegemm
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -282,3 +283,13 @@ def test_time_limit_ends_the_run_and_keeps_the_record(tmp_path: Path, run_progra
     assert status == 0, told
     assert "--append continues" in told
     assert json.loads((tmp_path / "products.json").read_text())["cases"] == []
+
+
+def test_a_backend_is_one_of_this_build(capsys: pytest.CaptureFixture[str]):
+    cli = importlib.import_module("moegemm.bench.cli")
+    with pytest.raises(SystemExit):
+        cli.read_options(["--backend", "sm70"], None)
+    assert "argument --backend: 'sm70'; accepted are " in capsys.readouterr().err
+    for backend in moegemm.info()["backends"]:
+        if backend["name"].startswith("sm"):
+            assert cli.read_options(["--backend", backend["name"]], None).backend == backend["name"]
