@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from moegemm.activations import Activation
+from moegemm.expert_layer.buffers import refuse_memory_of
 from moegemm.expert_layer.weights import (
     AnyWeight,
     Routed,
@@ -254,6 +255,9 @@ def _gradients(ctx: Any, d_out: Tensor, saved: tuple[Any, ...]) -> tuple[Tensor 
     t = joined(call, LayerTensors(*saved[:TENSORS]), saved[TENSORS + 4 :])
     pre, m_sizes, gather_indices, positions = saved[TENSORS : TENSORS + 4]
     routed = Routed(m_sizes, gather_indices, ctx.rest[0], positions, ctx.rest[1])
+    if need_x:
+        name = "grad_rows_out" if gather_indices is None else "grad_x_out"
+        refuse_memory_of(name, call.grad_out, "the gradient of the result", d_out)
     dw = _Computed(ctx)
     d_x = d_gate_up = d_up = d_down = d_weights = d_gate_up_bias = d_down_bias = None
     if need_x or need_gate_up or need_up or need_down or need_weights or need_gate_up_bias:
