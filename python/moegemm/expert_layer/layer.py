@@ -8,7 +8,7 @@ from moegemm.activations import Activation
 from moegemm.capacity import Capacity, capacity_of, route_within
 from moegemm.expert_layer.arguments import Given, LayerOptions, Pair, token_arguments
 from moegemm.expert_layer.buffers import LayerBuffers, checked_buffers, returned
-from moegemm.expert_layer.function import LayerCall, LayerTensors, run_layer
+from moegemm.expert_layer.function import LayerCall, LayerTensors, require_later, run_layer
 from moegemm.expert_layer.weights import Routed, stored_weights
 from moegemm.operators.errors import explain
 from moegemm.operators.gradients.derivatives import refuse_forward_mode
@@ -101,6 +101,7 @@ def moe_mlp(
     inputs = {**given._asdict(), "w_gate_up[1]": w_up}
     buffers = checked_buffers(LayerBuffers(out, grad_x_out, ("out", "grad_x_out")), x, tokens.dtype, inputs)
     call = LayerCall("moe_mlp", chosen, *stored[3:], weight_gradients, None, *buffers)
+    require_later(call, tensors)
     try:
         result = run_layer(call, route_rows(ids, down.size(0), capacity), tensors)
     except RuntimeError as error:
