@@ -177,3 +177,9 @@ def test_raw_forward_writes_as_many_flat_rows_as_out_has(device, capacity, multi
     assert not out.any()
     with pytest.raises(ValueError, match=r"out is fp32\[23, 24\]"):
         moegemm.grouped_gemm_forward(X, W, 2, m_sizes, indices, **options, out=out[:23])
+
+
+def test_ids_of_one_dimension_are_refused_before_anything_is_made():
+    """Positions of as many rows as columns would be 4 TB."""
+    with pytest.raises(ValueError, match=r"expert_ids is int32\[1048576\] on cpu; its shape must be \[T, topk\]"):
+        moegemm.route(torch.zeros(2**20, dtype=torch.int32), 4, max_rows=8)
