@@ -166,7 +166,7 @@ def _run(call: LoraCall, routed: Routed, t: LayerTensors, factors: Sequence[Tens
     """The layer's output, and what its backward needs: the first product, the thin ones, and pairs that it keeps."""
     first_pair, second_pair = pairs_of(_products(call, factors), t.x, routed.m_sizes)
     pre, first_thin = _first(call.layer.first, t.x, t.w_gate_up, first_pair, routed)
-    act = _activate(pre, t.gate_up_bias, routed.m_sizes, call.layer.activation.text())
+    act = _activate(pre, t.gate_up_bias, routed.m_sizes, call.layer.activation.text(), None, routed.tails)
     out, second_thin = _second(call, act, t.w_down, second_pair, routed, t.down_bias, t.weights)
     kept: list[Tensor] = []
     if _keeps_pairs(call, routed.rows(t.x), t, factors):
