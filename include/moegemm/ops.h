@@ -22,6 +22,7 @@
 ///
 /// M may also be a capacity, not T * topk: gather_indices has any length with permute_x and with
 /// dy_per_token, and says how many rows there are in expert order. Indices are in [0, T * topk).
+/// The rows of a result in flat order say how many that are.
 ///
 /// Segments need not follow one another: RoutingView::starts says where each begins, and `ends`
 /// that m_sizes holds cumulative ends. What lies outside every segment, gaps too, is zero in the
@@ -94,8 +95,9 @@ struct GemmOptions {
 };
 
 /// Y_e = X_e W_e^T (+ low-rank part, + bias_e, activated).  x [T, K] with permute_x, else [M, K]; w
-/// [E, N, K]; y [M, N], or [M, N / 2] after a gated activation. Here and below W may also be
-/// flattened to [E * N, K], and options.weight_layout may say that W and dW are [E, K, N].
+/// [E, N, K]; y [M, N], with permute_y [T * topk, N], or [M, N / 2] after a gated activation. Here
+/// and below W may also be flattened to [E * N, K], and options.weight_layout may say that W and dW
+/// are [E, K, N].
 MOEGEMM_API Plan forward(const TensorView& x, const TensorView& w, const TensorView& y,
                          const RoutingView& routing, const GemmOptions& options = {},
                          const ExecutionContext& context = {});

@@ -162,6 +162,7 @@ def grouped_gemm_forward(
     """Y_e = X_e W_e^T, without autograd.
 
     Shapes as in grouped_gemm. Returns Y [M, N]: `out` if given, else a new tensor of `out_dtype` (X's dtype or fp32).
+    Where gather_indices are a capacity permute_y needs `out` [T * topk, N], which says how many flat rows there are.
     debug validates the routing as check does. Block sizes, warps and stages of None, or all of them at their defaults,
     leave the kernel to the planner, or with autotune to what was measured.
 

@@ -43,6 +43,9 @@ bool applies(const ProblemCase& problem, Op op, DType dtype) {
   if (problem.accumulate) return op == Op::kDw;
   if (problem.quantised() && op == Op::kDw) return false;
   if (problem.dy_per_token && op == Op::kForward) return false;
+  if (problem.slots >= 0 && problem.permutation == Permutation::kY && !problem.dy_per_token) {
+    if (op != Op::kForward) return false;
+  }
   if ((problem.bias || problem.activation || problem.low_rank > 0) && op == Op::kDw) return false;
   if (problem.activation) {
     if (problem.scatters(op) || problem.multiply) return false;

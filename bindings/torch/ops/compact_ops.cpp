@@ -6,6 +6,9 @@
 namespace moegemm::torch_ops {
 namespace {
 
+/// topk of ids [T, topk]; 0 of others, which the library refuses.
+std::int64_t topk_of(const Argument& ids) { return ids.metadata().rank == 2 ? ids.columns() : 0; }
+
 /// m_sizes, gather_indices [max_rows] and positions [T, topk]; see moegemm::route_compact.
 std::tuple<Tensor, Tensor, Tensor> route_compact(const Tensor& expert_ids, std::int64_t num_experts,
                                                  std::int64_t max_rows,
@@ -27,7 +30,7 @@ std::tuple<Tensor, Tensor, Tensor> route_compact(const Tensor& expert_ids, std::
     const Execution execution(device, static_cast<double>(slots));
     Output m_sizes = allocate(num_experts, dtype, device);
     Output gather_indices = allocate(max_rows, dtype, device);
-    Output positions = allocate(ids.size(0), ids.columns(), dtype, device);
+    Output positions = allocate(ids.size(0), topk_of(ids), dtype, device);
     const Tensor workspace = allocate_bytes(
         num_experts < 1 ? 0 : route_workspace_bytes(slots, num_experts, device), device);
     moegemm::route_compact(readable_ids, num_experts, m_sizes.view, gather_indices.view,
@@ -96,7 +99,7 @@ std::tuple<Tensor, Tensor> first_slots(const Tensor& expert_ids, std::int64_t ex
     const Device device = input.device();
     const TensorView& readable = input.readable_dense();
     const Execution execution(device, static_cast<double>(input.numel()));
-    Output found = allocate(input.size(0), input.columns(), DType::kInt64, device);
+    Output found = allocate(input.size(0), topk_of(input), DType::kInt64, device);
     Output pairs = allocate(ranks, DType::kInt64, device);
     moegemm::first_slots(readable, experts_of_rank, found.view, pairs.view, execution.context());
     return std::make_tuple(found.hand_over(), pairs.hand_over());
@@ -110,7 +113,7 @@ Tensor ids_at_target(const Tensor& expert_ids, const Tensor& gather_indices,
     const TensorView& readable = input.readable_dense();
     const TensorView& readable_indices = indices.readable_dense();
     const Execution execution(input.device(), static_cast<double>(indices.numel()));
-    Output ids = allocate(indices.size(0), input.columns(), DType::kInt64, input.device());
+    Output ids = allocate(indices.size(0), topk_of(input), DType::kInt64, input.device());
     moegemm::ids_at_target(readable, readable_indices, experts_of_rank, ids.view,
                            execution.context());
     return ids.hand_over();

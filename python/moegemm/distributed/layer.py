@@ -19,7 +19,7 @@ from moegemm.expert_layer.arguments import (
     require_known,
     token_arguments,
 )
-from moegemm.expert_layer.function import LayerCall, LayerTensors, run_layer
+from moegemm.expert_layer.function import LayerCall, LayerTensors, require_later, run_layer
 from moegemm.expert_layer.layer import moe_mlp
 from moegemm.expert_layer.weights import AnyWeight, Routed, stored_weights
 from moegemm.lora.function import run_lora_layer
@@ -114,6 +114,7 @@ def _run_rows(given: _Given, sent: Dispatched) -> Tensor:
     call = LayerCall("expert_parallel_mlp", given.chosen, *stored[3:], later, weighted=False)
     if given.adapted:
         return run_lora_layer(call, routed, layer, given.first, given.second)
+    require_later(call, layer)
     return run_layer(call, routed, layer)
 
 

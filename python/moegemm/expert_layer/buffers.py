@@ -92,8 +92,18 @@ def _checked(name: str, buffer: Tensor, x: Tensor, dtype: torch.dtype, others: M
         for other, tensor in others.items():
             parts = (tensor.values, tensor.scales) if isinstance(tensor, Packed) else (tensor,)
             if any(isinstance(part, Tensor) and _overlap(rows, part) for part in parts):
-                raise ValueError(f"{name} shares memory with {other}; it must have its own")
+                raise _shares(name, other)
     return rows
+
+
+def _shares(name: str, other: str) -> ValueError:
+    return ValueError(f"{name} shares memory with {other}; it must have its own")
+
+
+def refuse_memory_of(name: str, buffer: Tensor | None, other: str, tensor: Tensor) -> None:
+    """Before the buffer is written while the tensor is still to be read."""
+    if buffer is not None and not torch.compiler.is_compiling() and _overlap(buffer, tensor):
+        raise _shares(name, other)
 
 
 def returned(result: Tensor, memory: Tensor | None, out: Tensor | None, shape: torch.Size) -> Tensor:

@@ -16,7 +16,7 @@ from moegemm.expert_layer.arguments import (
     row_weights_like,
 )
 from moegemm.expert_layer.buffers import LayerBuffers, checked_buffers, returned
-from moegemm.expert_layer.function import LayerCall, LayerTensors, run_layer
+from moegemm.expert_layer.function import LayerCall, LayerTensors, require_later, run_layer
 from moegemm.expert_layer.weights import Routed, stored_weights
 from moegemm.operators.errors import explain
 from moegemm.operators.gradients.derivatives import refuse_forward_mode
@@ -181,6 +181,7 @@ def experts_mlp(
     buffers = LayerBuffers(out, grad_rows_out, ("out", "grad_rows_out"))
     memory = checked_buffers(buffers, rows, used.rows.dtype, inputs)
     call = LayerCall("experts_mlp", chosen, *stored[3:], weight_gradients, None, *memory)
+    require_later(call, tensors)
     routed = Routed(used.segments(), None, tails=words)
     try:
         result = run_layer(call, routed, tensors)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from moegemm.activations import Activation
+from moegemm.expert_layer.buffers import refuse_memory_of
 from moegemm.expert_layer.weights import (
     AnyWeight,
     Routed,
@@ -254,6 +255,9 @@ def _gradients(ctx: Any, d_out: Tensor, saved: tuple[Any, ...]) -> tuple[Tensor 
     t = joined(call, LayerTensors(*saved[:TENSORS]), saved[TENSORS + 4 :])
     pre, m_sizes, gather_indices, positions = saved[TENSORS : TENSORS + 4]
     routed = Routed(m_sizes, gather_indices, ctx.rest[0], positions, ctx.rest[1])
+    if need_x:
+        name = "grad_rows_out" if gather_indices is None else "grad_x_out"
+        refuse_memory_of(name, call.grad_out, "the gradient of the result", d_out)
     dw = _Computed(ctx)
     d_x = d_gate_up = d_up = d_down = d_weights = d_gate_up_bias = d_down_bias = None
     if need_x or need_gate_up or need_up or need_down or need_weights or need_gate_up_bias:
@@ -285,17 +289,23 @@ def down_bias_gradient(d_out: Tensor, routed: Routed, weights: Tensor | None) ->
     return _expert_sums(d_out, routed.m_sizes, indices, weights, routed.topk)
 
 
-def _refuse_later(later: WeightGradients, tensors: LayerTensors) -> None:
+def _wants_gradients(tensors: LayerTensors) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def require_later(call: LayerCall, tensors: LayerTensors) -> None:
+    """Refuses a queue for gradients that do not exist: before anything is routed."""
+    if call.later is None or not _wants_gradients(tensors):
+        return
     for w in tensors[1:4]:
         if isinstance(w, Packed):
-            raise TypeError(f"weight_gradients is {later} with a weight in {w.word}; {REFUSED_GRADIENT}")
+            raise TypeError(f"weight_gradients is {call.later} with a weight in {w.word}; {REFUSED_GRADIENT}")
 
 
 def run_layer(call: LayerCall, routed: Routed, tensors: LayerTensors) -> Tensor:
-    """The layer's output, with its gradients where they are wanted."""
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+    """The layer's output, with its gradients where they are wanted; `require_later` comes before."""
+    if _wants_gradients(tensors):
         if call.later is not None:
-            _refuse_later(call.later, tensors)
             weights: tuple[Any, Any, Any] = tensors[1:4]
             call = call._replace(later_w=weights)
             first, up, down = (None if w is None else apart(w) for w in weights)

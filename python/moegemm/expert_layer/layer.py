@@ -8,26 +8,37 @@ from moegemm.activations import Activation
 from moegemm.capacity import Capacity, capacity_of, route_within
 from moegemm.expert_layer.arguments import Given, LayerOptions, Pair, token_arguments
 from moegemm.expert_layer.buffers import LayerBuffers, checked_buffers, returned
-from moegemm.expert_layer.function import LayerCall, LayerTensors, run_layer
-from moegemm.expert_layer.weights import Routed, stored_weights
+from moegemm.expert_layer.function import LayerCall, LayerTensors, require_later, run_layer
+from moegemm.expert_layer.weights import AnyWeight, Routed, stored_weights
 from moegemm.operators.errors import explain
 from moegemm.operators.gradients.derivatives import refuse_forward_mode
 from moegemm.operators.gradients.weight_gradients import WeightGradients, require_queue
 from moegemm.operators.loading import ops
+from moegemm.operators.options import TAILS_UNDEFINED
 from moegemm.operators.raw import torch_allows_tf32
+from moegemm.operators.rules import is_surely
 
 __all__ = ["Routed", "moe_mlp"]
 
 _route: Callable[..., tuple[Tensor, Tensor, Tensor]] = ops.route.default
 
 
-def route_rows(ids: Tensor, experts: int, capacity: Capacity | None) -> Routed:
-    """Which rows the slots of ids [T, topk] become."""
+def compact_tails(capacity: Capacity | None, *weights: AnyWeight) -> str:
+    """The words for rows of a capacity that no position names: neither reads nor writes them, but where a product may
+    copy its operands into alignment, with all of their rows."""
+    if capacity is None:
+        return ""
+    extents = (w.size(dim) for w in weights for dim in (1, 2))
+    return TAILS_UNDEFINED if all(is_surely(extent % 8 == 0) for extent in extents) else ""
+
+
+def route_rows(ids: Tensor, experts: int, capacity: Capacity | None, tails: str = "") -> Routed:
+    """Which rows the slots of ids [T, topk] become. `tails`: the words of compact_tails."""
     if capacity is None:
         m_sizes, gather_indices, _ = _route(ids, experts, False, False)
         return Routed(m_sizes, gather_indices, ids.size(1))
     m_sizes, gather_indices, positions = route_within(capacity, ids, experts)
-    return Routed(m_sizes, gather_indices, ids.size(1), positions)
+    return Routed(m_sizes, gather_indices, ids.size(1), positions, tails)
 
 
 def moe_mlp(
@@ -94,15 +105,17 @@ def moe_mlp(
     require_queue(weight_gradients)
     tokens, gate_up, down, ids, weights, bias, second_bias = given
     tf32 = torch_allows_tf32(tokens) if allow_tf32 is None else allow_tf32
-    stored = stored_weights((gate_up, w_up, down), (w_gate_up, w_down), transposed, tf32, accumulate)
+    capacity = capacity_of(ids, max_rows, num_tokens, overflow)
+    words = compact_tails(capacity, gate_up, down)
+    stored = stored_weights((gate_up, w_up, down), (w_gate_up, w_down), transposed, tf32, accumulate, words)
     tensors = LayerTensors(tokens, *stored[:3], weights, bias, second_bias)
     refuse_forward_mode("moe_mlp", *tensors)
-    capacity = capacity_of(ids, max_rows, num_tokens, overflow)
     inputs = {**given._asdict(), "w_gate_up[1]": w_up}
     buffers = checked_buffers(LayerBuffers(out, grad_x_out, ("out", "grad_x_out")), x, tokens.dtype, inputs)
     call = LayerCall("moe_mlp", chosen, *stored[3:], weight_gradients, None, *buffers)
+    require_later(call, tensors)
     try:
-        result = run_layer(call, route_rows(ids, down.size(0), capacity), tensors)
+        result = run_layer(call, route_rows(ids, down.size(0), capacity, words), tensors)
     except RuntimeError as error:
         raise explain(error, given._asdict()) from None
     return returned(result, buffers[0], out, x.shape)

@@ -1,14 +1,24 @@
 """The parameters of an adapter beside one stack of frozen experts."""
 
+import contextlib
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from moegemm.lora.low_rank import LowRank
+from moegemm.operators.raw import autocast_dtype
 from moegemm.operators.rules import require_integer, require_number, require_probability, require_tensor
 from moegemm.quantized.weight import QuantizedWeight
 from moegemm.sharded import local_weight
+
+
+def _without_autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Where it is on: it would round W to its dtype, and it knows no meta tensors."""
+    if autocast_dtype(device) is None:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 class LoraAdapter(nn.Module):
@@ -71,7 +81,8 @@ class LoraAdapter(nn.Module):
             raise ValueError(
                 f"w is {list(w.shape)}; its shape must be {'[E, K, N]' if transposed else '[E, N, K]'} = {list(shape)}"
             )
-        return torch.baddbmm(w.float(), left, right, alpha=scaling).to(w.dtype)
+        with _without_autocast(w.device):
+            return torch.baddbmm(w.float(), left, right, alpha=scaling).to(w.dtype)
 
     def merged(self, w: Tensor, transposed: bool = False) -> Tensor:
         """W + scaling * B A, for serving without the adapter: exact but for fp32 sums and the rounding to W's dtype."""

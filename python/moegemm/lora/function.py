@@ -63,22 +63,30 @@ def _products(call: LoraCall, factors: Sequence[Tensor]) -> list[Adapted]:
     return [Adapted(lows, TRANSPOSED in weights.options) for lows, weights in products]
 
 
-def _reads_factor(a: Tensor, transposed: bool, routed: Routed, x: Tensor) -> bool:
-    """Whether the thin product of a few rows can read A [E, r, K] where it is: bits are the same, and the A of an owner
-    would be copied only for the few rows that read it."""
-    if transposed or torch.compiler.is_compiling() or not x.is_cuda:
-        return False
+def _lie_aligned(a: Tensor, x: Tensor) -> bool:
+    """Whether every row of A [E, r, K] and of x, which has 16 bits, begins at a multiple of 16 bytes."""
     step = 16 // a.element_size()
     return (
-        routed.rows(x) <= MOST_ROWS_PER_EXPERT * a.size(0)
-        and x.element_size() == 2
-        and a.dtype in (x.dtype, torch.float32)
-        and a.size(2) % 8 == 0
+        a.size(2) % 8 == 0
         and a.stride(2) == 1
         and a.stride(0) % step == 0
         and a.stride(1) % step == 0
         and a.storage_offset() % step == 0
         and x.storage_offset() % 8 == 0
+        and (x.size(0) <= 1 or x.stride(0) % 8 == 0)
+    )
+
+
+def _reads_factor(a: Tensor, transposed: bool, routed: Routed, x: Tensor) -> bool:
+    """Whether the thin product of a few rows can read A [E, r, K] where it is: bits are the same, and the A of an owner
+    would be copied only for the few rows that read it."""
+    if transposed or torch.compiler.is_compiling() or not x.is_cuda:
+        return False
+    return (
+        routed.rows(x) <= MOST_ROWS_PER_EXPERT * a.size(0)
+        and x.element_size() == 2
+        and a.dtype in (x.dtype, torch.float32)
+        and _lie_aligned(a, x)
         and routed.m_sizes.dim() == 1
     )
 
@@ -158,7 +166,7 @@ def _run(call: LoraCall, routed: Routed, t: LayerTensors, factors: Sequence[Tens
     """The layer's output, and what its backward needs: the first product, the thin ones, and pairs that it keeps."""
     first_pair, second_pair = pairs_of(_products(call, factors), t.x, routed.m_sizes)
     pre, first_thin = _first(call.layer.first, t.x, t.w_gate_up, first_pair, routed)
-    act = _activate(pre, t.gate_up_bias, routed.m_sizes, call.layer.activation.text())
+    act = _activate(pre, t.gate_up_bias, routed.m_sizes, call.layer.activation.text(), None, routed.tails)
     out, second_thin = _second(call, act, t.w_down, second_pair, routed, t.down_bias, t.weights)
     kept: list[Tensor] = []
     if _keeps_pairs(call, routed.rows(t.x), t, factors):

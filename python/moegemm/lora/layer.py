@@ -18,7 +18,7 @@ from moegemm.expert_layer.arguments import (
     token_arguments,
 )
 from moegemm.expert_layer.function import LayerCall, LayerTensors
-from moegemm.expert_layer.layer import route_rows
+from moegemm.expert_layer.layer import compact_tails, route_rows
 from moegemm.expert_layer.weights import stored_weights
 from moegemm.lora.adapter import LoraAdapter
 from moegemm.lora.function import run_lora_layer
@@ -148,10 +148,11 @@ def lora_moe_mlp(
             f"max_rows is {max_rows}, num_tokens {shown(num_tokens)} and overflow {shown(overflow)} with an adapter "
             "that drops; only None is accepted then"
         )
-    routed = route_rows(ids, experts, capacity)
+    words = compact_tails(capacity, first_w, second_w)
+    routed = route_rows(ids, experts, capacity, words)
     try:
         if not dropping:
-            stored = stored_weights((first_w, None, second_w), (first_w, second_w), transposed, tf32, False)
+            stored = stored_weights((first_w, None, second_w), (first_w, second_w), transposed, tf32, False, words)
             layer = LayerTensors(tokens, *stored[:3], router_weights, gate_up_bias, down_bias)
             call = LayerCall("lora_moe_mlp", chosen, *stored[3:])
             return run_lora_layer(call, routed, layer, first, second).view(x.shape)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from moegemm.formats import FORMATS
 from moegemm.operators.loading import ops
 from moegemm.operators.raw import autocast_dtype
 from moegemm.operators.registered.factors import RANK_STEP
@@ -55,7 +56,7 @@ def require_fitting(name: str, low: LowRank, x: Tensor, experts: int, k: int, n:
     require_same_device(f"{name}.A", a, "x", x)
     require_same_device(f"{name}.B", b, "x", x)
     require_same_dtype(f"{name}.B", b, f"{name}.A", a)
-    if a.dtype not in (torch.float32, x.dtype) and autocast_dtype(x.device) is None:
+    if a.dtype not in ((torch.float32, x.dtype) if autocast_dtype(x.device) is None else FORMATS):
         raise TypeError(f"{name}.A has dtype {a.dtype}; it must have {x.dtype}, the dtype of x, or torch.float32")
 
 

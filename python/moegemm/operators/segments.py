@@ -29,7 +29,7 @@ def placed(m_sizes: Tensor, starts: Tensor | None, name: str = "m_sizes") -> Ten
 
 
 _MOST_BOUNDS = 64
-_bounds: dict[tuple[int, int, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
+_bounds: dict[tuple[int, int, torch.dtype, torch.device, int], tuple[Tensor, Tensor]] = {}
 
 
 def _bounds_of(experts: int, capacity: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,6 +46,11 @@ def _may_be_kept(sizes: Tensor) -> bool:
     return sizes.device.type == "cpu" or not torch.cuda.is_current_stream_capturing()
 
 
+def _stream_of(tensor: Tensor) -> int:
+    """Where what is made on its device now is written, and may be read without waiting."""
+    return torch.cuda.current_stream(tensor.device).cuda_stream if tensor.is_cuda else 0
+
+
 def masked(sizes: Tensor, capacity: int) -> Tensor:
     """Sizes, at most `capacity`, and starts of segments that begin at e * capacity. One launch, no synchronisation: the
     starts are bounds that leave nothing else."""
@@ -54,11 +59,11 @@ def masked(sizes: Tensor, capacity: int) -> Tensor:
     if sizes.dtype not in (torch.int32, torch.int64) or not _may_be_kept(sizes):
         begins = torch.arange(sizes.size(0), device=sizes.device, dtype=sizes.dtype) * capacity
         return torch.stack((sizes.clamp(max=capacity), begins))
-    key = sizes.size(0), capacity, sizes.dtype, sizes.device
+    key = sizes.size(0), capacity, sizes.dtype, sizes.device, _stream_of(sizes)
     bounds = _bounds.get(key)
     if bounds is None:
         bounds = _bounds_of(*key[:2], sizes)
-        if len(_bounds) < _MOST_BOUNDS:  # what is kept stays: CUDA graphs may read it
+        if len(_bounds) < _MOST_BOUNDS:
             _bounds[key] = bounds
     return torch.clamp(sizes.expand(2, -1), *bounds)
 

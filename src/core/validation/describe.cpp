@@ -178,11 +178,13 @@ class Describer {
       }
     }
     if (per_token) count_slots(lead_, problem_.topk);
-    if (problem_.op == Op::kDx && problem_.permutation == Permutation::kX && out_.view.given()) {
-      require_form(out_, {{2, "[T * topk, K]"}});
-      if (out_.view.shape[0] % problem_.topk != 0) {
-        refuse_value(out_.name, " is ", to_string(out_.view),
-                     "; with permute_x it must have T * topk rows, topk = ", problem_.topk);
+    if (problem_.scatters() && out_.view.given()) {
+      require_form(out_, {{2, problem_.op == Op::kForward ? "[T * topk, N]" : "[T * topk, K]"}});
+      const std::int64_t slots = out_.view.shape[0];
+      if (slots != problem_.rows && slots % problem_.topk != 0) {
+        refuse_value(out_.name, " is ", to_string(out_.view), "; with ",
+                     to_string(problem_.permutation),
+                     " it must have T * topk rows, topk = ", problem_.topk);
       }
       count_slots(out_, 1);
     }

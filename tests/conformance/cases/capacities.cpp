@@ -5,16 +5,19 @@
 namespace moegemm::testing {
 namespace {
 
-/// X gathered and dX scattered, or with `per_token` dY gathered.
-ProblemCase capacity(std::string name, bool per_token, std::int64_t rows, std::int64_t slots) {
+enum class Flat { kX, kDyPerToken, kY };
+
+/// X gathered and dX scattered, dY gathered, or Y scattered.
+ProblemCase capacity(std::string name, Flat flat, std::int64_t rows, std::int64_t slots) {
+  static constexpr const char* kSuffixes[] = {"_permute_x", "_dy_per_token", "_permute_y"};
   ProblemCase c;
-  c.name = std::move(name) + (per_token ? "_dy_per_token" : "_permute_x");
+  c.name = std::move(name) + kSuffixes[static_cast<int>(flat)];
   c.m_sizes = {20, 0, 33, 7, 0, 40};
   c.rows = rows;
   c.slots = slots;
   c.topk = 4;
-  c.permutation = per_token ? Permutation::kY : Permutation::kX;
-  c.dy_per_token = per_token;
+  c.permutation = flat == Flat::kX ? Permutation::kX : Permutation::kY;
+  c.dy_per_token = flat == Flat::kDyPerToken;
   return c;
 }
 
@@ -22,9 +25,9 @@ ProblemCase capacity(std::string name, bool per_token, std::int64_t rows, std::i
 
 std::vector<ProblemCase> capacity_cases() {
   std::vector<ProblemCase> cases;
-  for (const bool per_token : {false, true}) {
+  for (const Flat flat : {Flat::kX, Flat::kDyPerToken, Flat::kY}) {
     const auto add = [&](const char* name, std::int64_t rows, std::int64_t slots) {
-      return &cases.emplace_back(capacity(name, per_token, rows, slots));
+      return &cases.emplace_back(capacity(name, flat, rows, slots));
     };
     add("FewRowsOfManySlots", 100, 800);
     add("CapacityWithATail", 300, 800)->tail_index = -1;
@@ -39,14 +42,18 @@ std::vector<ProblemCase> capacity_cases() {
     ProblemCase* tail = add("NanPastTheSegmentsOfACapacity", 240, 400);
     tail->bad_tail = true;
     tail->tail_index = -1;
-    // So wide beside the permuted operand that dW may copy that into order first.
-    ProblemCase* wide = add("CapacityOfAWideDw", 100, 400);
-    wide->n = per_token ? 64 : 4096;
-    wide->k = per_token ? 4096 : 64;
-    if (per_token) {
+    if (flat != Flat::kX) {
       add("CapacityMultiplied", 150, 800)->multiply = true;
       add("MoreRowsThanSlotsMultiplied", 200, 80)->multiply = true;
     }
+    if (flat == Flat::kY) {
+      add("CapacityWithBias", 150, 400)->bias = true;
+      continue;
+    }
+    // So wide beside the permuted operand that dW may copy that into order first.
+    ProblemCase* wide = add("CapacityOfAWideDw", 100, 400);
+    wide->n = flat == Flat::kX ? 4096 : 64;
+    wide->k = flat == Flat::kX ? 64 : 4096;
     ProblemCase* activated = add("CapacityWithBiasAndActivation", 150, 400);
     activated->bias = true;
     activated->activation = Activation{};

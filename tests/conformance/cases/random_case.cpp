@@ -108,7 +108,9 @@ RandomCase random_case(Random& random, bool aligned) {
   c.accumulate = drawn.op == Op::kDw && random.chance(3);
   c.dy_per_token = drawn.op != Op::kForward && c.permutation == Permutation::kY && random.chance(3);
   c.bias = drawn.op != Op::kDw && random.chance(4);
-  if ((c.permutation == Permutation::kX || c.dy_per_token) && random.chance(3)) {
+  const bool any_length = c.permutation == Permutation::kX || c.dy_per_token ||
+                          (c.permutation == Permutation::kY && drawn.op == Op::kForward);
+  if (any_length && random.chance(3)) {
     c.slots = random.below(90) * c.topk;
     c.multiply = false;
   }

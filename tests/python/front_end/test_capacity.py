@@ -155,3 +155,31 @@ def test_raw_dx_writes_as_many_flat_rows_as_out_has(device):
     assert not out.any()
     with pytest.raises(ValueError, match=r"out is fp32\[23, 32\]"):
         moegemm.grouped_gemm_dX(dY, W, indices, m_sizes, 2, permute_x=True, out=out[:23])
+
+
+@pytest.mark.parametrize("multiply", [False, True])
+@pytest.mark.parametrize("capacity", [20, 40])
+def test_raw_forward_writes_as_many_flat_rows_as_out_has(device, capacity, multiply):
+    ids = torch.randint(-1, 5, (12, 2), device=device)
+    m_sizes, indices = moegemm.route(ids, 5, max_rows=capacity)
+    X, W = torch.randn(capacity, 32, device=device), torch.randn(5, 24, 32, device=device)
+    weights = torch.rand(12, 2, device=device) if multiply else None
+    options = {"permute_y": True, "topk_weights": weights, "fuse_mul_post": multiply}
+    out = torch.full((24, 24), torch.nan, device=device)
+    moegemm.grouped_gemm_forward(X, W, 2, m_sizes, indices, **options, out=out)
+    in_order = moegemm.grouped_gemm_forward(X, W, 2, m_sizes)
+    named = indices[indices >= 0].long()
+    expected = in_order[: len(named)]
+    if weights is not None:
+        expected = expected * weights.view(-1)[named].unsqueeze(1)
+    assert torch.equal(out[named], expected)
+    out[named] = 0
+    assert not out.any()
+    with pytest.raises(ValueError, match=r"out is fp32\[23, 24\]"):
+        moegemm.grouped_gemm_forward(X, W, 2, m_sizes, indices, **options, out=out[:23])
+
+
+def test_ids_of_one_dimension_are_refused_before_anything_is_made():
+    """Positions of as many rows as columns would be 4 TB."""
+    with pytest.raises(ValueError, match=r"expert_ids is int32\[1048576\] on cpu; its shape must be \[T, topk\]"):
+        moegemm.route(torch.zeros(2**20, dtype=torch.int32), 4, max_rows=8)

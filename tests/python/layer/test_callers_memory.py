@@ -106,3 +106,31 @@ def test_memory_of_fake_tensors_is_asked_for_no_address():
         weights, sizes = (torch.empty(3, 12, 8), torch.empty(3, 8, 6)), torch.empty(3, dtype=torch.int64)
         moegemm.experts_mlp(rows, *weights, sizes, out=out, grad_rows_out=torch.empty(6, 8)).sum().backward()
         assert rows.grad.shape == rows.shape
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+@pytest.mark.parametrize("shared", [slice(0, 10), slice(4, 14)], ids=["all of it", "some of it"])
+def test_memory_of_the_incoming_gradient_is_refused(device, tokens, shared):
+    """The gradient of the down bias reads it after that of the rows is written, a queue later still."""
+    weights = torch.randn(3, 12, 8, device=device), torch.randn(3, 8, 6, device=device, requires_grad=True)
+    ids, sizes = torch.randint(3, (10, 1), device=device), torch.tensor([3, 2, 5], device=device)
+    memory = torch.randn(14, 8, device=device)
+    d_out, buffer = memory[:10], memory[shared]
+    before = memory.clone()
+    for options in ({}, {"weight_gradients": moegemm.WeightGradients()}):
+        x = torch.randn(10, 8, device=device, requires_grad=True)
+        if tokens:
+            name, out = "grad_x_out", moegemm.moe_mlp(x, *weights, ids, None, **options, grad_x_out=buffer)
+        else:
+            name, out = "grad_rows_out", moegemm.experts_mlp(x, *weights, sizes, **options, grad_rows_out=buffer)
+        with pytest.raises(ValueError, match=f"^{name} shares memory with the gradient of the result; it must have"):
+            out.backward(d_out)
+        assert torch.equal(memory, before)
+
+
+def test_memory_that_is_not_written_may_be_the_incoming_gradients(device):
+    weights = torch.randn(3, 12, 8, device=device), torch.randn(3, 8, 6, device=device, requires_grad=True)
+    d_out, sizes = torch.randn(10, 8, device=device), torch.tensor([3, 2, 5], device=device)
+    out = moegemm.experts_mlp(torch.randn(10, 8, device=device), *weights, sizes, grad_rows_out=d_out)
+    out.backward(d_out)
+    assert weights[1].grad.isfinite().all()

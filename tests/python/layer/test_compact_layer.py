@@ -230,3 +230,17 @@ def test_refusals_name_the_argument_its_value_and_the_rule(options, error, messa
         moegemm.moe_mlp(**layer.tensors, expert_ids=layer.expert_ids, **options)
     with pytest.raises(error, match=message):
         moegemm.route(layer.expert_ids, 6, **options)
+
+
+def test_a_refused_call_has_not_routed(device):
+    """The flag of several layers would tell that rows were dropped."""
+    layer = make_layer(device, hidden=32, inner=32)
+    tensors = {**layer.tensors, "w_gate_up": moegemm.quantize(layer.tensors["w_gate_up"], "mxfp4")}
+    tensors["x"].requires_grad_()
+    overflow = one(device, 0)
+    with pytest.raises(TypeError, match="with a weight in mxfp4"):
+        moegemm.moe_mlp(
+            **tensors, expert_ids=layer.expert_ids, max_rows=1, overflow=overflow,
+            weight_gradients=moegemm.WeightGradients(),
+        )  # fmt: skip
+    assert overflow.item() == 0

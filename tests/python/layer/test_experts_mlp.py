@@ -5,7 +5,6 @@ import pytest
 import torch
 from expert_rows import SIZES, as_pairs, leaves_of, make_rows, results
 from layer_reference import GATED, UNGATED, Layer, reference_gradients, relative_error
-from moegemm.operators.segments import masked
 
 
 def expected_results(tensors: dict, options: dict, d_out: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -151,24 +150,6 @@ def test_sizes_and_starts_may_be_one_tensor(device):
     assert torch.equal(moegemm.experts_mlp(rows, gate_up, down, torch.stack((sizes, starts))), expected)
     with pytest.raises(ValueError, match=r"sizes is \[3, 3\]; its shape must be \[E\]"):
         moegemm.experts_mlp(rows, gate_up, down, torch.stack((sizes, starts, starts)))
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("capacity", [0, 4, 7])
-def test_masked_segments_begin_at_multiples_of_the_capacity(device, capacity, dtype):
-    sizes = torch.tensor([3, 9, 0, -2, 4], device=device, dtype=dtype)
-    for _ in range(2):  # made, and kept
-        found = masked(sizes, capacity)
-        assert found.dtype == dtype
-        assert found.tolist() == [[min(n, capacity) for n in sizes.tolist()], [e * capacity for e in range(5)]]
-
-
-def test_masked_segments_begin_beyond_what_int32_counts(device):
-    sizes = torch.tensor([3, 2**30], device=device, dtype=torch.int32)
-    for capacity in (2**30 - 1, 2**31 - 5):
-        assert masked(sizes, capacity).tolist() == [[3, min(2**30, capacity)], [0, capacity]]
-    sizes = sizes.repeat(2)
-    assert masked(sizes, 2**30)[1].tolist() == [0, 2**30, 2**31, 3 * 2**30]
 
 
 def test_a_frozen_half_of_a_pair_costs_no_gradient(device):

@@ -380,6 +380,17 @@ def test_unmerging_undoes_merging_but_for_roundings(device, dtype, transposed):
         adapter.merged(w[:, :, 1:], transposed)
 
 
+def test_merging_inside_autocast_rounds_to_the_dtype_of_the_weight_alone(device):
+    layer = make_layer(device)
+    adapter, _ = adapters(layer)
+    w = layer.tensors["w_gate_up"]
+    functions = (adapter.merged, adapter.unmerged, torch.compile(adapter.merged, backend="eager", fullgraph=True))
+    for function in functions:
+        expected = function(w)
+        with torch.autocast(device, torch.bfloat16):
+            assert torch.equal(function(w), expected)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

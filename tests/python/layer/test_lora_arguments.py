@@ -126,3 +126,20 @@ def test_what_nothing_can_be_merged_into_is_named(w, message):
     for function in (adapter.merged, adapter.unmerged):
         with pytest.raises(TypeError, match=message):
             function(w)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int32])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_factors_of_an_unknown_dtype_are_named_inside_autocast_too(autocast, dtype):
+    layer, x = make_layer(), "torch.bfloat16" if autocast else "torch.float32"
+    odd = [pair(torch.zeros(EXPERTS, 4, HIDDEN, dtype=dtype), torch.zeros(EXPERTS, 2 * INNER, 4, dtype=dtype))]
+    message = rf"gate_up\.A has dtype {dtype}; it must have {x}, the dtype of x, or torch\.float32"
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast), pytest.raises(TypeError, match=message):
+        called(layer, odd)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_factors_in_any_format_are_taken_inside_autocast(dtype):
+    layer, (gate_up, down) = make_layer(), both_adapters()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert called(layer, gate_up.to(dtype), down.to(dtype)).dtype == torch.bfloat16

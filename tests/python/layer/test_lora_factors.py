@@ -6,6 +6,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from layer_reference import make_layer, reference_gradients, relative_error
+from moegemm.lora.function import _lie_aligned
 from moegemm.operators.loading import ops
 from test_lora import EXPERTS, HIDDEN, INNER, SIXTEEN_BIT, dense, run
 
@@ -129,6 +130,27 @@ def test_the_thin_product_of_a_factor_in_place_has_the_bits_of_a_copied_one(devi
     found = ops.factor_rows.default(x, factor, m_sizes, indices if gathers else None, topk if gathers else 1)
     used = int(m_sizes.sum())
     assert torch.equal(found[:used], exact[:used])
+
+
+@pytest.mark.parametrize(
+    ("pitch", "begin", "rows", "aligned"),
+    [(64, 0, 5, True), (72, 8, 5, True), (66, 0, 5, False), (72, 2, 5, False), (66, 0, 1, True), (66, 2, 1, False)],
+)
+def test_rows_of_tokens_are_read_beside_a_factor_in_place_where_they_are_aligned(device, pitch, begin, rows, aligned):
+    layer = make_layer(device, torch.bfloat16, tokens=rows, hidden=64, topk=2)
+    wide = torch.zeros(rows * pitch + 8, dtype=torch.bfloat16, device=device)
+    x = wide.as_strided((rows, 64), (pitch, 1), begin).copy_(layer.tensors["x"])
+    low = moegemm.lora.LowRank(
+        torch.randn(EXPERTS, 16, 64, device=device),
+        torch.randn(EXPERTS, layer.tensors["w_gate_up"].size(1), 16, device=device),
+        SCALING,
+    )
+    assert _lie_aligned(low.A, x) == aligned
+    assert not _lie_aligned(low.A[..., 2:58], x)
+    with torch.no_grad():
+        expected = run(layer, low, None)
+        layer.tensors["x"] = x
+        assert torch.equal(run(layer, low, None), expected)
 
 
 def test_operators_keep_to_their_schemas(device):

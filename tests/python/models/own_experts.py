@@ -65,6 +65,26 @@ class Biased(OwnExperts):
         return h @ self.down_proj[e].T + self.down_proj_bias[e]
 
 
+class BiasedInSingle(Biased):
+    """Biases that stay in fp32 whatever the weights are in."""
+
+    def expert(self, e, rows):
+        h = self.inner((rows @ self.gate_up_proj[e].T + self.gate_up_proj_bias[e]).to(rows.dtype))
+        return (h @ self.down_proj[e].T + self.down_proj_bias[e]).to(rows.dtype)
+
+    def rounded(self, dtype):
+        self.gate_up_proj.data, self.down_proj.data = self.gate_up_proj.to(dtype), self.down_proj.to(dtype)
+        return self
+
+
+class DownInSingle(OwnExperts):
+    """Two weights in two dtypes."""
+
+    def expert(self, e, rows):
+        h = self.inner(rows.to(self.gate_up_proj.dtype) @ self.gate_up_proj[e].T)
+        return h.float() @ self.down_proj[e].T
+
+
 class GatedByMethod(OwnExperts):
     def _apply_gate(self, h):
         return self.inner(h)

@@ -6,7 +6,18 @@ import types
 import moegemm
 import pytest
 import torch
-from own_experts import KNOWN, REFUSED, Biased, Clamped, GatedByMethod, OwnExperts, Scaled, TanhGated
+from own_experts import (
+    KNOWN,
+    REFUSED,
+    Biased,
+    BiasedInSingle,
+    Clamped,
+    DownInSingle,
+    GatedByMethod,
+    OwnExperts,
+    Scaled,
+    TanhGated,
+)
 from tiny_models import build, routing
 
 notices = pytest.importorskip("moegemm.integrations.notices")
@@ -70,6 +81,32 @@ def test_sixteen_bit_modules_are_recognised(device, kind, dtype):
     expected = outputs(module, x)
     for got, wanted in zip(outputs(moegemm.patch(module), x), expected, strict=True):
         assert (got.float() - wanted.float()).norm() <= 2e-2 * wanted.float().norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_biases_in_another_dtype_than_the_weights_are_taken(device, dtype):
+    module = BiasedInSingle().rounded(dtype).to(device)
+    x = torch.randn(40, 16, device=device, dtype=dtype)
+    expected = outputs(module, x)
+    got = outputs(moegemm.patch(module), x)
+    assert [mine.dtype for mine in got] == [wanted.dtype for wanted in expected]
+    for mine, wanted in zip(got, expected, strict=True):
+        assert (mine.float() - wanted.float()).norm() <= 2e-2 * wanted.float().norm()
+
+
+def test_a_module_that_the_layer_does_not_take_is_left_as_it_was():
+    odd = DownInSingle()
+    odd.gate_up_proj.data = odd.gate_up_proj.data.bfloat16()
+    model, x = torch.nn.ModuleList([odd, OwnExperts()]), torch.randn(40, 16)
+    expected = outputs(odd, x)
+    with pytest.warns(
+        UserWarning, match="DownInSingle: moegemm's layer does not run on its weights and biases: w_down"
+    ):
+        moegemm.patch(model)
+    assert type(odd) is DownInSingle
+    assert "_moegemm_form" not in vars(odd)
+    assert all(map(torch.equal, outputs(odd, x), expected))
+    assert [layer.on_moegemm for layer in moegemm.report(model).layers] == [False, True]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

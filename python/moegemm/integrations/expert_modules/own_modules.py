@@ -67,7 +67,7 @@ def run_as(module: Any, form: Form, x: Tensor, ids: Tensor, router_weights: Tens
     """The layer of a module of this form."""
     own = module._apply_gate if hasattr(module, "_apply_gate") else functools.partial(form.gate, module.act_fn)
     activation = activation_in(module, form)
-    stored = stored_as(module, form).with_adapters(module, "gate_up_proj")
+    stored = stored_as(module, form).with_biases_in(x.dtype).with_adapters(module, "gate_up_proj")
     return run_experts(type(module).__name__, x, stored, ids, router_weights, activation, own)
 
 
@@ -214,11 +214,15 @@ def _settle(module: Any, first: Form) -> str | None:
     if reason is not None:
         return reason
     give_forward(module, OwnExperts)
-    with unsaid():
-        for form in _candidates(module, first):
-            module._moegemm_form = form
-            if _difference(_outputs(module), expected) <= 1.0:
-                return None
+    try:
+        with unsaid():
+            for form in _candidates(module, first):
+                module._moegemm_form = form
+                if _difference(_outputs(module), expected) <= 1.0:
+                    return None
+    except Exception as error:  # then the module is as it was, and the others of a model are still patched
+        leave(module)
+        return f"moegemm's layer does not run on its weights and biases: {error}"
     leave(module)
     return "its own forward computes something else than its weights, biases and activation make in any known form"
 

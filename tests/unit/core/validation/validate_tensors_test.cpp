@@ -180,6 +180,16 @@ TEST_F(ValidateTensors, IndicesOfAnyLengthAreACapacityWithPermuteX) {
   expect_dx_refused(ErrorKind::kInvalidValue, {"dx is fp32[11, 5]", "T * topk rows, topk = 2"});
 }
 
+TEST_F(ValidateTensors, AnOutputOfAnyLengthHasTheFlatRowsOfACapacityWithPermuteY) {
+  options.permute_y = true;
+  EXPECT_EQ(forward().problem.slots, -1);
+  y.shape[0] = 10;
+  EXPECT_EQ(forward().problem.slots, 10);
+  EXPECT_EQ(forward().problem.rows, 12);
+  y.shape[0] = 11;
+  expect_forward_refused(ErrorKind::kInvalidValue, {"y is fp32[11, 4]", "T * topk rows, topk = 2"});
+}
+
 TEST_F(ValidateTensors, IndicesOfAnyLengthAreACapacityWithDyPerToken) {
   options.permute_y = options.dy_per_token = true;
   EXPECT_EQ(dx().problem.slots, 24);
