@@ -99,6 +99,8 @@ class PackedLinear(KeepsPacked, OnMoegemm):
     """An fp8 linear layer as one expert: its weight is read as it is, activations keep their dtype, and the input has a
     gradient. transformers' own quantises activations and needs a kernel of the hub."""
 
+    compute_dtype = torch.bfloat16  # PEFT casts adapters to it; without it, to the dtype of the weight
+
     def forward(self: Any, input: Tensor) -> Tensor:
         require_packed(self, "weight", self.weight, self.weight_scale_inv)
         values, scales = self.weight.detach(), e8m0_as_bytes(self.weight_scale_inv.detach())
@@ -120,9 +122,12 @@ class _Fp8(_KeepsPacked):
     def _prepare(self: Any, model: Any, **kwargs: Any) -> None:
         super(_KeepsPacked, self)._process_model_before_weight_loading(model, **kwargs)  # type: ignore[misc]
         fp8: Any = importlib.import_module(_FP8)
+        dtype = model.config.dtype
         for module in model.modules():
             if type(module) is fp8.FP8Linear and (module.block_size is None or tuple(module.block_size) == FP8_BLOCK):
                 give_forward(module, PackedLinear)
+                if dtype in FORMATS:
+                    module.compute_dtype = dtype
             elif isinstance(module, fp8.FP8Experts):
                 give_forward(module, KeepsPacked)
 

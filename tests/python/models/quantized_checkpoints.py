@@ -1,7 +1,9 @@
 """Small random checkpoints on disk in the formats of gpt-oss (MXFP4) and of `*-FP8` (e4m3 in 128 x 128 blocks)."""
 
+import importlib
 import json
 from pathlib import Path
+from typing import Any
 
 import moegemm
 import torch
@@ -73,3 +75,15 @@ def write_checkpoint(family: str, folder: Path, scales: torch.dtype = torch.floa
     save_file({name: t.contiguous() for name, t in stored.items()}, folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def load(path: Path, device: str = "cpu", **changes: Any) -> Any:
+    """The causal language model there, on moegemm in bf16."""
+    transformers: Any = importlib.import_module("transformers")
+    options = {"dtype": torch.bfloat16, "attn_implementation": "eager", **changes}
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, experts_implementation="moegemm", **options)
+    return model.to(device)
+
+
+def experts_of(model: Any) -> list[Any]:
+    return [m for name, m in model.named_modules() if name.endswith("mlp.experts")]

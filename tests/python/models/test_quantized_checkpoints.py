@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 pytest.importorskip("accelerate", reason="accelerate is not installed")
 pytest.importorskip("moegemm.transformers")
-from quantized_checkpoints import write_checkpoint  # noqa: E402
+from quantized_checkpoints import experts_of, load, write_checkpoint  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:transformers")
 FAMILIES = ["gpt_oss", "qwen3_moe"]
@@ -33,12 +33,6 @@ def family(request):
     return request.param
 
 
-def load(path, device="cpu", **changes):
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        path, experts_implementation="moegemm", dtype=torch.bfloat16, attn_implementation="eager", **changes
-    ).to(device)
-
-
 def require_dequantising(family):
     """Early releases of transformers 5 cannot merge the dequantised experts of an fp8 checkpoint."""
     release = tuple(int(part) for part in transformers.__version__.split(".")[:2])
@@ -50,10 +44,6 @@ def dequantised(path, family, device="cpu"):
     require_dequantising(family)
     kind = transformers.Mxfp4Config if family == "gpt_oss" else transformers.FineGrainedFP8Config
     return load(path, device, quantization_config=kind(dequantize=True))
-
-
-def experts_of(model):
-    return [m for name, m in model.named_modules() if name.endswith("mlp.experts")]
 
 
 def adapted(model, seed=3):

@@ -1,0 +1,46 @@
+"""PEFT's adapters beside packed weights: their dtype, and what is refused before anything has changed."""
+
+import pytest
+import torch
+from tiny_models import randomise_adapters, token_ids
+
+pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
+pytest.importorskip("accelerate", reason="accelerate is not installed")
+pytest.importorskip("moegemm.transformers")
+from quantized_checkpoints import load, write_checkpoint  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:transformers")
+RELEASE = tuple(map(int, peft.__version__.split(".")[:2]))
+READS_COMPUTE_DTYPE = pytest.mark.skipif(
+    RELEASE < (0, 19), reason="this PEFT casts adapters to the dtype of the weight that is beside them"
+)
+
+
+@pytest.fixture(scope="module")
+def fp8(tmp_path_factory):
+    return write_checkpoint("qwen3_moe", tmp_path_factory.mktemp("fp8"))
+
+
+def adapters_in(model):
+    return {name: p.detach() for name, p in model.named_parameters() if "lora_" in name}
+
+
+@READS_COMPUTE_DTYPE
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_adapters_of_packed_linear_layers_get_the_dtype_of_the_model(fp8, dtype):
+    config = peft.LoraConfig(r=4, target_modules=["q_proj"])
+    model = peft.get_peft_model(load(fp8, dtype=dtype), config, autocast_adapter_dtype=False)
+    assert {p.dtype for p in adapters_in(model).values()} == {dtype}
+    assert model(token_ids()).logits.isfinite().all()
+
+
+@READS_COMPUTE_DTYPE
+def test_adapters_loaded_with_little_memory_are_rounded_as_beside_bf16_weights(fp8, tmp_path):
+    config = peft.LoraConfig(r=4, target_modules=["q_proj"])
+    model = randomise_adapters(peft.get_peft_model(load(fp8), config), 3, 3e-4)  # little of which e4m3 can say
+    model.save_pretrained(tmp_path)
+    saved = adapters_in(model)
+    again = peft.PeftModel.from_pretrained(load(fp8), tmp_path, low_cpu_mem_usage=True)
+    for name, p in adapters_in(again).items():
+        assert torch.equal(p.bfloat16(), saved[name].bfloat16()), name
