@@ -105,7 +105,8 @@ class PackedLinear(KeepsPacked, OnMoegemm):
         require_packed(self, "weight", self.weight, self.weight_scale_inv)
         values, scales = self.weight.detach(), e8m0_as_bytes(self.weight_scale_inv.detach())
         dtype = input.dtype
-        x = input.flatten(0, -2) if dtype in FORMATS else input.flatten(0, -2).float()
+        x = input.reshape(-1, input.size(-1))
+        x = x if dtype in FORMATS else x.float()
         if self.block_size is None:
             w = Packed(values.unsqueeze(0), scales.reshape(1), "fp8/tensor")
         else:

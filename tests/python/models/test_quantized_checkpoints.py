@@ -320,3 +320,9 @@ def test_a_linear_layer_takes_no_tokens(checkpoints):
     for shape in ((0,), (2, 0)):
         x = torch.empty((*shape, linear.in_features), dtype=torch.bfloat16)
         assert linear(x).shape == (*shape, linear.out_features)
+
+
+def test_a_linear_layer_takes_one_vector(checkpoints):
+    _, linear = layers_of_fp8(checkpoints["qwen3_moe"])["weight"]
+    x = torch.randn(3, linear.in_features, dtype=torch.bfloat16)
+    assert torch.equal(linear(x[1]), linear(x)[1])
