@@ -76,8 +76,8 @@ def _swaps(wrapper: Any) -> bool:
     return bool(getattr(wrapper, "_did_swap_in_out_features", False))
 
 
-def _low_rank(wrapper: Any, name: str, transposed: bool) -> LowRank:
-    """The factors of one adapter; `transposed` is how the experts read their weights."""
+def _low_rank(wrapper: Any, name: str, transposed: bool, dtype: torch.dtype) -> LowRank:
+    """The factors of one adapter; `transposed` is how the experts read their weights, `dtype` that of the products."""
     experts = wrapper.num_experts
     a, b = wrapper.lora_A[name].weight, wrapper.lora_B[name].weight  # [E r, in], [out, r E]
     a = a.reshape(experts, -1, a.size(-1))
@@ -85,16 +85,15 @@ def _low_rank(wrapper: Any, name: str, transposed: bool) -> LowRank:
     if _swaps(wrapper) == transposed:  # PEFT took the other dimension for the input
         a, b = b.transpose(1, 2), a.transpose(1, 2)
     if a.dtype != torch.float32:
-        dtype = wrapper.get_param().dtype
         a, b = a.to(dtype), b.to(dtype)
     return LowRank(a, b, wrapper.scaling[name])
 
 
-def adapters_of(module: Any, parameter: str, transposed: bool) -> tuple[LowRank, ...]:
-    """The adapters that are active on a parameter while the forward of this module runs."""
+def adapters_of(module: Any, parameter: str, transposed: bool, dtype: torch.dtype) -> tuple[LowRank, ...]:
+    """The adapters that are active on a parameter while the forward of this module runs, for products in this dtype."""
     notes = getattr(module, "_moegemm_adapters", ())
     return tuple(
-        _low_rank(wrapper, name, transposed)
+        _low_rank(wrapper, name, transposed, dtype)
         for wrapper, names in notes
         if wrapper.parameter_name == parameter
         for name in names

@@ -11,6 +11,7 @@ pytest.importorskip("moegemm.transformers")
 from quantized_checkpoints import load, write_checkpoint  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:transformers")
+TARGETS = ["experts.gate_up_proj", "experts.down_proj"]
 RELEASE = tuple(map(int, peft.__version__.split(".")[:2]))
 READS_COMPUTE_DTYPE = pytest.mark.skipif(
     RELEASE < (0, 19), reason="this PEFT casts adapters to the dtype of the weight that is beside them"
@@ -44,3 +45,11 @@ def test_adapters_loaded_with_little_memory_are_rounded_as_beside_bf16_weights(f
     again = peft.PeftModel.from_pretrained(load(fp8), tmp_path, low_cpu_mem_usage=True)
     for name, p in adapters_in(again).items():
         assert torch.equal(p.bfloat16(), saved[name].bfloat16()), name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_adapters_in_16_bits_run_in_the_dtype_of_the_activations(fp8, dtype):
+    config = peft.LoraConfig(r=4, target_modules=[], target_parameters=TARGETS)
+    model = peft.get_peft_model(load(fp8), config, autocast_adapter_dtype=False)
+    assert {p.dtype for p in adapters_in(model).values()} == {torch.bfloat16}
+    assert model.to(dtype)(token_ids()).logits.isfinite().all()
