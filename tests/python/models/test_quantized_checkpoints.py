@@ -276,6 +276,20 @@ def test_values_that_were_cast_without_their_scales_are_refused(checkpoints, nam
         assert "beside scales" in layer.reason
 
 
+@pytest.mark.parametrize("name", ["gate_up_proj", "weight"])
+def test_a_state_dict_with_other_dtypes_of_packed_weights_is_refused(checkpoints, name):
+    _, module = layers_of_fp8(checkpoints["qwen3_moe"])[name]
+    own, scales = module.state_dict(), f"{name}_scale_inv"
+    plain = {**own, name: own[name].bfloat16()}
+    plain.pop(scales)
+    for given in (plain, {**own, scales: own[scales].double()}):
+        with pytest.raises(RuntimeError, match=rf"{name}\w* has dtype torch.\w+; torch.float\w+ is accepted, as the"):
+            module.load_state_dict(given, strict=False)
+    narrow = own[scales].bfloat16()
+    module.load_state_dict({**own, scales: narrow})
+    assert torch.equal(getattr(module, scales), narrow.float())
+
+
 @pytest.mark.parametrize("scales", [False, True])
 @pytest.mark.parametrize("name", ["gate_up_proj", "weight"])
 def test_a_gradient_of_packed_weights_is_refused(checkpoints, name, scales):

@@ -43,6 +43,25 @@ class KeepsPacked(Changed):
 
         return super()._apply(of_dtype, recurse)  # type: ignore[misc]
 
+    def _load_from_state_dict(
+        self: Any, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool, missing_keys: list[str],
+        unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        """Values and scales of another dtype mean other weights: torch would convert them without a word."""
+        for name, own in self._parameters.items():
+            given = state_dict.get(prefix + name)
+            if own is None or not isinstance(given, Tensor) or not is_packed_parameter(name, own):
+                continue
+            widened = {given.dtype, own.dtype} <= set(FORMATS) and given.dtype.itemsize < own.dtype.itemsize
+            if given.dtype != own.dtype and not widened:
+                error_msgs.append(
+                    f"{prefix}{name} has dtype {given.dtype}; {own.dtype} is accepted, as the packed weight has it"
+                )
+                return
+        super()._load_from_state_dict(  # type: ignore[misc]
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
 
 class PackedExperts(KeepsPacked, OnMoegemm):
     """The forward of a module that moegemm packed: its own code cannot read the weights any more."""
