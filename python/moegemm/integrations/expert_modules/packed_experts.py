@@ -106,14 +106,17 @@ def expect_mxfp4(module: Any) -> None:
     keep_packed(module, packed)
 
 
-def _fp8_word(name: str, module: Any, values: Tensor, scales: Tensor) -> str:
-    """How transformers' FP8Experts mean their scales, or ValueError."""
+def _fp8_scales(name: str, module: Any, values: Tensor, scales: Tensor) -> tuple[Tensor, str]:
+    """The scales of transformers' FP8Experts as the products take them and how they are meant, or ValueError."""
     experts, n, k = values.shape
     if scales.numel() == experts:
-        return "fp8/tensor"
+        return scales.reshape(-1), "fp8/tensor"
     if tuple(scales.shape) == (experts, n, 1):
-        return "fp8/channel"
+        return scales.squeeze(2), "fp8/channel"
     block = getattr(module, "block_size", None)
+    one_each = block is None or (tuple(block) == FP8_BLOCK and n <= block[0] and k <= block[1])
+    if name == "gate_up_proj" and one_each and tuple(scales.shape) == (experts, 2, 1):  # one for gates, one for ups
+        return scales.squeeze(2).repeat_interleave(n // 2, 1), "fp8/channel"
     if block is None or tuple(block) != FP8_BLOCK:
         raise ValueError(f"{name} has scales of blocks {block}; {FP8_BLOCK} is accepted")
     # A gate and an up whose last blocks are partial: the ups' blocks do not begin at a multiple of 128 rows.
@@ -122,7 +125,7 @@ def _fp8_word(name: str, module: Any, values: Tensor, scales: Tensor) -> str:
         raise ValueError(
             f"{name} is {list(values.shape)} with scales {list(scales.shape)}; its blocks do not fit 128 x 128"
         )
-    return f"fp8/{block[0]}x{block[1]}"
+    return scales, f"fp8/{block[0]}x{block[1]}"
 
 
 def _dtype_of(module: Any) -> torch.dtype:
@@ -183,12 +186,7 @@ def packed_weight(module: Any, name: str) -> Packed | None:
                 f"{name}_scale_inv of fp4 values has dtype {scales.dtype}; torch.float8_e8m0fnu is accepted"
             )
         return Packed(values.view(torch.uint8), as_bytes, "mxfp4", _dtype_of(module))
-    word = _fp8_word(name, module, values, scales)
-    if word == "fp8/tensor":
-        as_bytes = as_bytes.reshape(-1)
-    elif word == "fp8/channel":
-        as_bytes = as_bytes.squeeze(2)
-    return Packed(values, as_bytes, word, _dtype_of(module))
+    return Packed(values, *_fp8_scales(name, module, values, as_bytes), _dtype_of(module))
 
 
 def is_packed(module: Any) -> bool:
