@@ -13,6 +13,9 @@ from quantized_checkpoints import load, write_checkpoint  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:transformers")
 TARGETS = ["experts.gate_up_proj", "experts.down_proj"]
 RELEASE = tuple(map(int, peft.__version__.split(".")[:2]))
+LOADS_ADAPTERS = pytest.mark.skipif(
+    RELEASE < (0, 20), reason="PEFT before 0.20 cannot load adapters into a model of today's transformers"
+)
 READS_COMPUTE_DTYPE = pytest.mark.skipif(
     RELEASE < (0, 19), reason="this PEFT casts adapters to the dtype of the weight that is beside them"
 )
@@ -21,6 +24,11 @@ READS_COMPUTE_DTYPE = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def fp8(tmp_path_factory):
     return write_checkpoint("qwen3_moe", tmp_path_factory.mktemp("fp8"))
+
+
+@pytest.fixture(scope="module")
+def mxfp4(tmp_path_factory):
+    return write_checkpoint("gpt_oss", tmp_path_factory.mktemp("mxfp4"))
 
 
 def adapters_in(model):
@@ -36,7 +44,7 @@ def test_adapters_of_packed_linear_layers_get_the_dtype_of_the_model(fp8, dtype)
     assert model(token_ids()).logits.isfinite().all()
 
 
-@READS_COMPUTE_DTYPE
+@LOADS_ADAPTERS
 def test_adapters_loaded_with_little_memory_are_rounded_as_beside_bf16_weights(fp8, tmp_path):
     config = peft.LoraConfig(r=4, target_modules=["q_proj"])
     model = randomise_adapters(peft.get_peft_model(load(fp8), config), 3, 3e-4)  # little of which e4m3 can say
@@ -53,3 +61,10 @@ def test_adapters_in_16_bits_run_in_the_dtype_of_the_activations(fp8, dtype):
     model = peft.get_peft_model(load(fp8), config, autocast_adapter_dtype=False)
     assert {p.dtype for p in adapters_in(model).values()} == {torch.bfloat16}
     assert model.to(dtype)(token_ids()).logits.isfinite().all()
+
+
+def test_packed_weights_tell_what_any_release_of_peft_asks_of_a_parameter(mxfp4):
+    model = peft.get_peft_model(load(mxfp4), peft.LoraConfig(r=4, target_modules=[], target_parameters=TARGETS))
+    param = next(m for m in model.modules() if hasattr(m, "parameter_name")).get_param()
+    assert param.ndim == param.dim() == len(param.shape) == 3
+    assert param.dtype == torch.bfloat16
