@@ -6,13 +6,19 @@ PEFT's: which adapters are active, merged or switched off, their files, their ho
 """
 
 import contextlib
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from moegemm.integrations.expert_modules.forwards import OnMoegemm
-from moegemm.integrations.expert_modules.packed_experts import WEIGHT_NAMES, is_dispatched, packed_weight
+from moegemm.integrations.expert_modules.packed_experts import (
+    WEIGHT_NAMES,
+    KeepsPacked,
+    is_dispatched,
+    packed_weight,
+)
 from moegemm.integrations.late_imports import when_imported
 from moegemm.integrations.notices import say_once
 from moegemm.lora.low_rank import LowRank
@@ -109,6 +115,35 @@ def added_by_peft(module: Any) -> Iterator[None]:
         yield
 
 
+def _refuse_to_merge(layer: Any) -> None:
+    """Refuses a layer of PEFT beside packed weights."""
+    name = getattr(layer, "parameter_name", None)
+    if name is None:
+        name, word = "weight", "fp8" if isinstance(layer.get_base_layer(), KeepsPacked) else None
+    else:
+        param = layer.get_param()
+        word = param.word if isinstance(param, Packed) else None
+    if word is not None:
+        raise NotImplementedError(
+            f"{name} is in {word}, which cannot have an adapter merged into it; keep the adapter beside it, or load "
+            "the weights dequantised"
+        )
+
+
+def _check_before_merging() -> None:
+    """Makes PEFT refuse before the first of a model's adapters is merged."""
+    tuners: Any = importlib.import_module("peft.tuners.tuners_utils")
+    check: Callable[..., None] = tuners.BaseTuner._check_merge_allowed
+
+    def check_merge_allowed(self: Any) -> None:
+        check(self)
+        for layer in self.model.modules():
+            if isinstance(layer, tuners.BaseTunerLayer):
+                _refuse_to_merge(layer)
+
+    tuners.BaseTuner._check_merge_allowed = check_merge_allowed
+
+
 def _follow(layers: Any) -> None:
     """Makes PEFT's wrapper leave a note where the experts below it read one."""
     wrapper_class = getattr(layers, "ParamWrapper", None)  # a release before it has no parameters to target
@@ -128,12 +163,7 @@ def _follow(layers: Any) -> None:
     merge: Callable[..., Any] = wrapper_class.merge
 
     def merge_if_plain(self: Any, *args: Any, **kwargs: Any) -> Any:
-        param = self.get_param()
-        if isinstance(param, Packed):
-            raise NotImplementedError(
-                f"{self.parameter_name} is in {param.word}, which cannot have an adapter merged into it; keep the "
-                "adapter beside it, or load the weights dequantised"
-            )
+        _refuse_to_merge(self)
         return merge(self, *args, **kwargs)
 
     @contextlib.contextmanager
@@ -164,6 +194,7 @@ def _follow(layers: Any) -> None:
     wrapper_class._activate_lora = activate
     wrapper_class.get_param = get_param
     wrapper_class.merge = merge_if_plain
+    _check_before_merging()
 
 
 def follow_peft() -> None:

@@ -68,3 +68,32 @@ def test_packed_weights_tell_what_any_release_of_peft_asks_of_a_parameter(mxfp4)
     param = next(m for m in model.modules() if hasattr(m, "parameter_name")).get_param()
     assert param.ndim == param.dim() == len(param.shape) == 3
     assert param.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("how", ["merge_and_unload", "merge_adapter"])
+@pytest.mark.parametrize(("checkpoint", "targets"), [("mxfp4", TARGETS), ("fp8", TARGETS), ("fp8", None)])
+def test_merging_into_packed_weights_is_refused_before_anything_is_merged(request, checkpoint, targets, how):
+    config = peft.LoraConfig(r=4, target_modules=["q_proj"], target_parameters=targets)
+    model = peft.get_peft_model(load(request.getfixturevalue(checkpoint)), config)
+    model = randomise_adapters(model, 3, 0.1)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    with pytest.raises(NotImplementedError, match=r"is in (mxfp4|fp8\S*), which cannot have an adapter merged into it"):
+        getattr(model, how)()
+    after = dict(model.named_parameters())
+    assert before.keys() == after.keys()
+    assert all(torch.equal(p.view(torch.uint8), after[name].view(torch.uint8)) for name, p in before.items())
+
+
+def test_merging_one_layer_into_packed_weights_is_refused(mxfp4):
+    model = peft.get_peft_model(load(mxfp4), peft.LoraConfig(r=4, target_modules=[], target_parameters=TARGETS))
+    wrapper = next(m for m in model.modules() if hasattr(m, "parameter_name"))
+    with pytest.raises(NotImplementedError, match="is in mxfp4, which cannot have an adapter merged into it"):
+        wrapper.merge()
+
+
+def test_adapters_beside_plain_weights_are_merged_as_ever(mxfp4):
+    model = peft.get_peft_model(load(mxfp4), peft.LoraConfig(r=4, target_modules=["q_proj"]))  # which are in bf16
+    model = randomise_adapters(model, 3, 0.1)
+    with torch.no_grad():
+        expected = model(token_ids()).logits
+        torch.testing.assert_close(model.merge_and_unload()(token_ids()).logits, expected, rtol=0.1, atol=0.1)

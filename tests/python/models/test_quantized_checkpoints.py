@@ -139,13 +139,6 @@ def test_an_adapter_fits_the_dequantised_model(checkpoints, family, tmp_path):
     assert_same(got, expected, TOLERANCE)
 
 
-def test_merging_into_packed_weights_is_refused(checkpoints, family):
-    config = peft.LoraConfig(r=4, target_modules=[], target_parameters=TARGETS)
-    model = peft.get_peft_model(load(checkpoints[family]), config)
-    with pytest.raises(NotImplementedError, match="cannot have an adapter merged"):
-        model.merge_and_unload()
-
-
 @pytest.mark.smoke
 def test_it_is_saved_as_it_was_loaded(checkpoints, family, tmp_path):
     model = load(checkpoints[family])
