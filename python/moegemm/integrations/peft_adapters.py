@@ -6,13 +6,20 @@ PEFT's: which adapters are active, merged or switched off, their files, their ho
 """
 
 import contextlib
+import importlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from moegemm.integrations.expert_modules.forwards import OnMoegemm
-from moegemm.integrations.expert_modules.packed_experts import WEIGHT_NAMES, is_dispatched, packed_weight
+from moegemm.integrations.expert_modules.packed_experts import (
+    WEIGHT_NAMES,
+    KeepsPacked,
+    is_dispatched,
+    packed_weight,
+)
 from moegemm.integrations.late_imports import when_imported
 from moegemm.integrations.notices import say_once
 from moegemm.lora.low_rank import LowRank
@@ -76,8 +83,16 @@ def _swaps(wrapper: Any) -> bool:
     return bool(getattr(wrapper, "_did_swap_in_out_features", False))
 
 
-def _low_rank(wrapper: Any, name: str, transposed: bool) -> LowRank:
-    """The factors of one adapter; `transposed` is how the experts read their weights."""
+def note_turned_weights(model: Any, turned: Any) -> None:
+    """Tells PEFT's wrappers of experts in `turned` that their weights are [E, N, K] now and were [E, K, N]."""
+    layers = sys.modules.get(_MODULE)
+    for wrapper in model.modules() if hasattr(layers, "ParamWrapper") else ():
+        if isinstance(wrapper, layers.ParamWrapper) and any(wrapper.get_base_layer() is module for module in turned):
+            wrapper._did_swap_in_out_features = True
+
+
+def _low_rank(wrapper: Any, name: str, transposed: bool, dtype: torch.dtype) -> LowRank:
+    """The factors of one adapter; `transposed` is how the experts read their weights, `dtype` that of the products."""
     experts = wrapper.num_experts
     a, b = wrapper.lora_A[name].weight, wrapper.lora_B[name].weight  # [E r, in], [out, r E]
     a = a.reshape(experts, -1, a.size(-1))
@@ -85,16 +100,15 @@ def _low_rank(wrapper: Any, name: str, transposed: bool) -> LowRank:
     if _swaps(wrapper) == transposed:  # PEFT took the other dimension for the input
         a, b = b.transpose(1, 2), a.transpose(1, 2)
     if a.dtype != torch.float32:
-        dtype = wrapper.get_param().dtype
         a, b = a.to(dtype), b.to(dtype)
     return LowRank(a, b, wrapper.scaling[name])
 
 
-def adapters_of(module: Any, parameter: str, transposed: bool) -> tuple[LowRank, ...]:
-    """The adapters that are active on a parameter while the forward of this module runs."""
+def adapters_of(module: Any, parameter: str, transposed: bool, dtype: torch.dtype) -> tuple[LowRank, ...]:
+    """The adapters that are active on a parameter while the forward of this module runs, for products in this dtype."""
     notes = getattr(module, "_moegemm_adapters", ())
     return tuple(
-        _low_rank(wrapper, name, transposed)
+        _low_rank(wrapper, name, transposed, dtype)
         for wrapper, names in notes
         if wrapper.parameter_name == parameter
         for name in names
@@ -108,6 +122,35 @@ def added_by_peft(module: Any) -> Iterator[None]:
         for wrapper, names in getattr(module, "_moegemm_adapters", ()):
             stack.enter_context(type(wrapper)._activate_lora.peft_own(wrapper, names))
         yield
+
+
+def _refuse_to_merge(layer: Any) -> None:
+    """Refuses a layer of PEFT beside packed weights."""
+    name = getattr(layer, "parameter_name", None)
+    if name is None:
+        name, word = "weight", "fp8" if isinstance(layer.get_base_layer(), KeepsPacked) else None
+    else:
+        param = layer.get_param()
+        word = param.word if isinstance(param, Packed) else None
+    if word is not None:
+        raise NotImplementedError(
+            f"{name} is in {word}, which cannot have an adapter merged into it; keep the adapter beside it, or load "
+            "the weights dequantised"
+        )
+
+
+def _check_before_merging() -> None:
+    """Makes PEFT refuse before the first of a model's adapters is merged."""
+    tuners: Any = importlib.import_module("peft.tuners.tuners_utils")
+    check: Callable[..., None] = tuners.BaseTuner._check_merge_allowed
+
+    def check_merge_allowed(self: Any) -> None:
+        check(self)
+        for layer in self.model.modules():
+            if isinstance(layer, tuners.BaseTunerLayer):
+                _refuse_to_merge(layer)
+
+    tuners.BaseTuner._check_merge_allowed = check_merge_allowed
 
 
 def _follow(layers: Any) -> None:
@@ -129,12 +172,7 @@ def _follow(layers: Any) -> None:
     merge: Callable[..., Any] = wrapper_class.merge
 
     def merge_if_plain(self: Any, *args: Any, **kwargs: Any) -> Any:
-        param = self.get_param()
-        if isinstance(param, Packed):
-            raise NotImplementedError(
-                f"{self.parameter_name} is in {param.word}, which cannot have an adapter merged into it; keep the "
-                "adapter beside it, or load the weights dequantised"
-            )
+        _refuse_to_merge(self)
         return merge(self, *args, **kwargs)
 
     @contextlib.contextmanager
@@ -165,6 +203,7 @@ def _follow(layers: Any) -> None:
     wrapper_class._activate_lora = activate
     wrapper_class.get_param = get_param
     wrapper_class.merge = merge_if_plain
+    _check_before_merging()
 
 
 def follow_peft() -> None:

@@ -20,10 +20,11 @@ from moegemm.integrations.expert_modules.packed_experts import (
     require_packed,
 )
 from moegemm.integrations.late_imports import when_imported
+from moegemm.integrations.notices import say_once
 from moegemm.integrations.peft_adapters import NAME
 from moegemm.interface import grouped_gemm
 from moegemm.operators.packed import Packed
-from moegemm.quantized.weight import FP8_BLOCK, e8m0_as_bytes
+from moegemm.quantized.weight import FP8_BLOCK, e8m0_as_bytes, is_fp8_block
 
 _TABLE = "transformers.quantizers.auto"
 _FP8 = "transformers.integrations.finegrained_fp8"
@@ -32,6 +33,11 @@ _FP8 = "transformers.integrations.finegrained_fp8"
 def _asks_for_moegemm(model: Any) -> bool:
     config = model.config.get_text_config()
     return NAME in (getattr(model.config, "_experts_implementation", None), config._experts_implementation)
+
+
+def _readable(block: Any) -> bool:
+    """Whether fp8 with scales of these blocks, None for one scale per tensor, is read packed."""
+    return block is None or is_fp8_block(block)
 
 
 class _KeepsPacked:
@@ -45,12 +51,22 @@ class _KeepsPacked:
         self._environment = args, kwargs
 
     def _process_model_before_weight_loading(self: Any, model: Any, **kwargs: Any) -> Any:
-        self._packed = self.pre_quantized and not self.quantization_config.dequantize and _asks_for_moegemm(model)
+        config = self.quantization_config
+        asked = self.pre_quantized and not config.dequantize and _asks_for_moegemm(model)
+        unread = self._unread_part(model) if asked else None
+        if not asked or unread is not None:
+            args, environment = self._environment
+            super().validate_environment(*args, **environment)  # type: ignore[misc]
+        self._packed = asked and not config.dequantize
         if self._packed:
             return self._prepare(model, **kwargs)
-        args, environment = self._environment
-        super().validate_environment(*args, **environment)  # type: ignore[misc]
+        if unread is not None:
+            say_once(f"transformers dequantises the checkpoint on this machine: moegemm does not read {unread}")
         return super()._process_model_before_weight_loading(model, **kwargs)  # type: ignore[misc]
+
+    def _unread_part(self: Any, model: Any) -> str | None:
+        """What of the checkpoint moegemm does not read, or None."""
+        return None
 
     @property
     def is_trainable(self: Any) -> bool:
@@ -99,11 +115,14 @@ class PackedLinear(KeepsPacked, OnMoegemm):
     """An fp8 linear layer as one expert: its weight is read as it is, activations keep their dtype, and the input has a
     gradient. transformers' own quantises activations and needs a kernel of the hub."""
 
+    compute_dtype = torch.bfloat16  # PEFT casts adapters to it; without it, to the dtype of the weight
+
     def forward(self: Any, input: Tensor) -> Tensor:
         require_packed(self, "weight", self.weight, self.weight_scale_inv)
         values, scales = self.weight.detach(), e8m0_as_bytes(self.weight_scale_inv.detach())
         dtype = input.dtype
-        x = input.flatten(0, -2) if dtype in FORMATS else input.flatten(0, -2).float()
+        x = input.reshape(-1, input.size(-1))
+        x = x if dtype in FORMATS else x.float()
         if self.block_size is None:
             w = Packed(values.unsqueeze(0), scales.reshape(1), "fp8/tensor")
         else:
@@ -117,12 +136,28 @@ class _Fp8(_KeepsPacked):
     """transformers' FP8Experts, which ask its table of functions, and its FP8Linear with a forward of ours. Neither is
     cast with the rest of a model."""
 
+    def _unread_part(self: Any, model: Any) -> str | None:
+        config = self.quantization_config
+        block = config.weight_block_size
+        if not _readable(block):
+            return f"fp8 with blocks {tuple(block)}; {FP8_BLOCK} and one scale per tensor are accepted"
+        keep = self.get_modules_to_not_convert(model, config.modules_to_not_convert, model._keep_in_fp32_modules)
+        names: Any = importlib.import_module("transformers.quantizers.quantizers_utils")
+        for name, module in model.named_modules():
+            kind = type(module).__name__
+            if "GroupedLinear" in kind and names.should_convert_module(name, keep):
+                return f"{name}, a {kind}"
+        return None
+
     def _prepare(self: Any, model: Any, **kwargs: Any) -> None:
         super(_KeepsPacked, self)._process_model_before_weight_loading(model, **kwargs)  # type: ignore[misc]
         fp8: Any = importlib.import_module(_FP8)
+        dtype = model.config.dtype
         for module in model.modules():
-            if type(module) is fp8.FP8Linear and (module.block_size is None or tuple(module.block_size) == FP8_BLOCK):
+            if type(module) is fp8.FP8Linear and _readable(module.block_size):
                 give_forward(module, PackedLinear)
+                if dtype in FORMATS:
+                    module.compute_dtype = dtype
             elif isinstance(module, fp8.FP8Experts):
                 give_forward(module, KeepsPacked)
 

@@ -1,11 +1,13 @@
 """Small random checkpoints on disk in the formats of gpt-oss (MXFP4) and of `*-FP8` (e4m3 in 128 x 128 blocks)."""
 
+import importlib
 import json
 from pathlib import Path
+from typing import Any
 
 import moegemm
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tiny_models import build
 
 SIZES = {
@@ -73,3 +75,39 @@ def write_checkpoint(family: str, folder: Path, scales: torch.dtype = torch.floa
     save_file({name: t.contiguous() for name, t in stored.items()}, folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def _scales_of_blocks(name: str, values: torch.Tensor, block: tuple[int, int] | None) -> torch.Tensor:
+    """Powers of two around 1 / 4096. One for each tensor has two dimensions where experts are stacked."""
+    rows, columns = (1, 1) if block is None else (-(-size // of) for size, of in zip(values.shape, block, strict=True))
+    exponents = torch.arange(rows * columns).view(rows, columns) % 3 + len(name) % 4 - 14
+    scales = torch.exp2(exponents.float())
+    return scales if block is not None or "experts" in name else scales.reshape(())
+
+
+def with_blocks(path: Path, folder: Path, block: tuple[int, int] | None, method: str = "fp8") -> Path:
+    """An fp8 checkpoint again, with the same values and other scales: of these blocks, or one for each tensor."""
+    state = load_file(path / "model.safetensors")
+    for name in [name for name in state if name.endswith("_scale_inv")]:
+        scales = _scales_of_blocks(name, state[name.removesuffix("_scale_inv")], block)
+        state[name] = scales.to(torch.float8_e8m0fnu).view(torch.uint8) if method == "mxfp8" else scales
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"].update(quant_method=method, weight_block_size=block)
+    if method == "mxfp8":
+        config["quantization_config"]["scale_fmt"] = "ue8m0"
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def load(path: Path, device: str = "cpu", **changes: Any) -> Any:
+    """The causal language model there, on moegemm in bf16."""
+    transformers: Any = importlib.import_module("transformers")
+    options = {"dtype": torch.bfloat16, "attn_implementation": "eager", **changes}
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, experts_implementation="moegemm", **options)
+    return model.to(device)
+
+
+def experts_of(model: Any) -> list[Any]:
+    return [m for name, m in model.named_modules() if name.endswith("mlp.experts")]

@@ -88,7 +88,7 @@ def test_factors_are_those_of_every_release_of_peft(swapped, transposed):
     wrapper = types.SimpleNamespace(
         num_experts=experts, lora_A={"it": linear["a"]}, lora_B={"it": linear["b"]}, scaling={"it": 0.5}, **known
     )
-    low = adapters._low_rank(wrapper, "it", transposed)
+    low = adapters._low_rank(wrapper, "it", transposed, torch.float32)
     a, b = linear["a"].weight.view(experts, rank, into), linear["b"].weight.view(out, rank, experts)
     stored = torch.einsum("ore,eri->eoi" if swapped else "ore,eri->eio", b, a)  # the parameter's shape
     torch.testing.assert_close(low.B @ low.A, stored.mT if transposed else stored)

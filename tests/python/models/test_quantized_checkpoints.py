@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 pytest.importorskip("accelerate", reason="accelerate is not installed")
 pytest.importorskip("moegemm.transformers")
-from quantized_checkpoints import write_checkpoint  # noqa: E402
+from quantized_checkpoints import experts_of, load, write_checkpoint  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:transformers")
 FAMILIES = ["gpt_oss", "qwen3_moe"]
@@ -33,12 +33,6 @@ def family(request):
     return request.param
 
 
-def load(path, device="cpu", **changes):
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        path, experts_implementation="moegemm", dtype=torch.bfloat16, attn_implementation="eager", **changes
-    ).to(device)
-
-
 def require_dequantising(family):
     """Early releases of transformers 5 cannot merge the dequantised experts of an fp8 checkpoint."""
     release = tuple(int(part) for part in transformers.__version__.split(".")[:2])
@@ -50,10 +44,6 @@ def dequantised(path, family, device="cpu"):
     require_dequantising(family)
     kind = transformers.Mxfp4Config if family == "gpt_oss" else transformers.FineGrainedFP8Config
     return load(path, device, quantization_config=kind(dequantize=True))
-
-
-def experts_of(model):
-    return [m for name, m in model.named_modules() if name.endswith("mlp.experts")]
 
 
 def adapted(model, seed=3):
@@ -147,13 +137,6 @@ def test_an_adapter_fits_the_dequantised_model(checkpoints, family, tmp_path):
     with torch.no_grad():
         got, expected = ({"logits": m(ids).logits.float()} for m in (model, other))
     assert_same(got, expected, TOLERANCE)
-
-
-def test_merging_into_packed_weights_is_refused(checkpoints, family):
-    config = peft.LoraConfig(r=4, target_modules=[], target_parameters=TARGETS)
-    model = peft.get_peft_model(load(checkpoints[family]), config)
-    with pytest.raises(NotImplementedError, match="cannot have an adapter merged"):
-        model.merge_and_unload()
 
 
 @pytest.mark.smoke
@@ -286,6 +269,20 @@ def test_values_that_were_cast_without_their_scales_are_refused(checkpoints, nam
         assert "beside scales" in layer.reason
 
 
+@pytest.mark.parametrize("name", ["gate_up_proj", "weight"])
+def test_a_state_dict_with_other_dtypes_of_packed_weights_is_refused(checkpoints, name):
+    _, module = layers_of_fp8(checkpoints["qwen3_moe"])[name]
+    own, scales = module.state_dict(), f"{name}_scale_inv"
+    plain = {**own, name: own[name].bfloat16()}
+    plain.pop(scales)
+    for given in (plain, {**own, scales: own[scales].double()}):
+        with pytest.raises(RuntimeError, match=rf"{name}\w* has dtype torch.\w+; torch.float\w+ is accepted, as the"):
+            module.load_state_dict(given, strict=False)
+    narrow = own[scales].bfloat16()
+    module.load_state_dict({**own, scales: narrow})
+    assert torch.equal(getattr(module, scales), narrow.float())
+
+
 @pytest.mark.parametrize("scales", [False, True])
 @pytest.mark.parametrize("name", ["gate_up_proj", "weight"])
 def test_a_gradient_of_packed_weights_is_refused(checkpoints, name, scales):
@@ -330,3 +327,9 @@ def test_a_linear_layer_takes_no_tokens(checkpoints):
     for shape in ((0,), (2, 0)):
         x = torch.empty((*shape, linear.in_features), dtype=torch.bfloat16)
         assert linear(x).shape == (*shape, linear.out_features)
+
+
+def test_a_linear_layer_takes_one_vector(checkpoints):
+    _, linear = layers_of_fp8(checkpoints["qwen3_moe"])["weight"]
+    x = torch.randn(3, linear.in_features, dtype=torch.bfloat16)
+    assert torch.equal(linear(x[1]), linear(x)[1])

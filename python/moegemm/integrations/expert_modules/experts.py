@@ -39,11 +39,11 @@ class Stored(NamedTuple):
         first, second = (None if bias is None else bias.to(dtype) for bias in (self.first_bias, self.second_bias))
         return self._replace(first_bias=first, second_bias=second)
 
-    def with_adapters(self, module: Any, first_name: str) -> "Stored":
-        """With those that are active on the module's two weights."""
+    def with_adapters(self, module: Any, first_name: str, dtype: torch.dtype) -> "Stored":
+        """With those that are active on the module's two weights, for activations in this dtype."""
         return self._replace(
-            first_adapters=adapters_of(module, first_name, self.transposed),
-            second_adapters=adapters_of(module, "down_proj", self.transposed),
+            first_adapters=adapters_of(module, first_name, self.transposed, dtype),
+            second_adapters=adapters_of(module, "down_proj", self.transposed, dtype),
         )
 
 
@@ -150,10 +150,9 @@ def experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top
         with added_by_peft(module):
             eager: Callable[..., Tensor] = inspect.unwrap(type(module).forward)
             return eager(module, hidden_states, top_k_index, top_k_weights)
-    stored = stored.with_adapters(module, "gate_up_proj" if gated else "up_proj")
     norm = module.post_expert_norm if getattr(module, "has_post_expert_norm", False) else None
     dtype = _activations_of(stored, hidden_states)
-    stored = stored.with_biases_in(dtype)
+    stored = stored.with_adapters(module, "gate_up_proj" if gated else "up_proj", dtype).with_biases_in(dtype)
     out = run_experts(
         type(module).__name__, hidden_states.to(dtype), stored, top_k_index, top_k_weights,
         activation_of(module, gated), module._apply_gate if gated else module.act_fn, norm,

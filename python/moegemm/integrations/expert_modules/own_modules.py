@@ -67,7 +67,7 @@ def run_as(module: Any, form: Form, x: Tensor, ids: Tensor, router_weights: Tens
     """The layer of a module of this form."""
     own = module._apply_gate if hasattr(module, "_apply_gate") else functools.partial(form.gate, module.act_fn)
     activation = activation_in(module, form)
-    stored = stored_as(module, form).with_biases_in(x.dtype).with_adapters(module, "gate_up_proj")
+    stored = stored_as(module, form).with_biases_in(x.dtype).with_adapters(module, "gate_up_proj", x.dtype)
     return run_experts(type(module).__name__, x, stored, ids, router_weights, activation, own)
 
 

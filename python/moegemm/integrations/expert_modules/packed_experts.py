@@ -20,7 +20,7 @@ from moegemm.quantized.rounding import quantize
 from moegemm.quantized.weight import FP8_BLOCK, MX_GROUP, e8m0_as_bytes
 
 WEIGHT_NAMES = ("gate_up_proj", "up_proj", "down_proj")
-_WORDS = "_moegemm_words"  # on a module that moegemm packed: how each of its weights is to be read
+_WORDS = "_moegemm_words"  # on a module that moegemm packed: how to read each of its weights, the dtype of its scales
 
 
 def is_packed_parameter(name: str, parameter: Tensor) -> bool:
@@ -42,6 +42,25 @@ class KeepsPacked(Changed):
             return tensor.to(made.device)
 
         return super()._apply(of_dtype, recurse)  # type: ignore[misc]
+
+    def _load_from_state_dict(
+        self: Any, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool, missing_keys: list[str],
+        unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        """Values and scales of another dtype mean other weights: torch would convert them without a word."""
+        for name, own in self._parameters.items():
+            given = state_dict.get(prefix + name)
+            if own is None or not isinstance(given, Tensor) or not is_packed_parameter(name, own):
+                continue
+            widened = {given.dtype, own.dtype} <= set(FORMATS) and given.dtype.itemsize < own.dtype.itemsize
+            if given.dtype != own.dtype and not widened:
+                error_msgs.append(
+                    f"{prefix}{name} has dtype {given.dtype}; {own.dtype} is accepted, as the packed weight has it"
+                )
+                return
+        super()._load_from_state_dict(  # type: ignore[misc]
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
 
 class PackedExperts(KeepsPacked, OnMoegemm):
@@ -71,7 +90,7 @@ def keep_packed(
         delattr(module, name)
         module.register_parameter(name, nn.Parameter(values, requires_grad=False))
         module.register_parameter(f"{name}_scales", nn.Parameter(scales, requires_grad=False))
-    setattr(module, _WORDS, {name: word for name, (_, _, word) in weights.items()})
+    setattr(module, _WORDS, {name: (word, scales.dtype) for name, (_, scales, word) in weights.items()})
     module.is_transposed = False
     give_forward(module, forward_class)
 
@@ -87,14 +106,17 @@ def expect_mxfp4(module: Any) -> None:
     keep_packed(module, packed)
 
 
-def _fp8_word(name: str, module: Any, values: Tensor, scales: Tensor) -> str:
-    """How transformers' FP8Experts mean their scales, or ValueError."""
+def _fp8_scales(name: str, module: Any, values: Tensor, scales: Tensor) -> tuple[Tensor, str]:
+    """The scales of transformers' FP8Experts as the products take them and how they are meant, or ValueError."""
     experts, n, k = values.shape
     if scales.numel() == experts:
-        return "fp8/tensor"
+        return scales.reshape(-1), "fp8/tensor"
     if tuple(scales.shape) == (experts, n, 1):
-        return "fp8/channel"
+        return scales.squeeze(2), "fp8/channel"
     block = getattr(module, "block_size", None)
+    one_each = block is None or (tuple(block) == FP8_BLOCK and n <= block[0] and k <= block[1])
+    if name == "gate_up_proj" and one_each and tuple(scales.shape) == (experts, 2, 1):  # one for gates, one for ups
+        return scales.squeeze(2).repeat_interleave(n // 2, 1), "fp8/channel"
     if block is None or tuple(block) != FP8_BLOCK:
         raise ValueError(f"{name} has scales of blocks {block}; {FP8_BLOCK} is accepted")
     # A gate and an up whose last blocks are partial: the ups' blocks do not begin at a multiple of 128 rows.
@@ -103,7 +125,7 @@ def _fp8_word(name: str, module: Any, values: Tensor, scales: Tensor) -> str:
         raise ValueError(
             f"{name} is {list(values.shape)} with scales {list(scales.shape)}; its blocks do not fit 128 x 128"
         )
-    return f"fp8/{block[0]}x{block[1]}"
+    return scales, f"fp8/{block[0]}x{block[1]}"
 
 
 def _dtype_of(module: Any) -> torch.dtype:
@@ -147,9 +169,11 @@ def packed_weight(module: Any, name: str) -> Packed | None:
     values = getattr(module, name, None)
     if not isinstance(values, Tensor):
         return None
-    word = getattr(module, _WORDS, {}).get(name)
-    if word is not None:
-        scales = getattr(module, f"{name}_scales")
+    known = getattr(module, _WORDS, {}).get(name)
+    if known is not None:
+        word, scale_dtype = known
+        # PEFT's prepare_model_for_kbit_training widens whatever has 16 bits.
+        scales = getattr(module, f"{name}_scales").to(scale_dtype)
         values = values.flatten(2) if values.dim() == 4 else values  # mxfp4 as checkpoints have it
         return Packed(values, scales, word, _dtype_of(module))
     scales = getattr(module, f"{name}_scale_inv", None)
@@ -164,12 +188,7 @@ def packed_weight(module: Any, name: str) -> Packed | None:
                 f"{name}_scale_inv of fp4 values has dtype {scales.dtype}; torch.float8_e8m0fnu is accepted"
             )
         return Packed(values.view(torch.uint8), as_bytes, "mxfp4", _dtype_of(module))
-    word = _fp8_word(name, module, values, scales)
-    if word == "fp8/tensor":
-        as_bytes = as_bytes.reshape(-1)
-    elif word == "fp8/channel":
-        as_bytes = as_bytes.squeeze(2)
-    return Packed(values, as_bytes, word, _dtype_of(module))
+    return Packed(values, *_fp8_scales(name, module, values, as_bytes), _dtype_of(module))
 
 
 def is_packed(module: Any) -> bool:
@@ -184,7 +203,8 @@ def quantize_experts(model: nn.Module, format: str, **options: Any) -> nn.Module
     says, and keep their names: PEFT's adapters find them. Layer by layer: no second copy of the model is needed.
     transformers' save_pretrained refuses the model from then on.
     """
-    from moegemm.integrations.peft_adapters import follow_peft  # both read weights through this file
+    # Which read weights through this file.
+    from moegemm.integrations.peft_adapters import follow_peft, note_turned_weights
     from moegemm.integrations.saving import follow_saving
 
     follow_peft()
@@ -197,6 +217,7 @@ def quantize_experts(model: nn.Module, format: str, **options: Any) -> nn.Module
             raise ValueError(f"{name} is quantised already; its weights are packed")
         if parametrize.is_parametrized(module):
             raise ValueError(f"{name} has parametrized weights, which cannot be replaced; quantise it before that")
+    turned = [module for _, module in found if getattr(module, "is_transposed", False)]
     for _, module in found:
         transposed, packed = getattr(module, "is_transposed", False), {}
         for name in WEIGHT_NAMES:
@@ -207,6 +228,7 @@ def quantize_experts(model: nn.Module, format: str, **options: Any) -> nn.Module
                 )
                 packed[name] = made.values.data, made.scales.data, made.word
         keep_packed(module, packed, QuantisedHere)
+    note_turned_weights(model, turned)
     return model
 
 
