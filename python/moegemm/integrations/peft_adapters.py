@@ -7,6 +7,7 @@ PEFT's: which adapters are active, merged or switched off, their files, their ho
 
 import contextlib
 import importlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -80,6 +81,14 @@ def _why_not(wrapper: Any, names: list[str], wrapper_class: Any) -> str | None:
 def _swaps(wrapper: Any) -> bool:
     """Whether PEFT took the last dimension of the parameter for the input. Before 0.19 it never does."""
     return bool(getattr(wrapper, "_did_swap_in_out_features", False))
+
+
+def note_turned_weights(model: Any, turned: Any) -> None:
+    """Tells PEFT's wrappers of experts in `turned` that their weights are [E, N, K] now and were [E, K, N]."""
+    layers: Any = sys.modules.get(_MODULE)
+    for wrapper in model.modules() if hasattr(layers, "ParamWrapper") else ():
+        if isinstance(wrapper, layers.ParamWrapper) and any(wrapper.get_base_layer() is module for module in turned):
+            wrapper._did_swap_in_out_features = True
 
 
 def _low_rank(wrapper: Any, name: str, transposed: bool, dtype: torch.dtype) -> LowRank:

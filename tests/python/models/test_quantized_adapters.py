@@ -1,14 +1,17 @@
 """PEFT's adapters beside packed weights: their dtype, and what is refused before anything has changed."""
 
+import copy
+
+import moegemm
 import pytest
 import torch
-from tiny_models import randomise_adapters, token_ids
+from tiny_models import assert_same, build, randomise_adapters, token_ids
 
 pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 pytest.importorskip("accelerate", reason="accelerate is not installed")
 pytest.importorskip("moegemm.transformers")
-from quantized_checkpoints import load, write_checkpoint  # noqa: E402
+from quantized_checkpoints import experts_of, load, write_checkpoint  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:transformers")
 TARGETS = ["experts.gate_up_proj", "experts.down_proj"]
@@ -97,3 +100,22 @@ def test_adapters_beside_plain_weights_are_merged_as_ever(mxfp4):
     with torch.no_grad():
         expected = model(token_ids()).logits
         torch.testing.assert_close(model.merge_and_unload()(token_ids()).logits, expected, rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("intermediate", [64, 96])  # with 64, down_proj is square
+@pytest.mark.parametrize("family", ["gpt_oss", "qwen3_moe"])
+def test_experts_may_be_quantised_beneath_their_adapters(family, intermediate):
+    def adapted(model):
+        config = peft.LoraConfig(r=4, target_modules=[], target_parameters=TARGETS)
+        return randomise_adapters(peft.get_peft_model(model, config), 3, 0.5)
+
+    base = build(family, "moegemm", hidden_size=64, moe_intermediate_size=intermediate, intermediate_size=intermediate)
+    rounded = copy.deepcopy(base)
+    for experts in experts_of(rounded):
+        for w in (experts.gate_up_proj, experts.down_proj):
+            rows = w.data.transpose(1, 2) if experts.is_transposed else w.data
+            rows.copy_(moegemm.quantize(rows.contiguous(), "fp8").dequantize(torch.float32))
+    model = moegemm.quantize_experts(adapted(base), "fp8")
+    with torch.no_grad():
+        got, expected = ({"logits": m(token_ids()).logits} for m in (model, adapted(rounded)))
+    assert_same(got, expected, 1e-4)

@@ -201,7 +201,8 @@ def quantize_experts(model: nn.Module, format: str, **options: Any) -> nn.Module
     says, and keep their names: PEFT's adapters find them. Layer by layer: no second copy of the model is needed.
     transformers' save_pretrained refuses the model from then on.
     """
-    from moegemm.integrations.peft_adapters import follow_peft  # both read weights through this file
+    # Which read weights through this file.
+    from moegemm.integrations.peft_adapters import follow_peft, note_turned_weights
     from moegemm.integrations.saving import follow_saving
 
     follow_peft()
@@ -214,6 +215,7 @@ def quantize_experts(model: nn.Module, format: str, **options: Any) -> nn.Module
             raise ValueError(f"{name} is quantised already; its weights are packed")
         if parametrize.is_parametrized(module):
             raise ValueError(f"{name} has parametrized weights, which cannot be replaced; quantise it before that")
+    turned = [module for _, module in found if getattr(module, "is_transposed", False)]
     for _, module in found:
         transposed, packed = getattr(module, "is_transposed", False), {}
         for name in WEIGHT_NAMES:
@@ -224,6 +226,7 @@ def quantize_experts(model: nn.Module, format: str, **options: Any) -> nn.Module
                 )
                 packed[name] = made.values.data, made.scales.data, made.word
         keep_packed(module, packed, QuantisedHere)
+    note_turned_weights(model, turned)
     return model
 
 
