@@ -119,3 +119,17 @@ def test_experts_may_be_quantised_beneath_their_adapters(family, intermediate):
     with torch.no_grad():
         got, expected = ({"logits": m(token_ids()).logits} for m in (model, adapted(rounded)))
     assert_same(got, expected, 1e-4)
+
+
+@pytest.mark.parametrize("format", ["mxfp4", "fp8", "int4", "nf4"])
+def test_what_peft_widens_for_training_has_the_same_results(format):
+    model = build("qwen3_moe", "moegemm", hidden_size=64, moe_intermediate_size=32).bfloat16()
+    experts = experts_of(moegemm.quantize_experts(model, format))[0]
+    x, routed = torch.randn(5, 64, dtype=torch.bfloat16), (torch.tensor([[0, 1]] * 5), torch.rand(5, 2))
+    expected = experts(x, *routed)
+    model = peft.prepare_model_for_kbit_training(model)
+    assert model.lm_head.weight.dtype == torch.float32
+    assert torch.equal(experts(x, *routed), expected)
+    model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=[], target_parameters=TARGETS))
+    model(input_ids=token_ids(), labels=token_ids()).loss.backward()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)

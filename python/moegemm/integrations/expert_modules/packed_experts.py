@@ -20,7 +20,7 @@ from moegemm.quantized.rounding import quantize
 from moegemm.quantized.weight import FP8_BLOCK, MX_GROUP, e8m0_as_bytes
 
 WEIGHT_NAMES = ("gate_up_proj", "up_proj", "down_proj")
-_WORDS = "_moegemm_words"  # on a module that moegemm packed: how each of its weights is to be read
+_WORDS = "_moegemm_words"  # on a module that moegemm packed: how to read each of its weights, the dtype of its scales
 
 
 def is_packed_parameter(name: str, parameter: Tensor) -> bool:
@@ -90,7 +90,7 @@ def keep_packed(
         delattr(module, name)
         module.register_parameter(name, nn.Parameter(values, requires_grad=False))
         module.register_parameter(f"{name}_scales", nn.Parameter(scales, requires_grad=False))
-    setattr(module, _WORDS, {name: word for name, (_, _, word) in weights.items()})
+    setattr(module, _WORDS, {name: (word, scales.dtype) for name, (_, scales, word) in weights.items()})
     module.is_transposed = False
     give_forward(module, forward_class)
 
@@ -169,9 +169,11 @@ def packed_weight(module: Any, name: str) -> Packed | None:
     values = getattr(module, name, None)
     if not isinstance(values, Tensor):
         return None
-    word = getattr(module, _WORDS, {}).get(name)
-    if word is not None:
-        scales = getattr(module, f"{name}_scales")
+    known = getattr(module, _WORDS, {}).get(name)
+    if known is not None:
+        word, scale_dtype = known
+        # PEFT's prepare_model_for_kbit_training widens whatever has 16 bits.
+        scales = getattr(module, f"{name}_scales").to(scale_dtype)
         values = values.flatten(2) if values.dim() == 4 else values  # mxfp4 as checkpoints have it
         return Packed(values, scales, word, _dtype_of(module))
     scales = getattr(module, f"{name}_scale_inv", None)
