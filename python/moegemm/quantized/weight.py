@@ -184,7 +184,8 @@ class QuantizedWeight(nn.Module):
         bnb_4bit_use_double_quant, whose names these are: `state2.absmax`, `state2.code`, `offset`, `state2.blocksize`
         (256). Then `absmax` holds its uint8 codes. They are expanded to fp32 here. Where the experts were quantised one
         by one, blocks of codes begin anew with each; where the whole stack was, they run on across experts and there is
-        one offset. The number of state2.absmax tells which, its two dimensions, or `across_experts`.
+        one offset; N * K is then a multiple of `blocksize`. The number of state2.absmax tells which, or its two
+        dimensions, or `across_experts`.
         """
         _require_tensors(packed=packed, absmax=absmax)
         require_dtype("packed", packed, (torch.uint8,))
@@ -201,9 +202,14 @@ class QuantizedWeight(nn.Module):
             absmax.numel() == experts * blocks,
             f"absmax is {list(absmax.shape)}; its shape must be [E, ceil(N * K / {blocksize})] = {[experts, blocks]}",
         )
-        absmax = absmax.reshape(experts, blocks)
+        absmax, across = absmax.reshape(experts, blocks), bool(across_experts)
         if nested is not None:
-            absmax = _expanded_absmax(absmax, nested, across_experts)
+            absmax, across = _expanded_absmax(absmax, nested, across_experts)
+        _require(
+            not across or experts <= 1 or n * k % blocksize == 0,
+            f"shape is {(experts, n, k)} with blocks across the experts; N * K must be a multiple of the blocksize, "
+            f"{blocksize}, so that no block has values of two experts",
+        )
         require_dtype("absmax", absmax, (torch.float32,))
         if k % 2:  # rows do not begin with a byte
             return cls(packed.reshape(experts, each), absmax, f"nf4/{blocksize}/{n}x{k}")
@@ -327,8 +333,8 @@ def _runs_across(absmax: Tensor, experts: int, count: int, blocksize: int, asked
     return False
 
 
-def _expanded_absmax(codes: Tensor, nested: Any, across_experts: bool | None) -> Tensor:
-    """absmax in fp32 of its codes [E, B]: code[codes] * absmax[block] + offset."""
+def _expanded_absmax(codes: Tensor, nested: Any, across_experts: bool | None) -> tuple[Tensor, bool]:
+    """absmax in fp32 of its codes [E, B]: code[codes] * absmax[block] + offset; whether blocks run across experts."""
     _require(
         isinstance(nested, Sequence) and len(nested) in (3, 4),
         f"nested is {shown(nested)}; (absmax, code, offset) and (absmax, code, offset, blocksize) are accepted",
@@ -348,7 +354,7 @@ def _expanded_absmax(codes: Tensor, nested: Any, across_experts: bool | None) ->
         f"nested[2] has {shift.size(0)} numbers; {'1' if across else f'1 or one for each of {experts} experts'} "
         "is accepted",
     )
-    return expand_absmax(codes, absmax, code, shift, blocksize, across)
+    return expand_absmax(codes, absmax, code, shift, blocksize, across), across
 
 
 def expand_absmax(

@@ -113,6 +113,15 @@ REFUSED = {
     r"nested\[0\] is \[3\] with across_experts=None; its shape must be \[1\] across": lambda q: nested_nf4(
         q, torch.ones(3), torch.ones(256), 0.0
     ),
+    r"shape is \(2, 5, 20\) with blocks across the experts; N \* K must be a multiple of the blocksize, 64": lambda q: (
+        q.from_nf4(torch.zeros(100, dtype=torch.uint8), torch.ones(4), (2, 5, 20), across_experts=True)
+    ),
+    r"shape is \(2, 5, 20\) with blocks across": lambda q: q.from_nf4(  # four codes in one block tell the same
+        torch.zeros(100, dtype=torch.uint8),
+        torch.zeros(4, dtype=torch.uint8),
+        (2, 5, 20),
+        nested=(torch.ones(1), torch.ones(256), 0.0),
+    ),
 }
 
 
