@@ -17,8 +17,8 @@ bool fusing_is_faster(const Problem& problem, const TileShape& tile);
 /// Whether dW is faster after a copy of the gathered operand in order.
 bool gathering_first_is_faster(const Problem& problem);
 
-/// Whether a pass that decodes W, in parts of bounded size, and a plain product are faster than a
-/// kernel that decodes W itself. Both give the same bits.
+/// Whether a pass that decodes W and a plain product are faster than a kernel that decodes W
+/// itself, and take no more than 4 GiB where W cannot be cut. Both give the same bits.
 bool dequantising_first_is_faster(const Problem& problem);
 
 /// Whether L2 should rather keep the gathered rows of a forward product than its weights: where

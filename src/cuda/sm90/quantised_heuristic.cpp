@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "core/planning/passes.h"
 #include "cuda/sm90/heuristic.h"
 
 namespace moegemm::cuda::sm90 {
@@ -34,9 +35,20 @@ Decoding decoding_of(const Quantization& weights) {
 constexpr double kStoreInOrder = 300;
 constexpr double kStoreScattered = 430;
 
+/// Whether decoded weights, of which a workspace holds all or a cut, take more than whoever keeps W
+/// packed has to spare: those with a low-rank part beside them are never cut.
+bool decoded_weights_are_too_large(const Problem& problem) {
+  constexpr double kMostBytes = 4.0 * (1 << 30);
+  const std::int64_t depth = problem.op == Op::kForward ? problem.k : problem.n;
+  return static_cast<double>(problem.experts) * static_cast<double>(depth) *
+             static_cast<double>(features_at_a_time(problem)) * size_bytes(problem.dtype) >
+         kMostBytes;
+}
+
 }  // namespace
 
 bool dequantising_first_is_faster(const Problem& problem) {
+  if (decoded_weights_are_too_large(problem)) return false;
   const bool forward = problem.op == Op::kForward;
   const Decoding decoding = decoding_of(problem.quantization);
   const auto depth =

@@ -140,6 +140,24 @@ TEST(CudaPlans, HopperDequantisesFirstWhereManyRowsShareWeightsAndStoresDoNotHid
   EXPECT_FALSE(dequantises(2048, 14336));
 }
 
+TEST(CudaPlans, HopperDequantisesFirstWhatIsTooLargeOnlyIfItCanBeCut) {
+  Problem problem = second_product(1);
+  problem.rows = 2048 * problem.experts;
+  problem.k = 768;
+  problem.quantization = {
+      .format = WeightFormat::kMxfp4, .scale_type = ScaleType::kE8m0, .block_n = 1, .block_k = 32};
+  const auto dequantises = [&](int low_rank, std::int64_t gigabytes) {
+    problem.low_rank = low_rank;
+    const std::int64_t features = (gigabytes << 30) / (problem.experts * problem.k * 2);
+    problem.n = features / 64 * 64;
+    return plan(problem).has(StepKind::kDequantise);
+  };
+  for (const std::int64_t gigabytes : {1, 4, 6}) {
+    EXPECT_TRUE(dequantises(0, gigabytes)) << gigabytes;
+    EXPECT_EQ(dequantises(16, gigabytes), gigabytes <= 4) << gigabytes;
+  }
+}
+
 TEST(CudaPlans, WeightsThatAPassDecodesAreNotReadBeforeIt) {
   Problem problem = second_product(1);
   problem.rows_pending = true;
