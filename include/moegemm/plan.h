@@ -70,7 +70,7 @@ struct KernelInfo {
   TileShape tile;
   int stages = 0;
   WeightFormat weights = WeightFormat::kPlain;  ///< what it decodes W from
-  bool own_order = false;  ///< sums in another order than the other kernels of its backend
+  bool own_order = false;  ///< sums in another order than others of its backend; none does today
   bool ups_apart = false;  ///< reads gates and ups from two tensors, where one map spans both
 };
 

@@ -159,7 +159,9 @@ struct PlanReport {
         "{}: {} experts, top {}, hidden {}, intermediate {}; {} tokens, {:.1f} rows per expert{}",
         spec.name, spec.experts, spec.topk, spec.hidden, spec.intermediate, spec.tokens,
         static_cast<double>(spec.rows()) / static_cast<double>(spec.experts),
-        is_batch_invariant() ? "" : "; not batch invariant: kernels may sum in any order");
+        is_batch_invariant()
+            ? ""
+            : "; kernels with an order of sums of their own are admitted (there is none)");
   }
   std::string text() const {
     std::string text = headline() + "\n";

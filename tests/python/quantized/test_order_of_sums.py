@@ -34,7 +34,8 @@ def test_the_environment_says_what_holds_first(word, shown):
     assert shown in done.stdout + done.stderr
 
 
-def test_plain_and_quantised_products_run_without_the_promise():
+def test_results_have_the_same_bits_without_the_promise():
+    """No kernel has an order of its own today."""
     import torch
 
     w = moegemm.quantize(torch.randn(3, 16, 64), "mxfp4")
@@ -42,4 +43,4 @@ def test_plain_and_quantised_products_run_without_the_promise():
     expected = moegemm.grouped_gemm(x, w, m_sizes, 1)
     with moegemm.batch_invariant(False):
         for weights in (w, w.dequantize()):
-            torch.testing.assert_close(moegemm.grouped_gemm(x, weights, m_sizes, 1), expected)
+            assert torch.equal(moegemm.grouped_gemm(x, weights, m_sizes, 1), expected)

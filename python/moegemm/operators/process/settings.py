@@ -31,9 +31,9 @@ def _within(set_to: Callable[[_Value], _Value], value: _Value) -> Iterator[None]
 
 def set_batch_invariant(on: bool) -> bool:
     """True, the default, keeps to kernels that sum in the one order of their backend: a row's bits then depend on that
-    row and its expert's weights alone. False lets all later calls of this process take faster kernels that sum in an
-    order of their own; results stay deterministic. Returns what held before. `MOEGEMM_BATCH_INVARIANT=0` begins with
-    False.
+    row and its expert's weights alone. False admits kernels with an order of their own to all later calls of this
+    process. There is none today, so that plans and results are the same either way. Returns what held before.
+    `MOEGEMM_BATCH_INVARIANT=0` begins with False.
 
     >>> import moegemm
     >>> moegemm.set_batch_invariant(False)
