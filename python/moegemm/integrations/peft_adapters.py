@@ -85,7 +85,7 @@ def _swaps(wrapper: Any) -> bool:
 
 def note_turned_weights(model: Any, turned: Any) -> None:
     """Tells PEFT's wrappers of experts in `turned` that their weights are [E, N, K] now and were [E, K, N]."""
-    layers = sys.modules.get(_MODULE)
+    layers: Any = sys.modules.get(_MODULE)
     for wrapper in model.modules() if hasattr(layers, "ParamWrapper") else ():
         if isinstance(wrapper, layers.ParamWrapper) and any(wrapper.get_base_layer() is module for module in turned):
             wrapper._did_swap_in_out_features = True
