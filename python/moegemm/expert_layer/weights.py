@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from moegemm.activations import Activation
+from moegemm.operators.gradients.derivatives import dispatch_modes
 from moegemm.operators.gradients.main_grad import MainGrad, count_write, main_grad_of
 from moegemm.operators.gradients.weight_gradients import WeightGradient
 from moegemm.operators.loading import ops
@@ -36,13 +37,11 @@ _combine_rows_out: Callable[..., None] = ops.combine_rows_out.default
 
 AnyWeight = Tensor | Packed
 
-_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
-
 
 def nothing_between(*tensors: AnyWeight | None) -> bool:
     """Whether the launches of two operators follow one another. A compiler may put what makes these tensors, the cast
     of a weight, between them. A dispatch mode or a tensor subclass may launch something of its own before one."""
-    if torch.compiler.is_compiling() or _dispatch_modes() > 0:
+    if torch.compiler.is_compiling() or dispatch_modes() > 0:
         return False
     parts = [p for t in tensors for p in ((t.values, t.scales) if isinstance(t, Packed) else (t,))]
     return all(part is None or type(part) in PLAIN_TENSORS for part in parts)

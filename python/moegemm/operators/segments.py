@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from moegemm.operators.errors import shown
+from moegemm.operators.gradients.derivatives import dispatch_modes, inside_torch_func
 from moegemm.operators.options import EXPECTED_ROWS, TAILS_UNDEFINED
 from moegemm.operators.rules import is_integer, is_surely
 
@@ -40,8 +41,11 @@ def _bounds_of(experts: int, capacity: int, like: Tensor) -> tuple[Tensor, Tenso
 
 
 def _may_be_kept(sizes: Tensor) -> bool:
-    """Whether a tensor that is made now has its values now."""
-    if torch.compiler.is_compiling() or type(sizes) is not Tensor or sizes.device.type not in ("cpu", "cuda"):
+    """Whether a tensor that is made now is a plain one and has its values now. Transforms and dispatch modes wrap even
+    what is made of plain tensors."""
+    if torch.compiler.is_compiling() or inside_torch_func() or dispatch_modes() > 0:
+        return False
+    if type(sizes) is not Tensor or sizes.device.type not in ("cpu", "cuda"):
         return False
     return sizes.device.type == "cpu" or not torch.cuda.is_current_stream_capturing()
 

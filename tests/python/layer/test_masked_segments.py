@@ -1,9 +1,11 @@
 """Segments that begin at multiples of a capacity, of sizes that stay on their device."""
 
+import moegemm
 import pytest
 import torch
 from moegemm.operators import segments
 from moegemm.operators.segments import masked
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
@@ -46,3 +48,21 @@ def test_masked_segments_begin_beyond_what_int32_counts(device):
         assert masked(sizes, capacity).tolist() == [[3, min(2**30, capacity)], [0, capacity]]
     sizes = sizes.repeat(2)
     assert masked(sizes, 2**30)[1].tolist() == [0, 2**30, 2**31, 3 * 2**30]
+
+
+@pytest.mark.parametrize("around", ["functionalize", "fake tensors"])
+def test_a_call_inside_a_transform_leaves_nothing_to_later_calls(monkeypatch, around):
+    monkeypatch.setattr(segments, "_bounds", {})
+    rows, gate_up, down = torch.randn(2, 5, 4), torch.randn(2, 6, 4), torch.randn(2, 4, 3)
+    sizes = torch.tensor([2, 3])
+    expected = moegemm.experts_mlp(rows, gate_up, down, sizes)
+    segments._bounds.clear()
+    if around == "functionalize":
+        torch.func.functionalize(lambda rows: moegemm.experts_mlp(rows, gate_up, down, sizes))(rows)
+    else:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            moegemm.experts_mlp(rows, gate_up, down, sizes)
+    found = moegemm.experts_mlp(rows, gate_up, down, sizes)
+    assert type(found) is torch.Tensor
+    assert not torch._is_functional_tensor(found)
+    assert torch.equal(found, expected)

@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from moegemm.operators.errors import explain
 
 inside_torch_func: Callable[[], bool] = torch._C._are_functorch_transforms_active
+dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack  # how many are active: FakeTensorMode and others
 
 
 def forward_mode_active() -> bool:
