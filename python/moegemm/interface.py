@@ -19,7 +19,14 @@ from moegemm.operators.gradients.weight_gradients import WeightGradients, apart,
 from moegemm.operators.options import ACCUMULATE, WARN_AT_ONCE
 from moegemm.operators.packed import REFUSED_GRADIENT, Packed
 from moegemm.operators.process.notes import warn_of_replaced_kernels
-from moegemm.operators.raw import RawArguments, autocast_dtype, raw_options, run_raw, torch_allows_tf32
+from moegemm.operators.raw import (
+    RawArguments,
+    autocast_dtype,
+    cast_for_autocast,
+    raw_options,
+    run_raw,
+    torch_allows_tf32,
+)
 from moegemm.operators.rules import require_no_fuse_mul_pre, require_valid_role
 from moegemm.operators.segments import ZERO, placed
 from moegemm.operators.shortcuts import eager_product, may_autocast
@@ -302,16 +309,10 @@ def grouped_gemm_dW(
 
 
 def _autocast(X: Tensor, W: Any) -> tuple[Tensor, Any]:
-    """What autocast does to the operands of torch.mm: floating tensors but float64 take its dtype."""
     dtype = autocast_dtype(X.device)
     if dtype is None:
         return X, W
-
-    def cast(tensor: Any) -> Any:
-        kept = type(tensor) is Packed or not tensor.is_floating_point() or tensor.dtype == torch.float64
-        return tensor if kept else tensor.to(dtype)
-
-    return cast(X), cast(W)
+    return cast_for_autocast(X, dtype), W if type(W) is Packed else cast_for_autocast(W, dtype)
 
 
 def _settings(configs: _Configs, asked: _Asked, options: str, given: Any, W: Any) -> tuple[Settings, Any]:
@@ -322,13 +323,14 @@ def _settings(configs: _Configs, asked: _Asked, options: str, given: Any, W: Any
             if value is not None and value is not False:
                 raise TypeError(f"{name} is {value} with W in {W.word}; {REFUSED_GRADIENT}")
     require_queue(later)
+    adds = accumulate and not dX_only and torch.is_grad_enabled() and given.requires_grad
     settings = Settings(
         _numbers("kernel_config_fwd", configs[0], KernelConfigForward, options),
         _numbers("kernel_config_bwd_dX", configs[1], KernelConfigBackward_dX, options),
         _numbers("kernel_config_bwd_dW", configs[2], KernelConfigBackward_dW, options),
         dX_only,
         dW_only,
-        main_grad_of(given) if accumulate else None,
+        main_grad_of(given) if adds else None,
         later,
         None if later is None else W,
     )

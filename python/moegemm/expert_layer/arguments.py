@@ -11,7 +11,7 @@ from moegemm.expert_layer.weights import AnyWeight
 from moegemm.operators.errors import explain
 from moegemm.operators.loading import ops
 from moegemm.operators.packed import Packed
-from moegemm.operators.raw import autocast_dtype
+from moegemm.operators.raw import autocast_dtype, cast_for_autocast
 from moegemm.operators.rules import require_bool, require_halves, require_tensor, require_weight_of_each_slot
 from moegemm.quantized.checking import checked_weight
 from moegemm.quantized.weight import QuantizedWeight
@@ -74,7 +74,7 @@ _check_layer: Callable[..., None] = ops.check_layer.default
 
 
 def _cast(tensor: AnyWeight | None, dtype: torch.dtype) -> AnyWeight | None:
-    return tensor if tensor is None or isinstance(tensor, Packed) else tensor.to(dtype)
+    return tensor if tensor is None or isinstance(tensor, Packed) else cast_for_autocast(tensor, dtype)
 
 
 def plain_shapes(weights: Sequence[AnyWeight | None], like: Tensor) -> tuple[Tensor | None, ...]:
@@ -180,7 +180,7 @@ def token_arguments(
     _require_leading_dimensions(x, expert_ids, router_weights)
     dtype = autocast_dtype(x.device)
     if dtype is not None:
-        x = x.to(dtype)
+        x = cast_for_autocast(x, dtype)
     if router_weights is not None:
         router_weights = row_weights_like("router_weights", router_weights, x)
         router_weights = router_weights.flatten(0, -2) if router_weights.dim() > 1 else router_weights.unsqueeze(0)

@@ -22,7 +22,7 @@ from moegemm.operators.errors import explain
 from moegemm.operators.gradients.derivatives import refuse_forward_mode
 from moegemm.operators.gradients.weight_gradients import WeightGradients, require_queue
 from moegemm.operators.loading import ops
-from moegemm.operators.raw import autocast_dtype, torch_allows_tf32
+from moegemm.operators.raw import autocast_dtype, cast_for_autocast, torch_allows_tf32
 from moegemm.operators.rules import reads_values, require_tensor
 from moegemm.operators.segments import ZERO, masked, placed, tail_options
 
@@ -99,7 +99,7 @@ def _checked(laid_out: _Rows, experts: ExpertTensors, activation: str, transpose
     rows, sizes, row_weights = laid_out.rows, laid_out.sizes, laid_out.row_weights
     dtype = autocast_dtype(rows.device)
     if dtype is not None:
-        rows = rows.to(dtype)
+        rows = cast_for_autocast(rows, dtype)
     if row_weights is not None:
         row_weights = row_weights_like("row_weights", row_weights, rows)
     w_gate_up, w_up, w_down = plain_shapes(experts[:3], rows)

@@ -66,6 +66,12 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
     return torch.get_autocast_dtype(device.type)
 
 
+def cast_for_autocast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """What autocast does to an operand of torch.mm: floating tensors but float64 take its dtype."""
+    kept = not tensor.is_floating_point() or tensor.dtype == torch.float64
+    return tensor if kept else tensor.to(dtype)
+
+
 def raw_options(
     lead: Tensor,
     permute_x: bool,

@@ -145,3 +145,11 @@ def test_one_graph_serves_row_counts_that_only_the_data_says(choose):
             for got, expected in zip(found(compiled, these), found(layer, these), strict=True):
                 torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
     assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float64])
+def test_autocast_leaves_what_torch_mm_would_leave(device, dtype):
+    tensors, options = make_rows(device)
+    tensors["w_gate_up"] = tensors["w_gate_up"].to(dtype)
+    with torch.autocast(device, torch.bfloat16), pytest.raises(TypeError, match="w_gate_up has dtype"):
+        moegemm.experts_mlp(**tensors, **options)
