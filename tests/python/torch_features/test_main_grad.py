@@ -155,3 +155,16 @@ def test_compiled_backwards_write_to_the_same_buffers(device, way, buffer_dtype)
     )
     compiled(case.X, W).backward()
     assert torch.equal(buffer, plain_gradient(case).to(buffer_dtype))
+
+
+def test_a_weight_without_gradient_needs_no_buffer(device):
+    case = make_case(device)
+    expected = moegemm.grouped_gemm(case.X, case.W, case.m_sizes, 1)
+    assert torch.equal(moegemm.grouped_gemm(case.X, case.W, case.m_sizes, 1, accumulate=True), expected)
+    W = parameter(case)
+    with torch.no_grad():
+        assert torch.equal(moegemm.grouped_gemm(case.X, W, case.m_sizes, 1, accumulate=True), expected)
+    X = case.X.clone().requires_grad_()
+    moegemm.grouped_gemm(X, W, case.m_sizes, 1, accumulate=True, dX_only=True).sum().backward()
+    assert X.grad is not None
+    assert W.grad is None

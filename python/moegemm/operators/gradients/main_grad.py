@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from moegemm.operators.errors import shown
+from moegemm.sharded import is_distributed
 
 _ACCEPTED = (torch.float32, torch.bfloat16)
 
@@ -51,6 +52,8 @@ def _checked(W: Tensor, name: str, main_grad: object, where: str) -> Tensor:
 def main_grad_of(W: Tensor, name: str = "W") -> MainGrad:
     """What Megatron-Core and Megatron-FSDP hang on a parameter: `main_grad`, or `get_main_grad()` which makes one. The
     latter is asked in the backward, when the memory is there; torch.compile sees no such thing, and asks at once."""
+    if is_distributed(W):
+        raise TypeError(f"{name} is a DTensor; accumulate=True takes parameters that are plain tensors")
     get: object = getattr(W, "get_main_grad", None)
     if not callable(get):
         return MainGrad(W, name, _checked(W, name, getattr(W, "main_grad", None), "main_grad"))
