@@ -95,7 +95,9 @@ class KernelConfig:
     def numbers(self, argument: str, options: str) -> list[int] | None:
         """The operators' `config` argument: rows, columns, depth and stages, 0 for any, then 1 for each TMA that is
         asked for. None where all are 0: that must not keep autotune from its choice. Refuses a config for another
-        permutation than the call's, or one the hardware cannot run."""
+        permutation than the call's, or one the hardware cannot run, and fields that were set since to what is none."""
+        if not torch.compiler.is_compiling():
+            self.__post_init__()
         for name, word in (("permute_x", PERMUTE_X), ("permute_y", PERMUTE_Y), ("fuse_mul_post", MULTIPLY)):
             if getattr(self, name) and word not in options:
                 raise ValueError(f"{argument}.{name} is True, but the call has {name}=False; they must agree")

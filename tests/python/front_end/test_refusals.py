@@ -248,3 +248,18 @@ def test_a_distributed_weight_is_no_way_around_the_rules(distribute):
         moegemm.grouped_gemm(rows, w, sizes, 1, dX_only=True, dW_only=True)
     with pytest.raises(ValueError, match="permute_x=True with is_first_gemm=False"):
         moegemm.grouped_gemm(rows, w, sizes, 1, permute_x=True, is_first_gemm=False)
+
+
+@pytest.mark.parametrize("value", [2**32 + 64, 3.7, -5, 0])
+def test_a_config_that_was_changed_since_is_checked_again(value):
+    config = KernelConfigForward()
+    config.BLOCK_SIZE_M = value
+    with pytest.raises((TypeError, ValueError), match=r"KernelConfigForward\.BLOCK_SIZE_M is"):
+        moegemm.grouped_gemm(**arguments(kernel_config_fwd=config))
+
+
+def test_main_grad_of_a_distributed_weight_is_refused_before_anything_runs(distribute):
+    rows, w, sizes = torch.randn(10, 8), distribute(torch.randn(3, 12, 8)).requires_grad_(), torch.tensor([5, 3, 2])
+    w.main_grad = torch.zeros(3, 12, 8)
+    with pytest.raises(TypeError, match="W is a DTensor; accumulate=True takes parameters that are plain tensors"):
+        moegemm.grouped_gemm(rows, w, sizes, 1, accumulate=True)
