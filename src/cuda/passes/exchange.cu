@@ -223,7 +223,9 @@ struct RankCounts {
 
 /// Where the rows of one rank for the block's expert lie, and where the expert has them.
 struct Run {
-  std::int64_t source, target, count;
+  std::int64_t source, target;
+  std::int64_t asked;  // rows that the counts tell of
+  std::int64_t there;  // of these, those within the rank's part of the buffer
 };
 
 /// Block e is for expert e: the rows of every rank for it, one run after the other. The last block
@@ -251,16 +253,17 @@ __global__ void __launch_bounds__(kThreads) index_arrivals_kernel(const ArrivalA
     const std::int64_t last = a.room < 0 ? first + of.all : first + a.room;
     const std::int64_t source = first + of.earlier;
     const bool rest = expert == a.experts;
-    runs[threadIdx.x] = {source, rest ? a.rows : target + own_before,
-                         max(std::int64_t{0}, rest ? last - source : min(of.own, last - source))};
+    const std::int64_t left = max(std::int64_t{0}, min(last, a.rows) - source);
+    const std::int64_t there = rest ? left : min(of.own, left);
+    runs[threadIdx.x] = {source, rest ? a.rows : target + own_before, rest ? there : of.own, there};
     __syncthreads();
     for (int i = 0; i < min(kThreads, a.ranks - base); ++i) {
       const Run run = runs[i];
-      for (std::int64_t r = threadIdx.x; r < run.count; r += kThreads) {
-        if (run.source + r >= a.rows) break;
-        a.ids[run.source + r] = expert;
+      for (std::int64_t r = threadIdx.x; r < run.asked; r += kThreads) {
+        if (r < run.there) a.ids[run.source + r] = expert;
         if (run.target + r < a.rows) {
-          store_index(a.gather_indices, a.wide, run.target + r, run.source + r);
+          store_index(a.gather_indices, a.wide, run.target + r,
+                      r < run.there ? run.source + r : -1);
         }
       }
     }
