@@ -295,6 +295,17 @@ class TestUnpatch:
         assert model.config._experts_implementation == before
         assert not any(layer.on_moegemm for layer in moegemm.report(model).layers)
 
+    @pytest.mark.parametrize("first", [0, 1])
+    def test_models_with_one_config_get_back_what_it_had(self, first):
+        one = build("qwen3_moe", "eager")
+        two = type(one)._from_config(one.config)
+        assert two.config is one.config
+        for model in (one, two):
+            moegemm.patch(model)
+        for model in (one, two) if first == 0 else (two, one):
+            moegemm.unpatch(model)
+            assert model.config._experts_implementation == "eager"
+
     @pytest.mark.parametrize("family", ["qwen3_moe", "llama4"])
     def test_models_made_by_name_get_the_default(self, family):
         model = moegemm.unpatch(build(family, "moegemm"))
