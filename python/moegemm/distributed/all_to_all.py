@@ -163,9 +163,8 @@ class AllToAll:
         kept_weights = None if weights_travel else router_weights
         if self.unique:
             ids = splits.forth(ids_at_target(expert_ids, order, self.experts_here))
-            most = ids.size(0) * min(ids.size(1), self.experts_here)
-            state = _State(splits, order, kept_weights)
-            return Dispatched(rows, ids, row_weights, max_rows=most if pairs is None else pairs, state=state)
+            most = ids.numel() if pairs is None else pairs  # a token may name one expert several times
+            return Dispatched(rows, ids, row_weights, max_rows=most, state=_State(splits, order, kept_weights))
         ids, m_sizes, gather_indices = indices
         return Dispatched(rows, ids, row_weights, state=_State(splits, order, kept_weights, m_sizes, gather_indices))
 

@@ -96,8 +96,8 @@ class DeepEP:
         rows, ids, weights, num_tokens = _Dispatch.apply(  # type: ignore[no-untyped-call]
             self, x, expert_ids, router_weights
         )
-        most = rows.size(0) * min(expert_ids.size(1), self.experts_here)
-        return Dispatched(rows, ids, weights, num_tokens=num_tokens, max_rows=most, state=self.handle)
+        # A token may name one expert several times: each of its slots can be a row here.
+        return Dispatched(rows, ids, weights, num_tokens=num_tokens, max_rows=ids.numel(), state=self.handle)
 
     def combine(self, rows: Tensor, dispatched: Dispatched) -> Tensor:
         """See Dispatcher."""

@@ -191,7 +191,8 @@ def expert_parallel_mlp(
     gradient_scale multiplies the gradients of weights, biases and adapters: 1 / ranks where every rank's loss is a mean
     over its own tokens, and other parameters' gradients are averaged over the ranks.
 
-    Arguments that one rank refuses, and calls that do not fit each other, raise on every rank.
+    Arguments that one rank refuses, and calls that do not fit each other, raise on every rank; not so on a rank that
+    cannot tell its dispatcher: w_down is no tensor, or mesh and dispatcher are both given or both missing.
     """
     chosen = _chosen_dispatcher(mesh, dispatcher, w_down)
     try:

@@ -17,7 +17,7 @@ def _found(module: Module, names: Sequence[str]) -> Iterator[tuple[str, Module, 
     wanted = {*names, *(f"{name}_bias" for name in names)}
     for path, owner in module.named_modules():
         adapter = isinstance(owner, LoraAdapter)
-        for name, parameter in list(owner.named_parameters(recurse=False)):
+        for name, parameter in list(owner.named_parameters(recurse=False, remove_duplicate=False)):
             if adapter or (name in wanted and parameter.dim() >= 2):
                 yield f"{path}.{name}" if path else name, owner, name, parameter
 
@@ -57,6 +57,9 @@ def shard_experts(module: Module, mesh: DeviceMesh, parameters: Sequence[str] = 
                 f"{path} is {list(parameter.shape)}; its {parameter.size(0)} experts must be a multiple of the "
                 f"{mesh.size()} ranks of the mesh"
             )
+    made: dict[Parameter, Parameter] = {}  # one parameter in several places stays one
     for _, owner, name, parameter in found:
-        owner.register_parameter(name, Parameter(_sharded(parameter, mesh), requires_grad=parameter.requires_grad))
+        if parameter not in made:
+            made[parameter] = Parameter(_sharded(parameter, mesh), requires_grad=parameter.requires_grad)
+        owner.register_parameter(name, made[parameter])
     return module

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from moegemm.integrations.expert_modules.experts import run_experts, stored_in
-from moegemm.integrations.expert_modules.gates import activation_of
+from moegemm.integrations.expert_modules.experts import run_stored, stored_in, why_not
+from moegemm.integrations.expert_modules.packed_experts import require_packed_experts
 
 NAME = "moegemm"
 
@@ -17,12 +17,12 @@ NAME = "moegemm"
 def local_kernel(module: Any, rows: Tensor, expert_ids: Tensor, row_weights: Tensor) -> Tensor:
     """rows [U, H], expert_ids [U, topk] of this rank with -1 for others', row_weights [U, topk] -> [U, H]: each row is
     the weighted sum of its experts here, which the exchange of the way back adds up."""
-    stored, gated = stored_in(module), getattr(module, "has_gate", True)
-    out = run_experts(
-        type(module).__name__, rows.to(stored.first.dtype), stored, expert_ids, row_weights,
-        activation_of(module, gated), module._apply_gate if gated else module.act_fn, split=True,
-    )  # fmt: skip
-    return out.to(rows.dtype)
+    require_packed_experts(module)
+    stored = stored_in(module)
+    reason = why_not(stored)
+    if reason is not None:
+        raise ValueError(f"{type(module).__name__} cannot run on moegemm: {reason}")
+    return run_stored(module, stored, rows, expert_ids, row_weights, split=True)
 
 
 def register(table: dict[str, Any]) -> None:

@@ -52,19 +52,34 @@ def stacked(stack: Tensor, parameters: list[Parameter]) -> Tensor:
     return torch.stack(list(parameters))
 
 
+def _activation_of(config: Any) -> dict[str, Any]:
+    """The arguments of `experts_mlp` that say what lies between the products."""
+    table = _GATED if config.gated_linear_unit else _PLAIN
+    if config.activation_func not in table:
+        raise ValueError(f"activation_func is {config.activation_func}; accepted are {[f.__name__ for f in table]}")
+    limit = getattr(config, "activation_func_clamp_value", None)
+    up_offset = getattr(config, "glu_linear_offset", 0.0)
+    if not config.gated_linear_unit and (limit is not None or up_offset):
+        raise ValueError(
+            f"activation_func_clamp_value is {limit} and glu_linear_offset is {up_offset}; without gated_linear_unit "
+            "they must be None and 0"
+        )
+    if up_offset and config.activation_func is not F.silu:
+        raise ValueError(f"glu_linear_offset is {up_offset} with {config.activation_func.__name__}; only silu takes it")
+    numbers = {"limit": limit, "up_offset": up_offset or None}  # None is what the activation has itself: none
+    return {"activation": table[config.activation_func], **numbers}
+
+
 class MoegemmExperts(SequentialMLP):
     """Experts of one rank for Megatron's MoELayer."""
 
     def __init__(self, num_local_experts: int, config: Any, submodules: Any, pg_collection: Any = None) -> None:
         super().__init__(num_local_experts, config, submodules, pg_collection)
-        table = _GATED if config.gated_linear_unit else _PLAIN
-        if config.activation_func not in table:
-            raise ValueError(f"activation_func is {config.activation_func}; accepted are {[f.__name__ for f in table]}")
+        self._activation = _activation_of(config)
         if pg_collection.expt_tp.size() > 1:
             raise ValueError("experts are split over tensor-parallel ranks; expert_tensor_parallel_size must be 1")
         if config.fp8 or getattr(config, "fp4", None):
             raise ValueError("fp8 and fp4 products are not computed here; config.fp8 and config.fp4 must be None")
-        self._activation = table[config.activation_func]
         self._stacks = [share_memory(self._parameters_of(layer)) for layer in ("linear_fc1", "linear_fc2")]
         self.later = WeightGradients() if getattr(config, "delay_wgrad_compute", False) else None
 
@@ -88,9 +103,9 @@ class MoegemmExperts(SequentialMLP):
             for stack, layer in zip(self._stacks, ("linear_fc1", "linear_fc2"), strict=True)
         )
         out = experts_mlp(
-            rows, first, second, tokens_per_expert.to(rows.device, non_blocking=True), activation=self._activation,
-            row_weights=probabilities, gate_up_bias=self._bias("linear_fc1"), down_bias=self._bias("linear_fc2"),
-            weight_gradients=self.later if torch.is_grad_enabled() else None,
+            rows, first, second, tokens_per_expert.to(rows.device, non_blocking=True), row_weights=probabilities,
+            gate_up_bias=self._bias("linear_fc1"), down_bias=self._bias("linear_fc2"),
+            weight_gradients=self.later if torch.is_grad_enabled() else None, **self._activation,
         )  # fmt: skip
         return out, None
 

@@ -1,6 +1,7 @@
 """Makes a model that is there already run on moegemm, undoes it, and says what runs where."""
 
 import sys
+import weakref
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -29,6 +30,21 @@ def _before_again(implementation: str | None) -> Before:
     """Loading a pickled model registers the implementation that its config names."""
     register()
     return Before(implementation)
+
+
+# What configs had, by their id: they have no hash, and would save an attribute of ours.
+_of_configs: dict[int, tuple[weakref.ref[Any], Before]] = {}
+
+
+def _remember(config: Any, before: Before) -> None:
+    key = id(config)
+    _of_configs[key] = weakref.ref(config, lambda _: _of_configs.pop(key, None)), before
+
+
+def _before_of(config: Any) -> Before | None:
+    """What it had when a model with it was patched, or None."""
+    known, before = _of_configs.get(id(config), (None, None))
+    return before if known is not None and known() is config else None
 
 
 def _is_expert_mlp(module: Any) -> bool:
@@ -86,7 +102,10 @@ def patch(model: nn.Module) -> nn.Module:
     before = [module.config._experts_implementation for module in dispatched]
     for module, implementation in zip(dispatched, before, strict=True):
         if implementation != NAME:
-            vars(module)[_BEFORE] = Before(implementation)
+            _remember(module.config, Before(implementation))
+        known = _before_of(module.config)
+        if known is not None:
+            vars(module)[_BEFORE] = known  # pickles and copies have it too
         module.config._experts_implementation_internal = NAME
     parts: set[Any] = set(dispatched)
     layers = [module for module in modules if is_own_layer(module, parts)]
@@ -123,9 +142,12 @@ def unpatch(model: nn.Module) -> nn.Module:
     transformers' default if the model was made with experts_implementation="moegemm".
     """
     modules: list[Any] = list(model.modules())
-    dispatched = [module for module in modules if is_dispatched(module) and _BEFORE in vars(module)]
-    for module in dispatched:
-        module.config._experts_implementation_internal = vars(module).pop(_BEFORE).implementation
+    for module in filter(is_dispatched, modules):
+        before = vars(module).pop(_BEFORE, None)
+        if before is None and module.config._experts_implementation == NAME:
+            before = _before_of(module.config)
+        if before is not None:
+            module.config._experts_implementation_internal = before.implementation
     for module in modules:
         vars(module).pop(_REFUSAL, None)
         if is_dispatched(module) and module.config._experts_implementation == NAME:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from distributed.cases import BY_NAME, build
 from distributed.test_bits import make_adapters, run, run_adapted
-from distributed.test_dispatchers import refusal
+from distributed.test_dispatchers import refusal, repeated_expert
 from moegemm.distributed import DeepEP, expert_parallel_mlp
 
 
@@ -126,6 +126,15 @@ def far_from_one_process(kind: str, synchronise: bool) -> dict[str, float]:
 def test_a_layer_over_deep_eps_buffers_is_that_of_one_process(ranks, kind, synchronise):
     for far in ranks(2).run(far_from_one_process, kind, synchronise):
         assert all(each < 2e-6 for each in far.values()), far  # NaN fails
+
+
+def repeated_expert_over(kind: str, synchronise: bool) -> float:
+    return repeated_expert(DeepEP(globals()[kind](), 2, synchronise=synchronise))
+
+
+@pytest.mark.parametrize(("kind", "synchronise"), [("Buffer", True), ("ElasticBuffer", True)])
+def test_no_slot_of_a_repeated_expert_is_lost(ranks, kind, synchronise):
+    assert max(ranks(2).run(repeated_expert_over, kind, synchronise)) < 1e-5
 
 
 def adapters_far_from_one_process(kind: str, synchronise: bool, dropout: float) -> list[float]:

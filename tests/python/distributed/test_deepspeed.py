@@ -10,6 +10,7 @@ import pytest
 import torch
 from distributed.test_sharding import batch, model, part_of, train
 from moegemm.integrations import axolotl, deepspeed
+from moegemm.integrations.notices import unsaid
 from tiny_models import build, experts_of, routing
 
 
@@ -135,3 +136,37 @@ def test_axolotls_entry_sums_the_experts_of_this_rank():
     found = table["moegemm"](experts, x, torch.where(ids < 4, ids, -1), weights)
     expected = moegemm.moe_mlp(x, experts.gate_up_proj, experts.down_proj, torch.where(ids < 4, ids, -1), weights)
     assert torch.allclose(found, expected, atol=1e-6)
+
+
+def test_axolotls_entry_keeps_the_norm_after_the_experts():
+    experts = experts_of(build("qwen3_moe", "eager"))
+    experts.has_post_expert_norm, experts.post_expert_norm = True, torch.nn.RMSNorm(32)
+    ids, weights = routing(6)
+    x, ids = torch.randn(40, 32), torch.where(ids < 4, ids, -1)
+    expected = torch.zeros_like(x)
+    for slot in range(ids.size(1)):
+        for token in (ids[:, slot] >= 0).nonzero().flatten().tolist():
+            expert = ids[token, slot]
+            h = experts._apply_gate(experts.gate_up_proj[expert] @ x[token])
+            expected[token] += weights[token, slot] * experts.post_expert_norm(experts.down_proj[expert] @ h)
+    with unsaid():  # that torch runs the norm
+        found = axolotl.local_kernel(experts, x, ids, weights)
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_axolotls_entry_takes_biases_in_another_dtype():
+    experts = experts_of(build("gpt_oss", "eager")).bfloat16()
+    ids, weights = routing(experts.num_experts)
+    x = torch.randn(40, 32).bfloat16()
+    expected = axolotl.local_kernel(experts, x, ids, weights)
+    experts.down_proj_bias.data = experts.down_proj_bias.data.float()
+    assert torch.equal(axolotl.local_kernel(experts, x, ids, weights), expected)
+
+
+def test_axolotls_entry_says_which_weights_it_does_not_take():
+    experts = experts_of(build("qwen3_moe", "eager")).double()
+    ids, weights = routing(6)
+    with pytest.raises(
+        ValueError, match=r"Experts cannot run on moegemm: the first product's weights are torch\.float64"
+    ):
+        axolotl.local_kernel(experts, torch.randn(40, 32), ids, weights)

@@ -48,6 +48,26 @@ def test_a_token_sent_once_per_rank_gives_the_layer(ranks, size, room):
         assert max(found.values()) < 2e-6, found
 
 
+def repeated_expert(dispatcher, experts: int = 2) -> float:
+    """How far a layer is from one process where every token names one expert three times, and another one once."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    random = torch.Generator().manual_seed(3)
+    x, weights = torch.randn(6, 8, generator=random), torch.rand(6, 4, generator=random)
+    w_gate_up, w_down = torch.randn(experts, 8, 8, generator=random), torch.randn(experts, 8, 4, generator=random)
+    ids = torch.tensor([[0, 0, 1, 0]]).expand(6, -1).contiguous()
+    here = slice(rank * experts // size, (rank + 1) * experts // size)
+    out = expert_parallel_mlp(x, w_gate_up[here], w_down[here], ids, weights, dispatcher=dispatcher)
+    return float((out - moegemm.moe_mlp(x, w_gate_up, w_down, ids, weights)).abs().max())
+
+
+def repeated_expert_once_per_rank() -> float:
+    return repeated_expert(AllToAll(None, 2, unique=True, rows_per_peer=6))
+
+
+def test_no_slot_of_a_repeated_expert_is_lost(ranks):
+    assert max(ranks(2).run(repeated_expert_once_per_rank)) < 1e-5
+
+
 def rows_on_the_way(unique: bool) -> tuple[int, int]:
     layer = build(BY_NAME["topk 8"], dist.get_world_size(), torch.float32)
     mine = layer.tokens_of(dist.get_rank())

@@ -128,6 +128,19 @@ def test_sharded_adapters_get_the_gradients_of_one_process(ranks):
     assert ranks(2).run(adapters) == [[], []]
 
 
+def shared_parameters() -> list[bool]:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    layers = nn.ModuleList([Experts(), Experts()])
+    layers[1].gate_up_proj = layers[0].gate_up_proj
+    shard_experts(layers, mesh)
+    first, second = layers
+    return [first.gate_up_proj is second.gate_up_proj, first.down_proj is second.down_proj]
+
+
+def test_a_parameter_of_two_layers_stays_one(ranks):
+    assert ranks(2).run(shared_parameters) == [[True, False]] * 2
+
+
 def refusals() -> dict[str, str]:
     size = dist.get_world_size()
     mesh = init_device_mesh("cpu", (size,))

@@ -53,6 +53,29 @@ def test_a_module_runs_as_its_own_forward_does(device, kind, monkeypatch):
     assert ran
 
 
+class Flattening(OwnExperts):
+    """One that takes [B, S, H] with flat ids and weights, as blocks that flatten for their router alone call it."""
+
+    def forward(self, hidden_states, ids, weights):
+        out = super().forward(hidden_states.reshape(-1, hidden_states.size(-1)), ids, weights)
+        return out.view(hidden_states.shape)
+
+
+class TanhFlattening(Flattening, TanhGated):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Flattening, TanhFlattening])
+def test_batches_with_flat_ids_run_as_in_the_own_forward(device, kind):
+    module = kind().to(device)
+    x = torch.randn(2, 20, 16, device=device)
+    expected = outputs(module, x)
+    with notices.unsaid():
+        for got, wanted in zip(outputs(moegemm.patch(module), x), expected, strict=True):
+            assert got.shape == wanted.shape
+            assert (got - wanted).norm() <= 2e-5 * wanted.norm()
+
+
 @pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
 def test_a_module_that_computes_something_else_is_refused_with_the_reason(kind):
     module = kind()
@@ -271,6 +294,17 @@ class TestUnpatch:
         assert [type(module) for module in model.modules()] == kinds
         assert model.config._experts_implementation == before
         assert not any(layer.on_moegemm for layer in moegemm.report(model).layers)
+
+    @pytest.mark.parametrize("first", [0, 1])
+    def test_models_with_one_config_get_back_what_it_had(self, first):
+        one = build("qwen3_moe", "eager")
+        two = type(one)._from_config(one.config)
+        assert two.config is one.config
+        for model in (one, two):
+            moegemm.patch(model)
+        for model in (one, two) if first == 0 else (two, one):
+            moegemm.unpatch(model)
+            assert model.config._experts_implementation == "eager"
 
     @pytest.mark.parametrize("family", ["qwen3_moe", "llama4"])
     def test_models_made_by_name_get_the_default(self, family):

@@ -140,7 +140,6 @@ def _activations_of(stored: Stored, hidden_states: Tensor) -> torch.dtype:
 def experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """The forward of an experts module: hidden_states [T, H], top_k_index and top_k_weights [T, topk] -> [T, H]."""
     require_packed_experts(module)
-    gated = getattr(module, "has_gate", True)
     stored = stored_in(module)
     reason = why_not(stored)
     if reason is not None and is_packed(module):
@@ -150,12 +149,20 @@ def experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top
         with added_by_peft(module):
             eager: Callable[..., Tensor] = inspect.unwrap(type(module).forward)
             return eager(module, hidden_states, top_k_index, top_k_weights)
+    split = ids_of_others_remain(module, hidden_states)
+    return run_stored(module, stored, hidden_states, top_k_index, top_k_weights, split)
+
+
+def run_stored(
+    module: Any, stored: Stored, tokens: Tensor, ids: Tensor, router_weights: Tensor | None, split: bool
+) -> Tensor:
+    """The layer of a module of transformers' experts interface, on weights of it that our kernels take."""
+    gated = getattr(module, "has_gate", True)
     norm = module.post_expert_norm if getattr(module, "has_post_expert_norm", False) else None
-    dtype = _activations_of(stored, hidden_states)
+    dtype = _activations_of(stored, tokens)
     stored = stored.with_adapters(module, "gate_up_proj" if gated else "up_proj", dtype).with_biases_in(dtype)
     out = run_experts(
-        type(module).__name__, hidden_states.to(dtype), stored, top_k_index, top_k_weights,
-        activation_of(module, gated), module._apply_gate if gated else module.act_fn, norm,
-        ids_of_others_remain(module, hidden_states),
+        type(module).__name__, tokens.to(dtype), stored, ids, router_weights, activation_of(module, gated),
+        module._apply_gate if gated else module.act_fn, norm, split,
     )  # fmt: skip
-    return out.to(hidden_states.dtype)
+    return out.to(tokens.dtype)

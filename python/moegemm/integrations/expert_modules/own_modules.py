@@ -82,8 +82,12 @@ class OwnExperts(OnMoegemm):
             with added_by_peft(self):
                 return super().forward(*args, **kwargs)  # type: ignore[misc,no-any-return]
         hidden_states, ids, weights = (*args, *(kwargs[name] for name in form.argument_names[len(args) :]))
-        out = run_as(self, form, hidden_states.to(self.gate_up_proj.dtype), ids, weights)
-        return out.to(hidden_states.dtype)
+        # Their own forward may flatten some of the three itself, so that the others' leading dimensions differ.
+        x, flat_ids, flat_weights = (
+            None if tensor is None else tensor.reshape(-1, tensor.size(-1)) for tensor in (hidden_states, ids, weights)
+        )
+        out = run_as(self, form, x.to(self.gate_up_proj.dtype), flat_ids, flat_weights)
+        return out.to(hidden_states.dtype).view(hidden_states.shape)
 
 
 def is_experts(module: Any) -> bool:
