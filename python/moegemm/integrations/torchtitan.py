@@ -86,8 +86,6 @@ class MoegemmRoutedExperts(RoutedExperts):
         dispatcher, experts = self.token_dispatcher, self.inner_experts
         if type(experts) not in (GroupedExperts, MoegemmGroupedExperts):
             return False
-        if getattr(dispatcher, "score_before_experts", False):  # our layer multiplies afterwards
-            return False
         if type(dispatcher) is LocalTokenDispatcher:
             return True
         return type(dispatcher) is AllToAllTokenDispatcher and dispatcher.ep_mesh is not None

@@ -78,14 +78,6 @@ def test_overridden_experts_are_torchtitans(override):
     assert_close(outputs(ours, *batch()), outputs(theirs, *batch()))
 
 
-def test_scores_before_the_experts_are_left_to_torchtitan():
-    config = integration.routed_experts(configuration("LocalTokenDispatcher"))
-    module = with_override(stock("LocalTokenDispatcher"), config, lambda c: c)
-    assert module._whole_layer()
-    module.token_dispatcher.score_before_experts = True
-    assert not module._whole_layer()
-
-
 def test_rows_after_the_last_count_reach_nothing():
     config = moe.GroupedExperts.Config(dim=WIDTH, hidden_dim=HIDDEN, num_experts=4)
     theirs, ours = filled(config.build()), filled(integration.grouped_experts(config).build())
