@@ -76,7 +76,19 @@ def test_biases_are_scaled_by_the_probabilities(one_rank):
         assert torch.allclose(value, expected[name], rtol=1e-4, atol=1e-5), name
 
 
-@pytest.mark.parametrize("changes", [{}, {"gated_linear_unit": False}], ids=str)
+UNFUSED = {"bias_activation_fusion": False}  # only then are clamp and offset free
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"gated_linear_unit": False},
+        {"activation_func_clamp_value": 0.05, **UNFUSED},
+        {"glu_linear_offset": 1.0, "activation_func_clamp_value": 0.05, **UNFUSED},
+    ],
+    ids=str,
+)
 def test_experts_are_megatrons(one_rank, changes):
     expected = outputs(experts_of(integration.SequentialMLP, one_rank, **changes))
     found = outputs(experts_of(integration.MoegemmExperts, one_rank, **changes))
