@@ -94,11 +94,14 @@ double gib(double bytes) { return bytes / (1 << 30); }
 }  // namespace
 
 CLI::Validator whole_number(std::int64_t least, std::int64_t most) {
-  const auto refuse = [least, most](const std::string& text) -> std::string {
+  const auto refuse = [least, most](std::string& text) -> std::string {
     std::int64_t value = 0;
     const char* end = text.data() + text.size();
     const auto parsed = std::from_chars(text.data(), end, value);
-    if (parsed.ec == std::errc() && parsed.ptr == end && value >= least && value <= most) return {};
+    if (parsed.ec == std::errc() && parsed.ptr == end && value >= least && value <= most) {
+      text = std::to_string(value);  // CLI11 would read "010" as octal
+      return {};
+    }
     return fmt::format("got {}; accepted: a whole number from {} to {}", text, least, most);
   };
   return {refuse, ""};
@@ -115,7 +118,7 @@ LayerOptions::LayerOptions(CLI::App& command, bool with_routing)
   const auto add_extent = [&](const char* flag, std::optional<std::int64_t>& extent,
                               const char* help, const char* letter, int least = 1) {
     command.add_option(flag, extent, help)
-        ->check(whole_number(least, kLargestExtent))
+        ->transform(whole_number(least, kLargestExtent))
         ->type_name(letter);
   };
   add_extent("--experts", experts_, "Number of experts", "E");

@@ -12,7 +12,8 @@
 
 namespace moegemm::cli {
 
-/// Accepts decimal integers of that range and says so when it refuses.
+/// Accepts decimal integers of that range and says so when it refuses. For transform(): CLI11 reads
+/// what is left as decimal, "010" too.
 CLI::Validator whole_number(std::int64_t least, std::int64_t most);
 
 /// The device of a layer: in words, and its memory.

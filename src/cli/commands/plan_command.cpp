@@ -24,6 +24,8 @@
 namespace moegemm::cli {
 namespace {
 
+constexpr std::int64_t kMostRanks = 1'000'000;
+
 struct PlanOptions {
   explicit PlanOptions(CLI::App& command) : layer(command, false) {}
 
@@ -257,10 +259,11 @@ std::shared_ptr<PlanOptions> declare_options(CLI::App& command) {
       command
           .add_option("--expert-parallel", options->experts.ranks,
                       "Estimate a layer whose experts are spread over so many GPUs instead")
-          ->check(CLI::PositiveNumber)
+          ->transform(whole_number(1, kMostRanks))
           ->type_name("N");
   command.add_option("--nodes", options->experts.nodes, "With --expert-parallel: on so many nodes")
-      ->check(CLI::PositiveNumber)
+      ->transform(whole_number(1, kMostRanks))
+      ->type_name("N")
       ->needs(ranks);
   command
       .add_option("--link", options->experts.link_gb_per_second,
