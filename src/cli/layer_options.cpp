@@ -107,6 +107,16 @@ CLI::Validator whole_number(std::int64_t least, std::int64_t most) {
   return {refuse, ""};
 }
 
+CLI::Validator number(double least, double most) {
+  const auto refuse = [least, most](const std::string& text) -> std::string {
+    double value = 0;
+    // Not CLI::Range, which lets nan pass.
+    if (CLI::detail::lexical_cast(text, value) && value >= least && value <= most) return {};
+    return fmt::format("got {}; accepted: a number from {} to {}", text, least, most);
+  };
+  return {refuse, ""};
+}
+
 LayerOptions::LayerOptions(CLI::App& command, bool with_routing)
     : preset_(model_catalogue().front().name) {
   command

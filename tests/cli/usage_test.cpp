@@ -76,6 +76,8 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"UnknownCacheCommand", "cache burn", "burn", "show, clear, export, import"},
         Refusal{"ImportOfNothing", "cache import", "file", "--help"},
         Refusal{"Budget", "tune --budget 0", "--budget", "0.01"},
+        Refusal{"BudgetNotANumber", "tune --budget nan", "--budget", "from 0.01 to 3600"},
+        Refusal{"Link", "plan --expert-parallel 8 --link nan", "--link", "from 0.001 to"},
         Refusal{"PlanGpu", "plan --gpu banana", "--gpu", "h200"},
         Refusal{"PlanGpuTuned", "plan --gpu h200 --autotune", "--gpu", "--autotune"},
         Refusal{"PlanTopk", "plan --experts 4 --topk 5", "--topk", "1 to 4"}),

@@ -269,7 +269,7 @@ std::shared_ptr<PlanOptions> declare_options(CLI::App& command) {
       .add_option("--link", options->experts.link_gb_per_second,
                   "With --expert-parallel: GB/s that a GPU gets in an exchange; 360 inside a node "
                   "and 45 between nodes unless given")
-      ->check(CLI::PositiveNumber)
+      ->check(number(0.001, 1e6))
       ->type_name("GB/s")
       ->needs(ranks);
   return options;

@@ -151,6 +151,9 @@ TuneReport tune(const Call& call, const GemmOptions& options, const ExecutionCon
   if (context.tuning == nullptr) {
     refuse_value("context.tuning is null; a measurement needs the memory that it lends");
   }
+  if (!(context.tuning->budget_seconds > 0)) {
+    refuse_value("budget_seconds is ", context.tuning->budget_seconds, "; it must be above 0");
+  }
   if (options.config) refuse_value("options.config is given; there is nothing left to measure");
   const WorkspaceUse use = workspace_use(call.problem, context);
   if (measuring) {
