@@ -80,6 +80,18 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"Link", "plan --expert-parallel 8 --link nan", "--link", "from 0.001 to"},
         Refusal{"PlanGpu", "plan --gpu banana", "--gpu", "h200"},
         Refusal{"PlanGpuTuned", "plan --gpu h200 --autotune", "--gpu", "--autotune"},
+        Refusal{"PlanRanksPlot", "plan --expert-parallel 8 --plot a.svg", "--expert-parallel",
+                "--plot"},
+        Refusal{"PlanRanksGpu", "plan --expert-parallel 8 --gpu h200", "--expert-parallel",
+                "--gpu"},
+        Refusal{"PlanRanksTuned", "plan --expert-parallel 8 --autotune", "--expert-parallel",
+                "--autotune"},
+        Refusal{"PlanRanksDevice", "plan --expert-parallel 8 --device cuda", "--expert-parallel",
+                "--device"},
+        Refusal{"PlanRanksBackend", "plan --expert-parallel 8 --backend cpu", "--expert-parallel",
+                "--backend"},
+        Refusal{"PlanRanksWeights", "plan --expert-parallel 8 --weights mxfp4", "--expert-parallel",
+                "--weights"},
         Refusal{"PlanTopk", "plan --experts 4 --topk 5", "--topk", "1 to 4"}),
     [](const auto& refusal) { return std::string(refusal.param.name); });
 

@@ -248,19 +248,26 @@ std::shared_ptr<PlanOptions> declare_options(CLI::App& command) {
                          ->check(CLI::IsMember(planning_gpus()))
                          ->type_name("NAME");
   // Measurements are of this machine's devices.
-  command.add_flag("--autotune", options->autotune, "Plan as calls with autotune=True do")
-      ->excludes(gpu);
-  command
-      .add_option("--plot", options->plot,
-                  "Draw the predictions under the roofline of the device, as SVG, to this file")
-      ->check(refuse_other_pictures)
-      ->type_name("FILE");
+  CLI::Option* autotune =
+      command.add_flag("--autotune", options->autotune, "Plan as calls with autotune=True do")
+          ->excludes(gpu);
+  CLI::Option* plot =
+      command
+          .add_option("--plot", options->plot,
+                      "Draw the predictions under the roofline of the device, as SVG, to this file")
+          ->check(refuse_other_pictures)
+          ->type_name("FILE");
   CLI::Option* ranks =
       command
           .add_option("--expert-parallel", options->experts.ranks,
                       "Estimate a layer whose experts are spread over so many GPUs instead")
           ->transform(whole_number(1, kMostRanks))
           ->type_name("N");
+  // The estimate is of one kind of GPU and of plain weights.
+  for (CLI::Option* other : {gpu, autotune, plot}) ranks->excludes(other);
+  for (const char* other : {"--device", "--backend", "--weights"}) {
+    ranks->excludes(command.get_option(other));
+  }
   command.add_option("--nodes", options->experts.nodes, "With --expert-parallel: on so many nodes")
       ->transform(whole_number(1, kMostRanks))
       ->type_name("N")
@@ -293,6 +300,11 @@ std::string plan_document(std::vector<std::string> arguments) {
   try {
     std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes them
     command.parse(arguments);
+    for (const char* other : {"--expert-parallel", "--plot"}) {
+      if (command.count(other) != 0) {
+        throw CLI::ValidationError(other, "only the program takes it");
+      }
+    }
     const PlanReport report = plan_layer(*options);
     nlohmann::json document = report.json();
     document.update({{"text", report.text()}, {"svg", report.svg()}});
