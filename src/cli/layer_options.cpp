@@ -15,12 +15,16 @@
 #include "model_catalogue.h"
 #include "moegemm/error.h"
 #include "moegemm/info.h"
+#include "moegemm/plan.h"
 
 namespace moegemm::cli {
 namespace {
 
 // Products of two extents stay inside 64 bits.
 constexpr std::int64_t kLargestExtent = 1'000'000'000;
+
+/// Numbers from here on are those of the GPUs that can be planned for and are not here.
+int first_planning_gpu() { return planning_gpu(planning_gpus().front())->index; }
 
 std::optional<Device> parse_device(const std::string& text) {
   if (text == "cpu") return Device{};
@@ -31,6 +35,7 @@ std::optional<Device> parse_device(const std::string& text) {
   const char* end = text.data() + text.size();
   const auto parsed = std::from_chars(text.data() + kPrefix.size(), end, index);
   if (parsed.ec != std::errc() || parsed.ptr != end || index < 0) return std::nullopt;
+  if (index >= first_planning_gpu()) return std::nullopt;
   return Device{DeviceType::kCuda, index};
 }
 

@@ -62,6 +62,8 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"Routing", "run --routing random", "--routing", "uniform,zipf,balanced"},
         Refusal{"Device", "run --device tpu", "--device", "cpu, cuda"},
         Refusal{"DeviceIndex", "run --device cuda:x", "--device", "cuda:0"},
+        Refusal{"DeviceOfAPlan", "plan --device cuda:16384", "cuda:16384 is not a device",
+                "accepted: cpu, cuda"},
         Refusal{"Backend", "run --backend fast", "--backend", "sm90,sm80,cpu,reference"},
         Refusal{"NoExperts", "run --experts 0", "--experts", "from 1 to"},
         Refusal{"ExpertsInWords", "run --experts many", "--experts", "a whole number"},
