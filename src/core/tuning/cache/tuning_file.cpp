@@ -58,7 +58,10 @@ class FileLock {
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
   }
-  ~FileLock() { close(descriptor_); }  // which also unlocks
+  ~FileLock() {
+    flock(descriptor_, LOCK_UN);  // closing leaves the lock to a child forked in the meantime
+    close(descriptor_);
+  }
   FileLock(const FileLock&) = delete;
   FileLock& operator=(const FileLock&) = delete;
 
