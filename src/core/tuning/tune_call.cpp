@@ -14,6 +14,7 @@
 #include "core/refusal.h"
 #include "core/run.h"
 #include "core/tuning/cache/store.h"
+#include "core/validation/routing_data.h"
 
 namespace moegemm {
 namespace {
@@ -292,6 +293,7 @@ TuneReport tune(const Description& description, const TensorView& first, const T
                 const TensorView& out, const RoutingView& routing, const GemmOptions& options,
                 const ExecutionContext& context, bool again) {
   const Call call = in_stored_form(place(description, first, second, out, routing, options));
+  if (options.check || environment_of_call().check()) check_routing(call.problem, routing, context);
   return tune(call, options, context, again);
 }
 

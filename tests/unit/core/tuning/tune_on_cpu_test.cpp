@@ -137,6 +137,19 @@ TEST_F(TuneOnCpuTest, BudgetThatIsNotAboveZeroIsRefused) {
   }
 }
 
+TEST_F(TuneOnCpuTest, CheckComesBeforeTheMeasurement) {
+  m_sizes = {10, 15};
+  {
+    const ScopedEnvironment check("MOEGEMM_CHECK", "1");
+    expect_refusal(ErrorKind::kInvalidValue, {"add up to 25"}, [&] { tune(); });
+  }
+  options.check = true;
+  expect_refusal(ErrorKind::kInvalidValue, {"add up to 25"}, [&] { call(); });
+  expect_refusal(ErrorKind::kInvalidValue, {"add up to 25"}, [&] { tune(); });
+  EXPECT_EQ(support.calls, 0);
+  EXPECT_TRUE(tuning_cache_entries().empty());
+}
+
 TEST_F(TuneOnCpuTest, EnvironmentForbidsMeasuring) {
   const ScopedEnvironment forbidden("MOEGEMM_AUTOTUNE", "0");
   EXPECT_EQ(call().source, PlanSource::kHeuristic);
