@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -175,6 +176,8 @@ TuneReport tune(const Call& call, const GemmOptions& options, const ExecutionCon
 }
 
 }  // namespace
+
+void renew_tuning_turn() { new (&tuning_mutex()) std::mutex; }
 
 std::int64_t TuneField::workspace_bytes() const {
   std::int64_t most = 0;
