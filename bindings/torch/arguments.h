@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <initializer_list>
+#include <locale>
 #include <memory>
 #include <optional>
 #include <sstream>
@@ -31,6 +32,7 @@ inline AtenTensorHandle handle_of(const std::optional<Tensor>& tensor) {
 template <class... Parts>
 [[noreturn]] void refuse(ErrorKind kind, const Parts&... parts) {
   std::ostringstream message;
+  message.imbue(std::locale::classic());
   (message << ... << parts);
   throw Error(kind, message.str());
 }

@@ -20,7 +20,8 @@ class MOEGEMM_API Executor {
   virtual int concurrency() const = 0;
 
   /// Calls `work(worker)` once for each worker in [0, workers) and returns when all calls have
-  /// returned. Calls may run one after another or at the same time; `work` does not throw.
+  /// returned. Calls may run one after another or at the same time. If any throws, others may be
+  /// left out, and the first exception is thrown to the caller once no call is running.
   virtual void run(int workers, const std::function<void(int)>& work) = 0;
 };
 

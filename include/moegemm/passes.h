@@ -107,7 +107,8 @@ MOEGEMM_API void ids_at_target(const TensorView& expert_ids, const TensorView& g
 ///   m_sizes        [E] int32 or int64, written: rows of each expert
 ///   gather_indices [R] same dtype, written: the row at position r, -1 where there is none
 ///   expert_ids     [R] int64, written: the expert of each row, E for one that no count tells of
-/// Negative counts are 0, and rows past the last are left out.
+/// Negative counts are 0, and rows past the last or past their rank's room are left out: -1 at
+/// their positions.
 MOEGEMM_API void index_arrivals(const TensorView& counts, std::int64_t room,
                                 const TensorView& m_sizes, const TensorView& gather_indices,
                                 const TensorView& expert_ids, const ExecutionContext& context = {});

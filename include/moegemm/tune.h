@@ -43,7 +43,7 @@ class MOEGEMM_API TuningSupport {
   /// reaches the caller. Calls with `autotune` that it makes itself measure nothing.
   virtual bool progress(const TuneProgress&) { return true; }
 
-  double budget_seconds = 2;  ///< per problem
+  double budget_seconds = 2;  ///< per problem; above 0
 };
 
 /// What became of one kernel, timed with every pass that it takes beside it.

@@ -15,12 +15,16 @@
 #include "model_catalogue.h"
 #include "moegemm/error.h"
 #include "moegemm/info.h"
+#include "moegemm/plan.h"
 
 namespace moegemm::cli {
 namespace {
 
 // Products of two extents stay inside 64 bits.
 constexpr std::int64_t kLargestExtent = 1'000'000'000;
+
+/// Numbers from here on are those of the GPUs that can be planned for and are not here.
+int first_planning_gpu() { return planning_gpu(planning_gpus().front())->index; }
 
 std::optional<Device> parse_device(const std::string& text) {
   if (text == "cpu") return Device{};
@@ -31,6 +35,7 @@ std::optional<Device> parse_device(const std::string& text) {
   const char* end = text.data() + text.size();
   const auto parsed = std::from_chars(text.data() + kPrefix.size(), end, index);
   if (parsed.ec != std::errc() || parsed.ptr != end || index < 0) return std::nullopt;
+  if (index >= first_planning_gpu()) return std::nullopt;
   return Device{DeviceType::kCuda, index};
 }
 
@@ -94,12 +99,25 @@ double gib(double bytes) { return bytes / (1 << 30); }
 }  // namespace
 
 CLI::Validator whole_number(std::int64_t least, std::int64_t most) {
-  const auto refuse = [least, most](const std::string& text) -> std::string {
+  const auto refuse = [least, most](std::string& text) -> std::string {
     std::int64_t value = 0;
     const char* end = text.data() + text.size();
     const auto parsed = std::from_chars(text.data(), end, value);
-    if (parsed.ec == std::errc() && parsed.ptr == end && value >= least && value <= most) return {};
+    if (parsed.ec == std::errc() && parsed.ptr == end && value >= least && value <= most) {
+      text = std::to_string(value);  // CLI11 would read "010" as octal
+      return {};
+    }
     return fmt::format("got {}; accepted: a whole number from {} to {}", text, least, most);
+  };
+  return {refuse, ""};
+}
+
+CLI::Validator number(double least, double most) {
+  const auto refuse = [least, most](const std::string& text) -> std::string {
+    double value = 0;
+    // Not CLI::Range, which lets nan pass.
+    if (CLI::detail::lexical_cast(text, value) && value >= least && value <= most) return {};
+    return fmt::format("got {}; accepted: a number from {} to {}", text, least, most);
   };
   return {refuse, ""};
 }
@@ -115,7 +133,7 @@ LayerOptions::LayerOptions(CLI::App& command, bool with_routing)
   const auto add_extent = [&](const char* flag, std::optional<std::int64_t>& extent,
                               const char* help, const char* letter, int least = 1) {
     command.add_option(flag, extent, help)
-        ->check(whole_number(least, kLargestExtent))
+        ->transform(whole_number(least, kLargestExtent))
         ->type_name(letter);
   };
   add_extent("--experts", experts_, "Number of experts", "E");

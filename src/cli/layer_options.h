@@ -12,8 +12,11 @@
 
 namespace moegemm::cli {
 
-/// Accepts decimal integers of that range and says so when it refuses.
+/// Accepts decimal integers of that range and says so when it refuses. For transform(): CLI11 reads
+/// what is left as decimal, "010" too.
 CLI::Validator whole_number(std::int64_t least, std::int64_t most);
+/// Accepts numbers of that range, so not nan.
+CLI::Validator number(double least, double most);
 
 /// The device of a layer: in words, and its memory.
 struct OpenDevice {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <locale>
 #include <sstream>
 #include <string>
 
@@ -8,9 +9,12 @@
 /// Messages are put together only once something is wrong, so streams cost nothing that matters.
 namespace moegemm {
 
+/// Numbers are written the same way whatever std::locale::global() is: measurements are kept under
+/// such texts.
 template <typename... Parts>
 std::string join(const Parts&... parts) {
   std::ostringstream text;
+  text.imbue(std::locale::classic());
   (text << ... << parts);
   return text.str();
 }

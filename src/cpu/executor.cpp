@@ -5,9 +5,11 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include "core/process/environment.h"
 #include "moegemm/execution.h"
@@ -75,7 +77,10 @@ class ThreadPool final : public Executor {
     take_workers();
     std::uint32_t state = state_.fetch_and(~kOpen, std::memory_order_acq_rel) & ~kOpen;
     while (state != 0) state = wait_for_change(state_, state);
+    const std::exception_ptr failure = std::exchange(failure_, nullptr);
+    failed_.store(false, std::memory_order_relaxed);
     taken_.store(false, std::memory_order_release);
+    if (failure) std::rethrow_exception(failure);
   }
 
  private:
@@ -96,7 +101,13 @@ class ThreadPool final : public Executor {
   void take_workers() {
     const std::function<void(int)>& work = *work_;
     const int workers = workers_;
-    for (int worker = next_++; worker < workers; worker = next_++) work(worker);
+    for (int worker = next_++; worker < workers; worker = next_++) {
+      try {
+        work(worker);
+      } catch (...) {
+        if (!failed_.exchange(true, std::memory_order_relaxed)) failure_ = std::current_exception();
+      }
+    }
   }
 
   void serve() {
@@ -126,6 +137,8 @@ class ThreadPool final : public Executor {
 
   const std::function<void(int)>* work_ = nullptr;  // of the open job
   int workers_ = 0;
+  std::exception_ptr failure_;  // written by the first to set failed_, read at the end
+  std::atomic<bool> failed_ = false;
   alignas(64) std::atomic<int> next_ = 0;
   alignas(64) std::atomic<std::uint32_t> state_ = 0;
   alignas(64) std::atomic<std::uint32_t> job_ = 0;

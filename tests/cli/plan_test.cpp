@@ -185,6 +185,19 @@ TEST(ProgramPlan, PlotOfAnotherFormatIsRefused) {
   EXPECT_FALSE(std::ifstream(path).is_open());
 }
 
+TEST(ProgramPlan, NumbersThatBeginWithZeroAreDecimal) {
+  const auto layer = [](const char* arguments) {
+    return run_program(std::string("plan demo --json ") + arguments).json().at("layer");
+  };
+  EXPECT_EQ(layer("--tokens 0100").at("tokens"), 100);
+  EXPECT_EQ(layer("--tokens 08").at("tokens"), 8);
+  const auto spread = run_program("plan kimi-k2 --json --expert-parallel 064 --nodes 08").json();
+  EXPECT_EQ(spread.at("expert_parallel"),
+            run_program("plan kimi-k2 --json --expert-parallel 64 --nodes 8")
+                .json()
+                .at("expert_parallel"));
+}
+
 TEST(ProgramPlan, ForcedBackendIsTheOnePlanned) {
   const auto document = run_program("plan --backend reference --json").json();
   for (const auto& entry : document.at("plans")) {

@@ -24,6 +24,8 @@
 namespace moegemm::cli {
 namespace {
 
+constexpr std::int64_t kMostRanks = 1'000'000;
+
 struct PlanOptions {
   explicit PlanOptions(CLI::App& command) : layer(command, false) {}
 
@@ -246,27 +248,35 @@ std::shared_ptr<PlanOptions> declare_options(CLI::App& command) {
                          ->check(CLI::IsMember(planning_gpus()))
                          ->type_name("NAME");
   // Measurements are of this machine's devices.
-  command.add_flag("--autotune", options->autotune, "Plan as calls with autotune=True do")
-      ->excludes(gpu);
-  command
-      .add_option("--plot", options->plot,
-                  "Draw the predictions under the roofline of the device, as SVG, to this file")
-      ->check(refuse_other_pictures)
-      ->type_name("FILE");
+  CLI::Option* autotune =
+      command.add_flag("--autotune", options->autotune, "Plan as calls with autotune=True do")
+          ->excludes(gpu);
+  CLI::Option* plot =
+      command
+          .add_option("--plot", options->plot,
+                      "Draw the predictions under the roofline of the device, as SVG, to this file")
+          ->check(refuse_other_pictures)
+          ->type_name("FILE");
   CLI::Option* ranks =
       command
           .add_option("--expert-parallel", options->experts.ranks,
                       "Estimate a layer whose experts are spread over so many GPUs instead")
-          ->check(CLI::PositiveNumber)
+          ->transform(whole_number(1, kMostRanks))
           ->type_name("N");
+  // The estimate is of one kind of GPU and of plain weights.
+  for (CLI::Option* other : {gpu, autotune, plot}) ranks->excludes(other);
+  for (const char* other : {"--device", "--backend", "--weights"}) {
+    ranks->excludes(command.get_option(other));
+  }
   command.add_option("--nodes", options->experts.nodes, "With --expert-parallel: on so many nodes")
-      ->check(CLI::PositiveNumber)
+      ->transform(whole_number(1, kMostRanks))
+      ->type_name("N")
       ->needs(ranks);
   command
       .add_option("--link", options->experts.link_gb_per_second,
                   "With --expert-parallel: GB/s that a GPU gets in an exchange; 360 inside a node "
                   "and 45 between nodes unless given")
-      ->check(CLI::PositiveNumber)
+      ->check(number(0.001, 1e6))
       ->type_name("GB/s")
       ->needs(ranks);
   return options;
@@ -290,6 +300,11 @@ std::string plan_document(std::vector<std::string> arguments) {
   try {
     std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes them
     command.parse(arguments);
+    for (const char* other : {"--expert-parallel", "--plot"}) {
+      if (command.count(other) != 0) {
+        throw CLI::ValidationError(other, "only the program takes it");
+      }
+    }
     const PlanReport report = plan_layer(*options);
     nlohmann::json document = report.json();
     document.update({{"text", report.text()}, {"svg", report.svg()}});

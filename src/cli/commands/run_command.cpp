@@ -107,11 +107,11 @@ Command add_run_command(CLI::App& app) {
       "Quantised weights are frozen: they have no dW. Flags override the preset's numbers.");
   auto options = std::make_shared<RunOptions>(*command);
   command->add_option("--seed", options->seed, "Seed of tokens, weights and routing")
-      ->check(whole_number(0, std::numeric_limits<std::int64_t>::max()))
+      ->transform(whole_number(0, std::numeric_limits<std::int64_t>::max()))
       ->type_name("N")
       ->capture_default_str();
   command->add_option("--repeat", options->repeat, "Timed runs of each operation")
-      ->check(whole_number(1, 1'000'000))
+      ->transform(whole_number(1, 1'000'000))
       ->type_name("N")
       ->capture_default_str();
   command

@@ -141,7 +141,7 @@ Command add_tune_command(CLI::App& app) {
       "autotune=True. Ctrl-C keeps what was found.");
   auto options = std::make_shared<TuneCommandOptions>(*command);
   command->add_option("--budget", options->budget, "Seconds per product")
-      ->check(CLI::Range(0.01, 3600.0))
+      ->check(number(0.01, 3600))
       ->type_name("S")
       ->capture_default_str();
   command->add_flag("--again", options->again, "Measure also what is known already");

@@ -1,7 +1,9 @@
 #include "core/planning/planner.h"
 
 #include <mutex>
+#include <new>
 
+#include "core/fork.h"
 #include "core/process/environment.h"
 #include "core/registry.h"
 #include "core/tuning/cache/store.h"
@@ -48,12 +50,19 @@ std::size_t Planner::cached_plans() const {
   return cache_.size();
 }
 
+void Planner::release_in_child() {
+  // The thread has another id than in the parent, so that it may not unlock what it has locked.
+  new (&mutex_) std::shared_mutex;
+}
+
 void Planner::forget_plans() {
   std::unique_lock lock(mutex_);
   cache_.clear();
 }
 
 Planner& process_planner() {
+  static const bool forks_survived = (survive_forks(), true);
+  static_cast<void>(forks_survived);
   static Planner planner(
       all_backends(),
       [](const Problem& problem, const Backend& backend) {

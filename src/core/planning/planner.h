@@ -36,6 +36,10 @@ class Planner {
                WorkspaceUse workspace = WorkspaceUse::kFree);
 
   std::size_t cached_plans() const;
+  /// Around a fork: nobody else changes or reads the plans.
+  void hold() { mutex_.lock(); }
+  void release() { mutex_.unlock(); }
+  void release_in_child();
   /// Something was measured or forgotten: what was planned before may not hold any more.
   void forget_plans();
 

@@ -40,4 +40,7 @@ void warn_once(const std::string& message) {
   static_cast<void>(std::fprintf(stderr, "moegemm: warning: %s\n", message.c_str()));
 }
 
+void hold_warnings() { Warnings::of_process().mutex.lock(); }
+void release_warnings() { Warnings::of_process().mutex.unlock(); }
+
 }  // namespace moegemm

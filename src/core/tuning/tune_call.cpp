@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -14,6 +15,7 @@
 #include "core/refusal.h"
 #include "core/run.h"
 #include "core/tuning/cache/store.h"
+#include "core/validation/routing_data.h"
 
 namespace moegemm {
 namespace {
@@ -151,6 +153,9 @@ TuneReport tune(const Call& call, const GemmOptions& options, const ExecutionCon
   if (context.tuning == nullptr) {
     refuse_value("context.tuning is null; a measurement needs the memory that it lends");
   }
+  if (!(context.tuning->budget_seconds > 0)) {
+    refuse_value("budget_seconds is ", context.tuning->budget_seconds, "; it must be above 0");
+  }
   if (options.config) refuse_value("options.config is given; there is nothing left to measure");
   const WorkspaceUse use = workspace_use(call.problem, context);
   if (measuring) {
@@ -171,6 +176,8 @@ TuneReport tune(const Call& call, const GemmOptions& options, const ExecutionCon
 }
 
 }  // namespace
+
+void renew_tuning_turn() { new (&tuning_mutex()) std::mutex; }
 
 std::int64_t TuneField::workspace_bytes() const {
   std::int64_t most = 0;
@@ -289,6 +296,7 @@ TuneReport tune(const Description& description, const TensorView& first, const T
                 const TensorView& out, const RoutingView& routing, const GemmOptions& options,
                 const ExecutionContext& context, bool again) {
   const Call call = in_stored_form(place(description, first, second, out, routing, options));
+  if (options.check || environment_of_call().check()) check_routing(call.problem, routing, context);
   return tune(call, options, context, again);
 }
 

@@ -33,4 +33,7 @@ TuneReport measure(const Backend& backend, const Problem& problem, TuneField fie
 /// Plans a call that nobody has measured, after measuring it if that is allowed here and now.
 Planned tune_unknown(const Call& call, const GemmOptions& options, const ExecutionContext& context);
 
+/// In a child of fork(): whoever was measuring is not there.
+void renew_tuning_turn();
+
 }  // namespace moegemm

@@ -14,6 +14,16 @@ void require_at_least(const char* name, std::int64_t value, std::int64_t least) 
   if (value < least) refuse_value(name, " is ", value, "; it must be at least ", least);
 }
 
+/// No operand takes more bytes than 64 bits count, with 8 for an element, the most that any has.
+void require_countable_bytes(const Problem& problem) {
+  const std::int64_t weights =
+      checked_product(checked_product(problem.experts, problem.n, "E * N"), problem.k, "E * N * K");
+  checked_product(weights, 8, "bytes of E * N * K");
+  const std::int64_t values = checked_product(std::max(problem.rows, problem.slots),
+                                              std::max(problem.n, problem.k), "M * max(N, K)");
+  checked_product(values, 8, "bytes of M * max(N, K)");
+}
+
 }  // namespace
 
 void require_accumulable(const DTypeArgument& out, const CallerWords& words) {
@@ -100,9 +110,7 @@ void validate(const Problem& problem, const CallerWords& words) {
   require_index({"sizes_dtype", problem.sizes_dtype});
   require_index({"index_dtype", problem.index_dtype});
   require_dtype_or_float32({"weights_dtype", problem.weights_dtype}, own);
-  checked_product(checked_product(problem.experts, problem.n, "E * N"), problem.k, "E * N * K");
-  checked_product(std::max(problem.rows, problem.slots), std::max(problem.n, problem.k),
-                  "M * max(N, K)");
+  require_countable_bytes(problem);
   if (!problem.quantization.plain()) {
     require_blocks(problem.quantization, words.w, words.w_scales, problem.n, problem.k);
   }

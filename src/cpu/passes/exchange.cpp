@@ -104,10 +104,10 @@ void CpuPasses::index_arrivals(const TensorView& counts, std::int64_t room,
     for (std::int64_t rank = 0; rank < ranks; ++rank) {
       const std::int64_t count = count_of(rank, e);
       for (std::int64_t i = 0; i < count; ++i, ++position, ++first[rank]) {
-        if (first[rank] >= rows || (room >= 0 && first[rank] >= (rank + 1) * room)) continue;
-        ids[first[rank]] = e;
+        const bool kept = first[rank] < rows && (room < 0 || first[rank] < (rank + 1) * room);
+        if (kept) ids[first[rank]] = e;
         if (position < rows) {
-          write_index(gather_indices.data, m_sizes.dtype, position, first[rank]);
+          write_index(gather_indices.data, m_sizes.dtype, position, kept ? first[rank] : -1);
         }
       }
     }

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -145,6 +146,28 @@ TEST(DefaultExecutor, ThousandsOfTinyJobsFromManyThreadsAllFinish) {
   }
   for (std::thread& caller : callers) caller.join();
   EXPECT_EQ(done, 4 * 5000 * 3);
+}
+
+/// Throws std::bad_alloc on the calling thread, or on all others, while all are inside one call.
+void fail_on(Executor& executor, bool calling_thread) {
+  const std::thread::id caller = std::this_thread::get_id();
+  const int workers = executor.concurrency();
+  std::atomic<int> arrived = 0;
+  executor.run(workers, [&](int) {
+    ++arrived;
+    while (arrived < workers) std::this_thread::yield();
+    if ((std::this_thread::get_id() == caller) == calling_thread) throw std::bad_alloc();
+  });
+}
+
+TEST(DefaultExecutor, HandsExceptionsToTheCallerAndServesAgain) {
+  const Watchdog watchdog(std::chrono::seconds(240));
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    for (const bool calling_thread : {true, false}) {
+      EXPECT_THROW(fail_on(default_executor(), calling_thread), std::bad_alloc);
+      meet_all_threads(default_executor());  // needs them all: the pool is not taken for ever
+    }
+  }
 }
 
 // The thread sanitizer's runtime has threads of its own, which do not survive a fork either.

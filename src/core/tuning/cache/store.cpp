@@ -3,6 +3,7 @@
 #include <list>
 #include <stdexcept>
 
+#include "core/fork.h"
 #include "core/process/warning.h"
 #include "core/refusal.h"
 
@@ -98,7 +99,9 @@ std::string TuningStore::save() {
   return {};
 }
 
-TuningStore& tuning_store() {
+namespace {
+
+struct Stores {
   struct OfRoot {
     explicit OfRoot(const CacheRoot& root)
         : word(root.word), below(root.below), store(root.file()) {}
@@ -107,17 +110,40 @@ TuningStore& tuning_store() {
     std::string below;
     TuningStore store;
   };
-  // Never destroyed: other threads may still plan while the process exits.
-  static auto* stores = new std::list<OfRoot>;
-  static auto* mutex = new std::mutex;
+  std::mutex mutex;
+  std::list<OfRoot> list;
+
+  static Stores& of_process() {
+    // Never destroyed: other threads may still plan while the process exits.
+    static auto* stores = (survive_forks(), new Stores);
+    return *stores;
+  }
+};
+
+}  // namespace
+
+TuningStore& tuning_store() {
+  Stores& stores = Stores::of_process();
   const CacheRoot root = cache_root();
-  const std::lock_guard lock(*mutex);
-  for (auto known = stores->begin(); known != stores->end(); ++known) {
+  const std::lock_guard lock(stores.mutex);
+  for (auto known = stores.list.begin(); known != stores.list.end(); ++known) {
     if (root != CacheRoot{known->word, known->below}) continue;
-    stores->splice(stores->begin(), *stores, known);  // found first the next time
+    stores.list.splice(stores.list.begin(), stores.list, known);  // found first the next time
     return known->store;
   }
-  return stores->emplace_front(root).store;
+  return stores.list.emplace_front(root).store;
+}
+
+void hold_tuning_stores() {
+  Stores& stores = Stores::of_process();
+  stores.mutex.lock();
+  for (Stores::OfRoot& of_root : stores.list) of_root.store.hold();
+}
+
+void release_tuning_stores() {
+  Stores& stores = Stores::of_process();
+  for (Stores::OfRoot& of_root : stores.list) of_root.store.release();
+  stores.mutex.unlock();
 }
 
 }  // namespace moegemm

@@ -42,6 +42,10 @@ class TuningStore {
   /// Forgets, also in the file; returns how many records there were.
   std::size_t clear();
 
+  /// Around a fork: nobody else changes or reads the store.
+  void hold() { mutex_.lock(); }
+  void release() { mutex_.unlock(); }
+
  private:
   void refresh();
   std::string save();
@@ -57,5 +61,9 @@ class TuningStore {
 
 /// The store of the folder that the environment names now. Quick: every call with autotune asks.
 TuningStore& tuning_store();
+
+/// Around a fork: all stores that there are, and no new one.
+void hold_tuning_stores();
+void release_tuning_stores();
 
 }  // namespace moegemm

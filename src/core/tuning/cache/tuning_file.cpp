@@ -8,9 +8,8 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
+#include <optional>
 #include <stdexcept>
 #include <thread>
 
@@ -59,7 +58,10 @@ class FileLock {
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
   }
-  ~FileLock() { close(descriptor_); }  // which also unlocks
+  ~FileLock() {
+    flock(descriptor_, LOCK_UN);  // closing leaves the lock to a child forked in the meantime
+    close(descriptor_);
+  }
   FileLock(const FileLock&) = delete;
   FileLock& operator=(const FileLock&) = delete;
 
@@ -92,6 +94,39 @@ void write_text(const fs::path& path, const std::string& text) {
   // Not synced to the disk: a file that a crash of the machine leaves damaged is ignored, and
   // waiting for the disk would hold up every other writer.
   if (close(descriptor) != 0) give_up();
+}
+
+/// Nothing where there is no file.
+std::optional<std::string> read_text(const fs::path& path) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (status.type() == fs::file_type::not_found) return std::nullopt;
+  if (status.type() != fs::file_type::regular) fail("it is not a readable file");
+  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) fail(join("it cannot be opened: ", last_error()));
+  std::string text;
+  char part[16384];
+  ssize_t count = 0;
+  while ((count = read(descriptor, part, sizeof(part))) != 0) {
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) {
+      const std::string reason = last_error();
+      close(descriptor);
+      fail(join("it cannot be read: ", reason));
+    }
+    text.append(part, static_cast<std::size_t>(count));
+  }
+  close(descriptor);
+  return text;
+}
+
+/// The same, with the path in the reason. What cannot be read now may be whole: it stays.
+std::optional<std::string> read_to_merge(const fs::path& path) {
+  try {
+    return read_text(path);
+  } catch (const std::runtime_error& error) {
+    fail(join(shown(path), ": ", error.what()));
+  }
 }
 
 void make_folder(const fs::path& folder) {
@@ -172,16 +207,8 @@ TunedRecords parse_json_text(const std::string& text) {
 }
 
 TunedRecords read_tuning_file(const fs::path& path) {
-  std::error_code error;
-  const fs::file_status status = fs::status(path, error);
-  if (status.type() == fs::file_type::not_found) return {};
-  if (status.type() != fs::file_type::regular) fail("it is not a readable file");
-  std::ifstream stream(path, std::ios::binary);
-  std::ostringstream text;
-  if (!stream) fail("it cannot be opened");
-  text << stream.rdbuf();
-  if (stream.bad()) fail("it cannot be read");
-  return parse_json_text(text.str());
+  const std::optional<std::string> text = read_text(path);
+  return text ? parse_json_text(*text) : TunedRecords();
 }
 
 void merge_into_tuning_file(const fs::path& path, const TunedRecords& added) {
@@ -190,12 +217,14 @@ void merge_into_tuning_file(const fs::path& path, const TunedRecords& added) {
   // One name for every writer: the lock lets in one at a time, and what a killed one left is
   // overwritten by the next.
   const fs::path partial = beside(path, ".partial");
-  TunedRecords merged;
   std::error_code error;
-  try {
-    merged = read_tuning_file(path);
-  } catch (const std::runtime_error&) {
-    fs::rename(path, beside(path, ".unreadable"), error);
+  TunedRecords merged;
+  if (const std::optional<std::string> text = read_to_merge(path)) {
+    try {
+      merged = parse_json_text(*text);
+    } catch (const std::runtime_error&) {
+      fs::rename(path, beside(path, ".unreadable"), error);
+    }
   }
   for (const auto& [key, record] : added) merged.insert_or_assign(key, record);
   write_text(partial, to_json_text(merged));

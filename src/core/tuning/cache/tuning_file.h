@@ -46,7 +46,8 @@ TunedRecords read_tuning_file(const std::filesystem::path& path);
 
 /// Adds `added` to the file: reads it, merges and renames a complete new file over it, all under a
 /// lock that many processes can contend for and that dies with its holder. A file that is not ours
-/// is kept under another name. Throws std::runtime_error with the reason when it cannot be written.
+/// is kept under another name. Throws std::runtime_error with the reason when the file cannot be
+/// read, which then stays as it is, or written.
 void merge_into_tuning_file(const std::filesystem::path& path, const TunedRecords& added);
 
 /// Removes the file, under the same lock. Throws as merge_into_tuning_file does.

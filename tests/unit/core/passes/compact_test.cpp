@@ -214,6 +214,17 @@ TEST_F(IndexArrivalsRules, BadCountsReachNoOtherMemory) {
   run();
   EXPECT_EQ(ids[5], 7);
   EXPECT_EQ(sizes[0] + sizes[1] + sizes[2], 5);
+  EXPECT_EQ(order, (std::vector<std::int32_t>{2, 3, 4, -1, -1}));
+}
+
+TEST_F(IndexArrivalsRules, RowsBeyondARanksRoomAreNowhere) {
+  rows_of = {0, 0, 6, 1, 0, 0};
+  room = 4;
+  set_rows(8);
+  run();
+  EXPECT_EQ(sizes, (std::vector<std::int32_t>{1, 0, 6}));
+  EXPECT_EQ(order, (std::vector<std::int32_t>{4, 0, 1, 2, 3, -1, -1, -1}));
+  EXPECT_EQ(ids, (std::vector<std::int64_t>{2, 2, 2, 2, 0, 3, 3, 3}));
 }
 
 TEST_F(IndexArrivalsRules, TensorsHaveTheirShapesAndDtypes) {

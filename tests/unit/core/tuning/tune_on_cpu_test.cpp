@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <fstream>
+#include <limits>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -127,6 +128,26 @@ TEST_F(TuneOnCpuTest, WithoutSupportNothingIsMeasured) {
   EXPECT_EQ(call().source, PlanSource::kHeuristic);
   EXPECT_TRUE(tuning_cache_entries().empty());
   expect_refusal(ErrorKind::kInvalidValue, {"context.tuning is null"}, [&] { tune(); });
+}
+
+TEST_F(TuneOnCpuTest, BudgetThatIsNotAboveZeroIsRefused) {
+  for (const double budget : {0.0, -1.0, std::numeric_limits<double>::quiet_NaN()}) {
+    support.budget_seconds = budget;
+    expect_refusal(ErrorKind::kInvalidValue, {"budget_seconds is", "above 0"}, [&] { tune(); });
+  }
+}
+
+TEST_F(TuneOnCpuTest, CheckComesBeforeTheMeasurement) {
+  m_sizes = {10, 15};
+  {
+    const ScopedEnvironment check("MOEGEMM_CHECK", "1");
+    expect_refusal(ErrorKind::kInvalidValue, {"add up to 25"}, [&] { tune(); });
+  }
+  options.check = true;
+  expect_refusal(ErrorKind::kInvalidValue, {"add up to 25"}, [&] { call(); });
+  expect_refusal(ErrorKind::kInvalidValue, {"add up to 25"}, [&] { tune(); });
+  EXPECT_EQ(support.calls, 0);
+  EXPECT_TRUE(tuning_cache_entries().empty());
 }
 
 TEST_F(TuneOnCpuTest, EnvironmentForbidsMeasuring) {

@@ -85,6 +85,15 @@ TEST_F(ValidateProblem, AccumulateNeedsAFloat32Dw) {
   EXPECT_NO_THROW(validate(problem));
 }
 
+TEST_F(ValidateProblem, ByteCountsFitIn64Bits) {
+  problem.n = problem.k = 8;
+  problem.rows = (std::int64_t{1} << 60) - 1;
+  expect_refused(ErrorKind::kInvalidValue, {"bytes of M * max(N, K)", "64 bits"});
+  problem.rows = 8;
+  problem.experts = std::int64_t{1} << 55;
+  expect_refused(ErrorKind::kInvalidValue, {"bytes of E * N * K", "64 bits"});
+}
+
 TEST_F(ValidateProblem, ElementCountsFitIn64Bits) {
   problem.rows = std::int64_t{1} << 61;
   problem.n = 8;

@@ -51,7 +51,7 @@ TEST_F(ValidateTensors, ElementCountsBeyond64BitsAreRefused) {
   expect_forward_refused(ErrorKind::kInvalidValue, {"x is", "element count", "64 bits"});
   x.shape = {std::int64_t{1} << 60, 5};
   y.shape[0] = x.shape[0];
-  expect_forward_refused(ErrorKind::kInvalidValue, {"x is", "byte count", "64 bits"});
+  expect_forward_refused(ErrorKind::kInvalidValue, {"bytes of M * max(N, K)", "64 bits"});
   x = x_tokens;
   y.shape[0] = x.shape[0];
   x.row_stride = std::numeric_limits<std::int64_t>::max();

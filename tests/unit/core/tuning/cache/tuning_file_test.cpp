@@ -204,6 +204,36 @@ TEST_F(TuningFileTest, ReadOnlyFolderIsReadAndCostsOneWarning) {
   EXPECT_EQ(read_tuning_file(file).size(), 1u);
 }
 
+TEST_F(TuningFileTest, FileThatCannotBeReadStaysWhereItIs) {
+  merge_into_tuning_file(file, {{key("old"), record("k")}});
+  EXPECT_NE(chmod(folder.path().c_str(), 0755), -1);
+  EXPECT_NE(chmod(file.parent_path().c_str(), 0777), -1);
+  EXPECT_NE(chmod(file.c_str(), 0), -1);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    constexpr uid_t kNobody = 65534;
+    if (geteuid() == 0 && (setgid(kNobody) != 0 || setuid(kNobody) != 0)) _exit(1);
+    TuningStore store(file);
+    const std::string failure = store.put({{key("new"), record("k")}});
+    const bool told = failure == file.string() + ": it cannot be opened: Permission denied";
+    _exit(told && store.find(key("new")) ? 0 : 2);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  EXPECT_NE(chmod(file.c_str(), 0644), -1);
+  EXPECT_EQ(read_tuning_file(file).count(key("old")), 1u);
+  EXPECT_FALSE(std::filesystem::exists(file.string() + ".unreadable"));
+}
+
+TEST_F(TuningFileTest, FolderInPlaceOfTheFileStays) {
+  std::filesystem::create_directories(file);
+  TuningStore store(file);
+  EXPECT_EQ(store.put({{key("a"), record("k")}}), file.string() + ": it is not a readable file");
+  EXPECT_TRUE(std::filesystem::is_directory(file));
+}
+
 TEST_F(TuningFileTest, SecondUserOfASharedFolderAddsToTheFile) {
   constexpr uid_t kNobody = 65534;
   if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
