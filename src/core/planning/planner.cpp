@@ -3,8 +3,8 @@
 #include <mutex>
 #include <new>
 
-#include "core/fork.h"
 #include "core/process/environment.h"
+#include "core/process/fork.h"
 #include "core/registry.h"
 #include "core/tuning/cache/store.h"
 #include "core/types/hashing.h"

@@ -3,7 +3,7 @@
 #include <list>
 #include <stdexcept>
 
-#include "core/fork.h"
+#include "core/process/fork.h"
 #include "core/process/warning.h"
 #include "core/refusal.h"
 

@@ -1,4 +1,4 @@
-#include "core/fork.h"
+#include "core/process/fork.h"
 
 #include <pthread.h>
 
