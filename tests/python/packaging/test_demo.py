@@ -86,6 +86,8 @@ def test_times_that_lie_far_apart_make_no_ratio():
     assert (line.ours, line.theirs, line.theirs_by, line.faster) == (1.0, 2.0, "loop", "2.00x")
     assert line.unsteady == pytest.approx(1.0)
     assert demo.Line.of("x", {"moegemm": steady, "loop": [1.0, 9.0] * 4}).faster == "busy"
+    microseconds = {"moegemm": [0.04, 0.08] * 4, "loop": [0.12] * 8}  # as on an idle machine
+    assert demo.Line.of("x", microseconds).faster == "2.00x"
 
 
 def test_results_that_differ_are_called_wrong():
