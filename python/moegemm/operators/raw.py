@@ -111,7 +111,7 @@ def run_raw(
     out_dtype: torch.dtype | None,
 ) -> Tensor:
     """Runs operator `name`; the result is `out` or a new tensor of `out_dtype`."""
-    numbers = None if config.all_defaults() else config.numbers(type(config).__name__, options)
+    numbers = config.numbers(type(config).__name__, options)
     if numbers is not None and torch.compiler.is_compiling():
         options += WARN_AT_ONCE
     function, functional, into_out = _OPERATORS[name]

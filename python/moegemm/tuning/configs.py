@@ -14,7 +14,6 @@ import torch
 
 from moegemm.operators.errors import explain, shown
 from moegemm.operators.loading import ops
-from moegemm.operators.options import MULTIPLY, PERMUTE_X, PERMUTE_Y
 from moegemm.operators.rules import is_integer
 
 DEFAULT_BLOCK = 32
@@ -85,8 +84,6 @@ class KernelConfig:
 
     def all_defaults(self) -> bool:
         """True if nothing asks for a particular kernel."""
-        if self.untouched():
-            return True
         tile = (self.BLOCK_SIZE_M, self.BLOCK_SIZE_N, self.BLOCK_SIZE_K, self.num_stages)
         defaults = (DEFAULT_BLOCK, DEFAULT_BLOCK, DEFAULT_BLOCK, DEFAULT_STAGES)
         any_tile = all(number in (None, default) for number, default in zip(tile, defaults, strict=True))
@@ -94,13 +91,14 @@ class KernelConfig:
 
     def numbers(self, argument: str, options: str) -> list[int] | None:
         """The operators' `config` argument: rows, columns, depth and stages, 0 for any, then 1 for each TMA that is
-        asked for. None where all are 0: that must not keep autotune from its choice. Refuses a config for another
-        permutation than the call's, or one the hardware cannot run, and fields that were set since to what is none."""
+        asked for. None where nothing is, so that the planner chooses, or autotune. Refuses a config that the hardware
+        cannot run, and fields that were set since to what is none."""
+        if self.untouched():
+            return None
         if not torch.compiler.is_compiling():
             self.__post_init__()
-        for name, word in (("permute_x", PERMUTE_X), ("permute_y", PERMUTE_Y), ("fuse_mul_post", MULTIPLY)):
-            if getattr(self, name) and word not in options:
-                raise ValueError(f"{argument}.{name} is True, but the call has {name}=False; they must agree")
+        if self.all_defaults():
+            return None
         rows, columns, depth, tma_rows, tma_others = (getattr(self, name) for name in self._NUMBERS)
         asked = (rows, columns, depth, self.num_stages, tma_rows, tma_others, self.use_tma_store)
         numbers = [int(number or 0) for number in asked]
@@ -118,8 +116,8 @@ class KernelConfigForward(KernelConfig):
 
     BLOCK_SIZE_M, _N and _K are the extents of its tile along M, N and K, num_stages how deep its loads run ahead; ints
     from 1 to 65536, or None for any. All at their defaults leave the kernel to the planner. A use_tma_* of True asks
-    for loads or stores by TMA. permute_x, permute_y and fuse_mul_post must be those of the call where they are True.
-    num_warps and flatten are kept and mean nothing here.
+    for loads or stores by TMA. permute_x, permute_y, fuse_mul_post, num_warps and flatten are kept and mean nothing here:
+    one config may serve both products of a layer.
 
     >>> KernelConfigForward(BLOCK_SIZE_M=64, BLOCK_SIZE_N=128, BLOCK_SIZE_K=64).num_stages
     2

@@ -60,6 +60,26 @@ def test_configs_label_themselves():
     assert "BLOCK_SIZE_M=64" in config.to_string(include_tuning_params=True).split(",")
 
 
+@pytest.mark.parametrize("config", FIELDS, ids=lambda c: c.__name__)
+def test_one_config_serves_both_products_of_a_layer(device, config):
+    """Unsloth's layers hand the same objects to both; what is permuted and multiplied is for each call to say."""
+    argument = {
+        KernelConfigForward: "kernel_config_fwd",
+        KernelConfigBackward_dX: "kernel_config_bwd_dX",
+        KernelConfigBackward_dW: "kernel_config_bwd_dW",
+    }[config]
+    shared = {argument: config(permute_x=True, permute_y=True, fuse_mul_post=True)}
+    for flags in ({"permute_x": True}, {"permute_y": True, "is_first_gemm": False}, {}):
+        case = make_case(device, flags=next(iter(flags), "plain"))
+        call = dict(m_sizes=case.m_sizes, topk=2, gather_indices=case.gather_indices, **flags)
+        results = []
+        for configs in ({}, shared):
+            X, W = case.X.detach().requires_grad_(), case.W.detach().requires_grad_()
+            Y = grouped_gemm(X, W, **call, **configs)
+            results.append([Y, *torch.autograd.grad(Y.sum(), [X, W])])
+        assert all(map(torch.equal, *results))
+
+
 @pytest.mark.filterwarnings("ignore:moegemm. asked for:UserWarning")
 def test_basic_grouped_gemm_example(device):
     shrink = 1 if device == "cuda" else 32
