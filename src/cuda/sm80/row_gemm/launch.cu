@@ -52,8 +52,7 @@ RowGemmParams make_row_params(const Problem& problem, const Operands& operands) 
   RowGemmParams params = {};
   static_cast<RoutingParams&>(params) = make_routing(problem, operands);
   params.rows = static_cast<const std::byte*>(forward ? operands.x : operands.dy);
-  params.row_pitch = forward ? row_pitch("x", operands.x_stride, problem.dtype)
-                             : row_pitch("dy", operands.dy_stride, problem.dtype);
+  params.row_pitch = row_pitch(forward ? operands.x_stride : operands.dy_stride, problem.dtype);
   params.weights = static_cast<const std::byte*>(operands.w);
   if (problem.quantization.plain()) {
     params.weight_bytes = operands.w_stride * element_bytes;

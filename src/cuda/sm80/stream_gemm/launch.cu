@@ -55,6 +55,7 @@ std::string refuse(const KernelEntry& entry, const Problem& problem, const Devic
     return "decodes nf4 in blocks of 64 and more that rows of W are multiples of, these are of " +
            std::to_string(quantization.block_k) + " in rows of " + std::to_string(problem.k);
   }
+  if (std::string reason = refuse_far_apart(problem); !reason.empty()) return reason;
   if (has_too_many_tiles(problem)) return "more than 2^30 output tiles";
   return refuse_size(entry, problem, facts);
 }

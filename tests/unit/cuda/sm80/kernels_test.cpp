@@ -9,7 +9,6 @@
 
 #include "cuda/sm80/heuristic.h"
 #include "cuda/sm80/stream_gemm/traits.h"
-#include "moegemm/error.h"
 
 namespace moegemm::cuda::sm80 {
 namespace {
@@ -215,23 +214,23 @@ TEST(Sm80Kernels, RowsFarApartAreFoundInUnitsOf32Bits) {
   constexpr std::int64_t kGibi = std::int64_t{1} << 30;
   for (const std::int64_t stride : {std::int64_t{1000}, 2 * kGibi - 1, 2 * kGibi, 2 * kGibi + 1,
                                     4 * kGibi - 1, 5 * kGibi + 8, 32 * kGibi - 8}) {
-    const RowPitch pitch = row_pitch("x", stride, DType::kBFloat16);
+    const RowPitch pitch = row_pitch(stride, DType::kBFloat16);
     EXPECT_EQ(std::int64_t{pitch.unit_bytes} * pitch.units, 2 * stride);
     EXPECT_EQ(pitch.units == 1, stride < 2 * kGibi);
   }
 }
 
-TEST(Sm80Kernels, RowsTooFarApartAreRefusedByName) {
-  constexpr std::int64_t kGibi = std::int64_t{1} << 30;
-  for (const std::int64_t stride : {5 * kGibi + 1, 32 * kGibi}) {
-    try {
-      row_pitch("dy", stride, DType::kBFloat16);
-      FAIL() << "not refused";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.kind(), ErrorKind::kNotImplemented);
-      EXPECT_NE(std::string(error.what()).find("dy"), std::string::npos);
+TEST(Sm80Kernels, RowsTooFarApartAreRefusedByThePlan) {
+  for (const Op op : kOps) {
+    for (const DType dtype : kDtypes) {
+      Problem problem = layer(op, dtype, 8, 8192);
+      problem.far_apart = true;
+      EXPECT_EQ(choose(problem, kAmpere), nullptr) << to_string(problem);
     }
   }
+  Problem problem = quantised(Op::kForward, WeightFormat::kMxfp4, 16);
+  problem.far_apart = true;
+  EXPECT_EQ(choose(problem, kAmpere), nullptr) << to_string(problem);
 }
 
 TEST(Sm80Kernels, OrderOfTilesIsPlanned) {
