@@ -14,11 +14,10 @@ std::int64_t column_tiles(const Problem& problem) {
   return (problem.n + kStreamFeatures - 1) / kStreamFeatures;
 }
 
-/// Segments that overlap have more rows together than the tensor: tile numbers are still 32 bits.
+/// Tiles may have fewer rows than the kernel's: see launch_policy.
 bool has_too_many_tiles(const Problem& problem) {
   constexpr std::int64_t kMost = 1 << 30;
-  if (problem.segments == Segments::kPacked) return false;
-  const std::int64_t rows = std::min(kMostOverlappingRows, problem.rows * problem.experts);
+  const std::int64_t rows = most_counted_rows(problem.segments, problem.rows, problem.experts);
   return (rows / kLeastStreamRows + problem.experts) * column_tiles(problem) > kMost;
 }
 

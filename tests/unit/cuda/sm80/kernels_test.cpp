@@ -233,6 +233,21 @@ TEST(Sm80Kernels, RowsTooFarApartAreRefusedByThePlan) {
   EXPECT_EQ(choose(problem, kAmpere), nullptr) << to_string(problem);
 }
 
+TEST(Sm80Kernels, TilesOfSegmentsThatOverlapAreCounted) {
+  Problem problem = layer(Op::kForward, DType::kBFloat16, 1024, 16384);
+  problem.n = 1 << 22;
+  for (const KernelEntry& kernel : kKernels) {
+    if (kernel.info.op != Op::kForward || kernel.info.tile.rows > 32) continue;
+    problem.quantization.format = kernel.info.weights;
+    problem.segments = Segments::kPlaced;
+    EXPECT_EQ(refuse_size(kernel, problem, gpu(9, 227 << 10, 228 << 10)),
+              "more than 2^30 output tiles")
+        << kernel.info.name;
+    problem.segments = Segments::kPacked;
+    EXPECT_EQ(refuse_size(kernel, problem, gpu(9, 227 << 10, 228 << 10)), "") << kernel.info.name;
+  }
+}
+
 TEST(Sm80Kernels, OrderOfTilesIsPlanned) {
   const auto order = [](const Problem& problem) {
     const KernelEntry* kernel = choose(problem, kAmpere);
