@@ -233,6 +233,16 @@ TEST(Sm80Kernels, RowsTooFarApartAreRefusedByThePlan) {
   EXPECT_EQ(choose(problem, kAmpere), nullptr) << to_string(problem);
 }
 
+TEST(Sm80Kernels, ACapacityOfManyRowsStreamsWeights) {
+  Problem problem = quantised(Op::kForward, WeightFormat::kMxfp4, 128 * 1024);
+  problem.n = 4096;
+  problem.segments = Segments::kPlaced;
+  problem.expected_rows = problem.experts;
+  const KernelEntry* kernel = choose(problem, gpu(9, 227 << 10, 228 << 10));
+  ASSERT_NE(kernel, nullptr);
+  EXPECT_TRUE(streams_weights(kernel->info)) << kernel->info.name;
+}
+
 TEST(Sm80Kernels, TilesOfSegmentsThatOverlapAreCounted) {
   Problem problem = layer(Op::kForward, DType::kBFloat16, 1024, 16384);
   problem.n = 1 << 22;
