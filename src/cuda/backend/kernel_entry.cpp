@@ -86,4 +86,16 @@ LaunchPolicy weight_launch_policy(const KernelEntry& entry, const Problem& probl
           .order = along_k ? TileOrder::kAlongColumns : TileOrder::kAlongRows};
 }
 
+void launch_prepared(const KernelEntry& entry, const Step& step, const Problem& problem,
+                     void* params, cudaStream_t stream) {
+  const LaunchSpec spec = {.function = entry.function(problem),
+                           .name = entry.info.name.c_str(),
+                           .grid = dim3(static_cast<unsigned>(step.grid)),
+                           .block = dim3(static_cast<unsigned>(entry.threads)),
+                           .dynamic_smem_bytes = static_cast<int>(step.smem_bytes),
+                           .early = step.start != LaunchStart::kAfter,
+                           .device = problem.device.index};
+  launch(spec, &params, stream, step);
+}
+
 }  // namespace moegemm::cuda

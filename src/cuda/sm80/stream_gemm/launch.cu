@@ -105,14 +105,7 @@ void launch_stream(const KernelEntry& entry, const Step& step, const Problem& pr
   const std::int64_t stage_depth = entry.info.tile.depth;
   const bool single_last = (problem.k + stage_depth - 1) / stage_depth % kBlockStages == 1;
   params.first_scales = static_cast<int>(single_last ? stage_depth : 0);
-  const LaunchSpec spec = {.function = entry.function(problem),
-                           .name = entry.info.name.c_str(),
-                           .grid = dim3(static_cast<unsigned>(step.grid)),
-                           .block = dim3(static_cast<unsigned>(entry.threads)),
-                           .dynamic_smem_bytes = static_cast<int>(step.smem_bytes),
-                           .device = problem.device.index};
-  void* args[] = {&params};
-  launch(spec, args, stream, step);
+  launch_prepared(entry, step, problem, &params, stream);  // its blocks need no tile counter
 }
 
 template <StreamGemm Kernel>
