@@ -13,7 +13,7 @@ set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_EXTENSIONS OFF)
 find_package(CUDAToolkit 13.0 REQUIRED)
-find_package(Python3 REQUIRED COMPONENTS Interpreter)  # runs ptxas_check.py
+find_package(Python3 REQUIRED COMPONENTS Interpreter)  # runs ptxas_check.py and instances.py
 
 set(MOEGEMM_CUDA_ARCHS "80;90" CACHE STRING
   "Compute capabilities to compile for, ascending, or `all`: what packages hold, compressed")
@@ -82,10 +82,8 @@ endfunction()
 
 # moegemm_add_generation(<target> <generation> <arch> [EXACT] [TOGETHER <field>...])
 # What lies in the folder <generation>, host code and launches, and the kernels of
-# instances/<generation>.inc, whose lines are MOEGEMM_<FAMILY>_GEMM(.field = value, ...): one
-# translation unit for each line and element type, so that they build in parallel and a new kernel is
-# one line, or for all lines that agree in some fields. <arch> is that of lines which name none. The
-# launches of a family read the same lines for the planner's list.
+# instances/<generation>.inc in the sources that instances.py makes of it. <arch> is that of lines
+# which name none. The launches of a family read the same lines for the planner's list.
 function(moegemm_add_generation target generation arch)
   cmake_parse_arguments(PARSE_ARGV 3 instances "EXACT" "" "TOGETHER")
   file(GLOB host CONFIGURE_DEPENDS ${generation}/*.cpp)
@@ -96,63 +94,24 @@ function(moegemm_add_generation target generation arch)
   moegemm_add_cuda_sources(${target} of_launches ${launches})
   set(list ${CMAKE_CURRENT_SOURCE_DIR}/instances/${generation}.inc)
   set(formats ${CMAKE_CURRENT_SOURCE_DIR}/device/element.cuh)
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${list} ${formats})
-  file(STRINGS ${formats} format_list REGEX "^using TensorCoreFormats")
-  string(REGEX MATCHALL "k[A-Z][A-Za-z0-9]+" tensor_core_formats "${format_list}")
-  file(STRINGS ${list} lines REGEX "^[^/#]")  # no comments, no directives
-  list(JOIN lines " " text)
-  string(REGEX REPLACE " +" " " text "${text}")
-  string(REGEX MATCHALL "MOEGEMM_[A-Z0-9]+_GEMM\\([^)]*\\)" kernels "${text}")
-  set(units "")
-  foreach(kernel IN LISTS kernels)
-    string(REGEX MATCH "MOEGEMM_([A-Z])([A-Z0-9]+)_GEMM\\((.*)\\)" matched "${kernel}")
-    set(fields "${CMAKE_MATCH_3}")
-    string(TOLOWER "${CMAKE_MATCH_2}" rest)
-    set(type ${CMAKE_MATCH_1}${rest}Gemm)
-    string(TOLOWER "${CMAKE_MATCH_1}${rest}_gemm" family)
-    string(REGEX REPLACE "\\.([a-z0-9_]+) = true" ".\\1 = \\1" named "${fields}")
-    set(values "")  # of the fields that name a unit
-    foreach(field IN LISTS instances_TOGETHER)
-      if("${named}" MATCHES "\\.${field} = ([A-Za-z]+::)?([A-Za-z0-9]+)")
-        string(APPEND values _${CMAKE_MATCH_2})
-      endif()
-    endforeach()
-    if(NOT instances_TOGETHER)
-      string(REGEX REPLACE "\\.[a-z0-9_]+ = ([A-Za-z]+::)?([A-Za-z0-9]+),? ?" "_\\2" values "${named}")
-    endif()
-    set(dtypes ${tensor_core_formats})
-    if("${fields}" MATCHES "\\.math = Math::k(Float|Tf32)" OR "${family}" MATCHES "^tf32")
-      set(dtypes kFloat32)
-    elseif("${family}" MATCHES "^(quantised|stream)_gemm$")  # what quantised models run in
-      set(dtypes kBFloat16)
-    endif()
-    set(kernel_arch ${arch})
-    set(exact ${instances_EXACT})
-    if("${fields}" MATCHES "\\.arch = ([0-9]+)(, \\.exact = true)?")
-      set(kernel_arch ${CMAKE_MATCH_1})
-      string(LENGTH "${CMAKE_MATCH_2}" exact)
-    endif()
-    foreach(dtype IN LISTS dtypes)
-      set(unit ${generation}_${family}${values})
-      if(NOT instances_TOGETHER)
-        string(APPEND unit _${dtype})
-      endif()
-      list(APPEND units ${unit})
-      set(family_${unit} ${family})
-      moegemm_gencode(gencode_${unit} ${kernel_arch} ${exact})
-      string(APPEND kernels_${unit}
-        "template KernelFunctions ${family}_functions<${type}{${fields}}, DType::${dtype}>();\n")
-    endforeach()
-  endforeach()
-  list(REMOVE_DUPLICATES units)
+  set(generator ${PROJECT_SOURCE_DIR}/cmake/instances.py)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${list} ${formats} ${generator})
+  set(options --arch=${arch})
+  if(instances_EXACT)
+    list(APPEND options --exact)
+  endif()
+  if(instances_TOGETHER)
+    string(REPLACE ";" "," together "${instances_TOGETHER}")
+    list(APPEND options --together=${together})
+  endif()
+  execute_process(COMMAND ${Python3_EXECUTABLE} ${generator} --list=${list} --formats=${formats}
+    --folder=${CMAKE_CURRENT_BINARY_DIR}/instances ${options}
+    OUTPUT_VARIABLE units COMMAND_ERROR_IS_FATAL ANY)
+  string(REGEX MATCHALL "[^\n]+" units "${units}")
   foreach(unit IN LISTS units)
-    set(source ${CMAKE_CURRENT_BINARY_DIR}/instances/${unit}.cu)
-    file(CONFIGURE OUTPUT ${source} @ONLY CONTENT "#include \"cuda/${generation}/${family_${unit}}/kernel.cuh\"
-
-namespace moegemm::cuda::${generation} {
-${kernels_${unit}}}
-")
-    moegemm_add_cuda_sources(${target} gencode_${unit} ${source})
+    string(REGEX MATCH "^(.*) ([0-9]+) (TRUE|FALSE)$" matched "${unit}")
+    moegemm_gencode(of_unit ${CMAKE_MATCH_2} ${CMAKE_MATCH_3})
+    moegemm_add_cuda_sources(${target} of_unit ${CMAKE_MATCH_1})
   endforeach()
 endfunction()
 

@@ -18,10 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import instances
 from ptxas_check import faults_of, kernels_of
 
-KERNEL = re.compile(r"^MOEGEMM_(ROW|STREAM|WEIGHT)_GEMM\(([^)]*)\)", re.MULTILINE)
-FIELD = re.compile(r"\.(\w+) = (?:\w+::)?(\w+)")
 SOURCE = """#include "cuda/sm80/{family}_gemm/kernel.cuh"
 namespace moegemm::cuda::sm80 {{
 constexpr {type} kKernel = {{{fields}}};
@@ -40,15 +39,12 @@ BLOCK_KIB = {"80": 163, "87": 163, "90": 227, "100": 227}  # a block's shared me
 
 
 class Kernel:
-    def __init__(self, family: str, fields: str) -> None:
-        self.family, self.fields = family.lower(), " ".join(fields.split())
-        named = dict(FIELD.findall(self.fields))
-        self.least_arch = int(named.get("arch", "80"))
-        self.exact = "exact" in named
+    def __init__(self, line: instances.Kernel) -> None:
+        self.line, named = line, line.named
         self.kind = (named["op"], named.get("math", "kTensor16"), named.get("loads", "kVectors"))
         if "quantised" in named:
             self.kind += ("kQuantised",)
-        self.streams = self.family == "stream"
+        self.streams = line.family == "stream"
         if self.streams:
             self.kind = (named["op"], "kStream", named["weights"])
         sizes = ("warps", "stages") if self.streams else ("rows", "cols", "depth_bytes", "stages")
@@ -60,12 +56,12 @@ class Kernel:
 
     def source(self) -> str:
         return SOURCE.format(
-            family=self.family,
-            type="StreamGemm" if self.streams else "Gemm",
-            fields=self.fields,
-            layout=LAYOUTS[self.family],
+            family=self.line.family,
+            type=self.line.type,
+            fields=self.line.fields,
+            layout=LAYOUTS[self.line.family],
             experts=EXPERTS,
-            dtype="kFloat32" if {"kFloat", "kTf32"} & set(self.kind) else "kBFloat16",
+            dtype=self.line.dtypes(["kBFloat16"])[0],
         )
 
 
@@ -78,12 +74,12 @@ def run(command: list[str]) -> str:
 
 def examine(kernel: Kernel, nvcc: str, ptxas: str, source: Path, archs: list[str]) -> list[tuple[str, str, list[str]]]:
     """(architecture, registers, faults) of one kernel, for the architectures it is compiled for; sets its `smem`."""
-    archs = [arch for arch in archs if int(arch) >= kernel.least_arch]
+    archs = [arch for arch in archs if int(arch) >= kernel.line.arch]
     with tempfile.TemporaryDirectory() as folder:
         code, ptx = Path(folder) / "kernel.cu", Path(folder) / "kernel.ptx"
         code.write_text(kernel.source())
         includes = [f"-I{source / 'src'}", f"-I{source / 'include'}"]
-        flags = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", "-ptx", f"-arch=compute_{kernel.least_arch}"]
+        flags = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", "-ptx", f"-arch=compute_{kernel.line.arch}"]
         run([nvcc, *flags, *includes, str(code), "-o", str(ptx)])
         kernel.smem = int(SHARED_BYTES.search(ptx.read_text())[1])
         found = []
@@ -98,9 +94,9 @@ def main(arguments: list[str]) -> int:
     options = dict(a.removeprefix("--").split("=", 1) for a in arguments)
     nvcc, ptxas, source = options["nvcc"], options["ptxas"], Path(options["source"])
     archs = options.get("archs", "80,86,89,120").split(",")
-    listed = (source / "src/cuda/instances/sm80.inc").read_text()
-    kernels = [Kernel(*match.groups()) for match in KERNEL.finditer(listed)]
-    kernels = [kernel for kernel in kernels if not kernel.exact and options.get("only", "") in str(kernel)]
+    lines = instances.kernels_of(source / "src/cuda/instances/sm80.inc")
+    kernels = [kernel for kernel in map(Kernel, lines) if not kernel.line.exact]
+    kernels = [kernel for kernel in kernels if options.get("only", "") in str(kernel)]
     failed = False
     print("registers on " + ", ".join(f"sm_{arch}" for arch in archs) + f"; shared memory with {EXPERTS} experts")
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -116,7 +112,7 @@ def main(arguments: list[str]) -> int:
                     failed = True
                     print(f"  sm_{arch}: {fault}")
     for kind in {k.kind for k in kernels if not k.streams}:  # the others do what streams have no room for
-        least = min(k.smem for k in kernels if k.kind == kind and k.least_arch == 80)
+        least = min(k.smem for k in kernels if k.kind == kind and k.line.arch == 80)
         for arch in archs:
             if least > BLOCK_KIB.get(arch, 99) * 1024:
                 failed = True

@@ -102,8 +102,8 @@ MOEGEMM_API void ids_at_target(const TensorView& expert_ids, const TensorView& g
 /// Rows that came from several ranks, sorted by expert, those of an expert in the order of ranks.
 ///   counts         [ranks, E] int32 or int64, any row stride: rows of each rank for each expert;
 ///                  a rank's rows come in the order of experts
-///   room           rows that each rank has a place for, filled from the first on; -1: the ranks'
-///                  rows follow one another
+///   room           rows that each rank has a place for, filled from the first on, R or more for
+///                  all ranks together; -1: the ranks' rows follow one another
 ///   m_sizes        [E] int32 or int64, written: rows of each expert
 ///   gather_indices [R] same dtype, written: the row at position r, -1 where there is none
 ///   expert_ids     [R] int64, written: the expert of each row, E for one that no count tells of

@@ -61,6 +61,8 @@ struct Problem {
   bool presorted = false;  ///< dW: the permuted operand was copied into expert order; the indices
                            ///< only say which rows are absent
   bool far_rows = false;   ///< the gathered operand spans more than 64 GiB
+  bool far_apart = false;  ///< two rows of X or dY are further apart than 32 bits count in units of
+                           ///< 1, 2, 4, 8 or 16 bytes: beyond 64 GiB, or beyond 4 and unaligned
   bool rows_pending = false;  ///< forward and dX: LaunchAhead::kWritesRows
   bool allow_tf32 = false;
   bool batch_invariant = true;  ///< only kernels that sum in the order of their backend

@@ -230,9 +230,14 @@ void index_arrivals(const TensorView& counts_view, std::int64_t room,
   require_index(m_sizes);
   require_shape(m_sizes, {experts}, "[E]");
   require_form(gather_indices, {{1, "[R]"}});
+  const std::int64_t rows = gather_indices_view.shape[0];
+  if (room >= 0 && checked_product(ranks, room, "ranks * room") < rows) {
+    refuse_value("room is ", room, " for each of ", ranks,
+                 " ranks; together they must have room for R = ", rows, " rows");
+  }
   require_same_dtype(gather_indices, m_sizes);
   require_form(expert_ids, {{1, "[R]"}});
-  require_shape(expert_ids, {gather_indices_view.shape[0]}, "[R]");
+  require_shape(expert_ids, {rows}, "[R]");
   require_int64(expert_ids);
   for (const Argument* output : {&m_sizes, &gather_indices, &expert_ids}) {
     require_same_device(*output, counts);

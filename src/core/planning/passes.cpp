@@ -71,7 +71,7 @@ Problem product_beside(StepKind pass, const Problem& problem) {
       product.n = padded(problem.n, problem.dtype);
       product.k = padded(problem.k, problem.dtype);
       product.input_alignment = product.dy_alignment = 16;
-      product.far_rows = false;
+      product.far_rows = product.far_apart = false;
       break;
     case StepKind::kTrim:
       product.output_alignment = 16;

@@ -53,6 +53,7 @@ std::string to_string(const Problem& problem) {
   if (problem.dy_per_token) text += " dy_per_token";
   if (problem.presorted) text += " presorted";
   if (problem.far_rows) text += " far_rows";
+  if (problem.far_apart) text += " far_apart";
   if (problem.rows_pending) text += " rows_pending";
   if (problem.allow_tf32) text += " tf32";
   if (!problem.batch_invariant) text += " any_order";
@@ -98,6 +99,7 @@ std::size_t hash_value(const Problem& problem) {
   append(problem.bias, 1);
   append(problem.presorted, 1);
   append(problem.far_rows, 1);
+  append(problem.far_apart, 1);
   append(problem.segments, 2);
   append(problem.tails, 1);
   std::size_t hash = fold_hash(0, small);

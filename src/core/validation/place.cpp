@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <bit>
+#include <limits>
 
 #include "core/refusal.h"
 #include "core/validation/quantization_rules.h"
@@ -16,6 +18,12 @@ bool spans_beyond_64_gib(const Problem& problem, const Operands& operands) {
   return static_cast<double>(rows) * static_cast<double>(stride) *
              static_cast<double>(size_bytes(problem.dtype)) >
          kMost;
+}
+
+bool lies_far_apart(const TensorView& rows) {
+  const std::int64_t bytes = rows.row_stride * size_bytes(rows.dtype);
+  const int unit = std::countr_zero(static_cast<std::uint64_t>(bytes) | 16);
+  return bytes >> unit > std::numeric_limits<std::uint32_t>::max();
 }
 
 /// Whether the ups lie after the gates as far as the stride of a tensor map reaches.
@@ -137,6 +145,7 @@ Call place(const Description& description, const TensorView& first_view,
   if (problem.low_rank > 0) place_low_rank(options, out, call);
   problem.batch_invariant = is_batch_invariant();
   problem.far_rows = problem.gathers() && spans_beyond_64_gib(problem, operands);
+  problem.far_apart = lies_far_apart(first_view) || (gradient && lies_far_apart(second_view));
   return call;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "cuda/backend/launch/counted_rows.h"
 #include "cuda/device/schedule/weight_tiles.h"
 
 namespace moegemm::cuda {
@@ -10,6 +11,14 @@ namespace {
 
 /// Extents and tile numbers, and a block's overshoot of the latter, must fit 32 bits.
 constexpr std::int64_t kMost = std::numeric_limits<int>::max() / 2;
+
+/// Output tiles at most, also of segments that overlap.
+std::int64_t most_tiles(const KernelEntry& entry, const Problem& problem) {
+  if (problem.segments == Segments::kPacked) return entry.tiles(entry.info, problem);
+  Problem counted = problem;
+  counted.rows = most_counted_rows(problem.segments, problem.rows, problem.experts);
+  return entry.tiles(entry.info, counted);
+}
 
 }  // namespace
 
@@ -40,7 +49,7 @@ std::string refuse_size(const KernelEntry& entry, const Problem& problem,
       problem.experts > kMost) {
     return "M, N, K and E must be below 2^30";
   }
-  if (entry.tiles(entry.info, problem) > kMost) return "more than 2^30 output tiles";
+  if (most_tiles(entry, problem) > kMost) return "more than 2^30 output tiles";
   const std::int64_t smem = entry.smem_bytes(problem);
   if (smem > facts.shared_memory_bytes) {
     return std::to_string(problem.experts) + " experts need " + std::to_string(smem) +
@@ -75,6 +84,18 @@ LaunchPolicy weight_launch_policy(const KernelEntry& entry, const Problem& probl
       k_tiles_first(rows, problem.n, problem.k, size_bytes(problem.dtype), facts.l2_bytes);
   return {.grid = persistent_grid(entry, problem, facts),
           .order = along_k ? TileOrder::kAlongColumns : TileOrder::kAlongRows};
+}
+
+void launch_prepared(const KernelEntry& entry, const Step& step, const Problem& problem,
+                     void* params, cudaStream_t stream) {
+  const LaunchSpec spec = {.function = entry.function(problem),
+                           .name = entry.info.name.c_str(),
+                           .grid = dim3(static_cast<unsigned>(step.grid)),
+                           .block = dim3(static_cast<unsigned>(entry.threads)),
+                           .dynamic_smem_bytes = static_cast<int>(step.smem_bytes),
+                           .early = step.start != LaunchStart::kAfter,
+                           .device = problem.device.index};
+  launch(spec, &params, stream, step);
 }
 
 }  // namespace moegemm::cuda

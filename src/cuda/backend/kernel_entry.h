@@ -90,21 +90,17 @@ int persistent_grid(const KernelEntry& entry, const Problem& problem, const Devi
 LaunchPolicy weight_launch_policy(const KernelEntry& entry, const Problem& problem,
                                   const DeviceFacts& facts);
 
+/// Launches the kernel with `params`, as they are.
+void launch_prepared(const KernelEntry& entry, const Step& step, const Problem& problem,
+                     void* params, cudaStream_t stream);
+
 /// Launches the kernel with `params`, whose tile counter is set here.
 template <typename Params>
 void launch_kernel(const KernelEntry& entry, const Step& step, const Problem& problem,
                    Params& params, cudaStream_t stream) {
   params.counter = acquire_tile_counter(problem.device.index, stream,
                                         entry.tiles(entry.info, problem), step.grid);
-  const LaunchSpec spec = {.function = entry.function(problem),
-                           .name = entry.info.name.c_str(),
-                           .grid = dim3(static_cast<unsigned>(step.grid)),
-                           .block = dim3(static_cast<unsigned>(entry.threads)),
-                           .dynamic_smem_bytes = static_cast<int>(step.smem_bytes),
-                           .early = step.start != LaunchStart::kAfter,
-                           .device = problem.device.index};
-  void* args[] = {&params};
-  launch(spec, args, stream, step);
+  launch_prepared(entry, step, problem, &params, stream);
 }
 
 }  // namespace moegemm::cuda

@@ -4,7 +4,6 @@
 #include "cuda/backend/launch/segment_params.h"
 #include "cuda/sm80/kernels.h"
 #include "cuda/sm80/tile/params.h"
-#include "moegemm/error.h"
 
 namespace moegemm::cuda::sm80 {
 namespace {
@@ -66,16 +65,17 @@ RoutingParams make_routing(const Problem& problem, const Operands& operands) {
           problem.weights_dtype == DType::kFloat32};
 }
 
-RowPitch row_pitch(const char* name, std::int64_t stride, DType dtype) {
-  constexpr std::int64_t kMostBytes = std::numeric_limits<unsigned>::max();
-  constexpr unsigned kMostUnits = 16;
+RowPitch row_pitch(std::int64_t stride, DType dtype) {
   const std::int64_t bytes = stride * size_bytes(dtype);
-  for (unsigned units = 1; units <= kMostUnits && bytes % units == 0; units *= 2) {
-    if (bytes / units <= kMostBytes) return {static_cast<unsigned>(bytes / units), units};
-  }
-  throw Error(ErrorKind::kNotImplemented,
-              std::string("rows of ") + name + " are " + std::to_string(bytes) +
-                  " bytes apart, must be less than 64 GiB and, from 4 GiB on, a multiple of 16");
+  unsigned units = 1;
+  while (bytes / units > std::numeric_limits<unsigned>::max()) units *= 2;
+  return {static_cast<unsigned>(bytes / units), units};
+}
+
+std::string refuse_far_apart(const Problem& problem) {
+  if (!problem.far_apart) return {};
+  return "rows of X and dY must be less than 64 GiB apart and, from 4 GiB on, by a multiple of 16 "
+         "bytes";
 }
 
 std::string name_of(const Gemm& kernel) {
@@ -94,6 +94,7 @@ std::string refuse(const Gemm& kernel, const KernelEntry& entry, const Problem& 
   if (std::string reason = refuse_dtype(kernel, problem); !reason.empty()) return reason;
   if (std::string reason = refuse_alignment(kernel, problem); !reason.empty()) return reason;
   if (std::string reason = refuse_packed(kernel, problem); !reason.empty()) return reason;
+  if (std::string reason = refuse_far_apart(problem); !reason.empty()) return reason;
   return refuse_size(entry, problem, facts);
 }
 

@@ -39,10 +39,10 @@ RoutingParams make_routing(const Problem& problem, const Operands& operands);
 struct RowGemmParams;
 RowGemmParams make_row_params(const Problem& problem, const Operands& operands);
 
-/// The pitch of tensor `name`, whose rows are `stride` elements apart. Throws kNotImplemented where
-/// no unit of less than 4 GiB divides it into at most 16: beyond 64 GiB if rows are aligned to 16
-/// bytes, beyond 4 GiB times the element size whatever the alignment.
-RowPitch row_pitch(const char* name, std::int64_t stride, DType dtype);
+/// The pitch of rows that are `stride` elements apart, which Problem::far_apart is not about.
+RowPitch row_pitch(std::int64_t stride, DType dtype);
+/// The refusal of a problem that it is about, empty for others.
+std::string refuse_far_apart(const Problem& problem);
 
 std::string name_of(const Gemm& kernel);
 

@@ -1,15 +1,10 @@
 #pragma once
 
-#include <algorithm>
-
 #include "core/backend.h"
+#include "cuda/backend/launch/counted_rows.h"
 #include "cuda/device/segments.cuh"
 
 namespace moegemm::cuda {
-
-/// Segments that overlap have more rows together than the tensor; so many at least are counted
-/// right, and tile numbers fit their 32 bits.
-constexpr std::int64_t kMostOverlappingRows = 1 << 24;
 
 inline Placement placement_of(const RoutingView& routing, std::int64_t rows) {
   const bool wide = routing.m_sizes.dtype == DType::kInt64;
@@ -32,8 +27,7 @@ inline SegmentParams segment_params(const RoutingView& routing, std::int64_t row
                                     std::int64_t zeroed_rows) {
   const TensorView& sizes = routing.m_sizes;
   const bool packed = routing.segments() == Segments::kPacked;
-  const std::int64_t limit =
-      packed ? rows : std::max(rows, std::min(kMostOverlappingRows, rows * sizes.shape[0]));
+  const std::int64_t limit = most_counted_rows(routing.segments(), rows, sizes.shape[0]);
   return {
       .m_sizes = {sizes.data, sizes.dtype == DType::kInt64},
       .placement = placement_of(routing, rows),

@@ -345,6 +345,13 @@ BackwardShape shape_of(const ActivationGradientInputs& in, const RoutingView& ro
   return shape;
 }
 
+void clear(const TensorView& d_weights, std::int64_t count, cudaStream_t stream) {
+  if (!d_weights.given()) return;  // all zero bits are zero in every floating dtype
+  check(cudaMemsetAsync(d_weights.data, 0,
+                        static_cast<std::size_t>(count * size_bytes(d_weights.dtype)), stream),
+        "clear d_weights for activate_backward");
+}
+
 }  // namespace
 
 void CudaPasses::activate_backward(const ActivationGradientInputs& in, const RoutingView& routing,
@@ -354,19 +361,13 @@ void CudaPasses::activate_backward(const ActivationGradientInputs& in, const Rou
   const PassLaunch on(in.pre.device, context);
   const std::int64_t rows = in.pre.shape[0], activated = in.d_act.shape[1];
   const std::int64_t flat_rows = flat_rows_of(routing, out, rows);
-  if (out.d_weights.given()) {  // all zero bits are zero in every floating dtype
-    cuda::check(
-        cudaMemsetAsync(out.d_weights.data, 0,
-                        static_cast<std::size_t>(flat_rows * size_bytes(out.d_weights.dtype)),
-                        on.stream),
-        "clear d_weights for activate_backward");
-  }
-  if (rows == 0) return;
+  if (rows == 0) return clear(out.d_weights, flat_rows, on.stream);
   const std::int64_t experts = routing.m_sizes.shape[0];
   const std::int64_t hidden = in.d_out.given() ? in.d_out.shape[1] : 0;
   const BackwardShape shape = shape_of(in, routing, activation, out);
   require_activation_limits(std::max(rows, flat_rows), std::max(in.pre.shape[1], hidden), experts,
                             shape.shared_bytes, in.pre.device);
+  clear(out.d_weights, flat_rows, on.stream);
   BackwardArguments arguments = {
       .pre = floats_of(in.pre),
       .bias = floats_of(in.bias),

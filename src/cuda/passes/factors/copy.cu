@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <vector>
 
 #include "core/factor_tiles.h"
 #include "core/refusal.h"
@@ -340,18 +341,21 @@ void CudaPasses::copy_factors(std::span<const FactorCopy> copies, const TensorVi
                               const ExecutionContext& context) const {
   const Device device = copies.front().to.device;
   const PassLaunch on(device, context);
-  for (std::size_t first = 0; first < copies.size(); first += kMostCopies) {
+  struct Launch {
     CopyArguments arguments = {};
+    std::int64_t blocks = 0;
+  };
+  std::vector<Launch> launches((copies.size() + kMostCopies - 1) / kMostCopies);
+  for (std::size_t at = 0; at < copies.size(); ++at) {  // all before the first is launched
+    auto& [arguments, total] = launches[at / kMostCopies];
+    std::int64_t blocks = 0;
+    CopyParams copy = describe(copies[at], m_sizes.given(), blocks);
+    copy.first_block = static_cast<int>(total);
     arguments.sizes = indices_of(m_sizes);
-    std::int64_t total = 0;
-    for (const FactorCopy& asked : copies.subspan(first)) {
-      if (arguments.count == kMostCopies) break;
-      std::int64_t blocks = 0;
-      CopyParams copy = describe(asked, m_sizes.given(), blocks);
-      copy.first_block = static_cast<int>(total);
-      arguments.copies[arguments.count++] = copy;
-      total += blocks;
-    }
+    arguments.copies[arguments.count++] = copy;
+    total += blocks;
+  }
+  for (auto& [arguments, total] : launches) {
     void* parameters[] = {&arguments};
     launch({reinterpret_cast<const void*>(&copy_factors_kernel), "copy_factors",
             dim3(static_cast<unsigned>(total)), dim3(kThreads), 0,

@@ -248,6 +248,11 @@ std::string refuse(const TensorView& x, const StridedStack& factor, const Routin
   if (size_bytes(x.dtype) != 2) return join("x is ", to_string(x.dtype), ", not bf16 or fp16");
   if (routing.segments() != Segments::kPacked) return "segments do not follow one another";
   const std::int64_t k = x.shape[1];
+  constexpr std::int64_t kMost = std::int64_t{1} << 30;  // counted in 32 bits
+  if (std::max({rows.shape[0], x.shape[0] * routing.topk, k}) > kMost) {
+    return join("M = ", rows.shape[0], ", T * topk = ", x.shape[0] * routing.topk, " and K = ", k,
+                " must be at most 2^30");
+  }
   if (k % 8 != 0) return join("K = ", k, " is not a multiple of 8");
   const std::int64_t step = 16 / size_bytes(factor.dtype);
   const bool aligned = reinterpret_cast<std::uintptr_t>(factor.data) % 16 == 0 &&

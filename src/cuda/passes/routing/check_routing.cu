@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "cuda/backend/error.h"
+#include "cuda/backend/launch/capture_mode.h"
 #include "cuda/backend/launch/launch.h"
 #include "cuda/passes/block_sums.cuh"
 #include "cuda/passes/elements.cuh"
@@ -196,6 +197,7 @@ std::optional<RoutingFault> CudaPasses::check(const RoutingView& routing, std::i
                                               const ExecutionContext& context) const {
   const PassLaunch on(routing.m_sizes.device, context);
   refuse_while_capturing(on.stream);
+  const RelaxedCaptureMode relaxed;  // another thread may be capturing a graph
   if (routing.segments() != Segments::kPacked) {
     const HostCopy sizes(routing.m_sizes, on.stream), starts(routing.starts, on.stream);
     const HostCopy indices(routing.gather_indices, on.stream);
@@ -235,6 +237,7 @@ std::optional<DroppedRow> CudaPasses::dropped_row(const TensorView& expert_ids,
                                                   const ExecutionContext& context) const {
   const PassLaunch on(expert_ids.device, context);
   refuse_while_capturing(on.stream);
+  const RelaxedCaptureMode relaxed;  // another thread may be capturing a graph
   const std::int64_t all = expert_ids.shape[0], topk = expert_ids.shape[1];
   const std::int64_t tokens =
       num_tokens.given() ? std::clamp<std::int64_t>(read_index(num_tokens, 0, on.stream), 0, all)

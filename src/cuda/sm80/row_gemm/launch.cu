@@ -52,8 +52,7 @@ RowGemmParams make_row_params(const Problem& problem, const Operands& operands) 
   RowGemmParams params = {};
   static_cast<RoutingParams&>(params) = make_routing(problem, operands);
   params.rows = static_cast<const std::byte*>(forward ? operands.x : operands.dy);
-  params.row_pitch = forward ? row_pitch("x", operands.x_stride, problem.dtype)
-                             : row_pitch("dy", operands.dy_stride, problem.dtype);
+  params.row_pitch = row_pitch(forward ? operands.x_stride : operands.dy_stride, problem.dtype);
   params.weights = static_cast<const std::byte*>(operands.w);
   if (problem.quantization.plain()) {
     params.weight_bytes = operands.w_stride * element_bytes;
@@ -101,36 +100,30 @@ struct Functions {
   }
 };
 
+/// The entry of a line; one that decodes every format has one for each.
 template <RowGemm Kernel>
-KernelEntry row_entry() {
+void list_kernel(std::vector<KernelEntry>& kernels) {
   KernelEntry entry = entry_of<Kernel, RowGemmLayout<ShapeOf<Kernel>>>(Functions<Kernel>());
   entry.tiles = most_row_tiles;
   entry.grid = grid;
   entry.launch = launch_rows;
-  // One kernel decodes every format; row_gemm_kernels names them.
-  if (Kernel.quantised) entry.info.weights = kWeightFormats[0].value;
-  return entry;
-}
-
-}  // namespace
-
-std::vector<KernelEntry> row_gemm_kernels() {
-  std::vector<KernelEntry> listed = {
-#define MOEGEMM_ROW_GEMM(...) row_entry<RowGemm{__VA_ARGS__}>(),
-#include "cuda/instances/sm80.inc"
-  };
-  std::vector<KernelEntry> kernels;
-  for (KernelEntry& entry : listed) {
-    if (entry.info.weights == WeightFormat::kPlain) {
-      kernels.push_back(std::move(entry));
-      continue;
-    }
+  if constexpr (Kernel.quantised) {
     for (const WeightFormatInfo& format : kWeightFormats) {
       kernels.push_back(entry);
       kernels.back().info.weights = format.value;
       kernels.back().info.name += std::string("_") + format.name;
     }
+  } else {
+    kernels.push_back(std::move(entry));
   }
+}
+
+}  // namespace
+
+std::vector<KernelEntry> row_gemm_kernels() {
+  std::vector<KernelEntry> kernels;
+#define MOEGEMM_ROW_GEMM(...) list_kernel<RowGemm{__VA_ARGS__}>(kernels);
+#include "cuda/instances/sm80.inc"
   return kernels;
 }
 

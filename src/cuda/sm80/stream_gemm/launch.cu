@@ -14,12 +14,33 @@ std::int64_t column_tiles(const Problem& problem) {
   return (problem.n + kStreamFeatures - 1) / kStreamFeatures;
 }
 
-/// Segments that overlap have more rows together than the tensor: tile numbers are still 32 bits.
-bool has_too_many_tiles(const Problem& problem) {
+/// What KernelEntry::smem_bytes is without the rows that a block holds.
+std::int64_t fixed_bytes(const KernelEntry& entry, const Problem& problem) {
+  return entry.smem_bytes(problem) - kLeastStreamRows * stream_row_pitch(problem.k);
+}
+
+/// Rows that a block has room for.
+std::int64_t row_slots(const KernelEntry& entry, const Problem& problem, std::int64_t smem_bytes) {
+  return std::clamp<std::int64_t>(
+      (smem_bytes - fixed_bytes(entry, problem)) / stream_row_pitch(problem.k), kLeastStreamRows,
+      kMostStreamRows);
+}
+
+/// Rows of an expert are cut into tiles in steps of this.
+int granule_of(std::int64_t slots) { return static_cast<int>(std::min<std::int64_t>(slots, 8)); }
+
+/// Of a tile, at most.
+int tile_rows(const KernelEntry& entry, std::int64_t slots) {
+  const int granule = granule_of(slots);
+  return std::min(entry.info.tile.rows, static_cast<int>(slots) / granule * granule);
+}
+
+bool has_too_many_tiles(const KernelEntry& entry, const Problem& problem,
+                        const DeviceFacts& facts) {
   constexpr std::int64_t kMost = 1 << 30;
-  if (problem.segments == Segments::kPacked) return false;
-  const std::int64_t rows = std::min(kMostOverlappingRows, problem.rows * problem.experts);
-  return (rows / kLeastStreamRows + problem.experts) * column_tiles(problem) > kMost;
+  const int most_rows = tile_rows(entry, row_slots(entry, problem, facts.shared_memory_bytes));
+  const std::int64_t rows = most_counted_rows(problem.segments, problem.rows, problem.experts);
+  return (rows / most_rows + problem.experts) * column_tiles(problem) > kMost;
 }
 
 std::string refuse(const KernelEntry& entry, const Problem& problem, const DeviceFacts& facts) {
@@ -55,37 +76,28 @@ std::string refuse(const KernelEntry& entry, const Problem& problem, const Devic
     return "decodes nf4 in blocks of 64 and more that rows of W are multiples of, these are of " +
            std::to_string(quantization.block_k) + " in rows of " + std::to_string(problem.k);
   }
-  if (has_too_many_tiles(problem)) return "more than 2^30 output tiles";
+  if (std::string reason = refuse_far_apart(problem); !reason.empty()) return reason;
+  if (has_too_many_tiles(entry, problem, facts)) return "more than 2^30 output tiles";
   return refuse_size(entry, problem, facts);
 }
 
-/// Rows of an expert are cut into tiles in steps of this.
-int granule_of(std::int64_t row_slots) {
-  return static_cast<int>(std::min<std::int64_t>(row_slots, 8));
-}
-
-/// As many rows as a block has room for. `fixed_bytes` is its shared memory but for those.
 LaunchPolicy launch_policy(const KernelEntry& entry, const Problem& problem,
-                           const DeviceFacts& facts, std::int64_t fixed_bytes) {
-  const std::int64_t pitch = stream_row_pitch(problem.k);
-  const std::int64_t slots = std::clamp<std::int64_t>(
-      (facts.shared_memory_bytes - fixed_bytes) / pitch, kLeastStreamRows, kMostStreamRows);
-  const int granule = granule_of(slots);
+                           const DeviceFacts& facts) {
+  const std::int64_t slots = row_slots(entry, problem, facts.shared_memory_bytes);
   return {.grid = persistent_grid(entry, problem, facts),
-          .tile_rows = std::min(entry.info.tile.rows, static_cast<int>(slots) / granule * granule),
-          .smem_bytes = fixed_bytes + slots * pitch};
+          .tile_rows = tile_rows(entry, slots),
+          .smem_bytes = fixed_bytes(entry, problem) + slots * stream_row_pitch(problem.k)};
 }
 
 void launch_stream(const KernelEntry& entry, const Step& step, const Problem& problem,
-                   const Operands& operands, std::int64_t fixed_bytes, cudaStream_t stream) {
+                   const Operands& operands, cudaStream_t stream) {
   if (problem.rows == 0) return zero_unnamed_output(problem, operands, stream);
-  const std::int64_t pitch = stream_row_pitch(problem.k);
   StreamGemmParams params = {};
   static_cast<RowGemmParams&>(params) = make_row_params(problem, operands);
-  params.row_slots = static_cast<int>((step.smem_bytes - fixed_bytes) / pitch);
+  params.row_slots = static_cast<int>(row_slots(entry, problem, step.smem_bytes));
   params.granule = granule_of(params.row_slots);
   params.tile_rows = step.tile.rows;
-  params.shared_pitch = static_cast<int>(pitch);
+  params.shared_pitch = static_cast<int>(stream_row_pitch(problem.k));
   params.column_tiles = static_cast<int>(column_tiles(problem));
   params.column_divisor = make_fast_divisor(static_cast<std::uint32_t>(params.column_tiles));
   params.scale_columns = static_cast<int>((problem.k + problem.quantization.block_k - 1) /
@@ -93,14 +105,7 @@ void launch_stream(const KernelEntry& entry, const Step& step, const Problem& pr
   const std::int64_t stage_depth = entry.info.tile.depth;
   const bool single_last = (problem.k + stage_depth - 1) / stage_depth % kBlockStages == 1;
   params.first_scales = static_cast<int>(single_last ? stage_depth : 0);
-  const LaunchSpec spec = {.function = entry.function(problem),
-                           .name = entry.info.name.c_str(),
-                           .grid = dim3(static_cast<unsigned>(step.grid)),
-                           .block = dim3(static_cast<unsigned>(entry.threads)),
-                           .dynamic_smem_bytes = static_cast<int>(step.smem_bytes),
-                           .device = problem.device.index};
-  void* args[] = {&params};
-  launch(spec, args, stream, step);
+  launch_prepared(entry, step, problem, &params, stream);  // its blocks need no tile counter
 }
 
 template <StreamGemm Kernel>
@@ -112,36 +117,29 @@ template <StreamGemm Kernel>
 KernelEntry stream_entry(BackendKind backend) {
   using Traits = StreamTraits<Kernel>;
   using Layout = StreamLayout<Traits>;
-  return {
-      .info = {.backend = backend,
-               .name = std::string(to_string(backend)) + "_forward_" + to_string(Kernel.weights) +
-                       "_stream_w" + std::to_string(Kernel.warps) + "_s" +
-                       std::to_string(Kernel.stages) +
-                       (Kernel.arch > 80 ? "_arch" + std::to_string(Kernel.arch) : ""),
-               .op = Kernel.op,
-               .tile = {Traits::kRows, kStreamFeatures, Traits::kStageDepth},
-               .stages = Kernel.stages,
-               .weights = Kernel.weights},
-      .arch = Kernel.arch,
-      .exact = Kernel.exact,
-      .threads = Traits::kThreads,
-      .copies_apart = false,
-      .tiles = most_row_tiles,
-      .smem_bytes =
-          [](const Problem& problem) {
-            return Layout::rows(problem.experts) + kLeastStreamRows * stream_row_pitch(problem.k);
-          },
-      .function = function<Kernel>,
-      .refuse = refuse,
-      .grid =
-          [](const KernelEntry& entry, const Problem& problem, const DeviceFacts& facts) {
-            return launch_policy(entry, problem, facts, Layout::rows(problem.experts));
-          },
-      .launch =
-          [](const KernelEntry& entry, const Step& step, const Problem& problem,
-             const Operands& operands, cudaStream_t stream) {
-            launch_stream(entry, step, problem, operands, Layout::rows(problem.experts), stream);
-          }};
+  return {.info = {.backend = backend,
+                   .name = std::string(to_string(backend)) + "_forward_" +
+                           to_string(Kernel.weights) + "_stream_w" + std::to_string(Kernel.warps) +
+                           "_s" + std::to_string(Kernel.stages) +
+                           (Kernel.arch > 80 ? "_arch" + std::to_string(Kernel.arch) : ""),
+                   .op = Kernel.op,
+                   .tile = {Traits::kRows, kStreamFeatures, Traits::kStageDepth},
+                   .stages = Kernel.stages,
+                   .weights = Kernel.weights},
+          .arch = Kernel.arch,
+          .exact = Kernel.exact,
+          .threads = Traits::kThreads,
+          .copies_apart = false,
+          .tiles = most_row_tiles,
+          .smem_bytes =
+              [](const Problem& problem) {
+                return Layout::rows(problem.experts) +
+                       kLeastStreamRows * stream_row_pitch(problem.k);
+              },
+          .function = function<Kernel>,
+          .refuse = refuse,
+          .grid = launch_policy,
+          .launch = launch_stream};
 }
 
 }  // namespace

@@ -23,8 +23,8 @@ WeightGemmParams make_params(const Step& step, const Problem& problem, const Ope
   static_cast<RoutingParams&>(params) = make_routing(problem, operands);
   params.dy = static_cast<const std::byte*>(operands.dy);
   params.x = static_cast<const std::byte*>(operands.x);
-  params.dy_pitch = row_pitch("dy", operands.dy_stride, problem.dtype);
-  params.x_pitch = row_pitch("x", operands.x_stride, problem.dtype);
+  params.dy_pitch = row_pitch(operands.dy_stride, problem.dtype);
+  params.x_pitch = row_pitch(operands.x_stride, problem.dtype);
   params.out = {operands.out, operands.out_stride, static_cast<int>(problem.k),
                 problem.out_dtype == DType::kFloat32, problem.accumulate};
   params.expert_stride = problem.n * operands.out_stride;

@@ -227,12 +227,23 @@ TEST_F(IndexArrivalsRules, RowsBeyondARanksRoomAreNowhere) {
   EXPECT_EQ(ids, (std::vector<std::int64_t>{2, 2, 2, 2, 0, 3, 3, 3}));
 }
 
+TEST_F(IndexArrivalsRules, EveryRowIsInTheRoomOfARank) {
+  set_rows(5);
+  room = 2;
+  expect_refusal(ErrorKind::kInvalidValue, {"room is 2 for each of 2 ranks", "R = 5 rows"},
+                 [this] { run(); });
+  room = 3;
+  EXPECT_NO_THROW(run());
+}
+
 TEST_F(IndexArrivalsRules, TensorsHaveTheirShapesAndDtypes) {
   const auto refused = [this](ErrorKind kind, std::initializer_list<const char*> parts) {
     expect_refusal(kind, parts, [this] { run(); });
   };
   room = -2;
   refused(ErrorKind::kInvalidValue, {"room is -2"});
+  room = std::int64_t{1} << 62;
+  refused(ErrorKind::kInvalidValue, {"ranks * room", "64 bits"});
   room = -1;
   m_sizes.shape[0] = 2;
   refused(ErrorKind::kInvalidValue, {"m_sizes is int32[2]", "[E] = [3]"});

@@ -41,6 +41,23 @@ TEST_F(ValidateTensors, RowStrideBelowTheRowLengthIsRefused) {
   expect_forward_refused(ErrorKind::kInvalidValue, {"x has row_stride 4", "at least", "5"});
 }
 
+TEST_F(ValidateTensors, RowsFurtherApartThan32BitsCountAreSaidToBe) {
+  constexpr std::int64_t kGibi = std::int64_t{1} << 30;       // times four bytes
+  x.data = reinterpret_cast<void*>(std::uintptr_t{1} << 50);  // apart from all other tensors
+  for (const std::int64_t near :
+       {std::int64_t{5}, kGibi - 1, kGibi, 2 * kGibi + 2, 16 * kGibi - 4}) {
+    x.row_stride = near;
+    EXPECT_FALSE(forward().problem.far_apart) << near;
+    EXPECT_FALSE(dw().problem.far_apart) << near;
+  }
+  for (const std::int64_t far : {4 * kGibi + 1, 8 * kGibi + 2, 16 * kGibi}) {
+    x.row_stride = far;
+    EXPECT_TRUE(forward().problem.far_apart) << far;
+    EXPECT_TRUE(dw().problem.far_apart) << far;
+    EXPECT_FALSE(dx().problem.far_apart) << "it does not read x";
+  }
+}
+
 TEST_F(ValidateTensors, NullDataIsRefusedUnlessEmpty) {
   x.data = nullptr;
   expect_forward_refused(ErrorKind::kInvalidValue, {"x is fp32[12, 5]", "null data pointer"});

@@ -9,7 +9,6 @@
 
 #include "cuda/sm80/heuristic.h"
 #include "cuda/sm80/stream_gemm/traits.h"
-#include "moegemm/error.h"
 
 namespace moegemm::cuda::sm80 {
 namespace {
@@ -215,22 +214,47 @@ TEST(Sm80Kernels, RowsFarApartAreFoundInUnitsOf32Bits) {
   constexpr std::int64_t kGibi = std::int64_t{1} << 30;
   for (const std::int64_t stride : {std::int64_t{1000}, 2 * kGibi - 1, 2 * kGibi, 2 * kGibi + 1,
                                     4 * kGibi - 1, 5 * kGibi + 8, 32 * kGibi - 8}) {
-    const RowPitch pitch = row_pitch("x", stride, DType::kBFloat16);
+    const RowPitch pitch = row_pitch(stride, DType::kBFloat16);
     EXPECT_EQ(std::int64_t{pitch.unit_bytes} * pitch.units, 2 * stride);
     EXPECT_EQ(pitch.units == 1, stride < 2 * kGibi);
   }
 }
 
-TEST(Sm80Kernels, RowsTooFarApartAreRefusedByName) {
-  constexpr std::int64_t kGibi = std::int64_t{1} << 30;
-  for (const std::int64_t stride : {5 * kGibi + 1, 32 * kGibi}) {
-    try {
-      row_pitch("dy", stride, DType::kBFloat16);
-      FAIL() << "not refused";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.kind(), ErrorKind::kNotImplemented);
-      EXPECT_NE(std::string(error.what()).find("dy"), std::string::npos);
+TEST(Sm80Kernels, RowsTooFarApartAreRefusedByThePlan) {
+  for (const Op op : kOps) {
+    for (const DType dtype : kDtypes) {
+      Problem problem = layer(op, dtype, 8, 8192);
+      problem.far_apart = true;
+      EXPECT_EQ(choose(problem, kAmpere), nullptr) << to_string(problem);
     }
+  }
+  Problem problem = quantised(Op::kForward, WeightFormat::kMxfp4, 16);
+  problem.far_apart = true;
+  EXPECT_EQ(choose(problem, kAmpere), nullptr) << to_string(problem);
+}
+
+TEST(Sm80Kernels, ACapacityOfManyRowsStreamsWeights) {
+  Problem problem = quantised(Op::kForward, WeightFormat::kMxfp4, 128 * 1024);
+  problem.n = 4096;
+  problem.segments = Segments::kPlaced;
+  problem.expected_rows = problem.experts;
+  const KernelEntry* kernel = choose(problem, gpu(9, 227 << 10, 228 << 10));
+  ASSERT_NE(kernel, nullptr);
+  EXPECT_TRUE(streams_weights(kernel->info)) << kernel->info.name;
+}
+
+TEST(Sm80Kernels, TilesOfSegmentsThatOverlapAreCounted) {
+  Problem problem = layer(Op::kForward, DType::kBFloat16, 1024, 16384);
+  problem.n = 1 << 22;
+  for (const KernelEntry& kernel : kKernels) {
+    if (kernel.info.op != Op::kForward || kernel.info.tile.rows > 32) continue;
+    problem.quantization.format = kernel.info.weights;
+    problem.segments = Segments::kPlaced;
+    EXPECT_EQ(refuse_size(kernel, problem, gpu(9, 227 << 10, 228 << 10)),
+              "more than 2^30 output tiles")
+        << kernel.info.name;
+    problem.segments = Segments::kPacked;
+    EXPECT_EQ(refuse_size(kernel, problem, gpu(9, 227 << 10, 228 << 10)), "") << kernel.info.name;
   }
 }
 
