@@ -116,8 +116,8 @@ class KernelConfigForward(KernelConfig):
 
     BLOCK_SIZE_M, _N and _K are the extents of its tile along M, N and K, num_stages how deep its loads run ahead; ints
     from 1 to 65536, or None for any. All at their defaults leave the kernel to the planner. A use_tma_* of True asks
-    for loads or stores by TMA. permute_x, permute_y, fuse_mul_post, num_warps and flatten are kept and mean nothing here:
-    one config may serve both products of a layer.
+    for loads or stores by TMA. permute_x, permute_y, fuse_mul_post, num_warps and flatten are kept and mean nothing
+    here: one config may serve both products of a layer.
 
     >>> KernelConfigForward(BLOCK_SIZE_M=64, BLOCK_SIZE_N=128, BLOCK_SIZE_K=64).num_stages
     2
