@@ -161,11 +161,7 @@ def read_options(arguments: Sequence[str] | None, records: Path | None) -> argpa
     add_kind("--planner", action="store_true", help="compare the planner's choice with every compiled kernel instead")
     add_kind("--lora", action="store_true", help="time LoRA on one expert layer through PEFT instead")
     add_kind("--quantised", action="store_true", help="time products with quantised weights beside bf16 ones instead")
-    add(
-        "--formats",
-        type=weight_formats,
-        help="--quantised: comma-separated, for instance mxfp4,fp8/128x128; default: all",
-    )
+    add("--formats", type=weight_formats, help="--quantised: for instance mxfp4,fp8/128x128; default: all")
     add("--budget", type=seconds, metavar="SECONDS", help=f"--planner: per problem (default: {BUDGET_SECONDS})")
     add("--layers", type=number, metavar="COUNT", help="--planner: layers drawn at random beside the catalogue's")
     add("--seed", type=int, help="--planner: of those layers")
