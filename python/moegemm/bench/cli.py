@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from moegemm.bench.cases import (
     small_gradients,
 )
 from moegemm.bench.pages import report
+from moegemm.bench.program import number, numbers, require_device, seconds, words
 from moegemm.bench.progress import Progress
 from moegemm.bench.record import add_render_option, load_record, read_to_render, write_json
 from moegemm.formats import FORMATS
@@ -57,30 +58,6 @@ READ_BY = {
     "seconds": (PRODUCTS, "planner"),
     "rounds": (PRODUCTS, "lora", "quantised"),
 }
-
-
-def words(text: str) -> list[str]:
-    return [word for word in text.split(",") if word]
-
-
-def number(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}; a number of at least 1 is accepted")
-    return int(text)
-
-
-def numbers(text: str) -> list[int]:
-    given = words(text)
-    if not given or not all(word.isdecimal() and int(word) for word in given):
-        raise argparse.ArgumentTypeError(f"{text!r}; a comma-separated list of positive numbers is accepted")
-    return [int(word) for word in given]
-
-
-def seconds(text: str) -> float:
-    with suppress(ValueError):
-        if 0 <= float(text) < float("inf"):
-            return float(text)
-    raise argparse.ArgumentTypeError(f"{text!r}; a number of seconds is accepted")
 
 
 def choice_of(accepted: tuple[str, ...]) -> Any:
@@ -264,13 +241,6 @@ def read_earlier(path: Path | None, run: dict[str, Any]) -> report.Record:
         if then != now:
             sys.exit(f"--append {path}: measured with {fact} {then}, this run has {now}")
     return earlier
-
-
-def require_device(device: str) -> None:
-    import torch
-
-    if device == "cuda" and not torch.cuda.is_available():
-        sys.exit("torch sees no CUDA device; --device cpu measures there, --render redraws an existing record")
 
 
 def missing_cases(options: argparse.Namespace, record: report.Record) -> list[Case]:

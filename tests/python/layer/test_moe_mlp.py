@@ -374,6 +374,7 @@ def test_a_product_may_be_the_first_thing_that_a_backward_thread_runs():
     [
         ({"activation": "tanh"}, ValueError, "activation is 'tanh'; accepted are swiglu"),
         ({"layout": "rows"}, ValueError, "layout is 'rows'"),
+        ({"layout": "none"}, ValueError, "layout is 'none'; accepted are 'concatenated' and 'interleaved'"),
         ({"x": None}, TypeError, "x is None"),
         ({"x": torch.randn(13, 23)}, ValueError, r"w_down is fp32\[6, 24, 40\].*its shape must be \[E, H, I\]"),
         ({"w_gate_up": torch.randn(6, 40, 24)}, ValueError, r"w_gate_up is fp32\[6, 40, 24\]"),

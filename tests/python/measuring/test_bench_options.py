@@ -1,7 +1,14 @@
 """moegemm-bench refuses what it cannot do before it measures: the argument, the value and the rule."""
 
+import runpy
+import sys
+from pathlib import Path
+
 import pytest
+import torch
 from moegemm.bench import cli
+
+PROGRAMS = Path(__file__).resolve().parents[3] / "benchmarks"
 
 REFUSED = {
     "--rounds 0": "argument --rounds: '0'; a number of at least 1 is accepted",
@@ -29,3 +36,19 @@ def test_what_would_do_nothing_or_make_no_sense_is_refused(line: str, capsys: py
         cli.read_options(["--device", "cpu", *line.split()], None)
     assert ended.value.code == 2
     assert REFUSED[line] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["paths.py", "row_layouts.py", "fused_activation.py", "expert_parallel.py"])
+def test_programs_refuse_numbers_and_devices_before_they_measure(name, monkeypatch, capsys, tmp_path):
+    def run(*options: str) -> object:
+        monkeypatch.setattr(sys, "argv", [name, "--out", str(tmp_path), *options])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(PROGRAMS / name), run_name="__main__")
+        return ended.value.code
+
+    assert run("--rounds", "0") == 2
+    assert "argument --rounds: '0'; a number of at least 1 is accepted" in capsys.readouterr().err
+    if not torch.cuda.is_available():
+        device = () if name in ("paths.py", "row_layouts.py") else ("--device", "cuda")
+        assert "torch sees no CUDA device" in str(run(*device))
+    assert list(tmp_path.iterdir()) == []
