@@ -24,13 +24,11 @@ try:
 except ModuleNotFoundError:
     sys.path.insert(0, str(Path(__file__).parent.parent / "python"))
     import moegemm
-from moegemm.bench.machine import commit_of, describe
-from moegemm.bench.record import add_record_options, read_to_render, write_json
-from moegemm.bench.timing import Clock
+from moegemm.bench.program import add_device_option, add_record_options, number, render_or_measure, started
+from moegemm.bench.record import write_json
 from moegemm.distributed.exchange import Splits, arrived, packed
 from moegemm.distributed.sending import ids_at_target, once_per_rank, once_per_slot, order_of
 
-ROOT = Path(__file__).resolve().parent.parent
 STEM = "expert_parallel"
 STEPS = ("route", "pack", "index", "combine", "all")
 WAYS = {"per slot": "a row for each slot", "once per rank": "`unique=True`", "torch": "torch's operators"}
@@ -157,13 +155,14 @@ def parse_options() -> argparse.Namespace:
         ("ranks", 8),
         ("rounds", 30),
     ):
-        parser.add_argument(f"--{name}", type=int, default=value, help="default: %(default)s")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    add_record_options(parser, ROOT / "build" / "bench" / "rows")
+        parser.add_argument(f"--{name}", type=number, default=value, help="default: %(default)s")
+    add_device_option(parser)
+    add_record_options(parser, "rows")
     return parser.parse_args()
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
+    record, clock = started(options, options.device, "bf16")
     layer = Layer(options)
     unique_rows = int(once_per_rank(layer.ids, layer.experts, layer.ranks).counts.sum())
     rows = {"per slot": sum(layer.sent), "once per rank": unique_rows, "torch": sum(layer.sent)}
@@ -171,13 +170,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     calls = {f"{way}: {step}": call for way, steps in ways.items() for step, call in steps.items()}
     for way in ("per slot", "once per rank"):
         calls |= {f"{way}: {name}": call for name, call in bytes_alone(layer, rows[way]).items()}
-    clock = Clock(options.device)
-    clock.heat(options.heat)
     times = clock.round_robin(calls, options.rounds)
     us = {name: 1e3 * statistics.median(found) for name, found in times.items()}
-    run = describe(options.device, "bf16", options.rounds, options.commit or commit_of(ROOT))
     shape = {name: getattr(options, name) for name in ("tokens", "experts", "topk", "hidden", "ranks")}
-    return {"run": run, "shape": shape, "rows": rows, "us": us}
+    record |= {"shape": shape, "rows": rows, "us": us}
+    write_json(record, options.out, STEM)
+    print(page(record))
+    return record
 
 
 def page(record: dict[str, Any]) -> str:
@@ -221,17 +220,9 @@ def page(record: dict[str, Any]) -> str:
     ])  # fmt: skip
 
 
-def main() -> int:
-    options = parse_options()
-    if options.render:
-        (options.out / f"{STEM}.md").write_text(page(read_to_render(options.render, options.out, STEM)))
-        return 0
-    record = measure(options)
-    write_json(record, options.out, STEM)
-    (options.out / f"{STEM}.md").write_text(page(record))
-    print(page(record))
-    return 0
+def show(record: dict[str, Any], folder: Path) -> None:
+    (folder / f"{STEM}.md").write_text(page(record))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    render_or_measure(parse_options(), STEM, show, measure)

@@ -18,7 +18,8 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("python", "examples")]
 
 import finetune_quantized as example  # noqa: E402 - found through the line above, as what follows
 from moegemm.bench.machine import commit_of, describe  # noqa: E402
-from moegemm.bench.record import add_record_options, read_to_render, write_json  # noqa: E402
+from moegemm.bench.program import add_record_options, render_or_measure  # noqa: E402
+from moegemm.bench.record import write_json  # noqa: E402
 
 STEM = "finetune"
 
@@ -27,7 +28,7 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default="gpt-oss-20b,gpt-oss-120b", help="default: %(default)s")
     parser.add_argument("--steps", type=int, help="default: the example's")
-    add_record_options(parser, ROOT / "build" / "bench" / "quantised")
+    add_record_options(parser, "quantised")
     return parser.parse_args()
 
 
@@ -52,6 +53,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     for sizes in options.sizes.split(","):
         record["cases"].append(measure_one(sizes, options.steps))
         write_json(record, options.out, STEM)
+    print(page(record))
     return record
 
 
@@ -86,14 +88,9 @@ def page(record: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
-def main() -> int:
-    options = parse_options()
-    record = read_to_render(options.render, options.out, STEM) if options.render else measure(options)
-    (options.out / f"{STEM}.md").write_text(page(record))
-    if not options.render:
-        print(page(record))
-    return 0
+def show(record: dict[str, Any], folder: Path) -> None:
+    (folder / f"{STEM}.md").write_text(page(record))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    render_or_measure(parse_options(), STEM, show, measure)

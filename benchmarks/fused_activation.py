@@ -2,11 +2,11 @@
 """Times the first product of an expert layer with its activation in one call, as inference runs it, against product and
 activation after one another, as training runs them, and writes the record.
 
-PYTHONPATH=python python benchmarks/fused_activation.py
-PYTHONPATH=python python benchmarks/fused_activation.py --models demo --tokens 64 --device cpu --out /tmp
+    python benchmarks/fused_activation.py
+    python benchmarks/fused_activation.py --models demo --tokens 64 --device cpu --out /tmp
 """
 
-import sys
+import argparse
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,12 +14,10 @@ import moegemm  # registers the operators
 import torch
 from moegemm.activations import activation_named
 from moegemm.bench.cases import Model, read_catalogue
-from moegemm.bench.machine import commit_of, describe
-from moegemm.bench.record import layer_parser, read_to_render, write_json
+from moegemm.bench.program import add_device_option, layer_parser, measure_each, number, render_or_measure, started
 from moegemm.bench.timing import Clock, spread
 from moegemm.operators.options import PERMUTE_X
 
-ROOT = Path(__file__).resolve().parent.parent
 OPS = torch.ops.moegemm
 STEM = "fused_activation"
 MODELS = ("qwen3-30b-a3b", "mixtral-8x7b", "qwen3-next-80b-a3b", "olmoe", "deepseek-v3", "gpt-oss-120b")
@@ -91,28 +89,28 @@ def show(record: dict, folder: Path) -> None:
     (folder / f"{STEM}.md").write_text(page(record))
 
 
+def measure_all(options: argparse.Namespace) -> dict:
+    record, clock = started(options, options.device, "bf16")
+    catalogue = read_catalogue()
+    cases = [
+        (catalogue[name], tokens, options.device, options.rounds, clock)
+        for name in options.models
+        for tokens in options.tokens
+    ]
+    measure_each(options, STEM, record, cases, measure, words_of)
+    return record
+
+
+def words_of(entry: dict) -> str:
+    factor = entry["ms"][APART]["ms"] / entry["ms"][JOINED]["ms"]
+    return f"{entry['model']}, {entry['tokens']} tokens: {factor:.2f} times faster"
+
+
 def main() -> None:
-    parser = layer_parser(__doc__, MODELS, 20, ROOT / "build" / "bench" / "layer")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--tokens", nargs="+", type=int, default=[64, 512, 2048, 8192], help="default: %(default)s")
-    options = parser.parse_args()
-    if options.render:
-        show(read_to_render(options.render, options.out, STEM), options.out)
-        return
-    clock, catalogue = Clock(options.device), read_catalogue()
-    run = describe(options.device, "bf16", options.rounds, options.commit or commit_of(ROOT))
-    record = {"run": run, "cases": []}
-    clock.heat(options.heat)
-    cases = [(catalogue[name], tokens) for name in options.models for tokens in options.tokens]
-    for done, (model, tokens) in enumerate(cases, start=1):
-        entry = measure(model, tokens, options.device, options.rounds, clock)
-        record["cases"].append(entry)
-        if options.device == "cuda":
-            torch.cuda.empty_cache()
-        factor = entry["ms"][APART]["ms"] / entry["ms"][JOINED]["ms"]
-        print(f"[{done}/{len(cases)}] {model.name}, {tokens} tokens: {factor:.2f} times faster", file=sys.stderr)
-        write_json(record, options.out, STEM)  # after each case: a run that is cut short leaves what it has
-        show(record, options.out)
+    parser = layer_parser(__doc__, MODELS, 20, "layer")
+    add_device_option(parser)
+    parser.add_argument("--tokens", nargs="+", type=number, default=[64, 512, 2048, 8192], help="default: %(default)s")
+    render_or_measure(parser.parse_args(), STEM, show, measure_all)
 
 
 if __name__ == "__main__":

@@ -2,23 +2,21 @@
 """Times products besides those in aligned bf16: fp32, TF32 and shapes that vectors cannot load, each beside torch's
 dense product of the same shape and a loop of them over the experts, and writes the record.
 
-PYTHONPATH=python python benchmarks/paths.py
+    python benchmarks/paths.py
 """
 
+import argparse
 import statistics
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from moegemm.bench.cases import OPS, Case, Model, read_catalogue
 from moegemm.bench.contenders import Contender, dense, expert_loop, ours
-from moegemm.bench.machine import commit_of, describe
 from moegemm.bench.operands import make_operands, make_weights
-from moegemm.bench.record import layer_parser, read_to_render, write_json
+from moegemm.bench.program import layer_parser, measure_each, number, render_or_measure, started
 from moegemm.bench.timing import Clock, spread
 
-ROOT = Path(__file__).resolve().parent.parent
 STEM = "paths"
 MODELS = ("qwen3-30b-a3b", "mixtral-8x7b")
 # By path: element type, whether TF32 is allowed, and the largest error against an fp32 reference.
@@ -100,28 +98,28 @@ def show(record: dict, folder: Path) -> None:
     (folder / f"{STEM}.md").write_text(page(record))
 
 
+def measure_all(options: argparse.Namespace) -> dict:
+    record, clock = started(options, "cuda", ", ".join(PATHS))
+    catalogue = read_catalogue()
+    cases = [
+        (path, Case(model_of(path, catalogue[name]), options.tokens, "random", op), clock, options.rounds)
+        for path in PATHS
+        for name in options.models
+        for op in OPS
+    ]
+    measure_each(options, STEM, record, cases, measure, words_of)
+    return record
+
+
+def words_of(entry: dict) -> str:
+    tflops = {name: round(found["tflops"]) for name, found in entry["contenders"].items()}
+    return f"{entry['path']} {entry['model']} {entry['op']}: {tflops}"
+
+
 def main() -> None:
-    parser = layer_parser(__doc__, MODELS, 7, ROOT / "build" / "bench" / "paths")
-    parser.add_argument("--tokens", type=int, default=8192, help="default: %(default)s")
-    options = parser.parse_args()
-    if options.render:
-        show(read_to_render(options.render, options.out, STEM), options.out)
-        return
-    clock, catalogue = Clock("cuda"), read_catalogue()
-    run = describe("cuda", ", ".join(PATHS), options.rounds, options.commit or commit_of(ROOT))
-    record: dict = {"run": run, "cases": []}
-    clock.heat(options.heat)
-    for path in PATHS:
-        for name in options.models:
-            for op in OPS:
-                case = Case(model_of(path, catalogue[name]), options.tokens, "random", op)
-                entry = measure(path, case, clock, options.rounds)
-                torch.cuda.empty_cache()
-                record["cases"].append(entry)
-                tflops = {n: round(c["tflops"]) for n, c in entry["contenders"].items()}
-                print(f"{path} {name} {op}: {tflops}", file=sys.stderr)
-                write_json(record, options.out, STEM)  # after each case: a run that is cut short leaves what it has
-                show(record, options.out)
+    parser = layer_parser(__doc__, MODELS, 7, "paths")
+    parser.add_argument("--tokens", type=number, default=8192, help="default: %(default)s")
+    render_or_measure(parser.parse_args(), STEM, show, measure_all)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 """Times the expert-major layer on the row layouts that engines hand over, against packed rows of the same counts and
 against torch's grouped_mm, and writes the record.
 
-PYTHONPATH=python python benchmarks/row_layouts.py
+    python benchmarks/row_layouts.py
 """
 
+import argparse
 import statistics
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,10 @@ import moegemm
 import torch
 import torch.nn.functional as F  # noqa: N812
 from moegemm.bench.cases import Model, read_catalogue
-from moegemm.bench.machine import commit_of, describe
-from moegemm.bench.record import layer_parser, read_to_render, write_json
+from moegemm.bench.program import layer_parser, measure_each, number, render_or_measure, started
 from moegemm.bench.timing import Clock
 from torch import Tensor
 
-ROOT = Path(__file__).resolve().parent.parent
 STEM = "row_layouts"
 MODELS = ("qwen3-30b-a3b", "deepseek-v3", "gpt-oss-120b")
 RANKS = 8
@@ -277,26 +275,23 @@ def page(record: dict[str, Any]) -> str:
     ])  # fmt: skip
 
 
-def main() -> None:
-    parser = layer_parser(__doc__, MODELS, 20, ROOT / "build" / "bench" / "rows")
-    parser.add_argument("--tokens", type=int, default=8192, help="default: %(default)s")
-    options = parser.parse_args()
-    if options.render:
-        (options.out / f"{STEM}.md").write_text(page(read_to_render(options.render, options.out, STEM)))
-        return
-    if not torch.cuda.is_available():
-        sys.exit("torch sees no CUDA device, which these figures are about")
-    clock = Clock("cuda")
+def show(record: dict[str, Any], folder: Path) -> None:
+    (folder / f"{STEM}.md").write_text(page(record))
+
+
+def measure_all(options: argparse.Namespace) -> dict[str, Any]:
+    record, clock = started(options, "cuda", "bf16")
+    record["budget"] = measure_budget(clock, options.rounds)
     catalogue = read_catalogue()
-    run = describe("cuda", "bf16", options.rounds, options.commit or commit_of(ROOT))
-    record: dict[str, Any] = {"run": run, "layers": [], "budget": measure_budget(clock, options.rounds)}
-    clock.heat(options.heat)
-    for done, name in enumerate(options.models, start=1):
-        record["layers"].append(measure(catalogue[name], options.tokens, options.rounds, clock))
-        torch.cuda.empty_cache()
-        print(f"[{done}/{len(options.models)}] {name}", file=sys.stderr)
-        write_json(record, options.out, STEM)
-    (options.out / f"{STEM}.md").write_text(page(record))
+    cases = [(catalogue[name], options.tokens, options.rounds, clock) for name in options.models]
+    measure_each(options, STEM, record, cases, measure, lambda entry: str(entry["model"]), "layers")
+    return record
+
+
+def main() -> None:
+    parser = layer_parser(__doc__, MODELS, 20, "rows")
+    parser.add_argument("--tokens", type=number, default=8192, help="default: %(default)s")
+    render_or_measure(parser.parse_args(), STEM, show, measure_all)
 
 
 if __name__ == "__main__":

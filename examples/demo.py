@@ -341,7 +341,13 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, help="default: 8192 on a GPU, else 256")
     parser.add_argument("--steps", type=int, default=train_moe.QUICK_STEPS, help="of training (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("build/demo"), help="where the picture goes")
-    return parser.parse_args()
+    options = parser.parse_args()
+    for name in ("tokens", "steps"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            parser.error(f"--{name} is {getattr(options, name)}; it must be at least 1")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device is cuda, but torch sees no CUDA device")
+    return options
 
 
 def main() -> int:

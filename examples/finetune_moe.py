@@ -59,7 +59,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=16, help="default: %(default)s")
     parser.add_argument("--freeze-experts", action="store_true")
     parser.add_argument("--checkpointing", action="store_true", help="recompute layers in the backward pass")
-    return parser.parse_args()
+    options = parser.parse_args()
+    for name in ("steps", "batch"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} is {getattr(options, name)}; it must be at least 1")
+    return options
 
 
 def main() -> None:

@@ -154,9 +154,12 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=2e-3, help="the learning rate")
     options = parser.parse_args(given)
     tiny = options.sizes == "tiny" and not options.model
-    options.tokens = options.tokens or (512 if tiny else 4096)
-    options.length = options.length or (32 if tiny else 256)
-    options.steps = options.steps or (40 if tiny else 6)
+    for name, small, large in (("tokens", 512, 4096), ("length", 32, 256), ("steps", 40, 6)):
+        if getattr(options, name) is None:
+            setattr(options, name, small if tiny else large)
+    for name, least in (("length", 2), ("tokens", options.length), ("steps", 1), ("rank", 1)):
+        if getattr(options, name) < least:
+            parser.error(f"--{name} is {getattr(options, name)}; it must be at least {least}")
     return options
 
 

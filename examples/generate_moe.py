@@ -109,7 +109,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=4, help="default: %(default)s")
     parser.add_argument("--tokens", type=int, default=48, help="default: %(default)s")
     parser.add_argument("--eager", action="store_true", help="neither torch.compile nor a CUDA graph")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.batch < 1:
+        parser.error(f"--batch is {options.batch}; it must be at least 1")
+    if options.tokens < 3:  # a rate needs a step after the first
+        parser.error(f"--tokens is {options.tokens}; it must be at least 3")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device is cuda, but torch sees no CUDA device")
+    return options
 
 
 @torch.no_grad()

@@ -83,17 +83,28 @@ inline void store(float value, Float16& destination) { destination = to_float16(
 
 namespace moegemm::cpu {
 
+/// The types of all floating formats. What code does for every format it does for these.
+template <typename... T>
+struct ElementTypes {};
+inline constexpr ElementTypes<BFloat16, Float16, float> kElementTypes;
+
+template <typename T>
+inline constexpr DType kDtypeOf = T::kDtype;
+template <>
+inline constexpr DType kDtypeOf<float> = DType::kFloat32;
+
+template <typename Body, typename T, typename... Others>
+decltype(auto) with_element_type_of(ElementTypes<T, Others...>, DType dtype, const Body& body) {
+  if constexpr (sizeof...(Others) > 0) {
+    if (dtype != kDtypeOf<T>) return with_element_type_of(ElementTypes<Others...>{}, dtype, body);
+  }
+  return body(static_cast<T*>(nullptr));
+}
+
 /// Calls body with a null pointer of the C++ type that stores `dtype`, a floating format.
 template <typename Body>
 decltype(auto) with_element_type(DType dtype, const Body& body) {
-  switch (dtype) {
-    case DType::kBFloat16:
-      return body(static_cast<BFloat16*>(nullptr));
-    case DType::kFloat16:
-      return body(static_cast<Float16*>(nullptr));
-    default:
-      return body(static_cast<float*>(nullptr));
-  }
+  return with_element_type_of(kElementTypes, dtype, body);
 }
 
 /// One element of a tensor whose dtype is only known at run time.

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
 namespace moegemm::testing {
 namespace {
@@ -16,51 +15,21 @@ void store(void* data, std::int64_t index, T value) {
   std::memcpy(static_cast<char*>(data) + index * sizeof(T), &value, sizeof(T));
 }
 
-float half_to_float(std::uint16_t bits) {
-  const float sign = (bits & 0x8000) != 0 ? -1.0f : 1.0f;
-  const int exponent = (bits >> 10) & 0x1F;
-  const int fraction = bits & 0x3FF;
-  if (exponent == 0x1F) return fraction != 0 ? kNan : sign * kInf;
-  if (exponent == 0) return sign * std::ldexp(static_cast<float>(fraction), -24);
-  return sign * std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
-}
-
-std::uint16_t float_to_half(float value) {
-  const std::uint16_t sign = std::signbit(value) ? 0x8000 : 0;
-  if (std::isnan(value)) return sign | 0x7E00;
-  const float magnitude = std::fabs(value);
-  if (magnitude >= 65520.0f) return sign | 0x7C00;  // the tie between 65504 and 2^16 rounds up
-  if (magnitude < std::ldexp(1.0f, -14)) {          // subnormal: multiples of 2^-24
-    return sign | static_cast<std::uint16_t>(std::nearbyint(std::ldexp(magnitude, 24)));
+/// The 16 bits nearest to `value`.
+std::uint32_t nearest_bits(const Precision& precision, float value) {
+  const std::uint32_t sign = std::signbit(value) ? 0x8000 : 0;
+  const std::uint32_t quiet = 1u << (precision.fraction_bits() - 1);
+  if (std::isnan(value)) return sign | precision.infinity() | quiet;
+  std::uint32_t bits = std::bit_cast<std::uint32_t>(std::fabs(value));
+  const std::uint32_t exponents_apart = 127 - precision.bias();
+  if (bits < (exponents_apart + 1) << 23) {  // subnormal: multiples of the smallest one
+    const int steps_per_one = precision.fraction_bits() - precision.smallest_exponent();
+    return sign |
+           static_cast<std::uint32_t>(std::nearbyint(std::ldexp(std::fabs(value), steps_per_one)));
   }
-  std::uint32_t bits = std::bit_cast<std::uint32_t>(magnitude);
-  bits += 0xFFF + ((bits >> 13) & 1);
-  return sign | static_cast<std::uint16_t>((bits - (112u << 23)) >> 13);
-}
-
-std::uint16_t float_to_bfloat(float value) {
-  std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
-  if (std::isnan(value)) return static_cast<std::uint16_t>((bits >> 16) | 0x40);
-  bits += 0x7FFF + ((bits >> 16) & 1);
-  return static_cast<std::uint16_t>(bits >> 16);
-}
-
-struct Precision {
-  DType value;
-  int significand_bits;   // with the leading one
-  int smallest_exponent;  // of a normal number
-};
-constexpr Precision kPrecisions[] = {
-    {DType::kBFloat16, 8, -126},
-    {DType::kFloat16, 11, -14},
-    {DType::kFloat32, 24, -126},
-};
-
-const Precision& precision_of(DType dtype) {
-  for (const Precision& precision : kPrecisions) {
-    if (precision.value == dtype) return precision;
-  }
-  refuse_format(dtype);
+  const int dropped = 24 - precision.significand_bits;
+  bits += (1u << (dropped - 1)) - 1 + ((bits >> dropped) & 1);
+  return sign | std::min((bits - (exponents_apart << 23)) >> dropped, precision.infinity());
 }
 
 }  // namespace
@@ -69,26 +38,10 @@ void refuse_format(DType dtype) {
   throw std::invalid_argument(std::string("no arithmetic of the tests for ") + to_string(dtype));
 }
 
-float decode_half(std::uint16_t bits) {
-  static const std::vector<float> table = [] {
-    std::vector<float> values(65536);
-    for (int i = 0; i < 65536; ++i) values[i] = half_to_float(static_cast<std::uint16_t>(i));
-    return values;
-  }();
-  return table[bits];
-}
-
 void encode(DType dtype, void* data, std::int64_t index, float value) {
-  switch (dtype) {
-    case DType::kBFloat16:
-      return store(data, index, float_to_bfloat(value));
-    case DType::kFloat16:
-      return store(data, index, float_to_half(value));
-    case DType::kFloat32:
-      return store(data, index, value);
-    default:
-      refuse_format(dtype);
-  }
+  const Precision& precision = precision_of(dtype);
+  if (size_bytes(dtype) == 4) return store(data, index, value);
+  store(data, index, static_cast<std::uint16_t>(nearest_bits(precision, value)));
 }
 
 float round_to(DType dtype, float value) {
@@ -102,7 +55,7 @@ double half_ulp(DType dtype, double magnitude) {
   const Precision& precision = precision_of(dtype);
   const int exponent =
       static_cast<int>((std::bit_cast<std::uint64_t>(magnitude) >> 52) & 0x7FF) - 1023;
-  const int scale = std::max(exponent, precision.smallest_exponent) - precision.significand_bits;
+  const int scale = std::max(exponent, precision.smallest_exponent()) - precision.significand_bits;
   return std::bit_cast<double>(static_cast<std::uint64_t>(scale + 1023) << 52);  // 2^scale
 }
 

@@ -18,23 +18,45 @@ T load_element(const void* data, std::int64_t index) {
   return value;
 }
 
-float decode_half(std::uint16_t bits);
-/// A format that this file does not know is no fp32 by default.
+/// Formats of IEEE's kind: a sign, an exponent, a fraction, the largest exponent for Inf and NaN.
+struct Precision {
+  DType value;
+  int significand_bits;  // with the leading one, which is not stored
+  constexpr int fraction_bits() const { return significand_bits - 1; }
+  constexpr int bias() const {
+    const auto exponent_bits = 8 * static_cast<int>(size_bytes(value)) - significand_bits;
+    return (1 << (exponent_bits - 1)) - 1;
+  }
+  constexpr int smallest_exponent() const { return 1 - bias(); }  // of a normal number
+  constexpr std::uint32_t infinity() const { return (2u * bias() + 1) << fraction_bits(); }
+};
+inline constexpr Precision kPrecisions[] = {
+    {DType::kBFloat16, 8},
+    {DType::kFloat16, 11},
+    {DType::kFloat32, 24},
+};
+/// A format that is not in the table is no fp32 by default.
 [[noreturn]] void refuse_format(DType dtype);
+inline const Precision& precision_of(DType dtype) {
+  for (const Precision& precision : kPrecisions) {
+    if (precision.value == dtype) return precision;
+  }
+  refuse_format(dtype);
+}
 
 /// The element's value; exact, since every format is a subset of fp32. Here, since tests decode
 /// every element of every operand.
 inline float decode(DType dtype, const void* data, std::int64_t index) {
-  switch (dtype) {
-    case DType::kBFloat16:
-      return std::bit_cast<float>(std::uint32_t{load_element<std::uint16_t>(data, index)} << 16);
-    case DType::kFloat16:
-      return decode_half(load_element<std::uint16_t>(data, index));
-    case DType::kFloat32:
-      return load_element<float>(data, index);
-    default:
-      refuse_format(dtype);
-  }
+  const Precision& precision = precision_of(dtype);
+  if (size_bytes(dtype) == 4) return load_element<float>(data, index);
+  const std::uint32_t bits = load_element<std::uint16_t>(data, index);
+  const std::uint32_t magnitude = bits & 0x7FFF;
+  // The digits as those of an fp32 number, whose exponent is then too small by a constant.
+  const std::uint32_t digits = magnitude << (24 - precision.significand_bits);
+  const float factor = std::bit_cast<float>((254u - precision.bias()) << 23);  // 2^(127 - bias)
+  const float value = magnitude < precision.infinity() ? std::bit_cast<float>(digits) * factor
+                                                       : std::bit_cast<float>(digits | 0x7F800000);
+  return (bits & 0x8000) != 0 ? -value : value;
 }
 /// Rounds to nearest, ties to even, and stores.
 void encode(DType dtype, void* data, std::int64_t index, float value);

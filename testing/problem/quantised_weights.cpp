@@ -1,5 +1,7 @@
 #include "testing/problem/quantised_weights.h"
 
+#include <cmath>
+
 #include "testing/numerics/weight_formats.h"
 
 namespace moegemm::testing {
@@ -23,7 +25,7 @@ std::vector<float> QuantisedWeights::row(std::int64_t expert, std::int64_t row) 
   double factor = 0;
   for (std::int64_t column = 0; column < k; ++column) {
     const std::int64_t place = row * k + column;
-    const unsigned char byte = bytes[q.format == WeightFormat::kFp8 ? place : place / 2];
+    const unsigned char byte = bytes[q.bits() == 8 ? place : place / 2];
     const std::int64_t needed = (flat ? place : column) / q.block_k;
     if (needed != block) {
       block = needed;
@@ -54,8 +56,7 @@ QuantisedWeights random_weights(const Quantization& quantization, std::int64_t e
   w.values.resize(experts * quantization.expert_bytes(n, k));
   for (unsigned char& byte : w.values) {
     byte = static_cast<unsigned char>(random.bits());
-    const bool nan = quantization.format == WeightFormat::kFp8 && (byte & 127) == 127;
-    if (nan && !extreme_scales) byte ^= 1;
+    if (std::isnan(packed_value(quantization.format, byte, false)) && !extreme_scales) byte ^= 1;
   }
   w.scales.resize(w.scale_count() * scale_bytes(quantization.scale_type));
   if (extreme_scales) {

@@ -34,26 +34,30 @@ from moegemm.bench.cases import (
     small_gradients,
 )
 from moegemm.bench.pages import report
+from moegemm.bench.program import number, numbers, require_device, seconds, words
 from moegemm.bench.progress import Progress
 from moegemm.bench.record import add_render_option, load_record, read_to_render, write_json
 from moegemm.formats import FORMATS
+from moegemm.operators.errors import explain
+from moegemm.operators.loading import ops
 
 # Less than two minutes with starting and drawing.
 CPU_SECONDS = 95.0
+BUDGET_SECONDS = 0.25
 SMALLEST = "demo"  # for trying things out; not a published model
 # What is measured instead of products, each by the module of its name, and the folder of such a record in a checkout.
 KINDS = {"planner": "planner", "lora": "layer", "quantised": "quantised"}
-
-
-def words(text: str) -> list[str]:
-    return [word for word in text.split(",") if word]
-
-
-def numbers(text: str) -> list[int]:
-    counts = [int(word) for word in words(text)]
-    if min(counts, default=0) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}; a comma-separated list of positive numbers is accepted")
-    return counts
+PRODUCTS = "products"
+# The options that only some of them read. Another one would do nothing, and the record would not say so.
+READ_BY = {
+    **dict.fromkeys(("backend", "routing", "all_kernels", "no_peers", "untuned_peers", "no_passes"), (PRODUCTS,)),
+    **dict.fromkeys(("budget", "layers", "seed", "beside_torch"), ("planner",)),
+    "formats": ("quantised",),
+    "ops": (PRODUCTS, "planner", "quantised"),
+    "dtype": (PRODUCTS, "planner", "lora"),
+    "seconds": (PRODUCTS, "planner"),
+    "rounds": (PRODUCTS, "lora", "quantised"),
+}
 
 
 def choice_of(accepted: tuple[str, ...]) -> Any:
@@ -65,6 +69,15 @@ def choice_of(accepted: tuple[str, ...]) -> Any:
         return chosen
 
     return read
+
+
+def weight_formats(text: str) -> list[str]:
+    for word in (given := words(text) or [text]):
+        try:
+            ops.check_format(word)
+        except RuntimeError as error:
+            raise argparse.ArgumentTypeError(str(explain(error, {}))) from None
+    return given
 
 
 def gpu_backend(text: str) -> str:
@@ -113,20 +126,21 @@ def read_options(arguments: Sequence[str] | None, records: Path | None) -> argpa
     add("--tokens", type=numbers, help="comma-separated; default: " + ",".join(map(str, DEFAULT_TOKENS)))
     add("--routing", type=choice_of(ROUTINGS), help=f"default: {','.join(ROUTINGS)}; on a CPU random")
     add("--ops", type=choice_of(OPS), help=f"default: {','.join(OPS)}; gradients from {LEAST_GRADIENT_TOKENS} tokens")
-    add("--dtype", choices=[known.name for known in FORMATS.values()], default="bf16")
-    add("--rounds", type=int, help="timed rounds per case (default: 30, on a CPU 5; at least 20 for a GPU record)")
-    add("--heat", type=float, default=2.0, metavar="SECONDS", help="dense products before the first case")
-    add("--seconds", type=float, help=f"start no case that may end later than this (default: on a CPU {CPU_SECONDS})")
+    add("--dtype", choices=[known.name for known in FORMATS.values()], help="default: bf16")
+    add("--rounds", type=number, help="timed rounds per case (default: 30, on a CPU 5; at least 20 for a GPU record)")
+    add("--heat", type=seconds, default=2.0, metavar="SECONDS", help="dense products before the first case")
+    add("--seconds", type=seconds, help=f"start no case that may end later than this (default: on a CPU {CPU_SECONDS})")
     add("--all-kernels", action="store_true", help="time every compiled kernel beside the chosen one")
     add("--no-peers", action="store_true", help="leave out other libraries")
     add("--untuned-peers", action="store_true", help="other libraries use their heuristics: tuning takes some minutes")
     add("--no-passes", action="store_true", help="leave out route and combine")
-    add("--planner", action="store_true", help="compare the planner's choice with every compiled kernel instead")
-    add("--lora", action="store_true", help="time LoRA on one expert layer through PEFT instead")
-    add("--quantised", action="store_true", help="time products with quantised weights beside bf16 ones instead")
-    add("--formats", type=words, help="--quantised: comma-separated, for instance mxfp4,fp8/128x128; default: all")
-    add("--budget", type=float, default=0.25, metavar="SECONDS", help="--planner: per problem (default: %(default)s)")
-    add("--layers", type=int, metavar="COUNT", help="--planner: layers drawn at random beside the catalogue's")
+    add_kind = parser.add_mutually_exclusive_group().add_argument
+    add_kind("--planner", action="store_true", help="compare the planner's choice with every compiled kernel instead")
+    add_kind("--lora", action="store_true", help="time LoRA on one expert layer through PEFT instead")
+    add_kind("--quantised", action="store_true", help="time products with quantised weights beside bf16 ones instead")
+    add("--formats", type=weight_formats, help="--quantised: for instance mxfp4,fp8/128x128; default: all")
+    add("--budget", type=seconds, metavar="SECONDS", help=f"--planner: per problem (default: {BUDGET_SECONDS})")
+    add("--layers", type=number, metavar="COUNT", help="--planner: layers drawn at random beside the catalogue's")
     add("--seed", type=int, help="--planner: of those layers")
     add("--beside-torch", action="store_true", help="--planner: time torch + copies beside the planner's choice")
     add("--commit", help="commit that is measured (default: ask git)")
@@ -136,8 +150,20 @@ def read_options(arguments: Sequence[str] | None, records: Path | None) -> argpa
     add("--stem", help="file name of the record (default: by device and backend)")
     add("--out", type=Path, help=f"folder (default: {where})")
     options = parser.parse_args(arguments)
+    if not options.render:
+        refuse_unread(parser, options)
+    elif not options.render.is_file():
+        parser.error(f"argument --render: {options.render} is no file")
     complete(options, catalogue, records)
     return options
+
+
+def refuse_unread(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    measured = next((kind for kind in KINDS if getattr(options, kind)), PRODUCTS)
+    for option, readers in READ_BY.items():
+        if getattr(options, option) not in (None, False) and measured not in readers:
+            meant = f"--{measured} does not read it" if PRODUCTS in readers else f"it goes with --{readers[0]}"
+            parser.error(f"argument --{option.replace('_', '-')}: {meant}")
 
 
 def complete(options: argparse.Namespace, catalogue: dict[str, Any], records: Path | None) -> None:
@@ -161,6 +187,7 @@ def complete(options: argparse.Namespace, catalogue: dict[str, Any], records: Pa
 
         options.layers = LAYERS if options.layers is None else options.layers
         options.seed = SEED if options.seed is None else options.seed
+        options.budget = BUDGET_SECONDS if options.budget is None else options.budget
         options.models = options.models or [name for name in catalogue if name != SMALLEST]
         options.tokens = options.tokens or list(TOKENS)
     if options.lora:
@@ -183,6 +210,7 @@ def complete(options: argparse.Namespace, catalogue: dict[str, Any], records: Pa
     options.ops = options.ops or list(OPS)
     options.routing = options.routing or (["random"] if on_cpu else list(ROUTINGS))
     options.rounds = options.rounds or (5 if on_cpu else 30)
+    options.dtype = options.dtype or "bf16"
     if options.seconds is None:
         options.seconds = CPU_SECONDS if on_cpu and not options.planner else float("inf")
     options.models = [catalogue[name] for name in dict.fromkeys(options.models)]
@@ -213,13 +241,6 @@ def read_earlier(path: Path | None, run: dict[str, Any]) -> report.Record:
         if then != now:
             sys.exit(f"--append {path}: measured with {fact} {then}, this run has {now}")
     return earlier
-
-
-def require_device(device: str) -> None:
-    import torch
-
-    if device == "cuda" and not torch.cuda.is_available():
-        sys.exit("torch sees no CUDA device; --device cpu measures there, --render redraws an existing record")
 
 
 def missing_cases(options: argparse.Namespace, record: report.Record) -> list[Case]:

@@ -2,11 +2,10 @@
 
 import argparse
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from moegemm.bench.cases import Case, Model, read_catalogue
+from moegemm.bench.cases import Case, Model
 
 # Read by no page: spreads, limits and what follows from the model.
 UNREAD = {
@@ -15,26 +14,6 @@ UNREAD = {
 }  # fmt: skip
 DERIVED = {"rows", "flops", "weight_bytes"}  # of a case of products; `with_derived` has them again
 SIGNIFICANT_DIGITS = 6  # a table shows four at most, and rounding twice must not move its last one
-
-
-def layer_parser(description: str | None, models: Sequence[str], rounds: int, folder: Path) -> argparse.ArgumentParser:
-    """Of a program that measures layers of published models; the options that all of them have."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--models", nargs="+", default=list(models), choices=list(read_catalogue()), metavar="NAME",
-        help=f"default: {' '.join(models)}",
-    )  # fmt: skip
-    parser.add_argument("--rounds", type=int, default=rounds, help="timed rounds (default: %(default)s)")
-    add_record_options(parser, folder)
-    return parser
-
-
-def add_record_options(parser: argparse.ArgumentParser, folder: Path) -> None:
-    """Where the record goes, by default to `folder`, and what it says of itself."""
-    parser.add_argument("--heat", type=float, default=2.0, help="seconds of matrix products first, on a GPU")
-    parser.add_argument("--out", type=Path, default=folder, help="folder of the record")
-    parser.add_argument("--commit", default=None, help="what to record as the commit, where there is no repository")
-    add_render_option(parser)
 
 
 def add_render_option(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,7 @@
 #include "layer/random_weights.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "moegemm/execution.h"
@@ -28,8 +29,7 @@ RandomWeights::RandomWeights(const RandomTensor& plain, float amplitude,
 
 std::uint8_t RandomWeights::byte(std::int64_t index) const {
   const auto bits = static_cast<std::uint8_t>(plain_.bits(index) >> 32);
-  const bool nan = quantization_.format == WeightFormat::kFp8 && (bits & 127) == 127;
-  return nan ? bits ^ 1 : bits;
+  return std::isnan(testing::packed_value(quantization_.format, bits, false)) ? bits ^ 1 : bits;
 }
 
 float RandomWeights::scale(std::int64_t index) const {

@@ -1,5 +1,6 @@
 """Groups of 64 and 512 ranks that exist on paper: shapes, shards and memory of large models on one of them."""
 
+import moegemm
 import pytest
 import torch
 import torch.distributed as dist
@@ -107,3 +108,28 @@ def test_a_rank_of_a_fake_group_receives_what_it_sends(group, unique):
     owners = {(token, int(expert) // 2) for token in range(50) for expert in ids[token]}
     assert sent.rows.size(0) == (len(owners) if unique else 400)
     assert dispatcher.combine(sent.rows, sent).shape == x.shape
+
+
+def test_gradients_that_do_not_go_through_autograd_are_refused_where_they_would_be_wrong(group):
+    group(2)
+    x, ids, weights = torch.randn(4, 16), torch.zeros(4, 1, dtype=torch.int64), torch.ones(4, 1)
+    w_gate_up, w_down = torch.randn(2, 16, 16, requires_grad=True), torch.randn(2, 16, 8, requires_grad=True)
+    adapter = moegemm.LoraAdapter(2, 16, 16, rank=4)
+    exact, once = AllToAll(None, 4), AllToAll(None, 4, unique=True)
+
+    def call(**options):
+        return expert_parallel_mlp(x, w_gate_up, w_down, ids, weights, **options)
+
+    with pytest.raises(ValueError, match="accumulate is given; it needs an AllToAll dispatcher with unique=False"):
+        call(dispatcher=once, accumulate=True)
+    with pytest.raises(ValueError, match="gradient_scale is given; what goes to main_grad"):
+        call(dispatcher=exact, accumulate=True, gradient_scale=0.5)
+    with pytest.raises(ValueError, match="adapters are given; with them w_gate_up is one tensor, without accumulate"):
+        call(dispatcher=exact, accumulate=True, gate_up=adapter)
+
+
+def test_all_ranks_are_no_group_before_there_is_one():
+    if dist.is_initialized():
+        pytest.skip("another test of this process keeps its group")
+    with pytest.raises(ValueError, match="group is None and torch"):
+        AllToAll(None, 4)

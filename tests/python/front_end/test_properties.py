@@ -17,6 +17,10 @@ QUICK = settings(
 )
 
 
+# Around one vector and a few, and several steps and tiles of every instruction set with a remainder.
+WIDTHS = st.integers(1, 35) | st.sampled_from([64, 127, 128, 200, 257])
+
+
 @st.composite
 def routings(draw):
     """[T, topk] expert ids, some of them on other ranks, and the number of experts here."""
@@ -33,8 +37,8 @@ def routings(draw):
     flags=st.sampled_from(list(FLAGS)),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     index_dtype=st.sampled_from([torch.int32, torch.int64]),
-    n=st.integers(1, 35),
-    k=st.integers(1, 35),
+    n=WIDTHS,
+    k=WIDTHS,
     seed=st.integers(0, 2**31),
 )
 def test_any_call_matches_the_reference(device, routing, flags, dtype, index_dtype, n, k, seed):
@@ -62,7 +66,7 @@ def test_any_routing_sorts_stably(device, routing, dtype):
 
 @QUICK
 @given(
-    sizes=st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=6),
+    sizes=st.lists(st.integers(-2, 5) | st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=6),
     index=st.lists(st.integers(-2, 9) | st.integers(-(2**31), 2**31 - 1), min_size=8, max_size=8),
     flags=st.sampled_from(list(FLAGS)),
 )

@@ -49,6 +49,17 @@ def test_combine_sums_in_fp32(device, dtype, weighted, topk):
     assert torch.equal(wide.to(dtype), got)
 
 
+def test_combine_refuses_what_it_cannot_do():
+    rows = torch.randn(22, 24)
+    with pytest.raises(TypeError, match="out_dtype is torch"):
+        moegemm.combine(rows, topk=2, out_dtype=torch.float16)
+    with pytest.raises(ValueError, match=r"topk is None; it is needed unless weights is \[T, topk\]"):
+        moegemm.combine(rows)
+    positions, tangent = torch.arange(22).view(11, 2), torch.ones_like(rows)
+    with pytest.raises(NotImplementedError, match="combine by position has no forward-mode derivative"):
+        torch.func.jvp(lambda rows: moegemm.combine(rows, positions=positions), (rows,), (tangent,))
+
+
 @pytest.mark.parametrize("shape", [(11, 2), (22,)])
 def test_combine_gradients(device, shape):
     rows = torch.randn(22, 24, device=device, requires_grad=True)

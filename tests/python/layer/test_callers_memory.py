@@ -134,3 +134,23 @@ def test_memory_that_is_not_written_may_be_the_incoming_gradients(device):
     out = moegemm.experts_mlp(torch.randn(10, 8, device=device), *weights, sizes, grad_rows_out=d_out)
     out.backward(d_out)
     assert weights[1].grad.isfinite().all()
+
+
+@pytest.mark.parametrize("down_bias", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("tokens", [False, True])
+def test_autograd_notices_that_memory_it_saved_was_written(device, tokens, weighted, down_bias):
+    w_gate_up, w_down = torch.randn(3, 12, 8, device=device), torch.randn(3, 8, 6, device=device)
+    bias = torch.randn(3, 8, device=device) if down_bias else None
+    x, out = torch.randn(10, 8, device=device, requires_grad=True), torch.ones(10, 8, device=device)
+    weights = torch.rand(10, 1, device=device) if weighted else None
+    product = x * out
+    if tokens:
+        ids = torch.randint(3, (10, 1), device=device)
+        moegemm.moe_mlp(x, w_gate_up, w_down, ids, weights, down_bias=bias, out=out)
+    else:
+        sizes, options = torch.tensor([3, 2, 5], device=device), {"down_bias": bias, "out": out}
+        row_weights = None if weights is None else weights.flatten()
+        moegemm.experts_mlp(x, w_gate_up, w_down, sizes, row_weights=row_weights, **options)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()

@@ -209,6 +209,22 @@ def test_what_is_kept_for_the_backward(device):
     assert sum(size for pointer, size in kept.items() if pointer not in own) == rows * 2 * 96 * 2 + 4 * 4 + rows * 4
 
 
+@pytest.mark.parametrize(("trained", "unread"), [("x", "x"), ("w_gate_up", "w_gate_up"), ("w_down", "w_gate_up")])
+def test_an_operand_that_no_wanted_gradient_reads_is_not_kept(device, trained, unread):
+    layer = make_layer(device)
+    layer.tensors[trained].requires_grad_()
+    kept: set[int] = set()
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.add(tensor.data_ptr())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        run(layer)
+    assert kept
+    assert layer.tensors[unread].data_ptr() not in kept
+
+
 def test_expanded_gradients(device):
     layer = make_layer(device)
     d_out = torch.ones((), device=device).expand(13, 24)
@@ -358,6 +374,7 @@ def test_a_product_may_be_the_first_thing_that_a_backward_thread_runs():
     [
         ({"activation": "tanh"}, ValueError, "activation is 'tanh'; accepted are swiglu"),
         ({"layout": "rows"}, ValueError, "layout is 'rows'"),
+        ({"layout": "none"}, ValueError, "layout is 'none'; accepted are 'concatenated' and 'interleaved'"),
         ({"x": None}, TypeError, "x is None"),
         ({"x": torch.randn(13, 23)}, ValueError, r"w_down is fp32\[6, 24, 40\].*its shape must be \[E, H, I\]"),
         ({"w_gate_up": torch.randn(6, 40, 24)}, ValueError, r"w_gate_up is fp32\[6, 40, 24\]"),

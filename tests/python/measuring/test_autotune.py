@@ -312,3 +312,10 @@ def test_another_process_uses_what_this_one_measured(cache_folder):
         )
         measured.append(json.loads(done.stdout))
     assert measured == [[False, True, True], [False, False, False]]
+
+
+@pytest.mark.parametrize("budget", [0, -1, 3601, float("nan")])
+def test_a_budget_is_a_time_that_somebody_may_wait(budget):
+    X, W = torch.randn(6, 16), torch.randn(4, 8, 16)
+    with pytest.raises(ValueError, match="seconds above 0 and up to 3600 are accepted"):
+        moegemm.tune(X, W, torch.tensor([3, 0, 1, 2]), topk=1, budget=budget)

@@ -244,6 +244,60 @@ def test_a_result_with_an_error_or_a_hole_fails_the_check() -> None:
     assert contenders.check(ours)["fault"] == "elements are NaN or were not written"
 
 
+def test_a_gradient_that_an_expert_without_rows_must_not_have_fails_the_check() -> None:
+    torch = importlib.import_module("torch")
+    cases, operands, contenders = (
+        importlib.import_module(f"moegemm.bench.{name}") for name in ("cases", "operands", "contenders")
+    )
+    case = cases.Case(cases.Model("tiny", 8, 1, 32, 16), 4, "balanced", "dw1")
+    made = operands.make_operands(case, None, "cpu", torch.bfloat16, seed=0)
+    assert made.routing.sizes == [1, 1, 1, 1, 0, 0, 0, 0]
+    ours = contenders.ours(made)
+    assert contenders.check(ours)["correct"]
+    run = ours.run
+    ours.run = lambda: run().index_fill_(0, torch.tensor([4]), 1.0)
+    assert not contenders.check(ours)["correct"]
+
+
+def test_a_result_that_is_wrong_after_the_timed_rounds_ends_the_program_with_1(
+    tmp_path: Path, run_program: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contenders = importlib.import_module("moegemm.bench.contenders")
+    make, calls = contenders.ours, []
+
+    def wearing_out(*arguments: Any) -> Any:
+        made = make(*arguments)
+        run = made.run
+
+        def run_worse() -> Any:
+            calls.append(1)
+            return run() if len(calls) == 1 else run().mul_(1.05)
+
+        made.run = run_worse
+        return made
+
+    monkeypatch.setattr(contenders, "ours", wearing_out)
+    status, told = run_program(
+        "--device", "cpu", "--models", "demo", "--rounds", 1, "--out", tmp_path, "--no-peers", "--heat", 0,
+        "--ops", "fwd1", "--tokens", 2,
+    )  # fmt: skip
+    assert status == 1, told
+    (case,) = json.loads((tmp_path / "products.json").read_text())["cases"]
+    assert not case["contenders"]["ours"]["correct"]
+    assert "after the timed rounds" in case["contenders"]["ours"]["fault"]
+
+
+def test_contenders_take_turns_in_an_order_that_changes() -> None:
+    timing = importlib.import_module("moegemm.bench.timing")
+    called: list[str] = []
+    calls = {name: lambda name=name: called.append(name) for name in ("first", "second", "third")}
+    times = timing.Clock("cpu", flush=False).round_robin(calls, 12, warm_up=False)
+    assert {name: len(found) for name, found in times.items()} == dict.fromkeys(calls, 12)
+    rounds = [tuple(called[i : i + 3]) for i in range(0, 36, 3)]
+    assert all(set(names) == set(calls) for names in rounds)
+    assert len(set(rounds)) > 3
+
+
 def test_dry_run_checks_every_contender_and_append_measures_what_is_missing(tmp_path: Path, run_program: Run) -> None:
     common = (
         "--device", "cpu", "--models", "demo", "--rounds", 1, "--commit", "abc", "--out", tmp_path,

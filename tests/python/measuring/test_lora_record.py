@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from importlib import import_module
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from counted import Counted
 
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
-lora = pytest.importorskip("moegemm.bench.kinds.lora")
+lora = import_module("moegemm.bench.kinds.lora")
 from moegemm.bench import cli  # noqa: E402
 from moegemm.bench.cases import Model  # noqa: E402
 from moegemm.bench.timing import Clock  # noqa: E402

@@ -1,6 +1,7 @@
 """Llama 4 runs through the forward of its experts module, so that whatever is wrapped around it runs."""
 
 import copy
+from importlib import import_module
 
 import moegemm
 import pytest
@@ -8,8 +9,8 @@ import torch
 from tiny_models import assert_same, build, experts_of, outputs_and_gradients, randomise_adapters, token_ids
 
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("moegemm.transformers")
-llama4 = pytest.importorskip("moegemm.integrations.expert_modules.llama4")
+import_module("moegemm.transformers")
+llama4 = import_module("moegemm.integrations.expert_modules.llama4")
 
 TARGETS = ["experts.gate_up_proj", "experts.down_proj"]
 
@@ -97,7 +98,7 @@ def test_layers_offloaded_to_disk_give_the_right_logits(calls, tmp_path, order):
 def test_weights_that_no_kernel_takes_run_the_experts_own_code():
     eager = build("llama4", "eager").double()
     model = moegemm.patch(copy.deepcopy(eager))
-    pytest.importorskip("moegemm.integrations.notices")._said.clear()
+    import_module("moegemm.integrations.notices")._said.clear()
     with pytest.warns(UserWarning, match=r"Llama4TextExperts runs its own eager code: .* torch.float64"):
         got = outputs_and_gradients(model, token_ids())
     assert_same(got, outputs_and_gradients(eager, token_ids()), 1e-12)
@@ -108,7 +109,7 @@ def test_an_activation_that_no_kernel_has_runs_in_torch_and_says_so():
     for module in eager.modules():
         if hasattr(module, "gate_up_proj"):
             module.act_fn = torch.nn.Tanh()
-    pytest.importorskip("moegemm.integrations.notices")._said.clear()
+    import_module("moegemm.integrations.notices")._said.clear()
     with pytest.warns(UserWarning, match="Llama4TextExperts runs its activation in torch"):
         got = outputs_and_gradients(moegemm.patch(copy.deepcopy(eager)), token_ids())
     assert_same(got, outputs_and_gradients(eager, token_ids()), 5e-5)

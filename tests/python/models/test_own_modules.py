@@ -2,6 +2,7 @@
 
 import copy
 import types
+from importlib import import_module
 
 import moegemm
 import pytest
@@ -20,8 +21,8 @@ from own_experts import (
 )
 from tiny_models import build, routing
 
-notices = pytest.importorskip("moegemm.integrations.notices")
-own_modules = pytest.importorskip("moegemm.integrations.expert_modules.own_modules")
+notices = import_module("moegemm.integrations.notices")
+own_modules = import_module("moegemm.integrations.expert_modules.own_modules")
 
 
 def outputs(module: torch.nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
@@ -234,7 +235,7 @@ def test_hooks_of_accelerate_run_however_they_come_and_go():
 
 
 def test_own_modules_need_no_transformers(monkeypatch):
-    patching = pytest.importorskip("moegemm.integrations.patching")
+    patching = import_module("moegemm.integrations.patching")
     monkeypatch.setattr(patching, "sys", types.SimpleNamespace(modules={}))
     monkeypatch.setattr(patching, "register", lambda: pytest.fail("registered"))
     moegemm.patch(OwnExperts())

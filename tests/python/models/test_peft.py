@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import types
+from importlib import import_module
 
 import pytest
 import torch
@@ -13,9 +14,9 @@ peft = pytest.importorskip("peft")
 if "target_parameters" not in peft.LoraConfig.__dataclass_fields__:
     pytest.skip(f"peft {peft.__version__} cannot target parameters", allow_module_level=True)
 lora_layers = pytest.importorskip("peft.tuners.lora.layer")
-adapters = pytest.importorskip("moegemm.integrations.peft_adapters")
-notices = pytest.importorskip("moegemm.integrations.notices")
-pytest.importorskip("moegemm.transformers")
+adapters = import_module("moegemm.integrations.peft_adapters")
+notices = import_module("moegemm.integrations.notices")
+import_module("moegemm.transformers")
 
 TARGETS = ["experts.gate_up_proj", "experts.down_proj"]
 TOLERANCE = 2e-5  # of a norm, in fp32

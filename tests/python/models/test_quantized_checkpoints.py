@@ -3,6 +3,7 @@
 import copy
 import io
 import json
+from importlib import import_module
 
 import moegemm
 import pytest
@@ -14,7 +15,7 @@ from tiny_models import assert_same, randomise_adapters, token_ids
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 pytest.importorskip("accelerate", reason="accelerate is not installed")
-pytest.importorskip("moegemm.transformers")
+import_module("moegemm.transformers")
 from quantized_checkpoints import experts_of, load, write_checkpoint  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:transformers")

@@ -4,6 +4,7 @@ import copy
 import subprocess
 import sys
 import warnings
+from importlib import import_module
 
 import moegemm
 import pytest
@@ -12,9 +13,9 @@ from counted import Counted
 from tiny_models import DISPATCHED, FAMILIES, assert_same, build, experts_of, outputs_and_gradients, token_ids
 
 transformers = pytest.importorskip("transformers")
-integration = pytest.importorskip("moegemm.transformers")
-running = pytest.importorskip("moegemm.integrations.expert_modules.experts")
-notices = pytest.importorskip("moegemm.integrations.notices")
+integration = import_module("moegemm.transformers")
+running = import_module("moegemm.integrations.expert_modules.experts")
+notices = import_module("moegemm.integrations.notices")
 
 
 def as_moegemm(model: torch.nn.Module) -> torch.nn.Module:

@@ -64,3 +64,27 @@ def test_adapters_beside_quantised_experts_lower_the_loss(monkeypatch, capsys):
     shown = capsys.readouterr().out
     assert "experts 0.00 GB packed" in shown
     assert "peak memory" in shown
+
+
+@pytest.mark.parametrize(
+    ("line", "refused"),
+    [
+        ("generate_moe.py --tokens 2", "--tokens is 2; it must be at least 3"),
+        ("generate_moe.py --batch 0", "--batch is 0; it must be at least 1"),
+        ("finetune_moe.py --steps 0", "--steps is 0; it must be at least 1"),
+        ("finetune_quantized.py --length 0", "--length is 0; it must be at least 2"),
+        ("finetune_quantized.py --tokens 31", "--tokens is 31; it must be at least 32"),
+        ("demo.py --tokens 0", "--tokens is 0; it must be at least 1"),
+        ("demo.py --steps -1", "--steps is -1; it must be at least 1"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(line, refused, monkeypatch, capsys):
+    name, *options = line.split()
+    if name == "finetune_quantized.py":
+        pytest.importorskip("peft")
+    monkeypatch.setattr(sys, "path", list(sys.path))  # the demo adds folders
+    monkeypatch.setattr(sys, "argv", [name, *options])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    assert ended.value.code == 2
+    assert refused in capsys.readouterr().err

@@ -78,3 +78,9 @@ def test_citation_names_this_version_and_its_licence():
     assert citation["version"] == re.search(r'^version = "(.*)"$', package, re.MULTILINE)[1]
     assert citation["license"] == "Apache-2.0"
     assert citation["authors"] == [{"name": "moegemm contributors"}]
+
+
+def test_no_test_is_skipped_where_a_module_of_ours_does_not_import():
+    tests = ROOT / "tests" / "python"
+    skipping = re.compile(r'importorskip\(\s*"moegemm')
+    assert [path.name for path in tests.rglob("*.py") if skipping.search(path.read_text())] == []

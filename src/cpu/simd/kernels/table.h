@@ -1,11 +1,15 @@
 #pragma once
 
+#include <array>
+#include <type_traits>
+
 #include "cpu/simd/kernel_table.h"
 #include "cpu/simd/kernels/decode.h"
 #include "cpu/simd/kernels/dot.h"
 #include "cpu/simd/kernels/dw.h"
 #include "cpu/simd/kernels/dx/in_place.h"
 #include "cpu/simd/kernels/dx/packed.h"
+#include "cpu/simd/kernels/element.h"
 #include "cpu/simd/kernels/float_math.h"
 
 namespace moegemm::cpu::simd {
@@ -26,9 +30,9 @@ void round_run(const float* from, float factor, std::int64_t count, void* to) {
 }
 
 /// The kernels of one dtype; `Math` multiplies in dX and dW.
-template <class Isa, class T, class Math = FloatMath<Isa>>
-constexpr DTypeKernels dtype_kernels(DType dtype) {
-  DTypeKernels kernels = {.dtype = dtype};
+template <class Isa, class T, class Math>
+constexpr DTypeKernels dtype_kernels() {
+  DTypeKernels kernels = {.dtype = kDtypeOf<T>};
   kernels.forward = forward_task<Isa, T>;
   kernels.pack_x = pack_x<Isa, T>;
   kernels.dot_step = Isa::template Dot<T>::kStep;
@@ -45,6 +49,13 @@ constexpr DTypeKernels dtype_kernels(DType dtype) {
   return kernels;
 }
 
+template <class Isa, class Bf16Math, class... T>
+constexpr auto kernels_of_all(ElementTypes<T...>) {
+  using Widened = FloatMath<Isa>;
+  return std::array{
+      dtype_kernels<Isa, T, std::conditional_t<std::is_same_v<T, Bf16>, Bf16Math, Widened>>()...};
+}
+
 template <class Isa, class Bf16Math = FloatMath<Isa>>
 constexpr KernelTable kernel_table() {
   static_assert(Isa::kDotRows <= kMaxTileRows && Isa::kTileRows <= kMaxTileRows);
@@ -54,9 +65,7 @@ constexpr KernelTable kernel_table() {
   static_assert(Isa::kTileVecs * Isa::kLanes <= kMaxPanelCols);
   static_assert(Isa::kOuterVecs * Isa::kLanes <= kMaxPanelCols);
   KernelTable table;
-  table.formats = {dtype_kernels<Isa, Bf16, Bf16Math>(DType::kBFloat16),
-                   dtype_kernels<Isa, Fp16>(DType::kFloat16),
-                   dtype_kernels<Isa, float>(DType::kFloat32)};
+  table.formats = kernels_of_all<Isa, Bf16Math>(kElementTypes);
   table.lanes = Isa::kLanes;
   table.dot_rows = Isa::kDotRows;
   table.tile_rows = Isa::kTileRows;

@@ -92,6 +92,18 @@ TEST_F(ActivationRules, DownBiasComesWithItsGradientAndSomewhereToAddTo) {
                  [this] { backward(); });
 }
 
+TEST_F(ActivationRules, SlotsAreThoseOfWholeTokens) {
+  inputs.d_out.shape[0] = 2;
+  expect_refusal(ErrorKind::kInvalidValue, {"d_out has 2 rows", "T = M / topk = 6 / 2"},
+                 [this] { backward(); });
+  routing.router_weights.shape[0] = outputs.d_weights.shape[0] = 5;
+  expect_refusal(ErrorKind::kInvalidValue, {"router_weights has 5 elements", "topk = 2"},
+                 [this] { backward(); });
+  routing.router_weights = {};
+  expect_refusal(ErrorKind::kInvalidValue, {"d_weights has 5 elements", "topk = 2"},
+                 [this] { backward(); });
+}
+
 TEST_F(ActivationRules, FlatOrderNeedsIndices) {
   routing.gather_indices = {};
   expect_refusal(ErrorKind::kInvalidValue, {"gather_indices is not given"}, [this] { backward(); });

@@ -252,5 +252,47 @@ TEST_F(IndexArrivalsRules, TensorsHaveTheirShapesAndDtypes) {
   refused(ErrorKind::kInvalidType, {"expert_ids has dtype int32", "int64"});
 }
 
+TEST_F(IndexArrivalsRules, NumbersOfRanksAndExpertsAreBelow2ToThe24) {
+  counts.shape = {1, std::int64_t{1} << 24};
+  expect_refusal(ErrorKind::kInvalidValue, {"counts is [1, 16777216]", "below 2^24"},
+                 [this] { run(); });
+}
+
+/// T = 3, topk = 2; experts 0 to 3 are on rank 0, 4 to 7 on rank 1.
+class ExchangedSlots : public ::testing::Test {
+ protected:
+  void find() const { first_slots(expert_ids, experts_of_rank, ranks_of_slots, pairs); }
+  void take() const { ids_at_target(expert_ids, gather_indices, experts_of_rank, taken); }
+
+  std::int64_t experts_of_rank = 4;
+  std::vector<std::int64_t> ids = {5, 0, 6, 7, -1, 8}, ranks = std::vector<std::int64_t>(6, 7);
+  std::vector<std::int64_t> counts = {7, 7}, out = std::vector<std::int64_t>(8, 7);
+  std::vector<std::int32_t> order = {1, 0, 2, -1};
+  TensorView expert_ids = TensorView::matrix(ids.data(), DType::kInt64, 3, 2);
+  TensorView ranks_of_slots = TensorView::matrix(ranks.data(), DType::kInt64, 3, 2);
+  TensorView pairs = TensorView::vector(counts.data(), DType::kInt64, 2);
+  TensorView gather_indices = TensorView::vector(order.data(), DType::kInt32, 4);
+  TensorView taken = TensorView::matrix(out.data(), DType::kInt64, 4, 2);
+};
+
+TEST_F(ExchangedSlots, OnlyTheFirstOfATokensSlotsOnARankNamesIt) {
+  find();
+  EXPECT_EQ(ranks, (std::vector<std::int64_t>{1, 0, 1, -1, -1, -1}));
+  EXPECT_EQ(counts, (std::vector<std::int64_t>{1, 3})) << "pairs of a token and an expert there";
+}
+
+TEST_F(ExchangedSlots, ARowTakesTheIdsOfItsTargetAlongAsTheTargetCountsThem) {
+  take();
+  EXPECT_EQ(out, (std::vector<std::int64_t>{-1, 0, 1, -1, 2, 3, -1, -1}));
+}
+
+TEST_F(ExchangedSlots, ARankHasAnExpert) {
+  experts_of_rank = 0;
+  expect_refusal(ErrorKind::kInvalidValue, {"experts_of_rank is 0", "at least 1"},
+                 [this] { find(); });
+  expect_refusal(ErrorKind::kInvalidValue, {"experts_of_rank is 0", "at least 1"},
+                 [this] { take(); });
+}
+
 }  // namespace
 }  // namespace moegemm

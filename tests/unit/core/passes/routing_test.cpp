@@ -62,6 +62,21 @@ TEST_F(RouteRules, OutputsShareOneDtypeAndHaveTheirLengths) {
   expect_refused(ErrorKind::kInvalidValue, {"m_sizes is int32[3]", "[E] = [4]"});
 }
 
+TEST_F(RouteRules, MoreRowsThan32BitsCountNeed64BitIndices) {
+  expert_ids.shape[0] = std::int64_t{1} << 30;
+  expect_refused(ErrorKind::kInvalidValue,
+                 {"gather_indices is int32", "2147483648 rows need int64 indices"});
+}
+
+TEST_F(RouteRules, OutputsHaveMemory) {
+  for (TensorView* output : {&m_sizes, &gather_indices, &inverse}) {
+    void* const data = output->data;
+    output->data = nullptr;
+    expect_refused(ErrorKind::kInvalidValue, {"with a null data pointer"});
+    output->data = data;
+  }
+}
+
 TEST_F(RouteRules, OutputsMustNotOverlap) {
   inverse = gather_indices;
   expect_refused(ErrorKind::kInvalidValue, {"inverse overlaps gather_indices"});
@@ -196,6 +211,31 @@ TEST_F(ScaleRowsRules, OutputsMustNotOverlapAnythingElse) {
   scaled.shape[0] = product.shape[0] = x.shape[0] = 5;
   routing.gather_indices.shape[0] = routing.router_weights.shape[0] = dot.shape[0] = 5;
   expect_refused(ErrorKind::kInvalidValue, {"scaled overlaps product"});
+}
+
+TEST_F(ScaleRowsRules, SegmentsFollowOneAnother) {
+  std::vector<std::int32_t> begins = {0, 3};
+  routing.starts = TensorView::vector(begins.data(), DType::kInt32, 2);
+  expect_refused(ErrorKind::kInvalidValue, {"scale_rows with starts", "must follow one another"});
+  routing.ends = true;
+  expect_refused(ErrorKind::kInvalidValue, {"starts is given with ends"});
+  routing.starts = {};
+  expect_refused(ErrorKind::kInvalidValue, {"scale_rows with ends", "must follow one another"});
+  routing.ends = false;
+  routing.expected_rows = -2;
+  expect_refused(ErrorKind::kInvalidValue, {"expected_rows is -2", "must not be negative"});
+}
+
+TEST_F(ScaleRowsRules, RowsAfterAllSegmentsAreZeroOrStayAsTheyAre) {
+  sizes = {2, 1};
+  scaled_data.assign(6 * 5, 7.0f);
+  routing.tails = Tails::kUndefined;
+  run();
+  EXPECT_EQ(scaled_data[2 * 5], 0.0f) << "a row of the second expert";
+  EXPECT_EQ(scaled_data[3 * 5], 7.0f);
+  routing.tails = Tails::kZero;
+  run();
+  EXPECT_EQ(scaled_data[3 * 5], 0.0f);
 }
 
 }  // namespace

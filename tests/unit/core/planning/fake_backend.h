@@ -32,6 +32,7 @@ class FakeBackend final : public Backend {
   }
   Step plan_with(const Problem& problem, int kernel) const override {
     ++plans_made;
+    planned_rows_pending = problem.rows_pending;
     EXPECT_EQ(refuse(problem, kernels_[kernel]), "") << "an infeasible kernel is planned";
     return kernel_step(kernels_[kernel], kernel, 1);
   }
@@ -51,6 +52,7 @@ class FakeBackend final : public Backend {
   bool aligning_first_is_faster(const Problem&) const override { return aligns_first; }
   bool dequantising_first_is_faster(const Problem&) const override { return dequantises_first; }
 
+  mutable std::atomic<bool> planned_rows_pending = false;  ///< of the last problem with a step
   std::string unavailable_reason;
   std::string fusing_kernel;
   bool fuses_faster = true;

@@ -108,6 +108,19 @@ TEST_F(LowerTest, WhatPassesCannotAlignIsLeftAsItIs) {
   problem.bias = false;
   problem.tails = Tails::kUndefined;
   EXPECT_EQ(kinds(lowered().plan), kWhole) << "copies would read what nobody may";
+  problem.tails = Tails::kZero;
+  problem.expected_rows = problem.rows / 8;
+  EXPECT_EQ(kinds(lowered().plan), kWhole) << "copies would be of the whole capacity";
+}
+
+TEST_F(LowerTest, AProductAfterAPassDoesNotFollowTheLaunchAheadOfTheCall) {
+  problem.rows_pending = true;
+  lowered();
+  EXPECT_TRUE(fast.planned_rows_pending);
+  problem.k = 63;
+  fast.aligns_first = true;
+  lowered();
+  EXPECT_FALSE(fast.planned_rows_pending) << "what writes its rows is the pass before it";
 }
 
 TEST_F(LowerTest, TwoTensorsOfWeightsTakeAProductEachWhereNoKernelReadsBoth) {

@@ -137,6 +137,12 @@ TEST_F(TuneOnCpuTest, BudgetThatIsNotAboveZeroIsRefused) {
   }
 }
 
+TEST_F(TuneOnCpuTest, AConfigLeavesNothingToMeasure) {
+  options.config = KernelConfig{};
+  expect_refusal(ErrorKind::kInvalidValue, {"options.config is given", "nothing left to measure"},
+                 [&] { tune(); });
+}
+
 TEST_F(TuneOnCpuTest, CheckComesBeforeTheMeasurement) {
   m_sizes = {10, 15};
   {

@@ -137,6 +137,8 @@ TEST_F(QuantisedCall, ReadsScalesWhereTheyAreAligned) {
   make_fp8(1, 64);
   options.w_scales.data = reinterpret_cast<const char*>(scales.data()) + 2;
   refused_value({"w_scales begins at an address", "multiple of 4"});
+  options.w_scales.data = nullptr;
+  refused_value({"w_scales is fp32[2, 6, 1]", "null data pointer"});
 }
 
 TEST_F(QuantisedCall, DequantisesByTheSameRules) {
@@ -145,6 +147,9 @@ TEST_F(QuantisedCall, DequantisesByTheSameRules) {
   EXPECT_NO_THROW(dequantise_weights(w, options.w_scales, options.quantization, out));
   expect_refusal(ErrorKind::kInvalidValue, {"quantization is plain"},
                  [&] { dequantise_weights(w, options.w_scales, {}, out); });
+  out.row_stride = 72;
+  expect_refusal(ErrorKind::kInvalidValue, {"out has row_stride 72", "dense: K = 64"},
+                 [&] { dequantise_weights(w, options.w_scales, options.quantization, out); });
   out.shape[1] = 5;
   expect_refusal(ErrorKind::kInvalidValue, {"out is bf16[2, 5, 64]", "[2, 6, 64]"},
                  [&] { dequantise_weights(w, options.w_scales, options.quantization, out); });

@@ -50,6 +50,11 @@ TEST_F(TwoWeights, HaveOnePitch) {
   EXPECT_EQ(described_call(Op::kForward, x, gates, wide).operands.w_stride, 6);
 }
 
+TEST_F(TwoWeights, MayNotBeTheOutput) {
+  wide.data = options.w_up.data;
+  expect_refused({"y overlaps w_up"});
+}
+
 TEST_F(TwoWeights, AreForPlainForwardsOnly) {
   expect_dx_refused(ErrorKind::kInvalidValue, {"w_up is given", "forward"});
   options.activation = Activation{};

@@ -107,5 +107,23 @@ TEST_F(ValidateProblem, ElementCountsFitIn64Bits) {
   EXPECT_NO_THROW(validate(problem)) << "7.5e9 weights are a real layer";
 }
 
+TEST_F(ValidateProblem, SlotsAreThoseOfWholeTokensAndOfIndices) {
+  problem.topk = 2;
+  problem.slots = 6;
+  expect_refused(ErrorKind::kInvalidValue, {"slots is 6 with none", "-1 without indices"});
+  problem.permutation = Permutation::kX;
+  EXPECT_NO_THROW(validate(problem));
+  problem.slots = 7;
+  expect_refused(ErrorKind::kInvalidValue, {"slots is 7", "a multiple of topk = 2"});
+}
+
+TEST_F(ValidateProblem, RouterWeightsInFlatOrderNeedSegmentsThatFollowOneAnother) {
+  problem.permutation = Permutation::kY;
+  problem.multiply = true;
+  EXPECT_NO_THROW(validate(problem));
+  problem.segments = Segments::kPlaced;
+  expect_refused(ErrorKind::kInvalidValue, {"with starts", "follow one another"});
+}
+
 }  // namespace
 }  // namespace moegemm

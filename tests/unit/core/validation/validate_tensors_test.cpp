@@ -13,6 +13,8 @@ class ValidateTensors : public testing::ValidCall {};
 // One tensor at a time
 
 TEST_F(ValidateTensors, MissingTensorsAreNamed) {
+  testing::expect_refusal(ErrorKind::kInvalidValue, {"y is not given"},
+                          [this] { described_call(Op::kForward, x, w, {}); });
   x = {};
   expect_forward_refused(ErrorKind::kInvalidValue, {"x is not given"});
   dy = {};
