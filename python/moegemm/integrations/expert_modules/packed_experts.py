@@ -104,6 +104,9 @@ def expect_mxfp4(module: Any) -> None:
             scales = torch.empty((experts, n, k // MX_GROUP), dtype=torch.uint8)
             packed[name] = torch.empty((*scales.shape, MX_GROUP // 2), dtype=torch.uint8), scales, "mxfp4"
     keep_packed(module, packed)
+    for name, parameter in module.named_parameters():
+        # transformers would draw random numbers for those that stay on disk, and bytes take none.
+        parameter._is_hf_initialized = is_packed_parameter(name, parameter)
 
 
 def _fp8_scales(name: str, module: Any, values: Tensor, scales: Tensor) -> tuple[Tensor, str]:
