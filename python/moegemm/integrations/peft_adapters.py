@@ -18,6 +18,7 @@ from moegemm.integrations.expert_modules.packed_experts import (
     WEIGHT_NAMES,
     KeepsPacked,
     is_dispatched,
+    is_turned,
     packed_weight,
 )
 from moegemm.integrations.late_imports import when_imported
@@ -79,8 +80,9 @@ def _why_not(wrapper: Any, names: list[str], wrapper_class: Any) -> str | None:
 
 
 def _swaps(wrapper: Any) -> bool:
-    """Whether PEFT took the last dimension of the parameter for the input. Before 0.19 it never does."""
-    return bool(getattr(wrapper, "_did_swap_in_out_features", False))
+    """Whether PEFT took the last dimension of [E, N, K] for the input. Before 0.19 it takes the middle one, which
+    of turned weights, as `get_param` shows them to it, is that same one."""
+    return bool(getattr(wrapper, "_did_swap_in_out_features", is_turned(wrapper.get_base_layer())))
 
 
 def note_turned_weights(model: Any, turned: Any) -> None:
@@ -124,14 +126,20 @@ def added_by_peft(module: Any) -> Iterator[None]:
         yield
 
 
+def _packed_below(wrapper: Any) -> Packed | None:
+    """The packed weight that a wrapper of PEFT is around, None where it is plain."""
+    name = wrapper.parameter_name
+    return packed_weight(wrapper.get_base_layer(), name) if name in WEIGHT_NAMES else None
+
+
 def _refuse_to_merge(layer: Any) -> None:
     """Refuses a layer of PEFT beside packed weights."""
     name = getattr(layer, "parameter_name", None)
     if name is None:
         name, word = "weight", "fp8" if isinstance(layer.get_base_layer(), KeepsPacked) else None
     else:
-        param = layer.get_param()
-        word = param.word if isinstance(param, Packed) else None
+        packed = _packed_below(layer)
+        word = None if packed is None else packed.word
     if word is not None:
         raise NotImplementedError(
             f"{name} is in {word}, which cannot have an adapter merged into it; keep the adapter beside it, or load "
@@ -161,13 +169,15 @@ def _follow(layers: Any) -> None:
     add: Callable[..., Any] = wrapper_class._activate_lora
     get: Callable[..., Any] = wrapper_class.get_param
 
+    never_swaps = "_did_swap_in_out_features" not in wrapper_class.update_layer.__code__.co_names
+
     def get_param(self: Any) -> Any:
         """PEFT asks for shape, dtype and device: those of the weight that packed values stand for."""
-        found = get(self)
-        packed = (
-            packed_weight(self.get_base_layer(), self.parameter_name) if self.parameter_name in WEIGHT_NAMES else None
-        )
-        return found if packed is None else packed
+        packed = _packed_below(self)
+        if packed is None:
+            return get(self)
+        weight = packed.values.new_empty((), dtype=packed.dtype).expand(packed.shape)  # of no memory
+        return weight.mT if never_swaps and is_turned(self.get_base_layer()) else weight
 
     merge: Callable[..., Any] = wrapper_class.merge
 
@@ -190,7 +200,7 @@ def _follow(layers: Any) -> None:
                     module._moegemm_adapters = before
                 return
             kind = type(module).__name__.removeprefix("Parametrized")  # by PEFT, for another parameter
-            if packed_weight(module, self.parameter_name) is not None:
+            if _packed_below(self) is not None:
                 raise NotImplementedError(
                     f"PEFT cannot add its adapters to the quantised {self.parameter_name} of {kind}, and moegemm does "
                     f"not take them: {reason}"

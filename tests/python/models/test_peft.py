@@ -86,8 +86,9 @@ def test_factors_are_those_of_every_release_of_peft(swapped, transposed):
     }
     known = {} if swapped is None else {"_did_swap_in_out_features": swapped}
     wrapper = types.SimpleNamespace(
-        num_experts=experts, lora_A={"it": linear["a"]}, lora_B={"it": linear["b"]}, scaling={"it": 0.5}, **known
-    )
+        num_experts=experts, lora_A={"it": linear["a"]}, lora_B={"it": linear["b"]}, scaling={"it": 0.5}, **known,
+        get_base_layer=torch.nn.Module,
+    )  # fmt: skip
     low = adapters._low_rank(wrapper, "it", transposed, torch.float32)
     a, b = linear["a"].weight.view(experts, rank, into), linear["b"].weight.view(out, rank, experts)
     stored = torch.einsum("ore,eri->eoi" if swapped else "ore,eri->eio", b, a)  # the parameter's shape

@@ -166,7 +166,8 @@ def test_layers_offloaded_to_disk_have_the_same_logits(checkpoints, family, tmp_
     assert experts_of(model)[1].down_proj.device.type == "meta"
     ids = token_ids()
     with torch.no_grad():
-        assert torch.equal(model(ids).logits, load(checkpoints[family])(ids).logits)
+        got, expected = ({"logits": m(ids).logits.float()} for m in (model, load(checkpoints[family])))
+    assert_same(got, expected, TOLERANCE)  # transformers 5.7 rounds scales that it offloads
 
 
 def test_it_pickles_patched(checkpoints, family):
