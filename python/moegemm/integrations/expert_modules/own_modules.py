@@ -152,7 +152,8 @@ def _tokens(module: Any) -> tuple[Tensor, Tensor, Tensor]:
     numbers = spread_numbers(tokens * (hidden + 1))
     x = (numbers[: tokens * hidden].view(tokens, hidden) - 0.5) * 3.5  # of variance 1
     x = x * torch.tensor(_SCALES, dtype=torch.float64).repeat(_TOKENS_PER_SCALE).unsqueeze(1)
-    ids = (torch.arange(tokens).unsqueeze(1) * 3 + torch.arange(topk)) % experts
+    # From the first expert to the last: one of them may do something of its own.
+    ids = (torch.linspace(0, experts - 1, tokens).long().unsqueeze(1) + torch.arange(topk) * (experts // 2)) % experts
     # Not normalised: a forward that does it itself gives other numbers.
     weights = torch.stack([0.3 + numbers[-tokens:], 0.9 - 0.5 * numbers[-tokens:]], dim=1)[:, :topk]
     return x.to(device, down.dtype), ids.to(device), weights.to(device, down.dtype)
