@@ -8,6 +8,8 @@ PEFT's: which adapters are active, merged or switched off, their files, their ho
 import contextlib
 import importlib
 import sys
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -32,6 +34,7 @@ _OWN_METHODS = ("get_delta_weight", "get_delta_factors", "forward", "get_param")
 
 
 _ours = True  # else PEFT adds every adapter itself
+_turns: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # a lock for each module with notes
 
 
 @contextlib.contextmanager
@@ -118,6 +121,22 @@ def adapters_of(module: Any, parameter: str, transposed: bool, dtype: torch.dtyp
 
 
 @contextlib.contextmanager
+def _noted(module: Any, wrapper: Any, names: list[str]) -> Iterator[None]:
+    """Inside, the forward of the module finds these adapters. Other threads wait, or they would find them as well."""
+    turn = None if torch.compiler.is_compiling() else _turns.setdefault(module, threading.RLock())
+    if turn is not None:
+        turn.acquire()
+    before = getattr(module, "_moegemm_adapters", ())
+    module._moegemm_adapters = (*before, (wrapper, tuple(names)))
+    try:
+        yield
+    finally:
+        module._moegemm_adapters = before
+        if turn is not None:
+            turn.release()
+
+
+@contextlib.contextmanager
 def added_by_peft(module: Any) -> Iterator[None]:
     """Inside, the module's parameters have their adapters added, as its own code needs them."""
     with contextlib.ExitStack() as stack:
@@ -192,12 +211,8 @@ def _follow(layers: Any) -> None:
         if names and _ours and _reads_notes(module):
             reason = _why_not(self, names, wrapper_class)
             if reason is None:
-                before = getattr(module, "_moegemm_adapters", ())
-                module._moegemm_adapters = (*before, (self, tuple(names)))
-                try:
+                with _noted(module, self, names):
                     yield
-                finally:
-                    module._moegemm_adapters = before
                 return
             kind = type(module).__name__.removeprefix("Parametrized")  # by PEFT, for another parameter
             if _packed_below(self) is not None:

@@ -1,5 +1,6 @@
 """PEFT's adapters on expert parameters: the same numbers as PEFT's own path, and no weight is ever built."""
 
+import concurrent.futures
 import os
 import subprocess
 import sys
@@ -248,6 +249,20 @@ def test_compiles_as_one_graph(built):
     got.sum().backward()
     assert mlp.experts.lora_A["default"].weight.grad is not None
     assert built.times == 0
+
+
+def test_threads_that_share_a_model_get_its_results():
+    model, ids = adapted().eval(), token_ids()
+    with torch.no_grad():
+        expected = model(ids).logits
+
+    def run(_):
+        with torch.no_grad():
+            return torch.equal(model(ids).logits, expected)
+
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(run, range(40)))
+    assert run(None)
 
 
 class OwnWrapper(lora_layers.ParamWrapper):
