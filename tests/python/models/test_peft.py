@@ -21,7 +21,7 @@ pytest.importorskip("moegemm.transformers")
 TARGETS = ["experts.gate_up_proj", "experts.down_proj"]
 TOLERANCE = 2e-5  # of a norm, in fp32
 RELEASE = tuple(map(int, peft.__version__.split(".")[:2]))
-ONE_ADAPTER = pytest.mark.skipif(RELEASE < (0, 19), reason="this PEFT takes one adapter of parameters only")
+ONE_ADAPTER = pytest.mark.skipif(RELEASE < (0, 20), reason="this PEFT takes one adapter of parameters only")
 
 
 class Built:
@@ -222,7 +222,7 @@ def test_fp32_adapters_beside_bf16_experts(monkeypatch):
     for name in got:
         assert got[name].dtype == expected[name].dtype
         errors = [((found[name] - exact[name]).norm() / exact[name].norm()).item() for found in (got, expected)]
-        slack = 1.2 if RELEASE >= (0, 19) else 1.5  # before, its A and B have each other's place in the product
+        slack = 1.2 if RELEASE >= (0, 21) else 1.6  # before, it multiplies A and B in fp32
         assert errors[0] <= min(slack * errors[1], 0.02), (name, errors)
 
 
