@@ -203,7 +203,7 @@ def is_packed(module: Any) -> bool:
 
 def is_turned(module: Any) -> bool:
     """Whether its packed weights [E, N, K] stand for weights [E, K, N]."""
-    return getattr(module, _TURNED, False)
+    return bool(getattr(module, _TURNED, False))
 
 
 def quantize_experts(model: nn.Module, format: str, **options: Any) -> nn.Module:
