@@ -83,9 +83,8 @@ class OwnExperts(OnMoegemm):
                 return super().forward(*args, **kwargs)  # type: ignore[misc,no-any-return]
         hidden_states, ids, weights = (*args, *(kwargs[name] for name in form.argument_names[len(args) :]))
         # Their own forward may flatten some of the three itself, so that the others' leading dimensions differ.
-        x, flat_ids, flat_weights = (
-            None if tensor is None else tensor.reshape(-1, tensor.size(-1)) for tensor in (hidden_states, ids, weights)
-        )
+        x, flat_ids = (tensor.reshape(-1, tensor.size(-1)) for tensor in (hidden_states, ids))
+        flat_weights = None if weights is None else weights.reshape(-1, weights.size(-1))
         out = run_as(self, form, x.to(self.gate_up_proj.dtype), flat_ids, flat_weights)
         return out.to(hidden_states.dtype).view(hidden_states.shape)
 
