@@ -1,7 +1,7 @@
 """DeepSpeed AutoEP's experts on moegemm: `use_moegemm()` once, before or after the model is made.
 
 AutoEP hands its GroupedExperts rows that are sorted by expert and their counts; everything around them, its exchange
-and ZeRO stay what they are. For deepspeed 0.19, whose experts know the activations below.
+and ZeRO stay what they are. For deepspeed 0.19, whose later releases know the activations below, and others SwiGLU.
 """
 
 import importlib
@@ -17,6 +17,8 @@ _own_forward: Callable[..., Tensor] | None = None
 
 def _activation_of(experts: Any) -> dict[str, Any] | None:
     """The keyword arguments of `experts_mlp` for AutoEP's name of an activation; None for one that no kernel has."""
+    if not hasattr(experts, "activation"):
+        return {"activation": "swiglu"}
     known: dict[str, dict[str, Any]] = {
         "swiglu": {"activation": "swiglu"},
         "geglu_tanh": {"activation": "geglu_tanh"},

@@ -8,6 +8,8 @@ PEFT's: which adapters are active, merged or switched off, their files, their ho
 import contextlib
 import importlib
 import sys
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +20,7 @@ from moegemm.integrations.expert_modules.packed_experts import (
     WEIGHT_NAMES,
     KeepsPacked,
     is_dispatched,
+    is_turned,
     packed_weight,
 )
 from moegemm.integrations.late_imports import when_imported
@@ -31,6 +34,7 @@ _OWN_METHODS = ("get_delta_weight", "get_delta_factors", "forward", "get_param")
 
 
 _ours = True  # else PEFT adds every adapter itself
+_turns: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # a lock for each module with notes
 
 
 @contextlib.contextmanager
@@ -79,8 +83,9 @@ def _why_not(wrapper: Any, names: list[str], wrapper_class: Any) -> str | None:
 
 
 def _swaps(wrapper: Any) -> bool:
-    """Whether PEFT took the last dimension of the parameter for the input. Before 0.19 it never does."""
-    return bool(getattr(wrapper, "_did_swap_in_out_features", False))
+    """Whether PEFT took the last dimension of [E, N, K] for the input. Before 0.19 it takes the middle one, which
+    of turned weights, as `get_param` shows them to it, is that same one."""
+    return bool(getattr(wrapper, "_did_swap_in_out_features", is_turned(wrapper.get_base_layer())))
 
 
 def note_turned_weights(model: Any, turned: Any) -> None:
@@ -116,6 +121,22 @@ def adapters_of(module: Any, parameter: str, transposed: bool, dtype: torch.dtyp
 
 
 @contextlib.contextmanager
+def _noted(module: Any, wrapper: Any, names: list[str]) -> Iterator[None]:
+    """Inside, the forward of the module finds these adapters. Other threads wait, or they would find them as well."""
+    turn = None if torch.compiler.is_compiling() else _turns.setdefault(module, threading.RLock())
+    if turn is not None:
+        turn.acquire()
+    before = getattr(module, "_moegemm_adapters", ())
+    module._moegemm_adapters = (*before, (wrapper, tuple(names)))
+    try:
+        yield
+    finally:
+        module._moegemm_adapters = before
+        if turn is not None:
+            turn.release()
+
+
+@contextlib.contextmanager
 def added_by_peft(module: Any) -> Iterator[None]:
     """Inside, the module's parameters have their adapters added, as its own code needs them."""
     with contextlib.ExitStack() as stack:
@@ -124,14 +145,20 @@ def added_by_peft(module: Any) -> Iterator[None]:
         yield
 
 
+def _packed_below(wrapper: Any) -> Packed | None:
+    """The packed weight that a wrapper of PEFT is around, None where it is plain."""
+    name = wrapper.parameter_name
+    return packed_weight(wrapper.get_base_layer(), name) if name in WEIGHT_NAMES else None
+
+
 def _refuse_to_merge(layer: Any) -> None:
     """Refuses a layer of PEFT beside packed weights."""
     name = getattr(layer, "parameter_name", None)
     if name is None:
         name, word = "weight", "fp8" if isinstance(layer.get_base_layer(), KeepsPacked) else None
     else:
-        param = layer.get_param()
-        word = param.word if isinstance(param, Packed) else None
+        packed = _packed_below(layer)
+        word = None if packed is None else packed.word
     if word is not None:
         raise NotImplementedError(
             f"{name} is in {word}, which cannot have an adapter merged into it; keep the adapter beside it, or load "
@@ -161,13 +188,15 @@ def _follow(layers: Any) -> None:
     add: Callable[..., Any] = wrapper_class._activate_lora
     get: Callable[..., Any] = wrapper_class.get_param
 
+    never_swaps = "_did_swap_in_out_features" not in wrapper_class.update_layer.__code__.co_names
+
     def get_param(self: Any) -> Any:
         """PEFT asks for shape, dtype and device: those of the weight that packed values stand for."""
-        found = get(self)
-        packed = (
-            packed_weight(self.get_base_layer(), self.parameter_name) if self.parameter_name in WEIGHT_NAMES else None
-        )
-        return found if packed is None else packed
+        packed = _packed_below(self)
+        if packed is None:
+            return get(self)
+        weight = packed.values.new_empty((), dtype=packed.dtype).expand(packed.shape)  # of no memory
+        return weight.mT if never_swaps and is_turned(self.get_base_layer()) else weight
 
     merge: Callable[..., Any] = wrapper_class.merge
 
@@ -182,15 +211,11 @@ def _follow(layers: Any) -> None:
         if names and _ours and _reads_notes(module):
             reason = _why_not(self, names, wrapper_class)
             if reason is None:
-                before = getattr(module, "_moegemm_adapters", ())
-                module._moegemm_adapters = (*before, (self, tuple(names)))
-                try:
+                with _noted(module, self, names):
                     yield
-                finally:
-                    module._moegemm_adapters = before
                 return
             kind = type(module).__name__.removeprefix("Parametrized")  # by PEFT, for another parameter
-            if packed_weight(module, self.parameter_name) is not None:
+            if _packed_below(self) is not None:
                 raise NotImplementedError(
                     f"PEFT cannot add its adapters to the quantised {self.parameter_name} of {kind}, and moegemm does "
                     f"not take them: {reason}"

@@ -7,9 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from moegemm.formats import FORMATS, NAMES
 from moegemm.lora.low_rank import LowRank
+from moegemm.operators.errors import shown
 from moegemm.operators.raw import autocast_dtype
-from moegemm.operators.rules import require_integer, require_number, require_probability, require_tensor
+from moegemm.operators.rules import (
+    require_integer,
+    require_number,
+    require_probability,
+    require_same_device,
+    require_tensor,
+)
 from moegemm.quantized.weight import QuantizedWeight
 from moegemm.sharded import local_weight
 
@@ -53,6 +61,8 @@ class LoraAdapter(nn.Module):
             require_integer(name, size, 1)
         require_number("alpha", alpha)
         require_probability("dropout", dropout)
+        if dtype is not None and dtype not in FORMATS:
+            raise TypeError(f"dtype is {shown(dtype)}; {NAMES} or None is accepted")
         self.A = nn.Parameter(torch.empty(experts, rank, in_features, dtype=dtype, device=device))
         self.B = nn.Parameter(torch.zeros(experts, out_features, rank, dtype=dtype, device=device))
         self.scaling, self.dropout = alpha / (math.sqrt(rank) if use_rslora else rank), dropout
@@ -74,6 +84,7 @@ class LoraAdapter(nn.Module):
         require_tensor("w", w)
         if not w.dtype.is_floating_point:
             raise TypeError(f"w has dtype {w.dtype}; a floating dtype is accepted")
+        require_same_device("w", w, "A", self.A)
         a, b = self.A.float(), self.B.float()
         left, right = (a.transpose(1, 2), b.transpose(1, 2)) if transposed else (b, a)
         shape = (left.size(0), left.size(1), right.size(2))

@@ -78,8 +78,6 @@ class Packed:
     def dim(self) -> int:
         return 3
 
-    ndim = 3  # as PEFT before 0.21 asks
-
     def stand_in(self, like: Tensor) -> Tensor:
         """A tensor [E, N, K] in the dtype of the activations that has no memory: what rules about shapes read."""
         return self.values.new_empty((), dtype=like.dtype).expand(self.shape)

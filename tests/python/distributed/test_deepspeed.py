@@ -3,6 +3,7 @@
 import gc
 import os
 import socket
+import types
 import weakref
 
 import moegemm
@@ -41,6 +42,13 @@ def test_experts_of_autoep_are_deepspeeds(experts_module, activation):
     deepspeed.use_moegemm()
     for found, want in zip(run(), expected, strict=True):
         assert (found - want).norm() < 1e-5 * want.norm()
+
+
+def test_experts_of_releases_without_a_choice_are_swiglu():
+    w1, w2, w3 = torch.randn(2, 8, 8), torch.randn(2, 8, 8), torch.randn(2, 8, 8)
+    x, counts = torch.randn(5, 8), torch.tensor([2, 3])
+    found = deepspeed.grouped_experts_forward(types.SimpleNamespace(w1=w1, w2=w2, w3=w3), x, counts)
+    assert torch.equal(found, moegemm.experts_mlp(x, (w1, w3), w2, counts))
 
 
 def test_an_activation_of_others_runs_deepspeeds_own_code(experts_module):

@@ -105,6 +105,8 @@ def test_a_pair_that_is_none_is_named(adapter, error, message):
         ({"out_features": 0}, ValueError, "out_features is 0; it must be at least 1"),
         ({"alpha": "x"}, TypeError, "alpha is 'x' of type str; a number is accepted"),
         ({"dropout": float("nan")}, ValueError, r"dropout is nan; it must be in \[0, 1\)"),
+        ({"dtype": torch.int32}, TypeError, r"dtype is torch\.int32; bf16, fp16, fp32 or None is accepted"),
+        ({"dtype": "bf16"}, TypeError, r"dtype is 'bf16'; bf16, fp16, fp32 or None is accepted"),
     ],
 )
 def test_an_adapter_that_cannot_be_is_named(change, error, message):
@@ -118,8 +120,9 @@ def test_an_adapter_that_cannot_be_is_named(change, error, message):
         (moegemm.quantize(torch.randn(4, 64, 64), "mxfp4"), r"w is in mxfp4; .*: w\.dequantize\(\) is accepted"),
         (torch.zeros(4, 64, 64, dtype=torch.int32), r"w has dtype torch\.int32; a floating dtype is accepted"),
         ([1], r"w is \[1\] of type list; a torch\.Tensor is accepted"),
+        (torch.zeros(4, 64, 64, device="meta"), "w is on meta; it must be on cpu, where A is"),
     ],
-    ids=["quantised", "integers", "list"],
+    ids=["quantised", "integers", "list", "meta"],
 )
 def test_what_nothing_can_be_merged_into_is_named(w, message):
     adapter = moegemm.LoraAdapter(4, 64, 64, 2)

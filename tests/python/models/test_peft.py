@@ -1,5 +1,6 @@
 """PEFT's adapters on expert parameters: the same numbers as PEFT's own path, and no weight is ever built."""
 
+import concurrent.futures
 import os
 import subprocess
 import sys
@@ -21,7 +22,7 @@ import_module("moegemm.transformers")
 TARGETS = ["experts.gate_up_proj", "experts.down_proj"]
 TOLERANCE = 2e-5  # of a norm, in fp32
 RELEASE = tuple(map(int, peft.__version__.split(".")[:2]))
-ONE_ADAPTER = pytest.mark.skipif(RELEASE < (0, 19), reason="this PEFT takes one adapter of parameters only")
+ONE_ADAPTER = pytest.mark.skipif(RELEASE < (0, 20), reason="this PEFT takes one adapter of parameters only")
 
 
 class Built:
@@ -87,8 +88,9 @@ def test_factors_are_those_of_every_release_of_peft(swapped, transposed):
     }
     known = {} if swapped is None else {"_did_swap_in_out_features": swapped}
     wrapper = types.SimpleNamespace(
-        num_experts=experts, lora_A={"it": linear["a"]}, lora_B={"it": linear["b"]}, scaling={"it": 0.5}, **known
-    )
+        num_experts=experts, lora_A={"it": linear["a"]}, lora_B={"it": linear["b"]}, scaling={"it": 0.5}, **known,
+        get_base_layer=torch.nn.Module,
+    )  # fmt: skip
     low = adapters._low_rank(wrapper, "it", transposed, torch.float32)
     a, b = linear["a"].weight.view(experts, rank, into), linear["b"].weight.view(out, rank, experts)
     stored = torch.einsum("ore,eri->eoi" if swapped else "ore,eri->eio", b, a)  # the parameter's shape
@@ -221,7 +223,7 @@ def test_fp32_adapters_beside_bf16_experts(monkeypatch):
     for name in got:
         assert got[name].dtype == expected[name].dtype
         errors = [((found[name] - exact[name]).norm() / exact[name].norm()).item() for found in (got, expected)]
-        slack = 1.2 if RELEASE >= (0, 19) else 1.5  # before, its A and B have each other's place in the product
+        slack = 1.2 if RELEASE >= (0, 21) else 1.6  # before, it multiplies A and B in fp32
         assert errors[0] <= min(slack * errors[1], 0.02), (name, errors)
 
 
@@ -248,6 +250,20 @@ def test_compiles_as_one_graph(built):
     got.sum().backward()
     assert mlp.experts.lora_A["default"].weight.grad is not None
     assert built.times == 0
+
+
+def test_threads_that_share_a_model_get_its_results():
+    model, ids = adapted().eval(), token_ids()
+    with torch.no_grad():
+        expected = model(ids).logits
+
+    def run(_):
+        with torch.no_grad():
+            return torch.equal(model(ids).logits, expected)
+
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(run, range(40)))
+    assert run(None)
 
 
 class OwnWrapper(lora_layers.ParamWrapper):

@@ -157,6 +157,20 @@ def test_it_is_saved_as_it_was_loaded(checkpoints, family, tmp_path):
             assert torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8)), name
 
 
+def test_layers_offloaded_to_disk_have_the_same_logits(checkpoints, family, tmp_path):
+    parts = dict.fromkeys(("embed_tokens", "layers.0", "norm", "rotary_emb"), "cpu") | {"layers.1": "disk"}
+    places = {f"model.{part}": place for part, place in parts.items()} | {"lm_head": "cpu"}
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        checkpoints[family], experts_implementation="moegemm", attn_implementation="eager", dtype=torch.bfloat16,
+        device_map=places, offload_folder=str(tmp_path),
+    )  # fmt: skip
+    assert experts_of(model)[1].down_proj.device.type == "meta"
+    ids = token_ids()
+    with torch.no_grad():
+        got, expected = ({"logits": m(ids).logits.float()} for m in (model, load(checkpoints[family])))
+    assert_same(got, expected, TOLERANCE)  # transformers 5.7 rounds scales that it offloads
+
+
 def test_it_pickles_patched(checkpoints, family):
     model = load(checkpoints[family])
     file = io.BytesIO()

@@ -83,9 +83,8 @@ class OwnExperts(OnMoegemm):
                 return super().forward(*args, **kwargs)  # type: ignore[misc,no-any-return]
         hidden_states, ids, weights = (*args, *(kwargs[name] for name in form.argument_names[len(args) :]))
         # Their own forward may flatten some of the three itself, so that the others' leading dimensions differ.
-        x, flat_ids, flat_weights = (
-            None if tensor is None else tensor.reshape(-1, tensor.size(-1)) for tensor in (hidden_states, ids, weights)
-        )
+        x, flat_ids = (tensor.reshape(-1, tensor.size(-1)) for tensor in (hidden_states, ids))
+        flat_weights = None if weights is None else weights.reshape(-1, weights.size(-1))
         out = run_as(self, form, x.to(self.gate_up_proj.dtype), flat_ids, flat_weights)
         return out.to(hidden_states.dtype).view(hidden_states.shape)
 
@@ -152,7 +151,8 @@ def _tokens(module: Any) -> tuple[Tensor, Tensor, Tensor]:
     numbers = spread_numbers(tokens * (hidden + 1))
     x = (numbers[: tokens * hidden].view(tokens, hidden) - 0.5) * 3.5  # of variance 1
     x = x * torch.tensor(_SCALES, dtype=torch.float64).repeat(_TOKENS_PER_SCALE).unsqueeze(1)
-    ids = (torch.arange(tokens).unsqueeze(1) * 3 + torch.arange(topk)) % experts
+    # From the first expert to the last: one of them may do something of its own.
+    ids = (torch.linspace(0, experts - 1, tokens).long().unsqueeze(1) + torch.arange(topk) * (experts // 2)) % experts
     # Not normalised: a forward that does it itself gives other numbers.
     weights = torch.stack([0.3 + numbers[-tokens:], 0.9 - 0.5 * numbers[-tokens:]], dim=1)[:, :topk]
     return x.to(device, down.dtype), ids.to(device), weights.to(device, down.dtype)

@@ -21,6 +21,7 @@ from moegemm.quantized.weight import FP8_BLOCK, MX_GROUP, e8m0_as_bytes
 
 WEIGHT_NAMES = ("gate_up_proj", "up_proj", "down_proj")
 _WORDS = "_moegemm_words"  # on a module that moegemm packed: how to read each of its weights, the dtype of its scales
+_TURNED = "_moegemm_turned"  # on one whose weights are [E, K, N] where they are not packed
 
 
 def is_packed_parameter(name: str, parameter: Tensor) -> bool:
@@ -91,6 +92,7 @@ def keep_packed(
         module.register_parameter(name, nn.Parameter(values, requires_grad=False))
         module.register_parameter(f"{name}_scales", nn.Parameter(scales, requires_grad=False))
     setattr(module, _WORDS, {name: (word, scales.dtype) for name, (_, scales, word) in weights.items()})
+    setattr(module, _TURNED, getattr(module, "is_transposed", False))
     module.is_transposed = False
     give_forward(module, forward_class)
 
@@ -104,6 +106,9 @@ def expect_mxfp4(module: Any) -> None:
             scales = torch.empty((experts, n, k // MX_GROUP), dtype=torch.uint8)
             packed[name] = torch.empty((*scales.shape, MX_GROUP // 2), dtype=torch.uint8), scales, "mxfp4"
     keep_packed(module, packed)
+    for name, parameter in module.named_parameters():
+        # transformers would draw random numbers for those that stay on disk, and bytes take none.
+        parameter._is_hf_initialized = is_packed_parameter(name, parameter)
 
 
 def _fp8_scales(name: str, module: Any, values: Tensor, scales: Tensor) -> tuple[Tensor, str]:
@@ -194,6 +199,11 @@ def packed_weight(module: Any, name: str) -> Packed | None:
 def is_packed(module: Any) -> bool:
     """Whether moegemm packed it."""
     return hasattr(module, _WORDS)
+
+
+def is_turned(module: Any) -> bool:
+    """Whether its packed weights [E, N, K] stand for weights [E, K, N]."""
+    return bool(getattr(module, _TURNED, False))
 
 
 def quantize_experts(model: nn.Module, format: str, **options: Any) -> nn.Module:
