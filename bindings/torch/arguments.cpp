@@ -24,6 +24,7 @@ Device library_device(const char* name, AtenTensorHandle tensor) {
   std::int32_t type = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor, &type));
   if (type == numbers().cpu) return {DeviceType::kCpu, 0};
+  if (type == numbers().meta) return {DeviceType::kMeta, 0};
   if (type != numbers().cuda) {
     refuse_type(name, " is on a device of type number ", type, "; accepted are cpu and cuda");
   }
@@ -44,11 +45,12 @@ OwnTensor allocate_torch(std::int64_t rank, const std::int64_t* shape, std::int3
   for (std::int64_t dim = rank - 2; dim >= 0; --dim) {
     strides[dim] = strides[dim + 1] * (shape[dim + 1] > 0 ? shape[dim + 1] : 1);
   }
-  const bool cuda = device.type == DeviceType::kCuda;
+  const std::int32_t type = device.type == DeviceType::kCpu    ? numbers().cpu
+                            : device.type == DeviceType::kCuda ? numbers().cuda
+                                                               : numbers().meta;
   AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(rank, shape, strides.data(), dtype,
-                                                  cuda ? numbers().cuda : numbers().cpu,
-                                                  cuda ? device.index : 0, &handle));
+  TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(rank, shape, strides.data(), dtype, type, device.index, &handle));
   return OwnTensor(handle);
 }
 

@@ -40,6 +40,7 @@ const char* to_string(DType dtype) { return format_of(dtype).name; }
 
 std::string to_string(Device device) {
   if (device.type == DeviceType::kCpu) return "cpu";
+  if (device.type == DeviceType::kMeta) return "meta";
   if (const NamedGpu* gpu = named_gpu(device.index)) return join("cuda (", gpu->name, ")");
   return join("cuda:", device.index);
 }
