@@ -47,6 +47,10 @@ std::string to_string(Device device) {
 
 std::string to_string(const TensorView& view) {
   if (!view.given()) return "not given";
+  const int most = static_cast<int>(view.shape.size());
+  if (view.rank < 0 || view.rank > most) {
+    return join(to_string(view.dtype), " of rank ", view.rank, " on ", to_string(view.device));
+  }
   std::string text = join(to_string(view.dtype), "[");
   for (int i = 0; i < view.rank; ++i) {
     text += join(i == 0 ? "" : ", ", view.shape[i]);
