@@ -238,8 +238,11 @@ void index_arrivals(const TensorView& counts_view, std::int64_t room,
     require_same_device(*output, counts);
   }
   require_apart({&m_sizes, &gather_indices, &expert_ids}, {&counts});
+  // More places than there are rows: any number leaves as much to the first rank, and nothing to
+  // others. Its products with ranks fit in 64 bits.
+  const std::int64_t places = std::min(room, gather_indices_view.shape[0]);
   passes_for(counts_view.device)
-      .index_arrivals(counts_view, room, m_sizes_view, gather_indices_view, expert_ids_view,
+      .index_arrivals(counts_view, places, m_sizes_view, gather_indices_view, expert_ids_view,
                       context);
 }
 
