@@ -7,6 +7,9 @@
 
 #include "dtypes.h"
 
+/// What torch says of the last call that failed: of 2.13 and newer, null before.
+extern "C" __attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
+
 namespace moegemm::torch_ops {
 namespace {
 
@@ -24,6 +27,7 @@ Device library_device(const char* name, AtenTensorHandle tensor) {
   std::int32_t type = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor, &type));
   if (type == numbers().cpu) return {DeviceType::kCpu, 0};
+  if (type == numbers().meta) return {DeviceType::kMeta, 0};
   if (type != numbers().cuda) {
     refuse_type(name, " is on a device of type number ", type, "; accepted are cpu and cuda");
   }
@@ -38,17 +42,38 @@ void* writable_data(AtenTensorHandle tensor) {
   return data;
 }
 
+/// torch made no tensor of this shape.
+[[noreturn]] void refuse_allocation(std::int64_t rank, const std::int64_t* shape, Device device) {
+  const bool asked = torch_exception_get_what_without_backtrace != nullptr;
+  std::string said = asked ? torch_exception_get_what_without_backtrace() : "";
+  bool memory = !asked;  // then that is the likely reason
+  for (const char* words : {"out of memory", "allocate memory", "not enough memory"}) {
+    memory = memory || said.find(words) != std::string::npos;
+  }
+  if (!asked) said = device.type == DeviceType::kCuda ? "CUDA out of memory." : "Out of memory.";
+  said += "\nThis was for a tensor [";
+  for (std::int64_t dim = 0; dim < rank; ++dim) {
+    said += (dim == 0 ? "" : ", ") + std::to_string(shape[dim]);
+  }
+  said += "] on " + to_string(device);
+  if (memory) throw OutOfMemory(said);
+  throw Error(ErrorKind::kRuntime, said);
+}
+
 OwnTensor allocate_torch(std::int64_t rank, const std::int64_t* shape, std::int32_t dtype,
                          Device device) {
   std::array<std::int64_t, 3> strides = {1, 1, 1};
   for (std::int64_t dim = rank - 2; dim >= 0; --dim) {
     strides[dim] = strides[dim + 1] * (shape[dim + 1] > 0 ? shape[dim + 1] : 1);
   }
-  const bool cuda = device.type == DeviceType::kCuda;
+  const std::int32_t type = device.type == DeviceType::kCpu    ? numbers().cpu
+                            : device.type == DeviceType::kCuda ? numbers().cuda
+                                                               : numbers().meta;
   AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(rank, shape, strides.data(), dtype,
-                                                  cuda ? numbers().cuda : numbers().cpu,
-                                                  cuda ? device.index : 0, &handle));
+  if (aoti_torch_empty_strided(rank, shape, strides.data(), dtype, type, device.index, &handle) !=
+      AOTI_TORCH_SUCCESS) {
+    refuse_allocation(rank, shape, device);
+  }
   return OwnTensor(handle);
 }
 
@@ -58,6 +83,15 @@ Tensor shared(AtenTensorHandle tensor) {
   AtenTensorHandle copy = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(tensor, &copy));
   return Tensor(copy);
+}
+
+Tensor contiguous(AtenTensorHandle tensor, Device device) {
+  try {
+    return torch::stable::contiguous(shared(tensor));
+  } catch (const std::exception&) {
+    const Extents extents("a tensor", tensor);
+    refuse_allocation(extents.rank, extents.shape.data(), device);
+  }
 }
 
 std::int32_t dtype_number(AtenTensorHandle tensor) {
@@ -121,7 +155,7 @@ bool Argument::walkable() {
 }
 
 void Argument::make_contiguous() {
-  copy_ = torch::stable::contiguous(shared(tensor_));
+  copy_ = contiguous(tensor_, view_.device);
   view_.data = const_cast<void*>(copy_->const_data_ptr());
   view_.row_stride = view_.shape[view_.rank - 1];
 }

@@ -18,6 +18,11 @@ namespace moegemm::torch_ops {
 
 using Tensor = torch::stable::Tensor;
 
+/// torch has no memory for what a call makes.
+struct OutOfMemory : Error {
+  explicit OutOfMemory(const std::string& message) : Error(ErrorKind::kRuntime, message) {}
+};
+
 /// A tensor of ours alone. Unlike a Tensor it shares nothing, and so allocates nothing.
 struct DeleteTensor {
   void operator()(AtenTensorHandle tensor) const { aoti_torch_delete_tensor_object(tensor); }
@@ -47,6 +52,8 @@ template <class... Parts>
 
 /// For torch's functions that want a Tensor.
 Tensor shared(AtenTensorHandle tensor);
+/// Without gaps: a copy of one that has some.
+Tensor contiguous(AtenTensorHandle tensor, Device device);
 std::int32_t dtype_number(AtenTensorHandle tensor);
 const char* dtype_name(AtenTensorHandle tensor);
 /// Null where a tensor has none.

@@ -38,6 +38,7 @@ struct TorchNumbers {
   std::int32_t e8m0 = static_cast<std::int32_t>(torch::headeronly::ScalarType::Float8_e8m0fnu);
   std::int32_t cpu = aoti_torch_device_type_cpu();
   std::int32_t cuda = aoti_torch_device_type_cuda();
+  std::int32_t meta = aoti_torch_device_type_meta();
 };
 static_assert(std::tuple_size_v<decltype(TorchNumbers::formats)> ==
               std::size(kFloatingFormats) + std::size(kIndexFormats));

@@ -1,7 +1,5 @@
 #include "packed_weight.h"
 
-#include <torch/csrc/stable/ops.h>
-
 #include <algorithm>
 #include <charconv>
 #include <string_view>
@@ -129,11 +127,11 @@ bool is_contiguous(AtenTensorHandle tensor, int rank) {
 }
 
 /// Its elements without gaps.
-const void* dense_data(AtenTensorHandle tensor, std::optional<Tensor>& copy) {
+const void* dense_data(AtenTensorHandle tensor, Device device, std::optional<Tensor>& copy) {
   std::int64_t rank = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor, &rank));
   if (!is_contiguous(tensor, static_cast<int>(rank))) {
-    copy = torch::stable::contiguous(shared(tensor));
+    copy = contiguous(tensor, device);
     return copy->const_data_ptr();
   }
   return readable_data(tensor);
@@ -158,8 +156,8 @@ PackedWeight::PackedWeight(const char* name, AtenTensorHandle w, const char* sca
 }
 
 void PackedWeight::read() {
-  view_.data = const_cast<void*>(dense_data(w_tensor_, w_copy_));
-  scales_.data = dense_data(scales_tensor_, scales_copy_);
+  view_.data = const_cast<void*>(dense_data(w_tensor_, view_.device, w_copy_));
+  scales_.data = dense_data(scales_tensor_, scales_.device, scales_copy_);
 }
 
 }  // namespace moegemm::torch_ops

@@ -56,7 +56,11 @@ void read_word(std::string_view word, ProductOptions& options) {
     options.tails = Tails::kUndefined;
   } else if (word.starts_with(kExpectedRows)) {
     const std::string_view number = word.substr(kExpectedRows.size());
-    std::from_chars(number.data(), number.data() + number.size(), options.expected_rows);
+    const char* const end = number.data() + number.size();
+    const auto [rest, error] = std::from_chars(number.data(), end, options.expected_rows);
+    if (error != std::errc{} || rest != end) {
+      refuse_value("expected_rows is ", number, "; a whole number below 2^63 is accepted");
+    }
   } else {
     std::string known;
     for (const Flag& flag : kFlags) known.append(flag.word).append(", ");

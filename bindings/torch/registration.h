@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "arguments.h"
 #include "moegemm/error.h"
 
 /// How a file makes its operators part of torch.ops.moegemm: schema and function side by side.
@@ -54,6 +55,8 @@ template <class Body>
 auto raising(Body&& body) {
   try {
     return body();
+  } catch (const OutOfMemory& error) {
+    throw std::runtime_error(std::string("[OutOfMemoryError] ") + error.what());
   } catch (const Error& error) {
     const char* type = "RuntimeError";
     switch (error.kind()) {

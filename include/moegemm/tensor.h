@@ -8,7 +8,11 @@
 
 namespace moegemm {
 
-enum class DeviceType : std::uint8_t { kCpu, kCuda };
+enum class DeviceType : std::uint8_t {
+  kCpu,
+  kCuda,
+  kMeta,  ///< no memory: calls refuse what they would refuse on others, and do nothing
+};
 
 struct Device {
   DeviceType type = DeviceType::kCpu;

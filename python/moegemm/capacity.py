@@ -3,18 +3,14 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from moegemm.operators.errors import shown
 from moegemm.operators.gradients.main_grad import count_write
 from moegemm.operators.loading import ops
-from moegemm.operators.rules import is_integer, is_surely, require_same_device, require_tensor
+from moegemm.operators.rules import is_integer, require_tensor
 
 _route_compact: Callable[..., tuple[Tensor, Tensor, Tensor]] = ops.route_compact.default
-
-
-_MOST_INT32 = 2**31 - 1
 
 
 class Capacity(NamedTuple):
@@ -25,12 +21,11 @@ class Capacity(NamedTuple):
     overflow: Tensor | None  # [1]
 
 
-def _one_integer(name: str, value: Tensor | None, expert_ids: Tensor) -> Tensor | None:
+def _one_integer(name: str, value: Tensor | None) -> Tensor | None:
     """A scalar as a vector of one, which shares its memory."""
     if value is None:
         return None
     require_tensor(name, value)
-    require_same_device(name, value, "expert_ids", expert_ids)
     return value.view(1) if value.dim() == 0 else value
 
 
@@ -45,12 +40,10 @@ def capacity_of(
         max_rows = expert_ids.numel()
     elif not is_integer(max_rows):
         raise TypeError(f"max_rows is {shown(max_rows)} of type {type(max_rows).__name__}; an int or None is accepted")
-    elif is_surely(max_rows < 0):
-        raise ValueError(f"max_rows is {max_rows}; it must not be negative")
     return Capacity(
         max_rows,
-        _one_integer("num_tokens", num_tokens, expert_ids),
-        _one_integer("overflow", overflow, expert_ids),
+        _one_integer("num_tokens", num_tokens),
+        _one_integer("overflow", overflow),
     )
 
 
@@ -59,10 +52,6 @@ def route_within(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """m_sizes [E], gather_indices [max_rows] and positions [T, topk]."""
     max_rows, num_tokens, overflow = capacity
-    if not wide and not torch.compiler.is_compiling() and max_rows > _MOST_INT32:
-        raise ValueError(
-            f"max_rows is {max_rows}; gather_indices is int32, so that at most {_MOST_INT32} rows are accepted"
-        )
     routed = _route_compact(expert_ids, num_experts, max_rows, num_tokens, overflow, wide, check)
     if overflow is not None:
         count_write(overflow)

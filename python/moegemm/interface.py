@@ -18,7 +18,6 @@ from moegemm.operators.gradients.product import DEFAULTS, PLAIN, Settings
 from moegemm.operators.gradients.weight_gradients import WeightGradients, apart, require_queue
 from moegemm.operators.options import ACCUMULATE, WARN_AT_ONCE
 from moegemm.operators.packed import REFUSED_GRADIENT, Packed
-from moegemm.operators.process.notes import warn_of_replaced_kernels
 from moegemm.operators.raw import (
     RawArguments,
     autocast_dtype,
@@ -42,7 +41,7 @@ from moegemm.tuning import (
     KernelConfigBackward_dX,
     KernelConfigForward,
 )
-from moegemm.tuning.autotune import after_autotune
+from moegemm.tuning.autotune import after_chosen_kernel
 
 _Configs = tuple[KernelConfigForward | None, KernelConfigBackward_dX | None, KernelConfigBackward_dW | None]
 
@@ -129,10 +128,7 @@ def grouped_gemm(
         arguments = RawArguments(X, weight, m_sizes, gather_indices, topk_weights, topk)
         raise explain(error, arguments.tensors(), topk) from None
     if (by_hand or autotune) and not transformed:
-        if settings.config_forward is not None:
-            warn_of_replaced_kernels(stacklevel=2)
-        if autotune:
-            after_autotune(stacklevel=2)
+        after_chosen_kernel(stacklevel=2)
     return Y
 
 

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from moegemm.capacity import capacity_of, route_within
-from moegemm.operators.errors import explain, shown
+from moegemm.operators.errors import explain
 from moegemm.operators.gradients.combine import TransformedCombine
 from moegemm.operators.gradients.derivatives import refuse_forward_mode, refuse_traced_forward_mode, transforms_active
 from moegemm.operators.loading import ops
 from moegemm.operators.registered.compact import TransformedCombineRows
-from moegemm.operators.rules import require_tensor
+from moegemm.operators.rules import require_int, require_tensor
 
 _combine: Callable[..., Tensor] = ops.combine.default
 _combine_rows: Callable[..., Tensor] = ops.combine_rows.default
@@ -56,8 +56,7 @@ def route(
     """
     if dtype not in (torch.int32, torch.int64):
         raise TypeError(f"dtype is {dtype}; torch.int32 and torch.int64 are accepted")
-    if not isinstance(num_experts, int):
-        raise TypeError(f"num_experts is {shown(num_experts)}; an int is accepted")
+    require_int("num_experts", num_experts)
     wide = dtype == torch.int64
     try:
         capacity = capacity_of(expert_ids, max_rows, num_tokens, overflow)

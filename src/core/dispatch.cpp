@@ -8,7 +8,6 @@
 #include "core/validation/routing_data.h"
 #include "core/validation/validate.h"
 #include "core/workspace.h"
-#include "moegemm/execution.h"
 #include "moegemm/ops.h"
 
 namespace moegemm {
@@ -39,6 +38,7 @@ Plan run(const Description& description, const TensorView& first, const TensorVi
          const TensorView& out, const RoutingView& routing, const GemmOptions& options,
          const ExecutionContext& context) {
   Call call = in_stored_form(place(description, first, second, out, routing, options));
+  if (call.problem.device.type == DeviceType::kMeta) return {};
   take_context(call.problem, options, context);
   const Wishes wishes(options);
   if (wishes.check) check_routing(call.problem, routing, context);
@@ -76,13 +76,8 @@ Plan backward_dw(const TensorView& dy, const TensorView& x, const TensorView& dw
 
 Plan plan(const Problem& problem, const std::optional<BackendKind>& backend,
           const std::optional<KernelConfig>& config, bool may_use_workspace) {
-  validate(problem);
-  if (config) validate(*config, problem);
-  Problem asked = in_stored_form(problem);
-  asked.batch_invariant = asked.batch_invariant && is_batch_invariant();
-  return plan_problem(asked, backend, config, false,
-                      may_use_workspace ? WorkspaceUse::kFree : WorkspaceUse::kAvoid)
-      .plan;
+  const WorkspaceUse workspace = may_use_workspace ? WorkspaceUse::kFree : WorkspaceUse::kAvoid;
+  return plan_problem(asked_by_hand(problem, config), backend, config, false, workspace).plan;
 }
 
 }  // namespace moegemm

@@ -18,6 +18,7 @@ std::span<const Backend* const> all_backends() {
 
 const Passes* passes_on(DeviceType type) {
   if (type == DeviceType::kCpu) return &cpu_passes();
+  if (type == DeviceType::kMeta) return &meta_passes();
 #if MOEGEMM_HAS_CUDA
   return &cuda_passes();
 #else

@@ -13,6 +13,7 @@ namespace moegemm {
 const Backend& reference_backend();
 const Backend& cpu_backend();
 const Passes& cpu_passes();
+const Passes& meta_passes();
 CpuInfo query_cpu();
 
 // Defined in builds with CUDA.

@@ -84,6 +84,11 @@ TEST_F(ProgramTune, ImportOfSomethingElseIsRefused) {
   const ProgramResult result = run_program("cache import " + (folder / "letter.txt").string());
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.err, HasSubstr("not JSON"));
+  for (const std::string& unreadable : {folder.string(), (folder / "nothing").string()}) {
+    const ProgramResult refused = run_program("cache import " + unreadable);
+    EXPECT_EQ(refused.exit_code, 2);
+    EXPECT_THAT(refused.err, HasSubstr("cannot read " + unreadable));
+  }
 }
 
 /// Neither root nor anybody else makes a folder below a file.

@@ -1,3 +1,5 @@
+#include <limits>
+
 #include "arguments.h"
 #include "moegemm/passes.h"
 #include "registration.h"
@@ -17,6 +19,11 @@ std::tuple<Tensor, Tensor, Tensor> route_compact(const Tensor& expert_ids, std::
                                                  bool check) {
   return raising([&] {
     if (max_rows < 0) refuse_value("max_rows is ", max_rows, "; it must not be negative");
+    constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+    if (!wide && max_rows > kMost) {
+      refuse_value("max_rows is ", max_rows, "; gather_indices is int32, so that at most ", kMost,
+                   " rows are accepted");
+    }
     Argument ids("expert_ids", expert_ids), tokens("num_tokens", num_tokens);
     Argument flag("overflow", overflow);
     const std::int64_t slots = ids.numel();

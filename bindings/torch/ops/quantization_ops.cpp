@@ -34,23 +34,13 @@ Tensor dequantize(const Tensor& w, const Tensor& scales, const std::string& w_fo
   });
 }
 
-/// Refuses what no product accepts: for those that only work out shapes.
-void check_format(const std::string& w_format) {
-  raising([&] { parse_quantization(w_format, ScaleType::kFloat32, 1, 1); });
-}
-
 constexpr Operator kOperators[] = {
     {"dequantize(Tensor w, Tensor scales, str w_format, ScalarType dtype) -> Tensor",
      TORCH_BOX(&dequantize)},
 };
 
-constexpr Operator kRules[] = {
-    {"check_format(str w_format) -> ()", TORCH_BOX(&check_format)},
-};
-
 }  // namespace
 
 MOEGEMM_REGISTER(kOperators)
-MOEGEMM_REGISTER_WITHOUT_TENSORS(kRules)
 
 }  // namespace moegemm::torch_ops

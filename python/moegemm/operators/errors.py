@@ -15,6 +15,7 @@ _TYPES: Final[dict[str, type[Exception]]] = {
     "TypeError": TypeError,
     "NotImplementedError": NotImplementedError,
     "RuntimeError": RuntimeError,
+    "OutOfMemoryError": torch.OutOfMemoryError,
 }
 _TAGGED: Final = re.compile(r"\[(\w+Error)\] (.*)", re.DOTALL)
 

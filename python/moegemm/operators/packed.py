@@ -18,8 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moegemm.operators.loading import ops
-
 REFUSED_GRADIENT = (
     "a quantised weight is frozen and has no gradient: train low-rank adapters beside it (moegemm.LoraAdapter, PEFT), "
     "or train weights that are not quantised"
@@ -38,16 +36,10 @@ def format_of(word: str) -> str:
 def packed_shape(w: Tensor, w_format: str) -> tuple[int, int, int]:
     """E, N and K."""
     name, *rest = w_format.split("/")
-    if name not in VALUES_PER_ELEMENT:
-        ops.check_format(w_format)
     if w.dim() == 2 and len(rest) == 2:  # flat nf4 with its shape
         n, k = map(int, rest[1].split("x"))
         return w.size(0), n, k
-    values = VALUES_PER_ELEMENT[name]
-    if w.dim() != 3:
-        letters = "[E, N, K]" if values == 1 else f"[E, N, K / {values}]"
-        raise ValueError(f"W has {w.dim()} dimensions; its shape must be {letters} with {w_format}")
-    return w.size(0), w.size(1), w.size(2) * values
+    return w.size(0), w.size(1), w.size(2) * VALUES_PER_ELEMENT[name]
 
 
 class Packed:

@@ -22,12 +22,11 @@ from moegemm.operators.options import (
     WARN_AT_ONCE,
 )
 from moegemm.operators.packed import Packed
-from moegemm.operators.process.notes import warn_of_replaced_kernels
 from moegemm.operators.rules import require_tensor
 from moegemm.operators.segments import ZERO, tail_options
 from moegemm.operators.shortcuts import cuda_matmul_uses_tf32
 from moegemm.tuning import KernelConfig
-from moegemm.tuning.autotune import after_autotune, autotune_word
+from moegemm.tuning.autotune import after_chosen_kernel, autotune_word
 
 # Of each product the raw function, the operator that makes its result, and the one that writes to `out`.
 _OPERATORS: dict[str, tuple[str, Callable[..., Tensor], Callable[..., None]]] = {
@@ -136,8 +135,6 @@ def run_raw(
             result = functional(*arguments[:6], options, numbers)
     except (RuntimeError, AttributeError) as error:
         raise explain(error, arguments.tensors(), arguments.topk) from None
-    if numbers is not None and not torch.compiler.is_compiling():
-        warn_of_replaced_kernels(stacklevel=3)
-    if AUTOTUNE in options and not torch.compiler.is_compiling():
-        after_autotune(stacklevel=3)
+    if (numbers is not None or AUTOTUNE in options) and not torch.compiler.is_compiling():
+        after_chosen_kernel(stacklevel=3)
     return result

@@ -3,7 +3,7 @@ memory, which never reach it, can get wrong is refused here, in its words."""
 
 import math
 import os
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -48,9 +48,13 @@ def require_bool(name: str, value: object) -> None:
         raise TypeError(f"{name} is {shown(value)} of type {type(value).__name__}; True and False are accepted")
 
 
-def require_integer(name: str, value: object, least: int, most: int | None = None, meaning: str = "") -> None:
+def require_int(name: str, value: object) -> None:
     if not is_integer(value):
         raise TypeError(f"{name} is {shown(value)} of type {type(value).__name__}; an int is accepted")
+
+
+def require_integer(name: str, value: Any, least: int, most: int | None = None, meaning: str = "") -> None:
+    require_int(name, value)
     if value < least and most is None:
         raise ValueError(f"{name} is {value}; it must be at least {least}")
     if value < least or (most is not None and value > most):

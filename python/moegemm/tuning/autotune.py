@@ -138,8 +138,8 @@ def autotune_word() -> str:
     return AUTOTUNE
 
 
-def after_autotune(stacklevel: int) -> None:
-    """What a call with AUTOTUNE does at its end, unless it was compiled."""
+def after_chosen_kernel(stacklevel: int) -> None:
+    """What a call with a config or AUTOTUNE does at its end, unless it is traced."""
     if _watch is not None:
         _watch.settle()
     warn_of_replaced_kernels(stacklevel=stacklevel + 1)

@@ -16,7 +16,7 @@ from moegemm.operators.packed import Packed
 from moegemm.operators.raw import RawArguments, raw_options
 from moegemm.operators.row_products import forward
 from moegemm.quantized.weight import QuantizedWeight, packed_of
-from moegemm.tuning.autotune import after_autotune, installed_watch
+from moegemm.tuning.autotune import after_chosen_kernel, installed_watch
 from moegemm.tuning.reports import TuneReports
 
 
@@ -82,7 +82,7 @@ def tune(
                     measure("dw", dY, X)
     except RuntimeError as error:
         raise explain(error, arguments.tensors(), topk) from None
-    after_autotune(stacklevel=2)
+    after_chosen_kernel(stacklevel=2)
     return TuneReports(reports)
 
 

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -82,7 +83,11 @@ int import_from(const std::string& path) {
     text.assign(std::istreambuf_iterator<char>(std::cin), {});
   } else {
     std::ifstream file(path, std::ios::binary);
-    if (!file) throw Error(ErrorKind::kInvalidValue, fmt::format("cannot read {}", path));
+    if (!file || std::filesystem::is_directory(path)) {
+      throw Error(
+          ErrorKind::kInvalidValue,
+          fmt::format("cannot read {}; a file that `cache export` wrote is accepted", path));
+    }
     text.assign(std::istreambuf_iterator<char>(file), {});
   }
   fmt::print("{} measurements added to {}\n", import_tuning_cache(text), where());

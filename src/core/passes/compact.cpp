@@ -231,7 +231,10 @@ void index_arrivals(const TensorView& counts_view, std::int64_t room,
   require_shape(m_sizes, {experts}, "[E]");
   require_form(gather_indices, {{1, "[R]"}});
   const std::int64_t rows = gather_indices_view.shape[0];
-  if (room >= 0 && checked_product(ranks, room, "ranks * room") < rows) {
+  // More places than there are rows: any number leaves as much to the first rank, and nothing to
+  // others.
+  const std::int64_t places = std::min(room, rows);
+  if (room >= 0 && checked_product(ranks, places, "ranks * R") < rows) {
     refuse_value("room is ", room, " for each of ", ranks,
                  " ranks; together they must have room for R = ", rows, " rows");
   }
@@ -244,7 +247,7 @@ void index_arrivals(const TensorView& counts_view, std::int64_t room,
   }
   require_apart({&m_sizes, &gather_indices, &expert_ids}, {&counts});
   passes_for(counts_view.device)
-      .index_arrivals(counts_view, room, m_sizes_view, gather_indices_view, expert_ids_view,
+      .index_arrivals(counts_view, places, m_sizes_view, gather_indices_view, expert_ids_view,
                       context);
 }
 

@@ -60,9 +60,7 @@ void require_stack(const Argument& argument, const StridedStack& stack) {
                    "; strides must not be negative");
     }
   }
-  if (argument.view.numel() > 0 && stack.data == nullptr) {
-    refuse_value(argument.name, " is ", to_string(argument.view), " without data");
-  }
+  require_memory(argument);
 }
 
 void require_copy(std::size_t at, const FactorCopy& copy, const Argument& lead) {
@@ -84,6 +82,7 @@ void require_copy(std::size_t at, const FactorCopy& copy, const Argument& lead) 
 
 /// No `to` is in the memory of another tensor.
 void require_apart(std::span<const FactorCopy> copies, const TensorView& m_sizes) {
+  if (copies.front().to.device.type == DeviceType::kMeta) return;
   std::vector<StackExtent> from, to;
   for (const FactorCopy& copy : copies) {
     from.push_back(extent_of(copy.from));
@@ -165,7 +164,8 @@ void factor_rows(const TensorView& x_view, const StridedStack& stack, const Rout
   }
   require_like(rows, x, {count, padded_rank(rank)}, "[M, r rounded up]");
   require_apart({&rows}, {&x, &m_sizes, &starts, &indices});
-  if (rows_view.numel() > 0 && overlap({extent_of(rows_view), 1, 0}, extent_of(stack))) {
+  const bool written = rows_view.numel() > 0 && rows_view.device.type != DeviceType::kMeta;
+  if (written && overlap({extent_of(rows_view), 1, 0}, extent_of(stack))) {
     refuse_overlap(rows, factor);
   }
   passes_for(x_view.device).factor_rows(x_view, stack, routing, rows_view, context);

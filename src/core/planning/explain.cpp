@@ -7,8 +7,6 @@
 #include "core/planning/stored_form.h"
 #include "core/refusal.h"
 #include "core/registry.h"
-#include "core/validation/validate.h"
-#include "moegemm/execution.h"
 #include "moegemm/plan.h"
 
 namespace moegemm {
@@ -48,10 +46,7 @@ std::string remark_of(const PlanCandidate& candidate, const CostEstimate& chosen
 
 PlanExplanation explain(const Problem& written, const std::optional<BackendKind>& backend,
                         const std::optional<KernelConfig>& config, bool autotune) {
-  validate(written);
-  if (config) validate(*config, written);
-  Problem asked = in_stored_form(written);
-  asked.batch_invariant = asked.batch_invariant && is_batch_invariant();
+  const Problem asked = asked_by_hand(written, config);
   const Planned planned = plan_problem(asked, backend, config, autotune);
   const Problem problem = product_of(planned.plan, asked);
   const int chosen = planned.plan.product().kernel;

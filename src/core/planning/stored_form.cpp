@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "moegemm/execution.h"
+
 namespace moegemm {
 namespace {
 
@@ -37,6 +39,14 @@ Call in_stored_form(Call call) {
   std::swap(call.operands.x, call.operands.dy);
   std::swap(call.operands.x_stride, call.operands.dy_stride);
   return call;
+}
+
+Problem asked_by_hand(const Problem& written, const std::optional<KernelConfig>& config) {
+  validate(written);
+  if (config) validate(*config, written);
+  Problem asked = in_stored_form(written);
+  asked.batch_invariant = asked.batch_invariant && is_batch_invariant();
+  return asked;
 }
 
 }  // namespace moegemm

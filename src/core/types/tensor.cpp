@@ -40,12 +40,17 @@ const char* to_string(DType dtype) { return format_of(dtype).name; }
 
 std::string to_string(Device device) {
   if (device.type == DeviceType::kCpu) return "cpu";
+  if (device.type == DeviceType::kMeta) return "meta";
   if (const NamedGpu* gpu = named_gpu(device.index)) return join("cuda (", gpu->name, ")");
   return join("cuda:", device.index);
 }
 
 std::string to_string(const TensorView& view) {
   if (!view.given()) return "not given";
+  const int most = static_cast<int>(view.shape.size());
+  if (view.rank < 0 || view.rank > most) {
+    return join(to_string(view.dtype), " of rank ", view.rank, " on ", to_string(view.device));
+  }
   std::string text = join(to_string(view.dtype), "[");
   for (int i = 0; i < view.rank; ++i) {
     text += join(i == 0 ? "" : ", ", view.shape[i]);

@@ -151,7 +151,7 @@ void require_packed_memory(const Argument& w, const ScalesArgument& scales,
     refuse_value(w.name, " has row_stride ", w.view.row_stride,
                  "; packed values must be dense: row_stride = K = ", k);
   }
-  if (count_of(view) > 0 && view.data == nullptr) {
+  if (count_of(view) > 0 && view.data == nullptr && view.device.type != DeviceType::kMeta) {
     refuse_value(scales.name, " is ", to_string(view), " with a null data pointer");
   }
   const auto address = reinterpret_cast<std::uintptr_t>(view.data);

@@ -134,6 +134,7 @@ def test_check_names_segments_outside_the_rows(device):
         ({"tails": "nothing"}, "tails is 'nothing'; accepted are 'zero' and 'undefined'"),
         ({"expected_rows": -1}, "expected_rows is -1; it must not be negative"),
         ({"expected_rows": 1.5}, "expected_rows is 1.5; an int is accepted"),
+        ({"expected_rows": 2**64}, f"expected_rows is {2**64}; a whole number below 2.63 is accepted"),
     ],
 )
 def test_wrong_layouts_are_refused(arguments, sentence):

@@ -258,3 +258,19 @@ def test_main_grad_of_a_distributed_weight_is_refused_before_anything_runs(distr
     w.main_grad = torch.zeros(3, 12, 8)
     with pytest.raises(TypeError, match="W is a DTensor; accumulate=True takes parameters that are plain tensors"):
         moegemm.grouped_gemm(rows, w, sizes, 1, accumulate=True)
+
+
+def test_too_little_memory_is_what_torch_calls_it():
+    """Those who then try again with less look for torch's type and words."""
+    one, rows = torch.ones(1, dtype=torch.int64), torch.ones(1, 8).expand(2**44, 8)
+    with pytest.raises(torch.OutOfMemoryError, match=r"memory(.|\n)*for a tensor \[17592186044416, 8\] on cpu"):
+        moegemm.grouped_gemm(rows, torch.ones(1, 8, 8), one, 1)
+    with pytest.raises(torch.OutOfMemoryError, match=r"for a tensor \[17592186044416, 8\]"):  # the copy of an operand
+        moegemm.grouped_gemm_dW(rows, rows, one, None, 1)
+    with pytest.raises(torch.OutOfMemoryError, match=r"for a tensor \[1125899906842624\]"):
+        moegemm.route(torch.zeros(3, 2, dtype=torch.int64), 2**50, dtype=torch.int64)
+
+
+def test_a_number_of_experts_is_no_bool():
+    with pytest.raises(TypeError, match="num_experts is True of type bool; an int is accepted"):
+        moegemm.route(torch.zeros(3, 2, dtype=torch.int64), True)

@@ -50,6 +50,21 @@ TEST_F(Dispatch, RunsTheForcedBackend) {
   EXPECT_EQ(plan.product().backend, BackendKind::kReference);
 }
 
+TEST(DispatchOnMeta, ChecksItsArgumentsAndRunsNothing) {
+  const Device meta = {DeviceType::kMeta};
+  RoutingView routing;
+  routing.m_sizes = TensorView::vector(nullptr, DType::kInt64, 2, meta);
+  const TensorView x = TensorView::matrix(nullptr, DType::kFloat32, 4, 3, 0, meta);
+  const TensorView w = TensorView::stack(nullptr, DType::kFloat32, 2, 5, 3, 0, meta);
+  const TensorView y = TensorView::matrix(nullptr, DType::kFloat32, 4, 5, 0, meta);
+  EXPECT_EQ(forward(x, w, y, routing).steps.size(), 0u);
+  combine(y, {}, 2, TensorView::matrix(nullptr, DType::kFloat32, 2, 5, 0, meta));
+  expect_refusal(ErrorKind::kInvalidValue, {"y is fp32[4, 3] on meta", "[M, N] = [4, 5]"},
+                 [&] { forward(x, w, x, routing); });
+  expect_refusal(ErrorKind::kInvalidValue, {"rows is fp32[4, 5] on meta", "topk = 3"},
+                 [&] { combine(y, {}, 3, y); });
+}
+
 TEST_F(Dispatch, BadRoutingDataIsNoErrorWithoutCheck) {
   indices = {3, 1, 99, -1};
   run();

@@ -21,11 +21,10 @@ from moegemm.operators.options import (
     without,
 )
 from moegemm.operators.packed import Packed
-from moegemm.operators.process.notes import warn_of_replaced_kernels
 from moegemm.operators.row_products import dx as _dx
 from moegemm.operators.row_products import dx_out as _dx_out
 from moegemm.operators.rules import is_surely
-from moegemm.tuning.autotune import after_autotune
+from moegemm.tuning.autotune import after_chosen_kernel
 
 _dw: Callable[..., Tensor] = ops.dw.default
 _combine: Callable[..., Tensor] = ops.combine.default
@@ -97,10 +96,9 @@ def backward(
     except RuntimeError as error:
         raise explain(error, {}) from None
     manual = settings.config_dx is not None or settings.config_dw is not None
-    if manual and WARN_AT_ONCE not in options:
-        warn_of_replaced_kernels(stacklevel=1)
-    if AUTOTUNE in options and not torch.compiler.is_compiling():
-        after_autotune(stacklevel=1)
+    chosen = AUTOTUNE in options or (manual and WARN_AT_ONCE not in options)
+    if chosen and not torch.compiler.is_compiling():
+        after_chosen_kernel(stacklevel=1)
     dX, dW, d_weights = once_only("grouped_gemm", (dX, dW, d_weights), (dY, *saved))
     return dX, dW, d_weights
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import register_flop_formula
 
 from moegemm._ops import NAMESPACE, add_op_namespace_prefix
@@ -17,7 +19,7 @@ from moegemm.operators.loading import ops
 from moegemm.operators.packed import packed_shape
 from moegemm.operators.registered import compact, factors
 from moegemm.operators.registered.products import PRODUCTS, nothing
-from moegemm.operators.rules import require_halves, require_integer, require_same_device, require_same_dtype
+from moegemm.operators.rules import require_same_device
 
 
 def _route(expert_ids: Tensor, num_experts: int, wide: bool, with_inverse: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -31,7 +33,6 @@ def _route(expert_ids: Tensor, num_experts: int, wide: bool, with_inverse: bool)
 
 
 def _combine(rows: Tensor, weights: Tensor | None, topk: int, float32_output: bool) -> Tensor:
-    require_integer("topk", topk, 1)
     shape = (rows.size(0) // topk, rows.size(1))
     return rows.new_empty(shape, dtype=torch.float32 if float32_output else rows.dtype)
 
@@ -40,23 +41,6 @@ def _scale_rows(
     product: Tensor, x: Tensor, m_sizes: Tensor, gather_indices: Tensor, router_weights: Tensor, topk: int
 ) -> Tensor:
     return router_weights.new_empty((product.size(0),))
-
-
-def _check_experts(lead_name: str) -> Callable[..., None]:
-    """What the products would not notice. Shapes, which may be symbolic, are left to them."""
-
-    def check(
-        lead: Tensor, w_gate_up: Tensor, w_down: Tensor, segments: Tensor, weights: Tensor | None,
-        gate_up_bias: Tensor | None, down_bias: Tensor | None, activation: str, transposed: bool,
-        w_up: Tensor | None = None,
-    ) -> None:  # fmt: skip
-        require_same_dtype("w_gate_up" if w_up is None else "w_gate_up[0]", w_gate_up, lead_name, lead)
-        require_same_dtype("w_down", w_down, lead_name, lead)
-        if w_up is not None:
-            require_same_dtype("w_gate_up[1]", w_up, lead_name, lead)
-            require_halves("w_gate_up[1]", activation)
-
-    return check
 
 
 def _activate(
@@ -90,8 +74,8 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "combine": _combine,
     "scale_rows": _scale_rows,
     "combine_out": nothing,
-    "check_layer": _check_experts("x"),
-    "check_expert_rows": _check_experts("rows"),
+    "check_layer": nothing,
+    "check_expert_rows": nothing,
     "add_weighted_bias": nothing,
     "add_rows": nothing,
     "activate": _activate,
@@ -108,10 +92,46 @@ _FAKES: dict[str, Callable[..., Any]] = {
 _CALLERS_NAMES = {"x": "X", "w": "W", "dy": "dY", "router_weights": "topk_weights"}
 
 
-def _on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
-    """An operator's `fake` for tensors that share a device. With one meta tensor among others torch runs no kernel but
-    this, and its result would be memory that nobody wrote."""
-    names = [argument.name for argument in getattr(ops, name).default._schema.arguments]
+# The kernels of the CPU are also those of tensors on meta: there they check their arguments, and do nothing.
+_RULES: Any = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+
+
+class _UnknownSizeError(Exception):
+    """Tracing knows a size by its symbol only."""
+
+
+def _size(value: Any) -> Any:
+    """One that tracing knows by a symbol as it is in the call that is traced."""
+    if not isinstance(value, torch.SymInt):
+        return value
+    hint = getattr(value.node, "hint", None)
+    if not isinstance(hint, int):
+        raise _UnknownSizeError
+    return hint
+
+
+def _on_meta(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return _size(value)
+    sizes, strides = (tuple(map(_size, numbers)) for numbers in (value.shape, value.stride()))
+    return torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta")
+
+
+def _follow_rules(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises what the operator would raise for tensors with memory, as far as it can be known."""
+    with no_dispatch():  # of the mode that has the fake tensors
+        try:
+            args, kwargs = tree_map(_on_meta, (args, kwargs))
+        except _UnknownSizeError:
+            return
+        operator.redispatch(_RULES, *args, **kwargs)
+
+
+def _with_rules(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator's `fake` for arguments that the operator would take, and that share a device: with one meta tensor
+    among others torch runs no kernel but this, and its result would be memory that nobody wrote."""
+    operator = getattr(ops, name).default
+    names = [argument.name for argument in operator._schema.arguments]
     callers_names = {"w_up": "w_gate_up[1]"} if name.startswith("check_") else _CALLERS_NAMES
 
     @functools.wraps(fake)
@@ -122,6 +142,7 @@ def _on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
             if isinstance(value, Tensor):
                 shown_as, lead_as = callers_names.get(name, name), callers_names.get(lead_name, lead_name)
                 require_same_device(shown_as, value, lead_as, given[lead_name])
+        _follow_rules(operator, args, kwargs)
         return fake(*args, **kwargs)
 
     return checked
@@ -144,7 +165,7 @@ _ours: Any = _torch_library.Library(NAMESPACE, "IMPL")  # kept: its registration
 def register() -> None:
     """Tells torch all of it; once per process."""
     for name, fake in _FAKES.items():
-        _torch_library.register_fake(add_op_namespace_prefix(name), _on_one_device(name, fake))
+        _torch_library.register_fake(add_op_namespace_prefix(name), _with_rules(name, fake))
         _torch_library.register_vmap(add_op_namespace_prefix(name), _refusing_vmap(name))
     for name, product in PRODUCTS.items():
         teach: Callable[[Callable[..., int]], object] = register_flop_formula(getattr(ops, name))

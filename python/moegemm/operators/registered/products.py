@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from moegemm.activations import is_gated
-from moegemm.operators.options import DY_PER_TOKEN, FLOAT32_OUTPUT, PERMUTE_X, PERMUTE_Y, TRANSPOSED
+from moegemm.operators.options import DY_PER_TOKEN, FLOAT32_OUTPUT, PERMUTE_X, TRANSPOSED
 from moegemm.operators.packed import VALUES_PER_ELEMENT, format_of, packed_shape
-from moegemm.operators.rules import require_same_dtype
 
 Config = list[int] | None
 Shape = tuple[int, ...]
 
-# Unlike a plain `if`, this leaves sizes symbolic and only records what must hold.
+# For sizes that tracing knows by symbols only: unlike a plain `if`, this records what must hold.
 _check: Callable[..., None] = torch._check
 
 
@@ -36,11 +35,6 @@ def _dtype(lead: Tensor, options: str) -> torch.dtype:
     return torch.float32 if FLOAT32_OUTPUT in options else lead.dtype
 
 
-def _require_form(name: str, tensor: Tensor, ranks: tuple[int, ...], letters: str) -> None:
-    if tensor.dim() not in ranks:
-        raise ValueError(f"{name} is {list(tensor.shape)}; its shape must be {letters}")
-
-
 def _counted_rows(first: Shape, gather_indices: Shape | None, options: str, per_token: str) -> int:
     """M. Where the first operand has one row per token, with the word `per_token`, the indices count: T * topk of
     them, or a capacity."""
@@ -48,10 +42,21 @@ def _counted_rows(first: Shape, gather_indices: Shape | None, options: str, per_
 
 
 def _rows(first: Tensor, gather_indices: Tensor | None, options: str, per_token: str) -> int:
-    for word in (PERMUTE_X, PERMUTE_Y):
-        if word in options and gather_indices is None:
-            raise ValueError(f"gather_indices is None; {word.strip()}=True needs it")
     return _counted_rows(first.shape, None if gather_indices is None else gather_indices.shape, options, per_token)
+
+
+def _n_and_k(w: Tensor, w_format: str, m_sizes: Tensor, options: str) -> tuple[int, int]:
+    if w_format:
+        return packed_shape(w, w_format)[1:]
+    rows, columns = w.size(1) if w.dim() == 3 else w.size(0) // m_sizes.size(-1), w.size(-1)
+    return (columns, rows) if TRANSPOSED in options else (rows, columns)
+
+
+def _check_depth(name: str, first: Tensor, letter: str, depth: int, w: Tensor) -> None:
+    _check(
+        first.size(1) == depth,
+        lambda: f"{name} is {list(first.shape)}; its last dimension must be {letter} as in W, {list(w.shape)}",
+    )
 
 
 def _forward(
@@ -59,16 +64,8 @@ def _forward(
     topk: int = 1, options: str = "", config: Config = None, bias: Tensor | None = None, activation: str = "",
     w_scales: Tensor | None = None, w_format: str = "",
 ) -> Tensor:  # fmt: skip
-    _require_form("X", x, (2,), "[T, K] or [M, K]")
-    if w_format:
-        _, n, k = packed_shape(w, w_format)
-    else:
-        letters = "[E, K, N] or [E * K, N]" if TRANSPOSED in options else "[E, N, K] or [E * N, K]"
-        _require_form("W", w, (3, 2), letters)
-        require_same_dtype("W", w, "X", x)
-        rows_of_w = w.size(1) if w.dim() == 3 else w.size(0) // m_sizes.size(-1)
-        n, k = (w.size(-1), rows_of_w) if TRANSPOSED in options else (rows_of_w, w.size(-1))
-    _check(x.size(1) == k, lambda: f"X is {list(x.shape)}; its last dimension must be K as in W, {list(w.shape)}")
+    n, k = _n_and_k(w, w_format, m_sizes, options)
+    _check_depth("X", x, "K", k, w)
     rows = _rows(x, gather_indices, options, PERMUTE_X)
     return x.new_empty((rows, n // 2 if activation and is_gated(activation) else n), dtype=_dtype(x, options))
 
@@ -77,11 +74,8 @@ def _dx(
     dy: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor | None = None, router_weights: Tensor | None = None,
     topk: int = 1, options: str = "", config: Config = None, w_scales: Tensor | None = None, w_format: str = "",
 ) -> Tensor:  # fmt: skip
-    if w_format:
-        k = packed_shape(w, w_format)[2]
-    else:
-        rows_of_w = w.size(1) if w.dim() == 3 else w.size(0) // m_sizes.size(-1)
-        k = rows_of_w if TRANSPOSED in options else w.size(-1)
+    n, k = _n_and_k(w, w_format, m_sizes, options)
+    _check_depth("dY", dy, "N", n, w)
     rows = _rows(dy, gather_indices, options, DY_PER_TOKEN)
     return dy.new_empty((rows, k), dtype=_dtype(dy, options))
 
@@ -91,8 +85,6 @@ def _forward_low_rank(
     low_rank_weights: Tensor, topk: int = 1, options: str = "", bias: Tensor | None = None, activation: str = "",
     w_scales: Tensor | None = None, w_format: str = "",
 ) -> Tensor:  # fmt: skip
-    require_same_dtype("low_rank_rows", low_rank_rows, "X", x)
-    require_same_dtype("low_rank_weights", low_rank_weights, "X", x)
     return _forward(x, w, m_sizes, gather_indices, None, topk, options, None, bias, activation, w_scales, w_format)
 
 
@@ -100,7 +92,6 @@ def _forward_pair(
     x: Tensor, w: Tensor, w_up: Tensor, m_sizes: Tensor, gather_indices: Tensor | None = None, topk: int = 1,
     options: str = "", bias: Tensor | None = None, activation: str = "",
 ) -> Tensor:  # fmt: skip
-    require_same_dtype("w_up", w_up, "X", x)
     half = _forward(x, w, m_sizes, gather_indices, None, topk, options)
     return half if activation else half.new_empty((half.size(0), 2 * half.size(1)))
 
@@ -109,8 +100,6 @@ def _dx_low_rank(
     dy: Tensor, w: Tensor, m_sizes: Tensor, gather_indices: Tensor | None, low_rank_rows: Tensor,
     low_rank_weights: Tensor, topk: int = 1, options: str = "", w_scales: Tensor | None = None, w_format: str = "",
 ) -> Tensor:  # fmt: skip
-    require_same_dtype("low_rank_rows", low_rank_rows, "dY", dy)
-    require_same_dtype("low_rank_weights", low_rank_weights, "dY", dy)
     return _dx(dy, w, m_sizes, gather_indices, None, topk, options, None, w_scales, w_format)
 
 

@@ -200,6 +200,17 @@ TEST_F(IndexArrivalsRules, AnExpertHasItsRowsInTheOrderOfRanks) {
   EXPECT_EQ(ids, (std::vector<std::int64_t>{0, 2, 2, 0, 1, 7, 7, 7}));
 }
 
+TEST_F(IndexArrivalsRules, ThereIsRoomForAnyNumber) {
+  for (const std::int64_t any : {std::int64_t{5}, std::int64_t{1} << 62, INT64_MAX}) {
+    room = any;
+    set_rows(5);
+    run();
+    EXPECT_EQ(sizes, (std::vector<std::int32_t>{2, 1, 2}));
+    EXPECT_EQ(order, (std::vector<std::int32_t>{0, -1, -1, 1, 2}));
+    EXPECT_EQ(ids, (std::vector<std::int64_t>{0, 2, 2, 3, 3, 7, 7, 7}));
+  }
+}
+
 TEST_F(IndexArrivalsRules, PlacesThatStayEmptyHaveNoExpert) {
   room = 4;
   set_rows(8);
@@ -242,8 +253,6 @@ TEST_F(IndexArrivalsRules, TensorsHaveTheirShapesAndDtypes) {
   };
   room = -2;
   refused(ErrorKind::kInvalidValue, {"room is -2"});
-  room = std::int64_t{1} << 62;
-  refused(ErrorKind::kInvalidValue, {"ranks * room", "64 bits"});
   room = -1;
   m_sizes.shape[0] = 2;
   refused(ErrorKind::kInvalidValue, {"m_sizes is int32[2]", "[E] = [3]"});

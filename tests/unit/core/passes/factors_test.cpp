@@ -63,7 +63,7 @@ TEST(CopyFactors, RefusesWhatDoesNotFit) {
                  [&] {
                    copy(stack(from.data(), {1, 3, 4}, {12, 4, 1}), small);
                  });
-  expect_refusal(kInvalidValue, {"from 0 is fp32[2, 3, 4] on cpu without data"}, [&] {
+  expect_refusal(kInvalidValue, {"from 0 is fp32[2, 3, 4] on cpu with a null data pointer"}, [&] {
     copy(stack(nullptr, {2, 3, 4}, {12, 4, 1}), small);
   });
   expect_refusal(kInvalidValue, {"from 0 has stride -4 in dimension 1", "not be negative"}, [&] {

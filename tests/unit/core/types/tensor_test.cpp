@@ -32,6 +32,14 @@ TEST(TensorView, PrintsDtypeShapeStrideAndDevice) {
             "fp32[2, 3, 4] on cuda:1");
 }
 
+TEST(TensorView, PrintsNoMoreExtentsThanThereAre) {
+  TensorView view = TensorView::matrix(nullptr, DType::kInt32, 8, 64);
+  view.rank = 7;
+  EXPECT_EQ(to_string(view), "int32 of rank 7 on cpu");
+  view.rank = -1;
+  EXPECT_EQ(to_string(view), "int32 of rank -1 on cpu");
+}
+
 TEST(DType, SizesAndNames) {
   EXPECT_EQ(size_bytes(DType::kBFloat16), 2);
   EXPECT_EQ(size_bytes(DType::kFloat16), 2);
