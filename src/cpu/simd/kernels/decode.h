@@ -88,8 +88,10 @@ enum class TableSource {
 };
 
 /// Positive, and far from where products would be denormal or infinite: 2^-99 to 2^99.
+constexpr std::uint16_t kLeastShift = 0x0e00;
+constexpr std::uint16_t kShiftRange = 0x6300;
 inline bool shifts_table(std::uint16_t scale_bits) {
-  return std::uint32_t{scale_bits} - 0x0e00u < 0x6300u;
+  return std::uint32_t{scale_bits} - kLeastShift < kShiftRange;
 }
 
 template <class Isa, class T, TableSource Source>
