@@ -245,16 +245,17 @@ struct Avx2 : Prefetches, CopiedParts<Avx2> {
   }
 
   static float widen_half(std::uint16_t bits) { return _cvtsh_ss(bits); }
-  /// As fp16 the same bits are 2^-8 times as much.
-  static Vec load_e4m3(const std::uint8_t* bytes) {
-    const __m128i words =
-        _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
-    const __m128i magnitude = _mm_and_si128(words, _mm_set1_epi16(0x7f));
-    const __m128i sign = _mm_slli_epi16(_mm_and_si128(words, _mm_set1_epi16(0x80)), 8);
-    const __m128i nan =
-        _mm_and_si128(_mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7f)), _mm_set1_epi16(0x7e00));
-    const __m128i half = _mm_or_si128(_mm_or_si128(sign, nan), _mm_slli_epi16(magnitude, 7));
-    return mul(_mm256_cvtph_ps(half), broadcast(256.0f));
+  /// Two vectors of values. As fp16 the same bits are 2^-8 times as much.
+  [[gnu::always_inline]] static void load_e4m3(const std::uint8_t* bytes, Vec (&values)[2]) {
+    // Extended with its sign, a byte has that in the upper of nine bits after the shift.
+    const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load_half(bytes)), 7);
+    const __m256i largest = _mm256_set1_epi16(0x3f80);
+    const __m256i nan = _mm256_cmpeq_epi16(_mm256_and_si256(shifted, largest), largest);
+    const __m256i halves =
+        _mm256_or_si256(_mm256_and_si256(shifted, _mm256_set1_epi16(static_cast<short>(0xbf80))),
+                        _mm256_and_si256(nan, _mm256_set1_epi16(0x7e00)));
+    values[0] = mul(_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), broadcast(256.0f));
+    values[1] = mul(_mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1)), broadcast(256.0f));
   }
 
   /// The sums over the lanes of four vectors.

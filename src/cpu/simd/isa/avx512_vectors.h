@@ -322,17 +322,17 @@ struct Avx512 : Prefetches {
   }
 
   static float widen_half(std::uint16_t bits) { return _cvtsh_ss(bits); }
-  /// As fp16 the same bits are 2^-8 times as much.
-  static Vec load_e4m3(const std::uint8_t* bytes) {
-    const __m256i words =
-        _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
-    const __m256i magnitude = _mm256_and_si256(words, _mm256_set1_epi16(0x7f));
-    const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(words, _mm256_set1_epi16(0x80)), 8);
-    const __m256i nan = _mm256_and_si256(_mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f)),
-                                         _mm256_set1_epi16(0x7e00));
-    const __m256i half_bits =
-        _mm256_or_si256(_mm256_or_si256(sign, nan), _mm256_slli_epi16(magnitude, 7));
-    return mul(_mm512_cvtph_ps(half_bits), broadcast(256.0f));
+  /// Two vectors of values. As fp16 the same bits are 2^-8 times as much.
+  [[gnu::always_inline]] static void load_e4m3(const std::uint8_t* bytes, Vec (&values)[2]) {
+    // Extended with its sign, a byte has that in the upper of nine bits after the shift.
+    const __m512i shifted =
+        _mm512_slli_epi16(_mm512_cvtepi8_epi16(_mm256_loadu_si256(half(bytes))), 7);
+    const __m512i halves = _mm512_and_si512(shifted, _mm512_set1_epi16(static_cast<short>(0xbf80)));
+    const __m512i magnitude = _mm512_and_si512(shifted, _mm512_set1_epi16(0x3f80));
+    const __mmask32 nan = _mm512_cmpeq_epi16_mask(magnitude, _mm512_set1_epi16(0x3f80));
+    const __m512i all = _mm512_mask_mov_epi16(halves, nan, _mm512_set1_epi16(0x7e00));
+    values[0] = mul(_mm512_cvtph_ps(_mm512_castsi512_si256(all)), broadcast(256.0f));
+    values[1] = mul(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(all, 1)), broadcast(256.0f));
   }
 
   /// One 64-byte line of rounded sums, written around the caches; `at` starts the line.
