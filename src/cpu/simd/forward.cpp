@@ -83,8 +83,9 @@ void run_forward(const KernelTable& kernels, const Problem& problem, const Opera
            (block.expert * problem.n + block.first_col) * operands.w_stride * element;
   };
   const bool decodes = !problem.quantization.plain();
-  const std::int64_t decoded_bytes =
-      decodes ? kForwardDecodedRows * decoded_stride(problem.k) * element : 0;
+  const std::int64_t decoded_bytes = decodes ? forward_decoded_elems(problem.k) * element +
+                                                   kWidenedFloats * std::int64_t{sizeof(float)}
+                                             : 0;
   const std::vector<char> zeros = zero_source(problem, problem.k);
   const std::int64_t parked = kParkedFloatsPerRow * rows_of_largest_block;
   const std::int64_t scratch_bytes =

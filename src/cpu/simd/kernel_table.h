@@ -49,14 +49,22 @@ struct PackedWeights {
                                  ///< or null. mxfp4: nibbles times each e8m0 scale. int4: for each
                                  ///< low byte of a bf16 scale, products from which the scale's
                                  ///< bits are subtracted, as bits, except from zero
+  /// [256][32] of bf16's tables, or null: the low bytes of the sixteen elements, then the high
+  /// ones.
+  const std::uint8_t* byte_tables = nullptr;
 };
 /// Sixteen elements, and the same again.
 constexpr std::int64_t kTableElems = 32;
 /// Columns between the rows of decoded weights of that many columns: one line more, so that rows of
 /// 4 KiB do not all fall into one set of the cache.
 constexpr std::int64_t decoded_stride(std::int64_t columns) { return (columns + 63) / 32 * 32; }
-/// Rows that forward decodes at a time.
+/// Rows that forward decodes at a time, and the elements that they or their lookup tables take.
 constexpr std::int64_t kForwardDecodedRows = 4;
+constexpr std::int64_t forward_decoded_elems(std::int64_t k) {
+  return kForwardDecodedRows * decoded_stride(k < 128 ? 128 : k);
+}
+/// Elements of a few rows of X, as floats at most, that stay near while decoded weights pass by.
+constexpr std::int64_t kWidenedFloats = 64 * 1024;
 
 /// A block of an expert's weights: rows of W in forward, columns in dX.
 struct WeightBlock {
@@ -69,7 +77,7 @@ struct WeightBlock {
 };
 
 /// Y[rows, w_rows] = X W^T for some rows of one expert and a block of its weight rows.
-/// `decoded` is kForwardDecodedRows * decoded_stride(k) elements, aligned to 64 bytes.
+/// `decoded` is forward_decoded_elems(k) elements and kWidenedFloats, aligned to 64 bytes.
 struct ForwardTask : WeightBlock {
   const void* const* x = nullptr;  ///< [rows] pointers to K elements
   const void* packed_x = nullptr;  ///< what pack_x made of them; null: read them in place

@@ -72,6 +72,37 @@ const Tables<BFloat16>& int4_tables() {
   return tables;
 }
 
+/// The elements of tables byte by byte: sixteen low ones, then sixteen high ones.
+struct ByteTables {
+  std::uint8_t at[256][2][16];
+  explicit ByteTables(const Tables<BFloat16>& tables) {
+    for (int row = 0; row < 256; ++row) {
+      for (int i = 0; i < 16; ++i) {
+        at[row][0][i] = static_cast<std::uint8_t>(tables.at[row][i].bits);
+        at[row][1][i] = static_cast<std::uint8_t>(tables.at[row][i].bits >> 8);
+      }
+    }
+  }
+};
+
+/// int4's without those of the scale's exponent: its upper byte is added to that of a product.
+const ByteTables& int4_byte_tables() {
+  static const ByteTables tables = [] {
+    Tables<BFloat16> all = int4_tables();
+    for (int low_byte = 0; low_byte < 256; ++low_byte) {
+      for (int i = 0; i < kTableElems; ++i) {
+        if (kInt4Values[i % 16] != 0) all.at[low_byte][i].bits += low_byte;
+      }
+    }
+    return ByteTables(all);
+  }();
+  return tables;
+}
+const ByteTables& mxfp4_byte_tables() {
+  static const ByteTables tables(mxfp4_tables<BFloat16>());
+  return tables;
+}
+
 }  // namespace
 
 PackedWeights packed_weights(const Quantization& quantization, DType dtype, const void* values,
@@ -93,9 +124,11 @@ PackedWeights packed_weights(const Quantization& quantization, DType dtype, cons
   if (quantization.format == WeightFormat::kMxfp4) {
     packed.tables =
         with_element_type(dtype, []<typename T>(T*) -> const void* { return &mxfp4_tables<T>(); });
+    if (dtype == DType::kBFloat16) packed.byte_tables = mxfp4_byte_tables().at[0][0];
   } else if (quantization.format == WeightFormat::kInt4 && dtype == DType::kBFloat16 &&
              quantization.scale_type == ScaleType::kBFloat16) {
     packed.tables = &int4_tables();
+    packed.byte_tables = int4_byte_tables().at[0][0];
   }
   return packed;
 }

@@ -6,8 +6,8 @@
 #include <type_traits>
 
 #include "cpu/simd/isa/shared.h"
+#include "cpu/simd/kernels/decoded/floats.h"
 #include "cpu/simd/kernels/element.h"
-#include "cpu/simd/kernels/table.h"
 
 /// AVX2 with FMA and F16C: every x86 core of the last ten years.
 namespace moegemm::cpu::simd {
@@ -141,17 +141,121 @@ struct Avx2 : Prefetches, CopiedParts<Avx2> {
     }
   }
 
+  /// Sixteen bf16 to look up as floats: their low and their high bytes, in both halves.
+  struct NibbleFloats {
+    __m256i low, high;
+  };
+  static __m256i load_twice(const std::uint8_t* bytes) {
+    return _mm256_broadcastsi128_si256(load_half(bytes));
+  }
+  static NibbleFloats stored_nibbles(const PackedWeights& w, std::int64_t table) {
+    const std::uint8_t* const at = w.byte_tables + 32 * table;
+    return {load_twice(at), load_twice(at + 16)};
+  }
+  /// Of a scale of bf16, whose upper byte is added to all but element 8, which is zero.
+  static NibbleFloats shifted_nibbles(const PackedWeights& w, const std::uint16_t* bits) {
+    const NibbleFloats table = stored_nibbles(w, *bits & 0xff);
+    const __m256i upper = _mm256_andnot_si256(_mm256_set_epi64x(0xff, 0, 0xff, 0),
+                                              _mm256_set1_epi8(static_cast<char>(*bits >> 8)));
+    return {table.low, _mm256_add_epi8(table.high, upper)};
+  }
+  /// bf16(values * scale), whose scale is finite.
+  static NibbleFloats made_nibbles(const float* values, float scale) {
+    const __m256i halves =
+        _mm256_setr_epi8(2, 6, 10, 14, 3, 7, 11, 15, -1, -1, -1, -1, -1, -1, -1, -1, 2, 6, 10, 14,
+                         3, 7, 11, 15, -1, -1, -1, -1, -1, -1, -1, -1);
+    const auto bytes_of = [&](Vec products) {
+      const __m256i bits = _mm256_castps_si256(products);
+      const __m256i tie_to_even =
+          _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+      const __m256i rounded =
+          _mm256_add_epi32(bits, _mm256_add_epi32(tie_to_even, _mm256_set1_epi32(0x7fff)));
+      return _mm256_shuffle_epi8(rounded, halves);
+    };
+    const __m256i bytes = _mm256_unpacklo_epi32(bytes_of(mul(load(values), broadcast(scale))),
+                                                bytes_of(mul(load(values + 8), broadcast(scale))));
+    return {_mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 0, 4, 1, 5)),
+            _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(2, 6, 3, 7, 2, 6, 3, 7))};
+  }
+  /// 64 nibbles as floats, as Dot<Bf16> loads 64 elements: of each sixteen columns the even ones,
+  /// then the odd ones. The first 32 have one table, the others another.
+  template <bool HighFirst>
+  [[gnu::always_inline]] static void nibble_floats(const std::uint8_t* bytes,
+                                                   const NibbleFloats& first,
+                                                   const NibbleFloats& second, Vec (&w)[8]) {
+    // Bytes 8 s + 4 h + d of sixteen columns s to half h, where those of two s are neighbours: one
+    // becomes the lower and one the upper half of lane d.
+    const __m256i order = _mm256_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15, 0,
+                                           4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+    const __m256i halves =
+        _mm256_permutevar8x32_epi32(load_bytes(bytes), _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
+    const __m256i packed = _mm256_shuffle_epi8(halves, order);
+    const __m256i low = _mm256_and_si256(packed, _mm256_set1_epi8(15));
+    const __m256i high = _mm256_and_si256(_mm256_srli_epi16(packed, 4), _mm256_set1_epi8(15));
+#pragma GCC unroll 2
+    for (int odd = 0; odd < 2; ++odd) {
+      const __m256i places = (odd != 0) != HighFirst ? high : low;
+      split_words(_mm256_unpacklo_epi8(_mm256_shuffle_epi8(first.low, places),
+                                       _mm256_shuffle_epi8(first.high, places)),
+                  w[odd], w[2 + odd]);
+      split_words(_mm256_unpackhi_epi8(_mm256_shuffle_epi8(second.low, places),
+                                       _mm256_shuffle_epi8(second.high, places)),
+                  w[4 + odd], w[6 + odd]);
+    }
+  }
+
+  /// The same of 64 values of fp8. `table` is that of store_fp8_places.
+  [[gnu::always_inline]] static void fp8_floats(const std::uint8_t* bytes,
+                                                const std::uint8_t* table, Vec (&w)[8]) {
+    const __m256i low = load_twice(table), high = load_twice(table + 16);
+    const __m256i low_of_small = load_twice(table + 32), high_of_small = load_twice(table + 48);
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      const __m256i packed = _mm256_permute4x64_epi64(load_bytes(bytes + 32 * i), 0xd8);
+      const __m256i places = _mm256_and_si256(packed, _mm256_set1_epi8(15));
+      const __m256i exponent = _mm256_and_si256(packed, _mm256_set1_epi8(0x70));
+      const __m256i small = _mm256_cmpeq_epi8(exponent, _mm256_setzero_si256());
+      const __m256i nan = _mm256_cmpeq_epi8(_mm256_and_si256(packed, _mm256_set1_epi8(0x7f)),
+                                            _mm256_set1_epi8(0x7f));
+      const __m256i lows = _mm256_blendv_epi8(_mm256_shuffle_epi8(low, places),
+                                              _mm256_shuffle_epi8(low_of_small, places), small);
+      const __m256i highs = _mm256_blendv_epi8(_mm256_shuffle_epi8(high, places),
+                                               _mm256_shuffle_epi8(high_of_small, places), small);
+      const __m256i sign = _mm256_and_si256(packed, _mm256_set1_epi8(-128));
+      const __m256i shifted = _mm256_add_epi8(highs, _mm256_srli_epi16(exponent, 4));
+      const __m256i upper = _mm256_or_si256(_mm256_xor_si256(shifted, sign),
+                                            _mm256_and_si256(nan, _mm256_set1_epi8(0x7f)));
+      const __m256i lower = _mm256_or_si256(lows, nan);
+      split_words(_mm256_unpacklo_epi8(lower, upper), w[4 * i], w[4 * i + 1]);
+      split_words(_mm256_unpackhi_epi8(lower, upper), w[4 * i + 2], w[4 * i + 3]);
+    }
+  }
+  static __m256i load_bytes(const std::uint8_t* at) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
+  }
+  [[gnu::always_inline]] static void split_words(__m256i pairs, Vec& lower, Vec& upper) {
+    lower = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+    upper = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(~0xffff)));
+  }
+  /// Sums of columns in that order into the order of the columns.
+  [[gnu::always_inline]] static void join_columns(Vec& even, Vec& odd) {
+    const Vec low = _mm256_unpacklo_ps(even, odd), high = _mm256_unpackhi_ps(even, odd);
+    even = _mm256_permute2f128_ps(low, high, 0x20);
+    odd = _mm256_permute2f128_ps(low, high, 0x31);
+  }
+
   static float widen_half(std::uint16_t bits) { return _cvtsh_ss(bits); }
-  /// As fp16 the same bits are 2^-8 times as much.
-  static Vec load_e4m3(const std::uint8_t* bytes) {
-    const __m128i words =
-        _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
-    const __m128i magnitude = _mm_and_si128(words, _mm_set1_epi16(0x7f));
-    const __m128i sign = _mm_slli_epi16(_mm_and_si128(words, _mm_set1_epi16(0x80)), 8);
-    const __m128i nan =
-        _mm_and_si128(_mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7f)), _mm_set1_epi16(0x7e00));
-    const __m128i half = _mm_or_si128(_mm_or_si128(sign, nan), _mm_slli_epi16(magnitude, 7));
-    return mul(_mm256_cvtph_ps(half), broadcast(256.0f));
+  /// Two vectors of values. As fp16 the same bits are 2^-8 times as much.
+  [[gnu::always_inline]] static void load_e4m3(const std::uint8_t* bytes, Vec (&values)[2]) {
+    // Extended with its sign, a byte has that in the upper of nine bits after the shift.
+    const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load_half(bytes)), 7);
+    const __m256i largest = _mm256_set1_epi16(0x3f80);
+    const __m256i nan = _mm256_cmpeq_epi16(_mm256_and_si256(shifted, largest), largest);
+    const __m256i halves =
+        _mm256_or_si256(_mm256_and_si256(shifted, _mm256_set1_epi16(static_cast<short>(0xbf80))),
+                        _mm256_and_si256(nan, _mm256_set1_epi16(0x7e00)));
+    values[0] = mul(_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), broadcast(256.0f));
+    values[1] = mul(_mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1)), broadcast(256.0f));
   }
 
   /// The sums over the lanes of four vectors.
@@ -216,7 +320,7 @@ struct Avx2::Dot<Bf16> {
 }  // namespace
 
 const KernelTable* avx2_kernels() {
-  static constexpr KernelTable kTable = kernel_table<Avx2>();
+  static constexpr KernelTable kTable = float_kernel_table<Avx2>();
   return &kTable;
 }
 

@@ -2,12 +2,12 @@
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
 #include "cpu/simd/isa/avx512_vectors.h"
-#include "cpu/simd/kernels/table.h"
+#include "cpu/simd/kernels/decoded/floats.h"
 
 namespace moegemm::cpu::simd {
 
 const KernelTable* avx512_kernels() {
-  static constexpr KernelTable kTable = kernel_table<Avx512>();
+  static constexpr KernelTable kTable = float_kernel_table<Avx512>();
   return &kTable;
 }
 

@@ -244,18 +244,95 @@ struct Avx512 : Prefetches {
     words[1] = _mm512_unpackhi_epi8(low, high);
   }
 
+  /// Sixteen bf16 to look up as floats.
+  using NibbleFloats = Vec;
+  static Vec stored_nibbles(const PackedWeights& w, std::int64_t table) {
+    return load(static_cast<const Bf16*>(w.tables) + kTableElems * table);
+  }
+  /// Of a scale of bf16, which is added to all but element 8, which is zero.
+  static Vec shifted_nibbles(const PackedWeights& w, const std::uint16_t* bits) {
+    const __m256i table =
+        _mm256_loadu_si256(half(static_cast<const Bf16*>(w.tables) + kTableElems * (*bits & 0xff)));
+    return widen_bf16(
+        _mm256_mask_add_epi16(table, 0xfeff, table, _mm256_set1_epi16(static_cast<short>(*bits))));
+  }
+  /// bf16(values * scale), whose scale is finite.
+  static Vec made_nibbles(const float* values, float scale) {
+    const __m512i bits = _mm512_castps_si512(mul(load(values), broadcast(scale)));
+    const __m512i tie_to_even = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded =
+        _mm512_add_epi32(bits, _mm512_add_epi32(tie_to_even, _mm512_set1_epi32(0x7fff)));
+    return _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(~0xffff)));
+  }
+  /// 64 nibbles as floats, as Dot<Bf16> loads 64 elements: of each 32 columns the even ones, then
+  /// the odd ones. The first 32 have one table, the others another.
+  template <bool HighFirst>
+  [[gnu::always_inline]] static void nibble_floats(const std::uint8_t* bytes, Vec first, Vec second,
+                                                   Vec (&w)[4]) {
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      // Of a place in sixteen floats four bits count.
+      const __m512i low =
+          _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes + 16 * i)));
+      const __m512i high = _mm512_srli_epi32(low, 4);
+      const Vec table = i == 0 ? first : second;
+      w[2 * i] = _mm512_permutexvar_ps(HighFirst ? high : low, table);
+      w[2 * i + 1] = _mm512_permutexvar_ps(HighFirst ? low : high, table);
+    }
+  }
+  /// The same of 64 values of fp8. `table` is that of store_fp8_places.
+  [[gnu::always_inline]] static void fp8_floats(const std::uint8_t* bytes,
+                                                const std::uint8_t* table, Vec (&w)[4]) {
+    const auto load_table = [table](int i) {
+      return _mm512_broadcast_i32x4(
+          _mm_loadu_si128(reinterpret_cast<const __m128i*>(table + 16 * i)));
+    };
+    const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
+    const __m512i packed = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(bytes));
+    const __m512i places = _mm512_and_si512(packed, _mm512_set1_epi8(15));
+    const __m512i exponent = _mm512_and_si512(packed, _mm512_set1_epi8(0x70));
+    const __mmask64 small = _mm512_testn_epi8_mask(exponent, exponent);
+    const __mmask64 nan = _mm512_cmpeq_epi8_mask(_mm512_and_si512(packed, _mm512_set1_epi8(0x7f)),
+                                                 _mm512_set1_epi8(0x7f));
+    const __m512i lows = _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(load_table(0), places), small,
+                                                  load_table(2), places);
+    const __m512i highs = _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(load_table(1), places),
+                                                   small, load_table(3), places);
+    const __m512i shifted = _mm512_mask_mov_epi8(
+        _mm512_add_epi8(highs, _mm512_srli_epi16(exponent, 4)), nan, _mm512_set1_epi8(0x7f));
+    // shifted ^ (packed & sign)
+    const __m512i upper = _mm512_ternarylogic_epi32(shifted, packed, _mm512_set1_epi8(-128), 0x78);
+    const __m512i lower = _mm512_mask_mov_epi8(lows, nan, _mm512_set1_epi8(-1));
+    const __m512i words[2] = {_mm512_unpacklo_epi8(lower, upper),
+                              _mm512_unpackhi_epi8(lower, upper)};
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      w[2 * i] = _mm512_castsi512_ps(_mm512_slli_epi32(words[i], 16));
+      w[2 * i + 1] = _mm512_castsi512_ps(_mm512_and_si512(words[i], _mm512_set1_epi32(~0xffff)));
+    }
+  }
+  /// Sums of columns in that order into the order of the columns.
+  [[gnu::always_inline]] static void join_columns(Vec& even, Vec& odd) {
+    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i high =
+        _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    const Vec first = _mm512_permutex2var_ps(even, low, odd);
+    odd = _mm512_permutex2var_ps(even, high, odd);
+    even = first;
+  }
+
   static float widen_half(std::uint16_t bits) { return _cvtsh_ss(bits); }
-  /// As fp16 the same bits are 2^-8 times as much.
-  static Vec load_e4m3(const std::uint8_t* bytes) {
-    const __m256i words =
-        _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
-    const __m256i magnitude = _mm256_and_si256(words, _mm256_set1_epi16(0x7f));
-    const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(words, _mm256_set1_epi16(0x80)), 8);
-    const __m256i nan = _mm256_and_si256(_mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f)),
-                                         _mm256_set1_epi16(0x7e00));
-    const __m256i half_bits =
-        _mm256_or_si256(_mm256_or_si256(sign, nan), _mm256_slli_epi16(magnitude, 7));
-    return mul(_mm512_cvtph_ps(half_bits), broadcast(256.0f));
+  /// Two vectors of values. As fp16 the same bits are 2^-8 times as much.
+  [[gnu::always_inline]] static void load_e4m3(const std::uint8_t* bytes, Vec (&values)[2]) {
+    // Extended with its sign, a byte has that in the upper of nine bits after the shift.
+    const __m512i shifted =
+        _mm512_slli_epi16(_mm512_cvtepi8_epi16(_mm256_loadu_si256(half(bytes))), 7);
+    const __m512i halves = _mm512_and_si512(shifted, _mm512_set1_epi16(static_cast<short>(0xbf80)));
+    const __m512i magnitude = _mm512_and_si512(shifted, _mm512_set1_epi16(0x3f80));
+    const __mmask32 nan = _mm512_cmpeq_epi16_mask(magnitude, _mm512_set1_epi16(0x3f80));
+    const __m512i all = _mm512_mask_mov_epi16(halves, nan, _mm512_set1_epi16(0x7e00));
+    values[0] = mul(_mm512_cvtph_ps(_mm512_castsi512_si256(all)), broadcast(256.0f));
+    values[1] = mul(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(all, 1)), broadcast(256.0f));
   }
 
   /// One 64-byte line of rounded sums, written around the caches; `at` starts the line.

@@ -3,7 +3,7 @@
 #if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__) && \
     defined(__AVX512DQ__)
 #include "cpu/simd/isa/avx512_vectors.h"
-#include "cpu/simd/kernels/decoded_registers.h"
+#include "cpu/simd/kernels/decoded/products.h"
 #include "cpu/simd/kernels/table.h"
 
 /// AVX-512 with vdpbf16ps, which multiplies pairs of bf16 and adds both products to a float:
@@ -100,30 +100,6 @@ struct Bf16PairMath {
     b[1] = (__m512bh)_mm512_unpackhi_epi16(lower, upper);
   }
 
-  /// Sums whose columns come as 64 even ones and 64 odd ones, each interleaved like two weight
-  /// rows, into the order of load_in_place.
-  template <int Rows>
-  [[gnu::always_inline]] static void join_columns(Vec (&acc)[Rows][4]) {
-    const __m512i low = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
-    const __m512i high = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
-    const auto join = [](Vec a, __m512i order, Vec b) {
-      return _mm512_castpd_ps(
-          _mm512_permutex2var_pd(_mm512_castps_pd(a), order, _mm512_castps_pd(b)));
-    };
-#pragma GCC unroll 4
-    for (int i = 0; i < Rows; ++i) {
-      // Of each 16 columns: 0-3 and 4-7, 8-11 and 12-15.
-      const Vec a = _mm512_unpacklo_ps(acc[i][0], acc[i][2]);
-      const Vec b = _mm512_unpackhi_ps(acc[i][0], acc[i][2]);
-      const Vec c = _mm512_unpacklo_ps(acc[i][1], acc[i][3]);
-      const Vec d = _mm512_unpackhi_ps(acc[i][1], acc[i][3]);
-      acc[i][0] = join(a, low, c);
-      acc[i][1] = join(b, low, d);
-      acc[i][2] = join(a, high, c);
-      acc[i][3] = join(b, high, d);
-    }
-  }
-
   /// Of each 32 columns load_in_place puts 0-3, 8-11, 16-19, 24-27 in one vector, the rest in the
   /// next.
   template <int Vecs>
@@ -154,16 +130,96 @@ struct Bf16PairMath {
   }
 };
 
+/// Decoded weights as bf16, in order for forward.
+struct WordUnit {
+  using Isa = Avx512;
+  using Element = Bf16;
+  static constexpr int kVecs = 2;
+  using Columns = Isa::Words[kVecs];
+  static constexpr bool kReadsBlocks = false;
+
+  [[gnu::always_inline]] static Isa::Vec accumulate(Isa::Vec acc, const Bf16* x, Isa::Words w) {
+    return _mm512_dpbf16_ps(acc, Isa::Dot<Bf16>::load<0>(x), (__m512bh)w);
+  }
+  static void pack_row(const Bf16* row, std::int64_t count, std::int64_t rows, Bf16* out) {
+    for (std::int64_t k = 0; k < count; k += 32, out += 32 * rows) {
+      _mm512_storeu_si512(out, _mm512_loadu_si512(row + k));
+    }
+  }
+  static Isa::Words stored(const PackedWeights& w, std::int64_t table) {
+    return Isa::load_table(static_cast<const Bf16*>(w.tables) + kTableElems * table);
+  }
+  static Isa::Words shifted(const PackedWeights& w, const std::uint16_t* bits) {
+    return Isa::shift_table(static_cast<const Bf16*>(w.tables) + kTableElems * (*bits & 0xff),
+                            bits);
+  }
+  static Isa::Words made(const float* values, float scale) {
+    return Isa::make_table<Bf16>(values, scale);
+  }
+  /// The tables of two neighbouring scales in one vector.
+  static constexpr bool kJoinsTables = true;
+  static Isa::Words shifted_pair(const PackedWeights& w, const std::uint16_t* bits) {
+    const Bf16* const tables = static_cast<const Bf16*>(w.tables);
+    return Isa::shift_tables(tables + kTableElems * (bits[0] & 0xff),
+                             tables + kTableElems * (bits[1] & 0xff), bits);
+  }
+  template <bool HighFirst>
+  [[gnu::always_inline]] static void joined_nibbles(const std::uint8_t* bytes, Isa::Words tables,
+                                                    Columns& to) {
+    Isa::nibble_columns<HighFirst, true>(Isa::load_nibbles(bytes), tables, to);
+  }
+  template <bool HighFirst, bool InOrder, bool TwoTables>
+  [[gnu::always_inline]] static void nibbles(const std::uint8_t* bytes, Isa::Words first,
+                                             Isa::Words second, Columns& to) {
+    if constexpr (!InOrder && TwoTables) {
+      joined_nibbles<HighFirst>(bytes, Isa::join_tables(first, second), to);
+    } else if constexpr (!InOrder) {
+      Isa::nibble_columns<HighFirst, false>(Isa::load_nibbles(bytes), first, to);
+    } else if constexpr (TwoTables) {
+      to[0] = Isa::nibble_words<HighFirst>(bytes, first);
+      to[1] = Isa::nibble_words<HighFirst>(bytes + 16, second);
+    } else {
+      Isa::nibble_words<HighFirst>(bytes, first, to);
+    }
+  }
+
+  static constexpr bool kFp8EvensFirst = false;
+  static bool reads_fp8(const PackedWeights& w) { return w.byte_lookups; }
+  static constexpr std::int64_t kFp8TableBytes = Isa::kFp8TableBytes;
+  static void store_fp8_table(float scale, std::uint8_t* at) {
+    Isa::store_fp8_bytes(Isa::Fp8Table(Isa::make_table<Bf16>(kFp8Values, scale)), at);
+  }
+  [[gnu::always_inline]] static void fp8(const std::uint8_t* bytes, const std::uint8_t* table,
+                                         Columns& to) {
+    Isa::fp8_words(bytes, Isa::Fp8Bytes(table), to);
+  }
+
+  /// Sums whose columns come as 64 even ones and 64 odd ones, each interleaved like two weight
+  /// rows, into the order of load_in_place.
+  [[gnu::always_inline]] static void join_columns(Isa::Vec (&sums)[4]) {
+    const __m512i low = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+    const __m512i high = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+    const auto join = [](Isa::Vec a, __m512i order, Isa::Vec b) {
+      return _mm512_castpd_ps(
+          _mm512_permutex2var_pd(_mm512_castps_pd(a), order, _mm512_castps_pd(b)));
+    };
+    // Of each 16 columns: 0-3 and 4-7, 8-11 and 12-15.
+    const Isa::Vec a = _mm512_unpacklo_ps(sums[0], sums[2]);
+    const Isa::Vec b = _mm512_unpackhi_ps(sums[0], sums[2]);
+    const Isa::Vec c = _mm512_unpacklo_ps(sums[1], sums[3]);
+    const Isa::Vec d = _mm512_unpackhi_ps(sums[1], sums[3]);
+    sums[0] = join(a, low, c);
+    sums[1] = join(b, low, d);
+    sums[2] = join(a, high, c);
+    sums[3] = join(b, high, d);
+  }
+};
+
 }  // namespace
 
 const KernelTable* avx512bf16_kernels() {
-  static constexpr KernelTable kTable = [] {
-    KernelTable table = kernel_table<Avx512, Bf16PairMath>();
-    DTypeKernels& bf16 = table.formats[0];
-    bf16.forward = decoded_forward_task<Avx512>;
-    bf16.dx_in_place = dx_in_place<Bf16PairMath, Bf16, DecodedInRegisters<Bf16PairMath>>;
-    return table;
-  }();
+  static constexpr KernelTable kTable =
+      with_decoded_registers<WordUnit, Bf16PairMath>(kernel_table<Avx512, Bf16PairMath>());
   return &kTable;
 }
 

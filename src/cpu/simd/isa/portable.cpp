@@ -103,7 +103,11 @@ struct Portable : Prefetches, CopiedParts<Portable> {
   }
   static constexpr bool kLooksUpFp8 = false;
   static float widen_half(std::uint16_t bits) { return half_to_float(bits); }
-  static Vec load_e4m3(const std::uint8_t* bytes) {
+  static void load_e4m3(const std::uint8_t* bytes, Vec (&values)[2]) {
+    values[0] = four_e4m3(bytes);
+    values[1] = four_e4m3(bytes + 4);
+  }
+  static Vec four_e4m3(const std::uint8_t* bytes) {
     const Bits bits = {bytes[0], bytes[1], bytes[2], bytes[3]};
     const Bits magnitude = bits & 0x7fu;
     // Normal numbers by their bits (120 is the difference of the biases), denormals as integers.

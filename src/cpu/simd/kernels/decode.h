@@ -88,8 +88,10 @@ enum class TableSource {
 };
 
 /// Positive, and far from where products would be denormal or infinite: 2^-99 to 2^99.
+constexpr std::uint16_t kLeastShift = 0x0e00;
+constexpr std::uint16_t kShiftRange = 0x6300;
 inline bool shifts_table(std::uint16_t scale_bits) {
-  return std::uint32_t{scale_bits} - 0x0e00u < 0x6300u;
+  return std::uint32_t{scale_bits} - kLeastShift < kShiftRange;
 }
 
 template <class Isa, class T, TableSource Source>
@@ -210,15 +212,20 @@ void decode_nibble_rows(const PackedWeights& w, std::int64_t row, std::int64_t r
 template <class Isa, class T>
 void decode_fp8_span(const std::uint8_t* bytes, std::int64_t count, float scale, T* out) {
   const typename Isa::Vec factor = Isa::broadcast(scale);
+  constexpr std::int64_t kStep = 2 * Isa::kLanes;
+  const auto decode_step = [=](const std::uint8_t* from, T* to) __attribute__((always_inline)) {
+    typename Isa::Vec values[2];
+    Isa::load_e4m3(from, values);
+    Isa::store_exact(to, Isa::mul(values[0], factor));
+    Isa::store_exact(to + Isa::kLanes, Isa::mul(values[1], factor));
+  };
   std::int64_t i = 0;
-  for (; i + Isa::kLanes <= count; i += Isa::kLanes) {
-    Isa::store_exact(out + i, Isa::mul(Isa::load_e4m3(bytes + i), factor));
-  }
+  for (; i + kStep <= count; i += kStep) decode_step(bytes + i, out + i);
   if (i == count) return;
-  std::uint8_t rest[Isa::kLanes] = {};
-  T decoded[Isa::kLanes];
+  std::uint8_t rest[kStep] = {};
+  T decoded[kStep];
   for (std::int64_t j = i; j < count; ++j) rest[j - i] = bytes[j];
-  Isa::store_exact(decoded, Isa::mul(Isa::load_e4m3(rest), factor));
+  decode_step(rest, decoded);
   for (std::int64_t j = i; j < count; ++j) out[j] = decoded[j - i];
 }
 

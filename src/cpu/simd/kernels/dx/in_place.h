@@ -34,8 +34,14 @@ struct WeightGroup {
   bool first_fold;   // the totals are zero
 };
 
-/// Columns [col, col + Vecs * lanes) of a group.
-template <class Math, class T, int Rows, bool Fetch, bool Masked>
+/// Columns of weights that lie in order.
+struct InOrder {
+  template <class Sums>
+  static void join_columns(const Sums&) {}
+};
+
+/// Columns [col, col + Vecs * lanes) of a group. `Order` puts sums in the order of the columns.
+template <class Math, class T, int Rows, bool Fetch, bool Masked, class Order>
 [[gnu::always_inline]] inline void in_place_columns(const WeightGroup<Math, T>& group,
                                                     std::int64_t col) {
   using Isa = typename Math::Isa;
@@ -81,22 +87,24 @@ template <class Math, class T, int Rows, bool Fetch, bool Masked>
   if (!group.ends_fold) {
     store_tile<Isa>(acc, sums, group.padded_cols);
   } else {
+#pragma GCC unroll 8
+    for (int i = 0; i < Rows; ++i) Order::join_columns(acc[i]);
     fold<Math, Rows, kVecs>(acc, group.totals + col, group.padded_cols, group.first_fold);
   }
 }
 
-template <class Math, class T, int Rows, bool Fetch>
+template <class Math, class T, int Rows, bool Fetch, class Order>
 [[gnu::noinline]] void in_place_group(const WeightGroup<Math, T>& group) {
   constexpr std::int64_t kCols = Math::Isa::kTileVecs * Math::Isa::kLanes;
   std::int64_t col = 0;
   for (; col + kCols <= group.cols; col += kCols) {
-    in_place_columns<Math, T, Rows, Fetch, false>(group, col);
+    in_place_columns<Math, T, Rows, Fetch, false, Order>(group, col);
   }
-  if (col < group.cols) in_place_columns<Math, T, Rows, Fetch, true>(group, col);
+  if (col < group.cols) in_place_columns<Math, T, Rows, Fetch, true, Order>(group, col);
 }
 
 /// A group of weight rows times all rows of a task; `words` and `sums` are those of the first.
-template <class Math, class T>
+template <class Math, class T, class Order = InOrder>
 [[gnu::always_inline]] inline void add_group(const DxTask& task, WeightGroup<Math, T>& group) {
   using Isa = typename Math::Isa;
   const std::int64_t chunks = (task.rows + Isa::kTileRows - 1) / Isa::kTileRows;
@@ -111,8 +119,8 @@ template <class Math, class T>
     group.totals = totals + row * group.padded_cols;
     const bool fetch = c == 0 && group.ahead != nullptr;
     with_rows<Isa::kTileRows>(rows, [&](auto count) {
-      fetch ? in_place_group<Math, T, count, true>(group)
-            : in_place_group<Math, T, count, false>(group);
+      fetch ? in_place_group<Math, T, count, true, Order>(group)
+            : in_place_group<Math, T, count, false, Order>(group);
     });
   }
   group.words = words;
@@ -142,7 +150,7 @@ void add_packed_group(const DxTask& task, const PackedWeights& w, std::int64_t t
 /// Where nothing adds a group without scratch memory.
 struct DecodedInScratch {
   template <class Group>
-  static bool add(const DxTask&, const PackedWeights&, std::int64_t, const Group&) {
+  bool add(const DxTask&, const PackedWeights&, std::int64_t, const Group&) {
     return false;
   }
 };
@@ -160,6 +168,7 @@ void dx_in_place_span(const DxTask& task, const DxSpan<T>& span, std::int64_t pa
   group.padded_cols = padded_cols;
   group.totals = task.totals;
   group.sums = task.totals + task.rows * padded_cols;
+  Decoded decoded;
   for (std::int64_t term = 0; term < span.terms; term += kGroupTerms) {
     const std::int64_t in_fold = term % kFoldTerms;
     const std::int64_t left = span.terms - term;
@@ -175,7 +184,7 @@ void dx_in_place_span(const DxTask& task, const DxSpan<T>& span, std::int64_t pa
     group.ends_fold = in_fold + kGroupTerms == kFoldTerms || left <= kGroupTerms;
     group.first_fold = span.starts && term < kFoldTerms;
     if (span.starts && task.packed_w != nullptr) {
-      if (!Decoded::add(task, *task.packed_w, term, group)) {
+      if (!decoded.add(task, *task.packed_w, term, group)) {
         add_packed_group<Math, T>(task, *task.packed_w, term, group);
       }
       continue;
