@@ -16,7 +16,7 @@ from torch import Tensor
 
 from moegemm.formats import FORMATS
 from moegemm.operators.errors import shown
-from moegemm.operators.rules import require_tensor
+from moegemm.operators.rules import require_dtype, require_tensor
 from moegemm.quantized.weight import (
     FLOAT_SCALES,
     FP8_BLOCK,
@@ -27,7 +27,6 @@ from moegemm.quantized.weight import (
     NF4_BLOCKS,
     QuantizedWeight,
     is_fp8_block,
-    require_dtype,
     require_one_of,
 )
 

@@ -10,7 +10,7 @@ from moegemm.formats import FORMATS
 from moegemm.operators.errors import shown
 from moegemm.operators.loading import ops
 from moegemm.operators.packed import REFUSED_GRADIENT, Packed, format_of
-from moegemm.operators.rules import require_tensor
+from moegemm.operators.rules import require_dtype, require_tensor
 from moegemm.sharded import PLAIN_TENSORS, local_weight
 
 _dequantize: Callable[..., Tensor] = ops.dequantize.default
@@ -32,13 +32,6 @@ def _require(condition: bool, message: str) -> None:
 def _require_tensors(**given: object) -> None:
     for name, value in given.items():
         require_tensor(name, value)
-
-
-def require_dtype(name: str, tensor: Tensor, accepted: Sequence[torch.dtype]) -> None:
-    if tensor.dtype not in accepted:
-        names = ", ".join(map(str, accepted))
-        rule = f"{names} is accepted" if len(accepted) == 1 else f"accepted are {names}"
-        raise TypeError(f"{name} has dtype {tensor.dtype}; {rule}")
 
 
 def _require_shape(name: str, tensor: Tensor, shape: Sequence[int], meaning: str) -> None:
