@@ -76,9 +76,10 @@ def _mxfp4(w: Tensor, rounding: str) -> tuple[Tensor, Tensor]:
         # The exponent as fp32 stores it, with e8m0's own bias.
         biased = (largest.view(torch.int32) >> 23) - E2M1_LARGEST_EXPONENT
     else:
-        mantissa, exponent = torch.frexp(largest / E2M1_LARGEST)  # [0.5, 1) * 2^exponent
+        least = largest / E2M1_LARGEST
+        mantissa, exponent = torch.frexp(least)  # [0.5, 1) * 2^exponent; of 0 and of infinity the exponent is 0
         biased = exponent - (mantissa == 0.5).int() + 127
-        biased = torch.where(largest == 0, 0, biased)
+        biased = torch.where(least == 0, 0, torch.where(torch.isinf(least), 254, biased))
     biased = biased.clamp(0, 254)
     # In two steps: 2^127 over 2^-127 is no fp32 number.
     half = (127 - biased) // 2
