@@ -13,8 +13,7 @@ from torch import Tensor
 from moegemm.distributed.agreement import agree_on
 from moegemm.distributed.all_to_all import AllToAll, process_group
 from moegemm.operators.errors import no_tensor, shown
-from moegemm.quantized.weight import QuantizedWeight
-from moegemm.sharded import local_weight, mesh_of_experts
+from moegemm.quantized.weight import QuantizedWeight, mesh_of, weight_of
 
 _made: dict[str, list[AllToAll]] = {}  # by the name of the group, each of whose ranks has made the same ones
 
@@ -43,7 +42,7 @@ def _with_experts(group: dist.ProcessGroup, num_experts: int, x: object) -> AllT
 def _experts_of(w_down: Any) -> int:
     if not isinstance(w_down, Tensor | QuantizedWeight):
         raise no_tensor("w_down", w_down)
-    mine = local_weight("w_down", w_down)
+    mine = weight_of("w_down", w_down)
     if mine.dim() != 3:
         raise ValueError(f"w_down is {list(mine.shape)}; three dimensions are accepted, the first that of the experts")
     return int(mine.size(0))
@@ -56,7 +55,7 @@ def chosen_dispatcher(mesh: Any, dispatcher: Any, weights: Iterable[Any], w_down
             raise TypeError(f"dispatcher is {shown(dispatcher)}; it must have dispatch and combine")
         return dispatcher
     if mesh is None:
-        mesh = next((found for found in map(mesh_of_experts, weights) if found is not None), None)
+        mesh = next((found for found in map(mesh_of, weights) if found is not None), None)
     if mesh is None:
         raise ValueError(
             "mesh and dispatcher are None and w_down is no DTensor whose experts are sharded; one of them must say "

@@ -11,7 +11,7 @@ from moegemm.operators.errors import shown
 from moegemm.operators.loading import ops
 from moegemm.operators.packed import REFUSED_GRADIENT, Packed, format_of
 from moegemm.operators.rules import require_dtype, require_tensor
-from moegemm.sharded import PLAIN_TENSORS, local_weight
+from moegemm.sharded import PLAIN_TENSORS, local_weight, mesh_of_experts
 
 _dequantize: Callable[..., Tensor] = ops.dequantize.default
 
@@ -363,9 +363,11 @@ def expand_absmax(
 
 
 def packed_of(name: str, w: Any) -> Any:
-    """A QuantizedWeight as the products take it; anything else as it is. Refuses one that is asked for a gradient."""
+    """A QuantizedWeight as the products take it, of DTensors this rank's part; anything else as it is. Refuses one that
+    is asked for a gradient."""
     if isinstance(w, QuantizedWeight):
-        w = w.packed()
+        values, scales = local_weight(name, w.values), local_weight(f"{name}.scales", w.scales)
+        w = Packed(values, scales, w.word)
     elif not isinstance(w, Packed):
         return w
     if torch.is_grad_enabled() and (w.values.requires_grad or w.scales.requires_grad):
@@ -386,3 +388,8 @@ def weight_of(name: str, w: Any) -> Any:
         return w
     w = packed_of(name, w)
     return w if type(w) is Packed else local_weight(name, w)
+
+
+def mesh_of(w: Any) -> Any:
+    """The mesh over which the experts of W are spread, one dimension of it; None where they are not."""
+    return mesh_of_experts(w.values if isinstance(w, QuantizedWeight) else w)
