@@ -175,7 +175,8 @@ def expert_parallel_mlp(
     over its own tokens, and other parameters' gradients are averaged over the ranks.
 
     Arguments that one rank refuses, and calls that do not fit each other, raise on every rank; not so on a rank that
-    names no group: mesh and dispatcher are both missing and no weight is a DTensor, or what it gives is none of them.
+    names no group (mesh and dispatcher are both missing and no weight is a DTensor, or what it gives is none of them),
+    nor with a dispatcher that has no `refuse`.
     """
     stacks = w_gate_up if isinstance(w_gate_up, tuple | list) else (w_gate_up,)
     dispatcher_used = chosen_dispatcher(mesh, dispatcher, (w_down, *stacks), w_down, x)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from moegemm.formats import FORMATS
-from moegemm.operators.errors import shown
+from moegemm.operators.errors import explain, shown
 from moegemm.operators.loading import ops
 from moegemm.operators.packed import REFUSED_GRADIENT, Packed, format_of
 from moegemm.operators.rules import require_dtype, require_tensor
@@ -241,7 +241,10 @@ class QuantizedWeight(nn.Module):
         """The weights [E, N, K] that it stands for: value times scale in fp32, rounded once to bf16, fp16 or fp32."""
         if dtype not in FORMATS:
             raise TypeError(f"dtype is {shown(dtype)}; accepted are {', '.join(map(str, FORMATS))}")
-        return _dequantize(self.values, self.scales, self.word, dtype)
+        try:
+            return _dequantize(self.values, self.scales, self.word, dtype)
+        except RuntimeError as error:
+            raise explain(error, {"values": self.values, "scales": self.scales}) from None
 
     def requires_grad_(self, requires_grad: bool = True) -> "QuantizedWeight":
         if requires_grad:
