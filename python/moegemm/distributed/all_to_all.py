@@ -85,10 +85,10 @@ class AllToAll:
             self._require_valid()
         except (TypeError, ValueError) as error:
             refusal = error
-        settings = {"num_experts": num_experts, "rows_per_peer": rows_per_peer, "unique": unique}
-        agree_on(self.group, settings, refusal)
+        self._asked: Settings = {"num_experts": num_experts, "rows_per_peer": rows_per_peer, "unique": unique}
+        agree_on(self.group, self._asked, refusal)
         self.experts_here = num_experts // self.ranks
-        self.width = 1 if unique else self.experts_here  # of an exchange of counts, at least; see choosing.py
+        self.width = self.experts_here  # of an exchange of counts, alike whatever is sent; see choosing.py too
         self.overflow: Tensor | None = None
         self._compared = False
 
@@ -167,10 +167,7 @@ class AllToAll:
     ) -> Dispatched:  # fmt: skip
         """`dispatch` of arguments that were checked. With `weights_travel` rows bring their router weights."""
         sending = self._sending(expert_ids)
-        settings = {
-            "num_experts": self.num_experts,
-            **_settings(x, expert_ids, router_weights, weights_travel, experts_train),
-        }
+        settings = {**self._asked, **_settings(x, expert_ids, router_weights, weights_travel, experts_train)}
         arriving = self._exchange(sending.counts, sending.note, number_of(settings))
         splits, pairs = self._splits(sending, arriving, settings)
         order = order_of(sending, sum(splits.sent), not self.unique, self.rows_per_peer is not None)

@@ -10,7 +10,7 @@ from moegemm.formats import FORMATS
 from moegemm.operators.errors import explain, shown
 from moegemm.operators.loading import ops
 from moegemm.operators.packed import REFUSED_GRADIENT, Packed, format_of
-from moegemm.operators.rules import require_dtype, require_tensor
+from moegemm.operators.rules import is_integer, require_dtype, require_tensor
 from moegemm.sharded import PLAIN_TENSORS, local_weight, mesh_of_experts
 
 _dequantize: Callable[..., Tensor] = ops.dequantize.default
@@ -339,9 +339,7 @@ def _expanded_absmax(codes: Tensor, nested: Any, across_experts: bool | None) ->
     _require_tensors(**{"nested[0]": absmax, "nested[1]": code})
     require_dtype("absmax", codes, (torch.uint8,))
     _require(code.numel() == 256, f"nested[1] is {list(code.shape)}; a code of 256 numbers is accepted")
-    _require(
-        isinstance(blocksize, int) and blocksize > 0, f"nested[3] is {shown(blocksize)}; a positive number is accepted"
-    )
+    _require(is_integer(blocksize) and blocksize > 0, f"nested[3] is {shown(blocksize)}; a positive number is accepted")
     experts, count = codes.shape
     across = _runs_across(absmax, experts, count, blocksize, across_experts)
     shift = torch.as_tensor(offset, dtype=torch.float32, device=codes.device).reshape(-1, 1)

@@ -87,6 +87,16 @@ def dispatched_ids(call: Call) -> None:
     dispatcher.dispatch(call.x, call.ids.float() if call.odd else call.ids, None)
 
 
+def another_room(call: Call) -> None:
+    dispatchers = [AllToAll(call.group, EXPERTS * dist.get_world_size(), rows_per_peer=room) for room in (None, 20)]
+    call(dispatcher=dispatchers[call.odd])
+
+
+def another_way(call: Call) -> None:
+    dispatchers = [AllToAll(call.group, EXPERTS * dist.get_world_size(), unique=unique) for unique in (False, True)]
+    call(dispatcher=dispatchers[call.odd])
+
+
 # What the last rank does otherwise, and what every rank is told.
 CASES: list[tuple[Callable[[Call], None], str]] = [
     (without_w_down, NO_TENSOR),
@@ -98,6 +108,8 @@ CASES: list[tuple[Callable[[Call], None], str]] = [
     (frozen_with_a_queue, FROZEN),
     (scale_in_words, "TypeError: gradient_scale is 'half' of type str; a number is accepted"),
     (trained_by_one, "requires_grad of the experts is False on rank 0, True on rank 1"),
+    (another_room, "rows_per_peer is None on rank 0, 20 on rank 1"),
+    (another_way, "unique is False on rank 0, True on rank 1"),
     (dispatched_ids, "TypeError: expert_ids has dtype torch.float32"),
 ]
 
