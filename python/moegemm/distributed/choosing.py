@@ -7,6 +7,7 @@ others, is heard by them whichever they are in.
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -26,11 +27,20 @@ def _made_for(group: dist.ProcessGroup) -> list[AllToAll]:
 
 
 def _with_experts(group: dist.ProcessGroup, num_experts: int, x: object) -> AllToAll:
-    """One for each number of experts: making it is a collective of its own."""
-    made = _made_for(group)
-    for dispatcher in made:
+    """One for each number of experts."""
+    for dispatcher in _made_for(group):
         if dispatcher.num_experts == num_experts:
             return dispatcher
+    made: AllToAll = _make(group, num_experts, x)
+    return made
+
+
+@torch.compiler.disable(  # type: ignore[no-untyped-call, untyped-decorator]
+    reason="ranks make the dispatcher of a group together: call the layer once before you compile it into one graph"
+)
+def _make(group: dist.ProcessGroup, num_experts: int, x: object) -> AllToAll:
+    """A collective of its own, at the first call; those after it may be traced."""
+    made = _made_for(group)
     if made:
         made[-1].agree({"num_experts": num_experts}, x)
     made.append(AllToAll(group, num_experts))
