@@ -109,6 +109,10 @@ def activation_named(
     for argument, value in (("alpha", alpha), ("up_offset", up_offset)):
         if value is not None and not FUNCTIONS[named.function].takes_alpha:
             raise ValueError(f"{argument} is {value} with activation {name!r}; only SiLU and its gated forms take it")
+    if up_offset is not None and not named.gated:
+        raise ValueError(
+            f"up_offset is {up_offset} with activation {name!r}, which has no up; only gated forms take it"
+        )
     return Activation(
         named.function,
         layout if named.gated else "none",

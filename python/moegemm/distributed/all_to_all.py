@@ -19,8 +19,15 @@ from moegemm.distributed.agreement import (
 from moegemm.distributed.dispatcher import Dispatched
 from moegemm.distributed.exchange import Combined, Order, Returned, Sent, Splits, equal_splits, is_fake
 from moegemm.distributed.sending import Sending, ids_at_target, once_per_rank, once_per_slot, order_of, with_room
+from moegemm.formats import FORMATS
 from moegemm.operators.errors import shown
-from moegemm.operators.rules import is_integer, require_tensor, require_weight_of_each_slot
+from moegemm.operators.rules import (
+    is_integer,
+    require_dtype,
+    require_same_device,
+    require_tensor,
+    require_weight_of_each_slot,
+)
 from moegemm.routing import combine
 
 
@@ -78,9 +85,10 @@ class AllToAll:
             self._require_valid()
         except (TypeError, ValueError) as error:
             refusal = error
-        settings = {"num_experts": num_experts, "rows_per_peer": rows_per_peer, "unique": unique}
-        agree_on(self.group, settings, refusal)
+        self._asked: Settings = {"num_experts": num_experts, "rows_per_peer": rows_per_peer, "unique": unique}
+        agree_on(self.group, self._asked, refusal)
         self.experts_here = num_experts // self.ranks
+        self.width = self.experts_here  # of an exchange of counts, alike whatever is sent; see choosing.py too
         self.overflow: Tensor | None = None
         self._compared = False
 
@@ -144,7 +152,14 @@ class AllToAll:
             raise ValueError(
                 f"x is {list(x.shape)}, expert_ids is {list(expert_ids.shape)}; they must be [T, H] and [T, topk]"
             )
+        require_dtype("x", x, tuple(FORMATS))
+        require_dtype("expert_ids", expert_ids, (torch.int32, torch.int64))
+        require_same_device("expert_ids", expert_ids, "x", x)
+        require_tensor("router_weights", router_weights, optional=True)
         require_weight_of_each_slot(router_weights, expert_ids)
+        if router_weights is not None:
+            require_dtype("router_weights", router_weights, tuple(dict.fromkeys((torch.float32, x.dtype))))
+            require_same_device("router_weights", router_weights, "x", x)
 
     def send(
         self, x: Tensor, expert_ids: Tensor, router_weights: Tensor | None, *, weights_travel: bool,
@@ -152,13 +167,13 @@ class AllToAll:
     ) -> Dispatched:  # fmt: skip
         """`dispatch` of arguments that were checked. With `weights_travel` rows bring their router weights."""
         sending = self._sending(expert_ids)
-        settings = _settings(x, expert_ids, router_weights, weights_travel, experts_train)
+        settings = {**self._asked, **_settings(x, expert_ids, router_weights, weights_travel, experts_train)}
         arriving = self._exchange(sending.counts, sending.note, number_of(settings))
         splits, pairs = self._splits(sending, arriving, settings)
         order = order_of(sending, sum(splits.sent), not self.unique, self.rows_per_peer is not None)
         rows, row_weights, *indices = Sent.apply(  # type: ignore[no-untyped-call]
-            splits, x, router_weights if weights_travel else None, None if self.unique else arriving[:, :-2],
-            *order,
+            splits, x, router_weights if weights_travel else None,
+            None if self.unique else arriving[:, : self.experts_here], *order,
         )  # fmt: skip
         kept_weights = None if weights_travel else router_weights
         if self.unique:
@@ -178,6 +193,8 @@ class AllToAll:
 
     def _exchange(self, counts: Tensor, note: Tensor | None, number: int) -> Tensor:
         """[ranks, counts, note and number]: what each rank tells every other before rows travel."""
+        if counts.size(1) < self.width:
+            counts = torch.nn.functional.pad(counts, (0, self.width - counts.size(1)))
         notes = [] if note is None else [note.unsqueeze(1)]
         numbers = counts.new_full((self.ranks, 2 - len(notes)), number)  # in place of a note, too, that nobody reads
         return equal_splits(self.group, 1).forth(torch.cat([counts, *notes, numbers], 1))
@@ -225,14 +242,23 @@ class AllToAll:
 
     def refuse(self, error: Exception, x: object) -> None:
         """Takes part in the exchange of counts with a refusal, so that no rank waits for this one."""
+        arriving = self._exchange_nothing(REFUSED, x)
+        if arriving is not None and (self.rows_per_peer is None or self._compares(arriving)):
+            tell_refusal(self.group, error)
+
+    def agree(self, settings: Settings, x: object) -> None:
+        """Takes part in it with settings, and raises on every rank unless all of them do so with the same ones."""
+        arriving = self._exchange_nothing(number_of(settings), x)
+        if arriving is not None:
+            require_agreement(self.group, settings, arriving[:, -1].tolist())
+
+    def _exchange_nothing(self, number: int, x: object) -> Tensor | None:
+        """For a rank that has no rows to tell of; None where nothing is exchanged."""
         device = x.device if isinstance(x, Tensor) else device_for(self.group)
         if self.mirrored or device.type == "meta" or torch.compiler.is_compiling():
-            return
-        width = 1 if self.unique else self.experts_here
-        nothing = torch.zeros(self.ranks, width, dtype=torch.int64, device=device)
-        arriving = self._exchange(nothing, nothing[:, 0], REFUSED)
-        if self.rows_per_peer is None or self._compares(arriving):
-            tell_refusal(self.group, error)
+            return None
+        nothing = torch.zeros(self.ranks, self.width, dtype=torch.int64, device=device)
+        return self._exchange(nothing, nothing[:, 0], number)
 
 
 def _checks() -> bool:

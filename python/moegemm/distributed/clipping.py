@@ -9,14 +9,14 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 
-def clip_grad_norm_(parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor:
+def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor:
     """torch.nn.utils.clip_grad_norm_ for parameters of any meshes; every rank gets the norm of the whole model.
 
     Gradients without a mesh count once: they must be the same on every rank, as DDP makes them. Where ranks differ in
     which parameters have a gradient the collectives would not meet: all of a mesh must have one on each of its ranks.
     """
     of_meshes: dict[Any, list[Tensor]] = {}
-    for parameter in parameters:
+    for parameter in [parameters] if isinstance(parameters, Tensor) else parameters:
         if parameter.grad is not None:
             mesh = parameter.grad.device_mesh if isinstance(parameter.grad, DTensor) else None
             of_meshes.setdefault(mesh, []).append(parameter)

@@ -31,5 +31,6 @@ class Dispatcher(Protocol):
         ...
 
     def combine(self, rows: Tensor, dispatched: Dispatched) -> Tensor:
-        """What the experts made of the rows, [R, H] in their order -> [T, H]."""
+        """What the experts made of the rows, [R, H] in their order -> [T, H]. H and the dtype are those of all ranks:
+        here no rank is told that another one has others."""
         ...

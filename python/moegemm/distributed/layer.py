@@ -7,7 +7,8 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from moegemm.activations import Activation
-from moegemm.distributed.all_to_all import AllToAll, process_group
+from moegemm.distributed.all_to_all import AllToAll
+from moegemm.distributed.choosing import chosen_dispatcher
 from moegemm.distributed.dispatcher import Dispatched, Dispatcher
 from moegemm.distributed.gradient_scale import scaled_gradient
 from moegemm.expert_layer.arguments import (
@@ -25,14 +26,12 @@ from moegemm.expert_layer.weights import AnyWeight, Routed, stored_weights
 from moegemm.lora.function import run_lora_layer
 from moegemm.lora.layer import Adapters, checked_adapters, lora_moe_mlp
 from moegemm.lora.low_rank import LowRank
-from moegemm.operators.errors import explain, no_tensor, shown
+from moegemm.operators.errors import explain
 from moegemm.operators.gradients.derivatives import refuse_forward_mode
 from moegemm.operators.gradients.weight_gradients import WeightGradients, require_queue
 from moegemm.operators.raw import torch_allows_tf32
-from moegemm.quantized.weight import QuantizedWeight
-from moegemm.sharded import is_distributed, local_weight, mesh_of_experts
-
-_dispatchers: dict[tuple[str, int], AllToAll] = {}
+from moegemm.operators.rules import require_number
+from moegemm.sharded import is_distributed
 
 
 class _Training(TypedDict, total=False):
@@ -48,35 +47,6 @@ class ExpertParallelOptions(LayerOptions, _Training, total=False):
 
 
 _KEYWORDS = ("mesh", "dispatcher", "gate_up", "down", "gradient_scale", *ExpertParallelOptions.__annotations__)
-
-
-def dispatcher_for(mesh: Any, experts_here: int) -> AllToAll:
-    """One for each group and number of experts: making it is a collective of its own."""
-    group = process_group(mesh)
-    key = group.group_name, experts_here * group.size()
-    found = _dispatchers.get(key)
-    if found is None or found.group is not group:
-        found = _dispatchers[key] = AllToAll(group, key[1])
-    return found
-
-
-def _chosen_dispatcher(mesh: Any, dispatcher: Any, weight: Any) -> Any:
-    if mesh is not None and dispatcher is not None:
-        raise ValueError("mesh and dispatcher are both given; give one of them")
-    if dispatcher is not None:
-        if not (hasattr(dispatcher, "dispatch") and hasattr(dispatcher, "combine")):
-            raise TypeError(f"dispatcher is {shown(dispatcher)}; it must have dispatch and combine")
-        return dispatcher
-    if not isinstance(weight, Tensor | QuantizedWeight):
-        raise no_tensor("w_down", weight)
-    if mesh is None:
-        mesh = mesh_of_experts(weight)
-    if mesh is None:
-        raise ValueError(
-            "mesh and dispatcher are None and w_down is no DTensor whose experts are sharded; one of them must say "
-            "which ranks hold the experts"
-        )
-    return dispatcher_for(mesh, local_weight("w_down", weight).size(0))
 
 
 class _Given(NamedTuple):
@@ -95,41 +65,50 @@ class _Given(NamedTuple):
         return bool(self.first or self.second)
 
     @property
+    def trains(self) -> bool:
+        """Whether anything of the experts has a gradient."""
+        _, gate_up, down, _, _, *biases = self.tensors
+        factors = [factor for low in (*self.first, *self.second) for factor in (low.A, low.B)]
+        return any(t is not None and t.requires_grad for t in (gate_up, self.w_up, down, *biases, *factors))
+
+    @property
     def drops(self) -> bool:
         return any(low.dropout > 0.0 for low in (*self.first, *self.second))
 
 
-def _run_rows(given: _Given, sent: Dispatched) -> Tensor:
-    """What the experts make of the received rows, in their order and without the weights."""
-    _, gate_up, down, _, _, first_bias, second_bias = given.tensors
-    options, rows = given.options, sent.rows
-    tf32 = torch_allows_tf32(rows) if options.get("allow_tf32") is None else bool(options["allow_tf32"])
+def _exact_layer(given: _Given) -> tuple[LayerCall, LayerTensors]:
+    """What computes a row for every slot: made, with all that it refuses, before the rows come. Until then it has the
+    tokens and the weights of their slots."""
+    x, gate_up, down, _, router_weights, *biases = given.tensors
+    options = given.options
+    tf32 = torch_allows_tf32(x) if options.get("allow_tf32") is None else bool(options["allow_tf32"])
     stored = stored_weights(
         (gate_up, given.w_up, down), given.parameters, options.get("transposed", False), tf32,
         options.get("accumulate", False),
     )  # fmt: skip
-    routed = Routed(sent.state.m_sizes, sent.state.gather_indices, 1)
-    layer = LayerTensors(rows, *stored[:3], sent.row_weights, first_bias, second_bias)
+    tensors = LayerTensors(x, *stored[:3], router_weights, *biases)
     later = options.get("weight_gradients")
     call = LayerCall("expert_parallel_mlp", given.chosen, *stored[3:], later, weighted=False)
-    if given.adapted:
-        return run_lora_layer(call, routed, layer, given.first, given.second)
-    require_later(call, layer)
-    return run_layer(call, routed, layer)
+    require_later(call, tensors)
+    return call, tensors
 
 
-def _exactly(dispatcher: AllToAll, given: _Given) -> Tensor:
-    """A row for every slot. Sums and gradients have the bits of one process with all tokens: its router weights are
-    multiplied where that process would, on the way home and in the experts' backward."""
-    x, gate_up, down, ids, router_weights, *biases = given.tensors
-    factors = [factor for low in (*given.first, *given.second) for factor in (low.A, low.B)]
-    experts = (gate_up, given.w_up, down, *biases, *factors)
-    trains = any(t is not None and t.requires_grad for t in experts)
+def _exactly(dispatcher: AllToAll, given: _Given, layer: tuple[LayerCall, LayerTensors]) -> Tensor:
+    """Sums and gradients have the bits of one process with all tokens: its router weights are multiplied where that
+    process would, on the way home and in the experts' backward."""
+    x, _, _, ids, router_weights, *_ = given.tensors
+    call, tensors = layer
     records = torch.is_grad_enabled() and (
-        trains or any(t is not None and t.requires_grad for t in (x, router_weights))
+        given.trains or any(t is not None and t.requires_grad for t in (x, router_weights))
     )
-    sent = dispatcher.send(x, ids, router_weights, weights_travel=records, experts_train=trains)
-    return dispatcher.combine_weighted_rows(_run_rows(given, sent), sent, router_weights)
+    sent = dispatcher.send(x, ids, router_weights, weights_travel=records, experts_train=given.trains)
+    routed = Routed(sent.state.m_sizes, sent.state.gather_indices, 1)
+    tensors = tensors._replace(x=sent.rows, weights=sent.row_weights)
+    if given.adapted:
+        rows = run_lora_layer(call, routed, tensors, given.first, given.second)
+    else:
+        rows = run_layer(call, routed, tensors)
+    return dispatcher.combine_weighted_rows(rows, sent, router_weights)
 
 
 def _without_garbage(sent: Dispatched) -> Tensor:
@@ -143,7 +122,11 @@ def _without_garbage(sent: Dispatched) -> Tensor:
 def _by_parts(dispatcher: Dispatcher, given: _Given) -> Tensor:
     """Dispatch, the layer of one GPU, combine: for any dispatcher."""
     x, gate_up, down, ids, router_weights, first_bias, second_bias = given.tensors
-    sent = dispatcher.dispatch(x, ids, router_weights)
+    if isinstance(dispatcher, AllToAll):
+        travel = dispatcher.unique
+        sent = dispatcher.send(x, ids, router_weights, weights_travel=travel, experts_train=given.trains)
+    else:
+        sent = dispatcher.dispatch(x, ids, router_weights)
     sent_ids, capacity = sent.expert_ids, (sent.max_rows, sent.num_tokens, sent.overflow)
     if given.drops:  # their layer knows no capacity
         sent_ids, capacity = _without_garbage(sent), (None, None, None)
@@ -192,21 +175,24 @@ def expert_parallel_mlp(
     over its own tokens, and other parameters' gradients are averaged over the ranks.
 
     Arguments that one rank refuses, and calls that do not fit each other, raise on every rank; not so on a rank that
-    cannot tell its dispatcher: w_down is no tensor, or mesh and dispatcher are both given or both missing.
+    names no group (mesh and dispatcher are both missing and no weight is a DTensor, or what it gives is none of them),
+    nor with a dispatcher that has no `refuse`.
     """
-    chosen = _chosen_dispatcher(mesh, dispatcher, w_down)
+    stacks = w_gate_up if isinstance(w_gate_up, tuple | list) else (w_gate_up,)
+    dispatcher_used = chosen_dispatcher(mesh, dispatcher, (w_down, *stacks), w_down, x)
     try:
-        given = _checked(x, w_gate_up, w_down, expert_ids, router_weights, activation, options, chosen)
+        if mesh is not None and dispatcher is not None:
+            raise ValueError("mesh and dispatcher are both given; give one of them")
+        given = _checked(x, w_gate_up, w_down, expert_ids, router_weights, activation, options, dispatcher_used)
         given = _with_adapters(given, gate_up, down, gradient_scale)
+        exact = isinstance(dispatcher_used, AllToAll) and not dispatcher_used.unique and not given.drops
+        layer = _exact_layer(given) if exact else None
     except Exception as error:
-        if hasattr(chosen, "refuse"):  # the others are waiting
-            chosen.refuse(error, x)
+        if hasattr(dispatcher_used, "refuse"):  # the others are waiting
+            dispatcher_used.refuse(error, x)
         raise
-    if gradient_scale is not None:
-        given = _scaled(given, gradient_scale)
     try:
-        exact = isinstance(chosen, AllToAll) and not chosen.unique and not given.drops
-        out = _exactly(chosen, given) if exact else _by_parts(chosen, given)
+        out = _by_parts(dispatcher_used, given) if layer is None else _exactly(dispatcher_used, given, layer)
     except RuntimeError as error:
         raise explain(error, given.tensors._asdict()) from None
     return out.view(x.shape)
@@ -233,9 +219,13 @@ def _with_adapters(given: _Given, gate_up: Adapters, down: Adapters, gradient_sc
         raise ValueError(
             "adapters are given; with them w_gate_up is one tensor, without accumulate or weight_gradients"
         )
-    if gradient_scale is not None and added:
+    given = given._replace(first=first, second=second)
+    if gradient_scale is None:
+        return given
+    require_number("gradient_scale", gradient_scale)
+    if added:
         raise ValueError("gradient_scale is given; what goes to main_grad or is computed later is not scaled")
-    return given._replace(first=first, second=second)
+    return _scaled(given, gradient_scale)
 
 
 def _checked(

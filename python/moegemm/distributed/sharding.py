@@ -8,6 +8,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn import Module, Parameter
 
 from moegemm.lora import LoraAdapter
+from moegemm.quantized.weight import QuantizedWeight
 
 EXPERT_PARAMETERS = ("gate_up_proj", "up_proj", "down_proj")
 
@@ -16,9 +17,10 @@ def _found(module: Module, names: Sequence[str]) -> Iterator[tuple[str, Module, 
     """Path, owner, name and parameter of each stack of experts, and of the bias that goes with it."""
     wanted = {*names, *(f"{name}_bias" for name in names)}
     for path, owner in module.named_modules():
-        adapter = isinstance(owner, LoraAdapter)
+        quantised = isinstance(owner, QuantizedWeight) and path.rpartition(".")[2] in wanted
+        whole = quantised or isinstance(owner, LoraAdapter)
         for name, parameter in list(owner.named_parameters(recurse=False, remove_duplicate=False)):
-            if adapter or (name in wanted and parameter.dim() >= 2):
+            if whole or (name in wanted and parameter.dim() >= 2):
                 yield f"{path}.{name}" if path else name, owner, name, parameter
 
 
@@ -34,10 +36,10 @@ def shard_experts(module: Module, mesh: DeviceMesh, parameters: Sequence[str] = 
     """Leaves each rank its share of the experts: parameters become DTensors with Shard(0) of the whole ones.
 
     module: one that owns stacks of experts, or a model that has such modules somewhere. Names and layouts stay, so that
-    state dicts have the same keys and shapes as before. Parameters called `parameters`, those with `_bias` appended,
-    and A and B of every LoraAdapter are sharded. mesh: one dimension, the ranks of `expert_parallel_mlp`. Every rank
-    keeps its part of what it had: ranks that start from other values give no whole tensor that any of them had. Nothing
-    is communicated; parameters on the meta device stay there.
+    state dicts have the same keys and shapes as before. Parameters and QuantizedWeights called `parameters`, those with
+    `_bias` appended, and A and B of every LoraAdapter are sharded. mesh: one dimension, the ranks of
+    `expert_parallel_mlp`. Every rank keeps its part of what it had: ranks that start from other values give no whole
+    tensor that any of them had. Nothing is communicated; parameters on the meta device stay there.
 
     FSDP comes after it, with another dimension of the same mesh.
     """

@@ -3,6 +3,7 @@ memory, which never reach it, can get wrong is refused here, in its words."""
 
 import math
 import os
+from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 import torch
@@ -74,6 +75,13 @@ def require_probability(name: str, value: object) -> None:
         raise TypeError(f"{name} is {shown(value)} of type {type(value).__name__}; a number is accepted")
     if not 0.0 <= value < 1.0:
         raise ValueError(f"{name} is {value}; it must be in [0, 1)")
+
+
+def require_dtype(name: str, tensor: Tensor, accepted: Sequence[torch.dtype]) -> None:
+    if tensor.dtype not in accepted:
+        names = ", ".join(map(str, accepted))
+        rule = f"{names} is accepted" if len(accepted) == 1 else f"accepted are {names}"
+        raise TypeError(f"{name} has dtype {tensor.dtype}; {rule}")
 
 
 def require_same_dtype(name: str, tensor: Tensor, lead_name: str, lead: Tensor) -> None:

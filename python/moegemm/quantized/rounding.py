@@ -16,7 +16,7 @@ from torch import Tensor
 
 from moegemm.formats import FORMATS
 from moegemm.operators.errors import shown
-from moegemm.operators.rules import require_tensor
+from moegemm.operators.rules import require_dtype, require_tensor
 from moegemm.quantized.weight import (
     FLOAT_SCALES,
     FP8_BLOCK,
@@ -27,7 +27,6 @@ from moegemm.quantized.weight import (
     NF4_BLOCKS,
     QuantizedWeight,
     is_fp8_block,
-    require_dtype,
     require_one_of,
 )
 
@@ -77,9 +76,10 @@ def _mxfp4(w: Tensor, rounding: str) -> tuple[Tensor, Tensor]:
         # The exponent as fp32 stores it, with e8m0's own bias.
         biased = (largest.view(torch.int32) >> 23) - E2M1_LARGEST_EXPONENT
     else:
-        mantissa, exponent = torch.frexp(largest / E2M1_LARGEST)  # [0.5, 1) * 2^exponent
+        least = largest / E2M1_LARGEST
+        mantissa, exponent = torch.frexp(least)  # [0.5, 1) * 2^exponent; of 0 and of infinity the exponent is 0
         biased = exponent - (mantissa == 0.5).int() + 127
-        biased = torch.where(largest == 0, 0, biased)
+        biased = torch.where(least == 0, 0, torch.where(torch.isinf(least), 254, biased))
     biased = biased.clamp(0, 254)
     # In two steps: 2^127 over 2^-127 is no fp32 number.
     half = (127 - biased) // 2

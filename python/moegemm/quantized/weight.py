@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from moegemm.formats import FORMATS
-from moegemm.operators.errors import shown
+from moegemm.operators.errors import explain, shown
 from moegemm.operators.loading import ops
 from moegemm.operators.packed import REFUSED_GRADIENT, Packed, format_of
-from moegemm.operators.rules import require_tensor
-from moegemm.sharded import PLAIN_TENSORS, local_weight
+from moegemm.operators.rules import is_integer, require_dtype, require_tensor
+from moegemm.sharded import PLAIN_TENSORS, local_weight, mesh_of_experts
 
 _dequantize: Callable[..., Tensor] = ops.dequantize.default
 
@@ -32,13 +32,6 @@ def _require(condition: bool, message: str) -> None:
 def _require_tensors(**given: object) -> None:
     for name, value in given.items():
         require_tensor(name, value)
-
-
-def require_dtype(name: str, tensor: Tensor, accepted: Sequence[torch.dtype]) -> None:
-    if tensor.dtype not in accepted:
-        names = ", ".join(map(str, accepted))
-        rule = f"{names} is accepted" if len(accepted) == 1 else f"accepted are {names}"
-        raise TypeError(f"{name} has dtype {tensor.dtype}; {rule}")
 
 
 def _require_shape(name: str, tensor: Tensor, shape: Sequence[int], meaning: str) -> None:
@@ -248,7 +241,10 @@ class QuantizedWeight(nn.Module):
         """The weights [E, N, K] that it stands for: value times scale in fp32, rounded once to bf16, fp16 or fp32."""
         if dtype not in FORMATS:
             raise TypeError(f"dtype is {shown(dtype)}; accepted are {', '.join(map(str, FORMATS))}")
-        return _dequantize(self.values, self.scales, self.word, dtype)
+        try:
+            return _dequantize(self.values, self.scales, self.word, dtype)
+        except RuntimeError as error:
+            raise explain(error, {"values": self.values, "scales": self.scales}) from None
 
     def requires_grad_(self, requires_grad: bool = True) -> "QuantizedWeight":
         if requires_grad:
@@ -343,9 +339,7 @@ def _expanded_absmax(codes: Tensor, nested: Any, across_experts: bool | None) ->
     _require_tensors(**{"nested[0]": absmax, "nested[1]": code})
     require_dtype("absmax", codes, (torch.uint8,))
     _require(code.numel() == 256, f"nested[1] is {list(code.shape)}; a code of 256 numbers is accepted")
-    _require(
-        isinstance(blocksize, int) and blocksize > 0, f"nested[3] is {shown(blocksize)}; a positive number is accepted"
-    )
+    _require(is_integer(blocksize) and blocksize > 0, f"nested[3] is {shown(blocksize)}; a positive number is accepted")
     experts, count = codes.shape
     across = _runs_across(absmax, experts, count, blocksize, across_experts)
     shift = torch.as_tensor(offset, dtype=torch.float32, device=codes.device).reshape(-1, 1)
@@ -370,9 +364,11 @@ def expand_absmax(
 
 
 def packed_of(name: str, w: Any) -> Any:
-    """A QuantizedWeight as the products take it; anything else as it is. Refuses one that is asked for a gradient."""
+    """A QuantizedWeight as the products take it, of DTensors this rank's part; anything else as it is. Refuses one that
+    is asked for a gradient."""
     if isinstance(w, QuantizedWeight):
-        w = w.packed()
+        values, scales = local_weight(name, w.values), local_weight(f"{name}.scales", w.scales)
+        w = Packed(values, scales, w.word)
     elif not isinstance(w, Packed):
         return w
     if torch.is_grad_enabled() and (w.values.requires_grad or w.scales.requires_grad):
@@ -393,3 +389,8 @@ def weight_of(name: str, w: Any) -> Any:
         return w
     w = packed_of(name, w)
     return w if type(w) is Packed else local_weight(name, w)
+
+
+def mesh_of(w: Any) -> Any:
+    """The mesh over which the experts of W are spread, one dimension of it; None where they are not."""
+    return mesh_of_experts(w.values if isinstance(w, QuantizedWeight) else w)

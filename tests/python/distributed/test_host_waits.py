@@ -72,6 +72,20 @@ def test_a_call_with_room_compiles_into_one_graph(ranks):
     assert ranks(2).run(compiled, {"rows_per_peer": 64}) == [True, True]
 
 
+def compiled_at_once() -> bool:
+    """The first call of a group, which makes its dispatcher."""
+    layer = build(BY_NAME["random"], dist.get_world_size(), torch.float32)
+    mine, experts = layer.tokens_of(dist.get_rank()), layer.experts_of(dist.get_rank())
+    group = dist.new_group()
+    call = torch.compile(lambda *tensors: expert_parallel_mlp(*tensors, mesh=group), backend="aot_eager")
+    own = layer.x[mine], layer.w_gate_up[experts], layer.w_down[experts], layer.ids[mine], layer.router_weights[mine]
+    return torch.equal(call(*own), expert_parallel_mlp(*own, mesh=group))
+
+
+def test_the_first_call_of_a_group_may_be_compiled(ranks):
+    assert ranks(2).run(compiled_at_once) == [True, True]
+
+
 def on_one_gpu(names: list[str], dtype: str, of_dispatcher: dict) -> dict[str, list[str]]:
     torch.cuda.set_device(0)
     return all_differences(names, dtype, "cuda", of_dispatcher)

@@ -366,3 +366,10 @@ def checkpointed(keep: str | None) -> list[str]:
 @pytest.mark.parametrize("keep", [None, "products", "routing"])
 def test_activations_that_are_computed_again_have_the_same_bits(ranks, keep):
     assert ranks(2).run(checkpointed, keep) == [[], []]
+
+
+def test_one_parameter_is_clipped_as_a_list_of_it():
+    parameter = nn.Parameter(torch.zeros(4))
+    parameter.grad = torch.full((4,), 3.0)
+    assert clip_grad_norm_(parameter, 1.5) == 6.0
+    torch.testing.assert_close(parameter.grad, torch.full((4,), 0.75))

@@ -419,6 +419,11 @@ def test_a_product_may_be_the_first_thing_that_a_backward_thread_runs():
         ({"activation": ["swiglu"]}, ValueError, r"activation is \['swiglu'\]; accepted are"),
         ({"limit": -1.0}, ValueError, "limit is -1"),
         ({"activation": "geglu", "alpha": 2.0}, ValueError, "alpha is 2.0"),
+        (
+            {"activation": "silu", "up_offset": 1.0},
+            ValueError,
+            "up_offset is 1.0 with activation 'silu', which has no up",
+        ),
     ],
 )
 def test_refusals_name_the_argument(changes, error, message):
