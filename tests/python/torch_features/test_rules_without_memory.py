@@ -188,7 +188,7 @@ def test_the_same_outcome_as_with_memory(name, kind):
 def test_tracing_refuses_what_the_call_would(dynamic):
     compiled = torch.compile(lambda *tensors: ops.dx(*tensors), fullgraph=True, dynamic=dynamic, backend="eager")
     assert compiled(floats(M, N), W, ints(E)).shape == (M, K)
-    with pytest.raises(RuntimeError, match="W is fp32.4, 6, 8.* one matrix for each of the E = 3 entries of m_sizes"):
+    with pytest.raises(RuntimeError, match=r"W is fp32.4, 6, 8.* one matrix for each of the E = 3 entries of m_sizes"):
         compiled(floats(M, N), floats(E + 1, N, K), ints(E))
     with pytest.raises(RuntimeError, match="its last dimension must be N = 6 as in W"):
         compiled(floats(M, N + 1), W, ints(E))
