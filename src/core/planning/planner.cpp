@@ -10,6 +10,11 @@
 #include "core/types/hashing.h"
 
 namespace moegemm {
+namespace {
+
+[[maybe_unused]] const bool kForksSurvived = survive_forks();  // when the library is loaded
+
+}  // namespace
 
 std::size_t Planner::KeyHash::operator()(const KeyView& key) const {
   const auto& [problem, backend, config, measurements, workspace] = key;
@@ -38,7 +43,10 @@ Planned Planner::plan(const Problem& problem, const std::optional<BackendKind>& 
     const auto found = cache_.find(key);
     if (found != cache_.end()) return found->second;
   }
-  Planned planned = lower(problem, {backend, config, autotune, workspace}, backends_, tuned_);
+  const Planned planned = [&] {
+    const std::shared_lock planning(planning_);
+    return lower(problem, {backend, config, autotune, workspace}, backends_, tuned_);
+  }();
   std::unique_lock lock(mutex_);
   if (cache_.size() >= kMaxCachedPlans) cache_.clear();
   cache_.insert_or_assign(Key(key), planned);
@@ -50,9 +58,15 @@ std::size_t Planner::cached_plans() const {
   return cache_.size();
 }
 
+void Planner::release() {
+  mutex_.unlock();
+  planning_.unlock();
+}
+
 void Planner::release_in_child() {
   // The thread has another id than in the parent, so that it may not unlock what it has locked.
   new (&mutex_) std::shared_mutex;
+  new (&planning_) std::shared_mutex;
 }
 
 void Planner::forget_plans() {
@@ -61,8 +75,6 @@ void Planner::forget_plans() {
 }
 
 Planner& process_planner() {
-  static const bool forks_survived = (survive_forks(), true);
-  static_cast<void>(forks_survived);
   static Planner planner(
       all_backends(),
       [](const Problem& problem, const Backend& backend) {

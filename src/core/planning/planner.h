@@ -36,9 +36,12 @@ class Planner {
                WorkspaceUse workspace = WorkspaceUse::kFree);
 
   std::size_t cached_plans() const;
-  /// Around a fork: nobody else changes or reads the plans.
+  /// Around a fork: nobody else is making a plan, which may be the first use of something that is
+  /// then initialised.
+  void stop_planning() { planning_.lock(); }
+  /// And nobody changes or reads the plans.
   void hold() { mutex_.lock(); }
-  void release() { mutex_.unlock(); }
+  void release();
   void release_in_child();
   /// Something was measured or forgotten: what was planned before may not hold any more.
   void forget_plans();
@@ -59,6 +62,7 @@ class Planner {
   std::span<const Backend* const> backends_;
   TunedKernel tuned_;
   Measurements measurements_;
+  std::shared_mutex planning_;  ///< shared by all who make plans
   mutable std::shared_mutex mutex_;
   std::unordered_map<Key, Planned, KeyHash, std::equal_to<>> cache_;
 };

@@ -2,8 +2,6 @@
 
 #include <pthread.h>
 
-#include <mutex>
-
 #include "core/planning/planner.h"
 #include "core/process/warning.h"
 #include "core/tuning/cache/store.h"
@@ -12,8 +10,10 @@
 namespace moegemm {
 namespace {
 
-// In the order in which calls nest them: a store warns while it is locked.
+// In the order in which calls nest them: who makes a plan reads a store, which warns while it is
+// locked.
 void before_fork() {
+  process_planner().stop_planning();
   hold_tuning_stores();
   process_planner().hold();
   hold_warnings();
@@ -35,9 +35,6 @@ void in_child() {
 
 }  // namespace
 
-void survive_forks() {
-  static std::once_flag registered;
-  std::call_once(registered, [] { pthread_atfork(before_fork, in_parent, in_child); });
-}
+bool survive_forks() { return pthread_atfork(before_fork, in_parent, in_child) == 0; }
 
 }  // namespace moegemm

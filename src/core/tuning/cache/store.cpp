@@ -3,7 +3,6 @@
 #include <list>
 #include <stdexcept>
 
-#include "core/process/fork.h"
 #include "core/process/warning.h"
 #include "core/refusal.h"
 
@@ -115,7 +114,7 @@ struct Stores {
 
   static Stores& of_process() {
     // Never destroyed: other threads may still plan while the process exits.
-    static auto* stores = (survive_forks(), new Stores);
+    static auto* stores = new Stores;
     return *stores;
   }
 };
