@@ -43,7 +43,7 @@ Planned Planner::plan(const Problem& problem, const std::optional<BackendKind>& 
     const auto found = cache_.find(key);
     if (found != cache_.end()) return found->second;
   }
-  const Planned planned = [&] {
+  Planned planned = [&] {
     const std::shared_lock planning(planning_);
     return lower(problem, {backend, config, autotune, workspace}, backends_, tuned_);
   }();
